@@ -1,0 +1,124 @@
+"""Checkpoint: opened and read-only.
+
+A checkpoint has a URI, a Detection, a Manifest and a way to its bytes. Opening reads metadata only. Nothing in
+it is ever unpickled, and the source is never changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from wherry import dtypes
+from wherry.errors import NotFoundError, UsageError
+from wherry.keypath import KeyPath, parse, render
+from wherry.tensorspec import Region, TensorSpec, checked_region
+
+if TYPE_CHECKING:
+    import os
+    from types import TracebackType
+
+    import numpy as np
+
+    from wherry.detection import Detection
+    from wherry.format import Opened, Reader
+    from wherry.manifest import Manifest
+
+
+class Checkpoint:
+    """One opened checkpoint; close it, or use it in a `with` statement.
+
+    Attributes:
+        detection: what it is and why.
+        manifest: what it holds.
+        reader: the format's reader; the mover's way to the bytes.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self.detection: Detection = opened.detection
+        self.manifest: Manifest = opened.manifest
+        self.reader: Reader = opened.reader
+
+    @property
+    def uri(self) -> str:
+        """Where it lies."""
+        return self.detection.uri
+
+    def spec(self, path: KeyPath | str) -> TensorSpec:
+        """The TensorSpec of a key path, given as a tuple or printed.
+
+        Raises:
+            NotFoundError: there is no such tensor.
+        """
+        key = parse(path) if isinstance(path, str) else tuple(path)
+        if key not in self.manifest.tensors:
+            raise NotFoundError(
+                "no such tensor", uri=self.uri, path=render(key), cure="`wherry inspect` lists all key paths"
+            )
+        return self.manifest.tensors[key]
+
+    def read(self, path: KeyPath | str, region: Region | None = None) -> np.ndarray:
+        """Elements of a tensor.
+
+        Args:
+            path: key path, as a tuple or printed.
+            region: one step-1 slice per dimension; all of it by default.
+
+        Returns:
+            A new C-order little-endian array of the region's shape (an ml_dtypes dtype where needed).
+
+        Raises:
+            NotFoundError: there is no such tensor.
+            UsageError: the region does not fit, or numpy cannot hold the dtype (use `read_bytes`).
+            DamagedError: bytes are missing or contradict themselves.
+        """
+        spec = self.spec(path)
+        if dtypes.opaque(spec.dtype):
+            raise UsageError(f"numpy cannot hold {spec.dtype}", path=spec.name, cure="use read_bytes")
+        return self.reader.read(spec, checked_region(spec, region))
+
+    def read_bytes(self, path: KeyPath | str) -> bytes:
+        """Canonical bytes of a whole tensor; the only way to dtypes that numpy cannot hold."""
+        spec = self.spec(path)
+        if dtypes.opaque(spec.dtype):
+            return self.reader.read_bytes(spec)
+        return self.reader.read(spec, spec.whole).tobytes()
+
+    def close(self) -> None:
+        """Release what the reader holds."""
+        self.reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_checkpoint(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+) -> Checkpoint:
+    """Open a checkpoint; `wherry.open`.
+
+    Args:
+        uri: a checkpoint, a step folder, or a run folder (the newest complete step is taken).
+        format: decides where detection would not; a name or alias.
+        step: which step of a run.
+        item: which item of a step.
+
+    Raises:
+        NotFoundError, NotACheckpointError, UnsupportedError, AmbiguousError: it is not one checkpoint.
+        DamagedError: metadata is missing or contradicts itself. Missing chunks do not stop opening; `absent`
+            of the reader and `verify` name them.
+        HostileError: it tries to reach outside its folder or to run code.
+    """
+    from wherry.detect import resolve  # detect opens checkpoints too
+    from wherry.registry import find_format
+
+    location, detection = resolve(uri, format=format, step=step, item=item)
+    return Checkpoint(find_format(detection.format).open(location, detection))

@@ -1,0 +1,306 @@
+"""The command line: the same verbs and option names as the library, with `--json` and documented exit codes.
+
+It stands on the roof and may use every room, but imports a verb only when that verb is called, so that
+`wherry --help` costs next to nothing and `wherry convert` never imports prefect or mlflow.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from wherry import __version__
+from wherry.errors import InterruptedRunError, UsageError, WherryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+EXIT_CODES = """\b
+Exit codes: 0 done · 2 usage · 3 not found · 4 not a checkpoint, unsupported or ambiguous
+5 incomplete or corrupt · 6 hostile · 7 cannot be represented, or something unmatched
+8 the target exists or is in use · 9 intact data differs from what was expected
+10 storage failed · 11 a needed extra is not installed · 130 interrupted"""
+_VERDICT_CODES = {
+    "ok": 0,
+    "incomplete": 5,
+    "corrupt": 5,
+    "malicious": 6,
+    "not-a-checkpoint": 4,
+    "unsupported": 4,
+}
+
+as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
+memory = click.option("--memory", default="128MiB", show_default=True, help="Budget for bytes in flight.")
+quiet = click.option("--quiet", is_flag=True, help="No progress bar.")
+
+
+def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that say which checkpoint of a run or step is meant."""
+    for option in (
+        click.option("--item", metavar="NAME", help="Item of the step."),
+        click.option("--step", type=int, help="Step of the run; the newest complete one by default."),
+        click.option(
+            "--from", "format", metavar="FORMAT", help="Source format, where detection would not decide so."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def conversion(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Arguments and options that `plan` and `convert` share."""
+    for option in (
+        click.option("--verify", type=click.Choice(["digest", "none"]), default="digest", show_default=True,
+                     help="Read the target back before the commit."),
+        click.option("--ignore", metavar="RULES", default="",
+                     help="Leave behind by name what the target cannot hold: values, empties, companions."),
+        click.option("--only", type=click.Choice(["params"]), help="Carry the parameters alone."),
+        memory,
+        click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
+                     help="Option of the target format; `wherry formats NAME` lists them."),
+        click.option("--to", required=True, metavar="FORMAT", help="Target format."),
+        click.argument("target"),
+        click.argument("source"),
+    ):  # fmt: skip
+        function = option(function)
+    return chosen(function)
+
+
+@click.group(
+    epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="wherry")
+def cli() -> None:
+    """Carry model checkpoints from one training system to another and prove that nothing was lost."""
+
+
+@cli.command()
+@click.argument("root")
+@as_json
+def discover(root: str, json_: bool) -> None:
+    """Find the checkpoints below ROOT."""
+    from wherry import console
+    from wherry.discover import Skipped, discover
+
+    skipped: list[Skipped] = []
+    console.show_found(discover(root, on_skip=skipped.append), skipped, json_=json_)
+
+
+@cli.command()
+@click.argument("uri")
+@chosen
+@as_json
+def detect(uri: str, json_: bool, **which: Any) -> None:
+    """Say what lies at URI, and why."""
+    from wherry import console
+    from wherry.detect import detect
+
+    found = detect(uri, **which)
+    console.show_detection(found, json_=json_)
+    sys.exit(_VERDICT_CODES[found.verdict])
+
+
+@cli.command()
+@click.argument("uri")
+@click.option("--sha256", is_flag=True, help="Hash each tensor's canonical bytes as a whole.")
+@click.option("--digest", is_flag=True, help="Compute the tensor digests.")
+@memory
+@quiet
+@chosen
+@as_json
+def inspect(uri: str, json_: bool, quiet: bool, **arguments: Any) -> None:
+    """List what the checkpoint at URI holds."""
+    from wherry import console
+    from wherry.inspect import inspect
+
+    with console.bar(quiet=quiet or json_) as progress:
+        inspection = inspect(uri, progress=progress, **arguments)
+    console.show_inspection(inspection, json_=json_)
+
+
+@cli.command()
+@conversion
+@as_json
+def plan(
+    source: str, target: str, settings: Sequence[str], ignore: str, json_: bool, **arguments: Any
+) -> None:
+    """Say what converting SOURCE to TARGET would do; write nothing."""
+    from wherry import console
+    from wherry.plan import plan
+
+    found = plan(source, target, options=_settings(settings), ignore=_rules(ignore), **arguments)
+    console.show_plan(found, json_=json_)
+
+
+@cli.command()
+@conversion
+@click.option("--if-exists", type=click.Choice(["fail", "skip"]), default="fail", show_default=True,
+              help="For a target that is not the result of this same conversion.")  # fmt: skip
+@click.option(
+    "--into", is_flag=True, help="TARGET is a run: make the step folder inside it by its naming rule."
+)
+@click.option("--as-step", type=int, help="Step to write, where the source states none.")
+@click.option("--meta", multiple=True, metavar="KEY=VALUE", help="Keep with the checkpoint, in its manifest.")
+@click.option("--no-lineage", is_flag=True, help="Do not record the conversion in the ledger.")
+@click.option("--dry-run", is_flag=True, help="The same as `wherry plan`.")
+@quiet
+@as_json
+def convert(
+    source: str, target: str, settings: Sequence[str], ignore: str, meta: Sequence[str], json_: bool, quiet: bool,
+    dry_run: bool, no_lineage: bool, into: bool, as_step: int | None, if_exists: str, **arguments: Any,
+) -> None:  # fmt: skip
+    """Convert SOURCE to TARGET, verify the result, commit it in one step and record the lineage."""
+    from wherry import console
+
+    common: dict[str, Any] = {"options": _settings(settings), "ignore": _rules(ignore), **arguments}
+    if dry_run:
+        from wherry.plan import plan
+
+        console.show_plan(plan(source, target, **common), json_=json_)
+        return
+    from wherry.convert import convert
+
+    signal.signal(signal.SIGTERM, _stop)
+    with console.bar(quiet=quiet or json_) as progress:
+        receipt = convert(
+            source, target, into=into, as_step=as_step, if_exists=if_exists, lineage=not no_lineage, meta=_settings(meta),
+            progress=progress, **common,
+        )  # fmt: skip
+    console.show_receipt(receipt, json_=json_)
+
+
+@cli.command()
+@click.argument("uri")
+@click.option("--level", default="present", show_default=True, type=click.Choice(["structure", "present", "digest"]),
+              help="How far to look; each level includes those before it.")  # fmt: skip
+@click.option("--against", metavar="URI", help="Another checkpoint whose tensors it must equal.")
+@memory
+@quiet
+@chosen
+@as_json
+def verify(uri: str, json_: bool, quiet: bool, **arguments: Any) -> None:
+    """Say whether the checkpoint at URI is whole and holds what was recorded."""
+    from wherry import console
+    from wherry.verify import verify
+
+    with console.bar(quiet=quiet or json_) as progress:
+        verification = verify(uri, progress=progress, **arguments)
+    console.show_verification(verification, json_=json_)
+    sys.exit(verification.exit_code)
+
+
+@cli.command()
+@click.argument("uri")
+@click.option("--name", required=True, help="Registered model.")
+@click.option("--alias", help="Alias to set on the version.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag of the version.")
+@click.option("--tracking-uri", help="MLflow tracking store; embedded SQLite by default.")
+@click.option("--registry-uri", help="MLflow registry; the tracking store by default.")
+@as_json
+def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> None:
+    """Register the checkpoint at URI in MLflow by reference; no bytes are copied."""
+    from wherry import console
+    from wherry.register import register
+
+    console.show_registration(register(uri, tags=_settings(tags), **arguments), json_=json_)
+
+
+@cli.group()
+def lineage() -> None:
+    """Ask where a checkpoint came from and what was made of it."""
+
+
+@lineage.command("show")
+@click.argument("uri")
+@as_json
+def lineage_show(uri: str, json_: bool) -> None:
+    """Print the tree up and down from URI (a URI or a checkpoint digest)."""
+    from wherry import console
+    from wherry.lineage import show
+
+    console.show_lineage(show(uri), json_=json_)
+
+
+@cli.command()
+@click.argument("name", required=False)
+@as_json
+def formats(name: str | None, json_: bool) -> None:
+    """List the formats, or what the format NAME holds and which options it takes."""
+    from wherry import console
+    from wherry.registry import find_format, formats
+
+    if name is None:
+        console.show_formats(list(formats().values()), json_=json_)
+    else:
+        console.show_format(find_format(name), json_=json_)
+
+
+@cli.command()
+@click.argument("root")
+@click.option("--dry-run", is_flag=True, help="Only list.")
+@as_json
+def clean(root: str, dry_run: bool, json_: bool) -> None:
+    """Remove what killed conversions left below ROOT."""
+    from wherry import console
+    from wherry.clean import clean
+
+    console.show_cleaned(clean(root, dry_run=dry_run), dry_run=dry_run, json_=json_)
+
+
+@cli.command()
+@as_json
+def doctor(json_: bool) -> None:
+    """Say what is installed, reachable and writable."""
+    from wherry import console
+    from wherry.doctor import diagnose
+
+    sys.exit(console.show_findings(diagnose(), json_=json_))
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line; errors become one message and an exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(cli.main(words, prog_name="wherry", standalone_mode=False) or 0)
+    except WherryError as error:
+        _fail(error, words)
+    except click.ClickException as error:
+        _fail(UsageError(error.format_message(), cure="see `wherry --help`"), words)
+    except (KeyboardInterrupt, click.Abort):
+        _fail(
+            InterruptedRunError(
+                "interrupted; nothing was left at the target", cure="run the same command again"
+            ),
+            words,
+        )
+
+
+def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
+    if "--json" in words:
+        import json
+
+        click.echo(json.dumps(error.to_json()))
+    click.echo(f"error: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _stop(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _settings(pairs: Sequence[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"not NAME=VALUE: {pair!r}")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _rules(text: str) -> tuple[str, ...]:
+    return tuple(rule.strip() for rule in text.split(",") if rule.strip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""detect: what lies at a URI, with the evidence, from metadata only.
+
+Every format of the registry looks at names and first bytes; the most specific one wins. Then the checkpoint's
+metadata is opened and every expected chunk is looked for, so that the verdict says whether it is whole. A run
+folder stands for its newest complete step; what was passed over is said in the evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, cast
+
+from wherry.detection import Detection, Evidence, Verdict
+from wherry.errors import (
+    AmbiguousError,
+    IncompleteError,
+    NotACheckpointError,
+    NotFoundError,
+    UnsupportedError,
+    WherryError,
+)
+from wherry.format import Absent, Glimpse
+from wherry.keypath import render
+from wherry.registry import find_format, formats
+from wherry.staging import is_staging
+from wherry.steps import Step, step_number, steps_among
+from wherry.store import Location, locate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from wherry.format import Format, Reader
+
+# Folders that training systems put between a run and its steps.
+_STEP_ROOTS = ("checkpoints", "checkpoint")
+
+
+def detect(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+) -> Detection:
+    """Say what lies at a URI.
+
+    Args:
+        uri: a checkpoint, a step folder or a run folder.
+        format: decides where detection would not.
+        step: which step of a run.
+        item: which item of a step.
+
+    Returns:
+        The detection; damaged, hostile and unknown things are verdicts here, not errors.
+
+    Raises:
+        NotFoundError: nothing is there, or the run has no such step.
+        StorageError: the storage failed.
+    """
+    try:
+        location, found = resolve(uri, format=format, step=step, item=item)
+    except (NotFoundError, OSError):
+        raise
+    except WherryError as error:
+        return Detection(uri=error.uri or str(uri), format="none", verdict=_verdict(error), reason=error.what)
+    return examine(location, found)
+
+
+def resolve(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+) -> tuple[Location, Detection]:
+    """Find the one checkpoint that a URI means, by names and first bytes only.
+
+    Raises:
+        NotFoundError: nothing is there, or there is no such step or item.
+        NotACheckpointError: no format claims it.
+        AmbiguousError: several formats or items claim it equally.
+        IncompleteError: it is a staging folder, or an empty step folder.
+    """
+    location = _existing(locate(uri))
+    if is_staging(location.name):
+        raise IncompleteError(
+            "staging area of a conversion that has not finished",
+            uri=location.uri,
+            cure="run it again, or wherry clean",
+        )
+    rows = formats() if format is None else {format: find_format(format)}
+    if step is not None and step_number(location.name, any_prefix=True) != step:
+        location = _step_folder(location, step)
+    if item is not None:
+        location = _existing(location.join(item))
+    found = look(Glimpse(location), rows) or _in_run(location, rows)
+    if found is None:
+        raise _nothing(location, format)
+    return locate(found.uri), found
+
+
+def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
+    """The most specific detection of a location itself, or None.
+
+    Raises:
+        AmbiguousError: two formats claim it and neither refines the other.
+    """
+    claims = {name: claim for name, row in rows.items() if (claim := row.detect(glimpse)) is not None}
+    if not claims:
+        return None
+    refined = {base for name in claims for base in _bases(name, rows)}
+    winners = [name for name in claims if name not in refined]
+    if len(winners) > 1:
+        raise AmbiguousError(
+            f"this could be {' or '.join(winners)}",
+            uri=glimpse.location.uri,
+            cure=f"say which with --from {winners[0]}",
+        )
+    rest = tuple(name for name in claims if name != winners[0])
+    return replace(claims[winners[0]], also=rest)
+
+
+def examine(location: Location, found: Detection) -> Detection:
+    """Open the metadata of a detected checkpoint and look for every chunk; the verdict says what came of it."""
+    if found.verdict != "ok":
+        return found
+    try:
+        opened = find_format(found.format).open(location, found)
+    except OSError:
+        raise
+    except WherryError as error:
+        return replace(found, verdict=_verdict(error), reason=error.what)
+    try:
+        reason = absence(opened.reader)
+    finally:
+        opened.reader.close()
+    detection = replace(opened.detection, also=found.also)
+    return replace(detection, verdict="incomplete", reason=reason) if reason else detection
+
+
+def absence(reader: Reader, shown: int = 3) -> str | None:
+    """One sentence about the chunks that are not there; None when all are."""
+    absent = list(reader.absent())
+    if not absent:
+        return None
+    first = ", ".join(describe_absent(piece) for piece in islice(absent, shown))
+    more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
+    return f"{len(absent)} expected chunks are missing: {first}{more}"
+
+
+def describe_absent(piece: Absent) -> str:
+    """A missing chunk in words."""
+    return f"chunk {piece.chunk} of {render(piece.path)} ({piece.reason})"
+
+
+def _bases(name: str, rows: Mapping[str, Format]) -> set[str]:
+    direct = rows[name].refines
+    return {*direct, *(base for parent in direct if parent in rows for base in _bases(parent, rows))}
+
+
+def _in_run(location: Location, rows: Mapping[str, Format]) -> Detection | None:
+    """The newest complete step below a run folder."""
+    for root in (location, *(location.join(name) for name in _STEP_ROOTS)):
+        glimpse = Glimpse(root)
+        steps = steps_among([name for name, entry in glimpse.entries.items() if entry.is_dir])
+        found = _newest_complete(root, steps, rows)
+        if found is not None:
+            return found
+    return _empty_step(location, rows)
+
+
+def _newest_complete(root: Location, steps: list[Step], rows: Mapping[str, Format]) -> Detection | None:
+    passed: list[Evidence] = []
+    newest: Detection | None = None
+    for step in steps:
+        claim = look(Glimpse(root.join(step.name)), rows)
+        if claim is None:
+            passed.append(Evidence(step.name, "passed over: no checkpoint in it"))
+            continue
+        found = examine(locate(claim.uri), claim)
+        if found.verdict == "ok":
+            chosen = Evidence(step.name, f"newest complete of {len(steps)} steps")
+            return replace(claim, evidence=(chosen, *passed, *claim.evidence))
+        newest = newest or found
+        passed.append(Evidence(step.name, f"passed over: {found.verdict}: {found.reason}"))
+    return newest and newest.seen(*passed)
+
+
+def _empty_step(location: Location, rows: Mapping[str, Format]) -> Detection | None:
+    """An empty step folder beside other steps: Orbax itself lists it as a step."""
+    number = step_number(location.name, any_prefix=True)
+    if number is None or Glimpse(location).entries or not Glimpse(location).is_dir:
+        return None
+    siblings = steps_among([entry.name for entry in location.parent.entries() if entry.is_dir])
+    for sibling in siblings:
+        claim = look(Glimpse(location.parent.join(sibling.name)), rows)
+        if claim is not None:
+            evidence = (
+                Evidence(".", "empty"),
+                Evidence(f"../{sibling.name}", f"a step in format {claim.format}"),
+            )
+            return Detection(
+                uri=location.uri,
+                format=claim.format,
+                step=number,
+                verdict="incomplete",
+                reason=f"the step folder {location.name} is empty",
+                evidence=evidence,
+            )
+    return None
+
+
+def _step_folder(location: Location, step: int) -> Location:
+    for root in (location, *(location.join(name) for name in _STEP_ROOTS)):
+        steps = steps_among([entry.name for entry in root.entries() if entry.is_dir])
+        for found in steps:
+            if found.number == step:
+                return root.join(found.name)
+    raise NotFoundError(f"no step {step}", uri=location.uri, cure="`wherry discover` lists the steps")
+
+
+def _existing(location: Location) -> Location:
+    if location.entry is None:
+        raise NotFoundError(
+            "nothing is there", uri=location.uri, cure="check the path; `wherry discover` looks below it"
+        )
+    return location
+
+
+def _nothing(location: Location, asked: str | None) -> WherryError:
+    if asked is not None:
+        return UnsupportedError(
+            f"nothing here speaks for format {asked}", uri=location.uri, cure="leave --from away"
+        )
+    return NotACheckpointError(
+        "not a checkpoint of any known format", uri=location.uri, cure="`wherry formats` lists what is read"
+    )
+
+
+def _verdict(error: WherryError) -> Verdict:
+    return cast("Verdict", error.verdict)

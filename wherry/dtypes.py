@@ -1,0 +1,93 @@
+"""The names of element types, and what numpy can do with each.
+
+A dtype is known by its numpy or ml_dtypes name. Types of less than a byte that ml_dtypes has (int2, int4,
+uint2, uint4, float4_e2m1fn) are held one byte per element, in arrays and in digests. Types that numpy cannot
+hold (the 6-bit floats, complex32, quantised blocks) are opaque: their canonical bytes are the stored ones,
+and only `read_bytes` gives them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from wherry.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# name → bits of one element in canonical bytes.
+_BITS: dict[str, int] = {
+    "bool": 8,
+    **{f"{sign}int{bits}": bits for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"{sign}int{bits}": 8 for sign in ("", "u") for bits in (2, 4)},
+    "float16": 16,
+    "bfloat16": 16,
+    "float32": 32,
+    "float64": 64,
+    "complex64": 64,
+    "complex128": 128,
+    "float4_e2m1fn": 8,
+    "float8_e3m4": 8,
+    "float8_e4m3": 8,
+    "float8_e4m3b11fnuz": 8,
+    "float8_e4m3fn": 8,
+    "float8_e4m3fnuz": 8,
+    "float8_e5m2": 8,
+    "float8_e5m2fnuz": 8,
+    "float8_e8m0fnu": 8,
+    "float6_e2m3fn": 6,
+    "float6_e3m2fn": 6,
+    "complex32": 32,
+}
+_OPAQUE = frozenset({"float6_e2m3fn", "float6_e3m2fn", "complex32"})
+_NUMPY_OWN = frozenset(
+    {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+def known(name: str) -> bool:
+    """Whether this name is one that a TensorSpec may carry."""
+    return name in _BITS
+
+
+def opaque(name: str) -> bool:
+    """Whether numpy cannot hold this type, so that only its stored bytes can be had."""
+    return name in _OPAQUE
+
+
+def bits(name: str) -> int:
+    """Bits of one element in canonical bytes (8 for every type below a byte that ml_dtypes holds).
+
+    Raises:
+        UnsupportedError: the name is unknown.
+    """
+    if name not in _BITS:
+        raise UnsupportedError(f"unknown dtype {name!r}")
+    return _BITS[name]
+
+
+def canonical_size(name: str, elements: int) -> int:
+    """Bytes of so many elements in canonical form (opaque types are packed, rounded up to a byte)."""
+    return (bits(name) * elements + 7) // 8
+
+
+@cache
+def numpy_dtype(name: str) -> np.dtype:
+    """The little-endian numpy dtype of this name.
+
+    Raises:
+        UnsupportedError: the name is unknown, or numpy cannot hold the type.
+    """
+    import numpy as np  # a third of the time of `wherry --help`
+
+    if name in _NUMPY_OWN:
+        return np.dtype(name).newbyteorder("<")
+    if opaque(name) or not known(name):
+        raise UnsupportedError(
+            f"numpy cannot hold dtype {name!r}", cure="read its stored bytes with read_bytes"
+        )
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name))

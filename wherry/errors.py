@@ -1,0 +1,218 @@
+"""Every way in which wherry says no, as one tree.
+
+    WherryError                       what went wrong, where, and the cure
+    ├─ UsageError (ValueError)            2  the request itself makes no sense
+    ├─ NotFoundError (LookupError)        3  nothing is at that URI, or no such tensor
+    ├─ NotACheckpointError                4  something is there, but no format claims it
+    ├─ UnsupportedError                   4  recognised, but not read or written by this version
+    ├─ AmbiguousError                     4  several answers are equally good
+    ├─ DamagedError (ValueError)          5
+    │  ├─ IncompleteError                 5  parts are missing, or it was never committed
+    │  └─ CorruptError                    5  the bytes contradict themselves
+    ├─ HostileError                       6  data that tries to reach outside, or to run
+    ├─ UnrepresentableError               7  the target cannot hold it, or something is unmatched
+    ├─ TargetExistsError                  8  the target exists
+    ├─ TargetInUseError                   8  another run is writing the target
+    ├─ MismatchError                      9  intact data differs from what was expected
+    ├─ StorageError (OSError)            10  the storage failed; `retryable` says whether a retry can help
+    ├─ MissingExtraError (ImportError)   11  a package of an extra is not installed
+    └─ InterruptedRunError              130  stopped by the user; resumable
+
+The exit codes are those of DESIGN. A verdict of `detect` is the class of the error that opening raised.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import ClassVar
+
+
+class WherryError(Exception):
+    """Base of the tree.
+
+    Attributes:
+        what: one sentence that says what went wrong.
+        uri: the checkpoint, folder or file that is concerned.
+        path: the printed key path of the tensor that is concerned.
+        cure: one line that says what to do.
+        stage: the verb that was running (`detect`, `convert`, …).
+        retryable: whether the same call can succeed later without any change.
+    """
+
+    exit_code: ClassVar[int] = 1
+    verdict: ClassVar[str] = "unsupported"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        uri: str | None = None,
+        path: str | None = None,
+        cure: str | None = None,
+        stage: str | None = None,
+        retryable: bool = False,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.uri = uri
+        self.path = path
+        self.cure = cure
+        self.stage = stage
+        self.retryable = retryable
+
+    def __str__(self) -> str:
+        where = [part for part in (self.uri, self.path and f"tensor {self.path}") if part]
+        lines = [self.what + (f" ({', '.join(where)})" if where else "")]
+        if self.cure:
+            lines.append(f"cure: {self.cure}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, object]:
+        """The error as the `--json` output and the flows' artifacts carry it."""
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            "uri": self.uri,
+            "path": self.path,
+            "cure": self.cure,
+            "stage": self.stage,
+            "retryable": self.retryable,
+            "exit_code": self.exit_code,
+        }
+
+
+class UsageError(WherryError, ValueError):
+    """The request itself makes no sense: an unknown option, a bad size, a contradiction."""
+
+    exit_code = 2
+
+
+class NotFoundError(WherryError, LookupError):
+    """Nothing is there: no such file, folder, step, item, tensor or ledger entry."""
+
+    exit_code = 3
+
+
+class NotACheckpointError(WherryError):
+    """Something is there, but no format claims it."""
+
+    exit_code = 4
+    verdict = "not-a-checkpoint"
+
+
+class UnsupportedError(WherryError):
+    """The format is known, but this version of wherry does not read (or write) this form of it."""
+
+    exit_code = 4
+    verdict = "unsupported"
+
+
+class AmbiguousError(WherryError):
+    """Several answers are equally good; the cure names the option that decides."""
+
+    exit_code = 4
+    verdict = "unsupported"
+
+
+class DamagedError(WherryError, ValueError):
+    """The checkpoint is not whole."""
+
+    exit_code = 5
+    verdict = "corrupt"
+
+
+class IncompleteError(DamagedError):
+    """Parts are missing, or the checkpoint was never committed."""
+
+    verdict = "incomplete"
+
+
+class CorruptError(DamagedError):
+    """The bytes contradict themselves."""
+
+    verdict = "corrupt"
+
+
+class HostileError(WherryError):
+    """The data tries to reach outside its folder, to run code or to exhaust the machine."""
+
+    exit_code = 6
+    verdict = "malicious"
+
+
+class UnrepresentableError(WherryError):
+    """The target cannot hold something of the source, or something is unmatched."""
+
+    exit_code = 7
+
+
+class TargetExistsError(WherryError):
+    """The target exists and is not the result of this same conversion."""
+
+    exit_code = 8
+
+
+class TargetInUseError(WherryError):
+    """Another run holds the target."""
+
+    exit_code = 8
+
+
+class MismatchError(WherryError):
+    """Intact data differs from what was expected of it."""
+
+    exit_code = 9
+
+
+class StorageError(WherryError, OSError):
+    """The storage failed: full, read-only, unreachable."""
+
+    exit_code = 10
+
+    def __str__(self) -> str:
+        """OSError has a `__str__` of its own; ours says where and what to do."""
+        return WherryError.__str__(self)
+
+
+class MissingExtraError(WherryError, ImportError):
+    """A package that only an extra installs is needed."""
+
+    exit_code = 11
+
+    def __str__(self) -> str:
+        """ImportError has a `__str__` of its own; ours says where and what to do."""
+        return WherryError.__str__(self)
+
+
+class InterruptedRunError(WherryError):
+    """Stopped by Ctrl-C or SIGTERM; what was written so far can be resumed or cleaned."""
+
+    exit_code = 130
+
+
+# errno → (cure, can a retry help). restic's rule: a full or read-only disk is not retried.
+_STORAGE_CURES: dict[int, tuple[str, bool]] = {
+    errno.ENOSPC: ("free some space, or choose another target", False),
+    errno.EDQUOT: ("free some quota, or choose another target", False),
+    errno.EFBIG: ("raise the file-size limit of the process or the file system", False),
+    errno.EROFS: ("choose a target on a writable file system", False),
+    errno.EACCES: ("check the permissions of the folder", False),
+    errno.EPERM: ("check the permissions of the folder", False),
+    errno.EIO: ("look at the system log; the device reported an error", True),
+    errno.ETIMEDOUT: ("try again; the storage did not answer in time", True),
+    errno.ECONNRESET: ("try again; the connection broke", True),
+}
+
+
+def storage_error(error: OSError, uri: str) -> StorageError:
+    """Say what an `OSError` of the storage means for the user, with the cure and whether to retry."""
+    if isinstance(error, StorageError):
+        return error
+    cure, retryable = _STORAGE_CURES.get(error.errno or 0, ("check that the storage is reachable", True))
+    reason = error.strerror or str(error) or type(error).__name__
+    return StorageError(f"storage failed: {reason}", uri=uri, cure=cure, retryable=retryable)
+
+
+def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
+    """The error for a package that an extra of wherry installs."""
+    return MissingExtraError(f"{purpose} needs the package {package}", cure=f"pip install 'wherry[{extra}]'")

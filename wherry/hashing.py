@@ -1,0 +1,149 @@
+"""Hashing: a pass over a checkpoint's bytes that ends in digests, and the comparison of two such passes."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wherry import dtypes
+from wherry.digest import LeafHasher
+from wherry.keypath import KeyPath, render
+from wherry.mover import Carrier, digest_moves, read_span, worker_count
+from wherry.pool import Pool
+from wherry.progress import Meter, OnProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from typing_extensions import Buffer
+
+    from wherry.checkpoint import Checkpoint
+    from wherry.move import Move
+    from wherry.tensorspec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A tensor that is not what was expected.
+
+    Attributes:
+        path: its printed key path.
+        reason: in words.
+        leaf: number of the first damaged leaf (4 MiB of canonical bytes), where it is known.
+    """
+
+    path: str
+    reason: str
+    leaf: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hashes:
+    """Digests of all tensors of a checkpoint.
+
+    Attributes:
+        digests: key path → tensor digest.
+        leaves: key path → raw SHA-256 of each leaf.
+    """
+
+    digests: Mapping[KeyPath, str]
+    leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
+
+    @classmethod
+    def of(cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher]) -> Hashes:
+        """Collect what the hashers of a pass hold; tensors without bytes had none."""
+        full = {path: hashers.get(path) or LeafHasher(spec) for path, spec in specs.items()}
+        digests = {path: hasher.digest() for path, hasher in full.items()}
+        return cls(
+            digests, {path: tuple(leaf or b"" for leaf in hasher.leaves) for path, hasher in full.items()}
+        )
+
+
+def hash_checkpoint(
+    checkpoint: Checkpoint,
+    *,
+    memory: int,
+    progress: OnProgress | None = None,
+    stage: str = "verify",
+    paths: Collection[KeyPath] | None = None,
+) -> Hashes:
+    """Read every tensor (or those of `paths`) once and digest it, in parallel and within the budget.
+
+    Raises:
+        DamagedError: bytes are missing or contradict themselves.
+        StorageError: the storage failed.
+    """
+    every = checkpoint.manifest.tensors
+    specs = dict(every) if paths is None else {path: every[path] for path in paths}
+    carrier = Carrier(
+        reader=checkpoint.reader,
+        specs=specs,
+        pool=Pool(memory),
+        meter=Meter(stage, sum(spec.nbytes for spec in specs.values()), progress),
+    )
+    carrier.carry(digest_moves(specs.values(), checkpoint.reader))
+    return Hashes.of(specs, carrier.hashers)
+
+
+def compare(
+    found: Hashes, expected: Mapping[KeyPath, str], leaves: Mapping[KeyPath, tuple[bytes, ...]]
+) -> list[Failure]:
+    """Name every tensor whose digest is not the expected one, with its first damaged leaf where leaves are known."""
+    failed: list[Failure] = []
+    for path, digest in sorted(expected.items()):
+        if path not in found.digests:
+            failed.append(Failure(render(path), "the tensor is gone"))
+        elif found.digests[path] != digest:
+            leaf = _first_difference(found.leaves.get(path, ()), leaves.get(path, ()))
+            where = "" if leaf is None else f" (leaf {leaf})"
+            failed.append(Failure(render(path), f"its bytes are not the recorded ones{where}", leaf))
+    return failed
+
+
+def _first_difference(found: tuple[bytes, ...], expected: tuple[bytes, ...]) -> int | None:
+    if len(found) != len(expected):
+        return None
+    return next(
+        (index for index, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]), None
+    )
+
+
+def flat_hashes(
+    checkpoint: Checkpoint, *, memory: int, progress: OnProgress | None = None
+) -> dict[KeyPath, str]:
+    """SHA-256 over each tensor's canonical bytes as a whole: what other tools call the hash of a tensor.
+
+    A flat hash must see its bytes in order, so tensors are hashed side by side, each by one thread.
+    """
+    specs = checkpoint.manifest.tensors
+    pool, meter = Pool(memory), Meter("inspect", checkpoint.manifest.nbytes, progress)
+    by_tensor: dict[KeyPath, list[Move]] = {path: [] for path in specs}
+    for move in digest_moves(specs.values(), checkpoint.reader):
+        by_tensor[move.source].append(move)
+
+    def one(path: KeyPath) -> str:
+        state = hashlib.sha256()
+        for move in by_tensor[path]:
+            _feed(state.update, checkpoint, specs[path], move, pool)
+            meter.add(move.span.nbytes, specs[path].name)
+        return state.hexdigest()
+
+    with ThreadPoolExecutor(worker_count(), thread_name_prefix="wherry") as executor:
+        return dict(zip(specs, executor.map(one, specs), strict=True))
+
+
+def _feed(
+    update: Callable[[Buffer], None], checkpoint: Checkpoint, spec: TensorSpec, move: Move, pool: Pool
+) -> None:
+    extents = checkpoint.reader.extents(spec)
+    if extents is not None:
+        with pool.buffer(move.span.nbytes) as buffer:
+            read_span(extents, move.span, buffer, spec)
+            update(buffer)
+    elif dtypes.opaque(spec.dtype):
+        update(checkpoint.reader.read_bytes(spec))
+    else:
+        with pool.reserved(move.span.nbytes):
+            update(checkpoint.reader.read(spec, move.region or spec.whole).tobytes())

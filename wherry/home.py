@@ -1,0 +1,73 @@
+"""Home: where wherry keeps what belongs to no single checkpoint (the ledger and the embedded MLflow store).
+
+One folder, `WHERRY_HOME`, private to its user; by default the platform's folder for user data. Environment
+variables that name a shared ledger or an MLflow server win over the files in it. Looking up a path or a URL
+creates nothing; `ensure_home` does.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from platformdirs import user_data_dir
+
+from wherry.errors import storage_error
+
+_PRIVATE = 0o700
+
+
+def home() -> Path:
+    """The folder: `WHERRY_HOME`, or the user data folder of the platform."""
+    given = os.environ.get("WHERRY_HOME")
+    return Path(given).expanduser().absolute() if given else Path(user_data_dir("wherry", appauthor=False))
+
+
+def ensure_home() -> Path:
+    """The folder, made private to its user where it was not there.
+
+    Raises:
+        StorageError: it cannot be created.
+    """
+    folder = home()
+    try:
+        folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    except OSError as error:
+        failure = storage_error(error, str(folder))
+        failure.cure = "set WHERRY_HOME to a folder that can be written"
+        raise failure from error
+    return folder
+
+
+def ledger_url() -> str:
+    """SQLAlchemy URL of the ledger: `WHERRY_LEDGER`, or a SQLite file in the home."""
+    return os.environ.get("WHERRY_LEDGER") or f"sqlite:///{home() / 'ledger.db'}"
+
+
+def mlflow_tracking_uri() -> str:
+    """`MLFLOW_TRACKING_URI`, or a SQLite file in the home (MLflow's own default is the working directory)."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def mlflow_registry_uri() -> str:
+    """`MLFLOW_REGISTRY_URI`, or where the tracking store is."""
+    return os.environ.get("MLFLOW_REGISTRY_URI") or mlflow_tracking_uri()
+
+
+def mlflow_artifacts() -> Path:
+    """Where receipts go that the embedded MLflow store holds as run artifacts."""
+    return home() / "mlflow-artifacts"
+
+
+def without_secrets(url: str) -> str:
+    """A URL as it may be stored and printed: without user, password and query, which can hold tokens."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file behind a SQLite URL; None for any other URL."""
+    scheme, separator, path = url.partition(":///")
+    is_file = separator and scheme.partition("+")[0] == "sqlite" and path
+    return Path(path.partition("?")[0]).absolute() if is_file else None

@@ -1,0 +1,73 @@
+"""KeyPath: the path of a leaf in a checkpoint's tree.
+
+A key path is a tuple of str, exactly as stored: sequence indices are decimal strings, and whether a node
+is a list is kept in the Manifest. It is printed with `/` between the parts, each part escaped as in a JSON
+pointer (RFC 6901: `~` is `~0`, `/` is `~1`) with one addition (an empty part is `~2`), so that two different
+paths never print alike. Orbax joins with `.` and silently loses a tensor when `a.b` and `a/b` meet; that is
+why no format's own joined name serves as identity here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, TypeAlias
+
+from wherry.errors import UnrepresentableError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+KeyPath: TypeAlias = tuple[str, ...]
+
+
+def render(path: KeyPath) -> str:
+    """Print a key path; the inverse of `parse`. The path of a bare leaf prints as the empty string."""
+    return "/".join(_escape(part) for part in path)
+
+
+def parse(text: str) -> KeyPath:
+    """Read a printed key path; the inverse of `render`.
+
+    Raises:
+        UsageError: a `~` is not followed by 0, 1 or 2.
+    """
+    return tuple(_unescape(part) for part in text.split("/")) if text else ()
+
+
+def _escape(part: str) -> str:
+    return part.replace("~", "~0").replace("/", "~1") if part else "~2"
+
+
+def _unescape(text: str) -> str:
+    if text == "~2":
+        return ""
+    head, *escapes = text.split("~")
+    if any(escape[:1] not in ("0", "1") or not escape for escape in escapes):
+        raise UsageError(
+            f"not a printed key path: {text!r}", cure="write ~ as ~0, / as ~1, an empty part as ~2"
+        )
+    return head + "".join({"0": "~", "1": "/"}[escape[0]] + escape[1:] for escape in escapes)
+
+
+def joined_names(paths: Iterable[KeyPath], join: Callable[[KeyPath], str], uri: str) -> dict[str, KeyPath]:
+    """Give each path the name that a system stores it under, refusing two paths with one name.
+
+    Args:
+        paths: the key paths of a checkpoint.
+        join: how the system forms a name, for example `".".join`.
+        uri: the target, for the error.
+
+    Raises:
+        UnrepresentableError: two paths have one name; both are named.
+    """
+    owners: defaultdict[str, list[KeyPath]] = defaultdict(list)
+    for path in paths:
+        owners[join(path)].append(path)
+    for name, claims in owners.items():
+        if len(claims) > 1:
+            raise UnrepresentableError(
+                f"key collision: {' and '.join(render(path) for path in claims)} would both be stored as {name!r}",
+                uri=uri,
+                cure="rename one of them in the source, or choose a target that keeps key paths apart",
+            )
+    return {name: claims[0] for name, claims in owners.items()}

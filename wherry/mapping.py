@@ -1,0 +1,187 @@
+"""Mapping: which source entry becomes which target entry when both hold the same tree.
+
+Every tensor is moved once or ignored by a named rule with a reason. Key paths stay as they are unless `split`
+makes a tree of one-part names or `join` makes one-part names of a tree; two paths that would meet are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.keypath import KeyPath, render
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from wherry.format import Format
+    from wherry.manifest import Manifest
+
+# Options of every target: how key paths are re-cut. They are given through --set like a format's own.
+TREE_OPTIONS = {
+    "split": "separator at which one-part key paths become a tree, for example `.`",
+    "join": "separator with which key paths become one part, for example `.`",
+}
+RULES = ("values", "empties", "companions")
+_PARAMETER_ROOTS = ("params", "target", "model")
+_Held = TypeVar("_Held")
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A source entry that is not carried.
+
+    Attributes:
+        path: its key path (a companion's name as one part).
+        rule: the rule that ignores it.
+        reason: in words.
+    """
+
+    path: KeyPath
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A source manifest as the target's tree.
+
+    Attributes:
+        manifest: the target's tensors, values, empties and companions under their new paths.
+        pairs: target key path → source key path.
+        ignored: what is not carried.
+    """
+
+    manifest: Manifest
+    pairs: Mapping[KeyPath, KeyPath]
+    ignored: tuple[Ignored, ...]
+
+
+def map_tree(
+    source: Manifest,
+    row: Format,
+    tree: Mapping[str, Any],
+    *,
+    only: str | None,
+    ignore: Iterable[str],
+    uri: str,
+) -> Mapped:
+    """Map a checkpoint onto the same tree in another container.
+
+    Args:
+        source: what the source holds.
+        row: the target format.
+        tree: `split` or `join`, at most one of them.
+        only: `params` or None.
+        ignore: named rules of RULES.
+        uri: the target, for errors.
+
+    Raises:
+        UsageError: an unknown rule, or both `split` and `join`.
+        UnrepresentableError: two paths meet, or `only` leaves nothing.
+    """
+    rules = _checked_rules(ignore)
+    kept, ignored = _select(source, only, uri)
+    rename = recut(tree)
+    names = _unique({path: rename(path) for path in kept}, uri)
+    tensors = {names[path]: replace(source.tensors[path], path=names[path]) for path in kept}
+    manifest = replace(
+        source,
+        tensors=tensors,
+        values=_carried(source.values, rename),
+        empties=_carried(source.empties, rename),
+        lists=frozenset() if tree else source.lists,
+        kind="params" if only == "params" else source.kind,
+        digests={},
+    )
+    manifest, more = _apply_rules(manifest, rules, only, row)
+    return Mapped(manifest, {names[path]: path for path in kept}, (*ignored, *more))
+
+
+def _checked_rules(ignore: Iterable[str]) -> frozenset[str]:
+    rules = frozenset(ignore)
+    unknown = rules - set(RULES)
+    if unknown:
+        raise UsageError(
+            f"unknown rule {', '.join(sorted(unknown))}", cure=f"choose among {', '.join(RULES)}"
+        )
+    return rules
+
+
+def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath], tuple[Ignored, ...]]:
+    paths = sorted(source.tensors)
+    if only is None:
+        return paths, ()
+    if only != "params":
+        raise UsageError(f"--only {only} is not possible", cure="write --only params")
+    roots = [root for root in _PARAMETER_ROOTS if any(path[0] == root for path in paths if path)]
+    kept = [path for path in paths if path and path[0] in roots] if roots else []
+    if source.kind == "params" and not kept:
+        kept = paths
+    if not kept:
+        raise UnrepresentableError(
+            "--only params finds no parameters in this tree", uri=uri, cure="leave --only away"
+        )
+    chosen = set(kept)
+    reason = "not a parameter: only the parameters were asked for"
+    return kept, tuple(Ignored(path, "only params", reason) for path in paths if path not in chosen)
+
+
+def recut(tree: Mapping[str, Any]) -> Callable[[KeyPath], KeyPath]:
+    """How `split` or `join` of these options changes a key path.
+
+    Raises:
+        UsageError: both are given.
+    """
+    split, join = tree.get("split"), tree.get("join")
+    if split and join:
+        raise UsageError("split and join exclude each other")
+    if split:
+        return lambda path: tuple(path[0].split(split)) if len(path) == 1 else path
+    if join:
+        return lambda path: (join.join(path),)
+    return lambda path: path
+
+
+def _unique(names: dict[KeyPath, KeyPath], uri: str) -> dict[KeyPath, KeyPath]:
+    owners: dict[KeyPath, KeyPath] = {}
+    for source, target in names.items():
+        other = owners.setdefault(target, source)
+        if other != source:
+            raise UnrepresentableError(
+                f"key collision: {render(other)} and {render(source)} would both become {render(target)}",
+                uri=uri,
+                cure="choose another separator, or no split or join",
+            )
+    taken = set(owners)
+    for target in owners:
+        inner = next((target[:cut] for cut in range(1, len(target)) if target[:cut] in taken), None)
+        if inner is not None:
+            raise UnrepresentableError(
+                f"key collision: {render(inner)} would be a tensor and hold {render(target)}",
+                uri=uri,
+                cure="choose another separator, or no split or join",
+            )
+    return names
+
+
+def _carried(held: Mapping[KeyPath, _Held], rename: Callable[[KeyPath], KeyPath]) -> dict[KeyPath, _Held]:
+    return {rename(path): value for path, value in held.items()}
+
+
+def _apply_rules(
+    manifest: Manifest, rules: frozenset[str], only: str | None, row: Format
+) -> tuple[Manifest, tuple[Ignored, ...]]:
+    ignored: list[Ignored] = []
+    if "values" in rules or only:
+        ignored += [Ignored(path, "values", "a non-tensor leaf, left by name") for path in manifest.values]
+        manifest = replace(manifest, values={})
+    if "empties" in rules or only:
+        ignored += [Ignored(path, "empties", "an empty node, left by name") for path in manifest.empties]
+        manifest = replace(manifest, empties={})
+    if "companions" in rules or not row.holds.companions:
+        reason = "left by name" if "companions" in rules else f"{row.name} is one file and holds no others"
+        ignored += [Ignored((companion.name,), "companions", reason) for companion in manifest.companions]
+        manifest = replace(manifest, companions=())
+    return manifest, tuple(ignored)

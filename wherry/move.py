@@ -1,0 +1,121 @@
+"""Move: the unit of work, and how a tensor is cut into moves.
+
+A move is a C-contiguous part of one target tensor with the part of the source that it needs. Where the target
+takes any span and the source lies raw, a move is two leaves (8 MiB). Where either side has chunks, moves fall on
+chunk boundaries, so that every chunk is decoded and encoded once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wherry import dtypes
+from wherry.digest import LEAF
+from wherry.tensorspec import Region, Span, TensorSpec, row_bands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.keypath import KeyPath
+
+RAW_BYTES = 2 * LEAF
+DECODED_BYTES = 4 * LEAF
+LARGEST_COMMON_BAND = 16 * LEAF
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One unit of work of a conversion in which source and target tensor are alike.
+
+    Attributes:
+        source: key path in the source.
+        target: key path in the target.
+        span: canonical bytes that it covers, in both.
+        region: the same as a region; None where the source is read by span.
+    """
+
+    source: KeyPath
+    target: KeyPath
+    span: Span
+    region: Region | None
+
+
+def moves_of(source: TensorSpec, target: TensorSpec, *, raw: bool) -> Iterator[Move]:
+    """Cut one tensor into moves, in C order.
+
+    Args:
+        source: the tensor that is read; its chunk grid counts only where it must be decoded.
+        target: the tensor that is written; a chunk grid means that whole chunks must be written.
+        raw: whether the source's canonical bytes lie raw in files.
+    """
+    if source.nbytes == 0:
+        return
+    if raw and target.chunks is None:
+        for start in range(0, source.nbytes, RAW_BYTES):
+            yield Move(source.path, target.path, Span(start, min(start + RAW_BYTES, source.nbytes)), None)
+        return
+    limit = RAW_BYTES if raw else DECODED_BYTES
+    grid = common_grid(source.shape, None if raw else source.chunks, target.chunks)
+    if target.chunks is not None and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
+        grid = common_grid(
+            source.shape, None, target.chunks
+        )  # decoding a chunk twice beats holding the tensor
+    for region, span in row_bands(source, limit, grid):
+        yield Move(source.path, target.path, span, region)
+
+
+def common_grid(
+    shape: tuple[int, ...], source: tuple[int, ...] | None, target: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    """Extents on whose multiples both sides may be cut without touching a chunk twice.
+
+    Only leading axes are cut: an axis is cut below its full extent only while all axes before it have extent 1
+    chunks, because a move must be contiguous in C order.
+    """
+    grid: list[int] = []
+    open_axis = True
+    for axis, extent in enumerate(shape):
+        step = math.lcm(source[axis] if source else 1, target[axis] if target else 1)
+        grid.append(min(step, extent) if open_axis else extent)
+        open_axis = open_axis and step == 1
+    return tuple(grid)
+
+
+def _band_bytes(spec: TensorSpec, grid: tuple[int, ...]) -> int:
+    rest = [extent if step > 1 else 1 for step, extent in zip(grid, spec.shape, strict=True)]
+    return dtypes.canonical_size(spec.dtype, math.prod([*grid[:1], *rest[1:]])) if grid else spec.nbytes
+
+
+def largest_move(source: TensorSpec, target: TensorSpec, *, raw: bool) -> int:
+    """Bytes of the largest move of a tensor, without listing its moves."""
+    if raw and target.chunks is None:
+        return min(RAW_BYTES, source.nbytes)
+    first = next(iter(moves_of(source, target, raw=raw)), None)
+    return first.span.nbytes if first else 0
+
+
+def chunk_count(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
+    """Chunks of a regular grid over a shape."""
+    return math.prod(-(-extent // max(chunk, 1)) for extent, chunk in zip(shape, chunks, strict=True))
+
+
+def region_span(spec: TensorSpec, region: Region) -> Span:
+    """Canonical bytes of a region that is contiguous in C order."""
+    offset = sum(part.start * math.prod(spec.shape[axis + 1 :]) for axis, part in enumerate(region))
+    elements = math.prod(part.stop - part.start for part in region)
+    start = dtypes.canonical_size(spec.dtype, offset)
+    return Span(start, start + dtypes.canonical_size(spec.dtype, elements))
+
+
+def cells(region: Region, chunks: tuple[int, ...]) -> Iterator[Region]:
+    """The chunks of a grid that a region consists of; its bounds lie on the grid or at the tensor's edge."""
+    if not region:
+        yield ()
+        return
+    first, rest = region[0], region[1:]
+    for start in range(first.start, first.stop, chunks[0]):
+        part = slice(start, min(start + chunks[0], first.stop))
+        for tail in cells(rest, chunks[1:]):
+            yield (part, *tail)

@@ -1,0 +1,296 @@
+"""plan: everything that a conversion will do, resolved before any byte moves.
+
+A plan lists which source tensor becomes which target tensor, what is ignored and by which named rule, the bytes
+in and out, the largest piece of memory, the parameter count against what the config says, and the target's own
+manifest. Making a plan reads metadata only and writes nothing. Its digest identifies the conversion: the same
+source structure, target format, options and rules give the same digest on any machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from wherry import dtypes
+from wherry.checkpoint import Checkpoint, open_checkpoint
+from wherry.detect import absence
+from wherry.digest import sha256_of
+from wherry.errors import IncompleteError, UnrepresentableError, UnsupportedError, UsageError
+from wherry.keypath import KeyPath, render
+from wherry.mapping import TREE_OPTIONS, Ignored, Mapped, map_tree
+from wherry.move import Move, largest_move, moves_of
+from wherry.mover import worker_count
+from wherry.registry import checked_options, find_format
+from wherry.store import locate
+from wherry.units import parse_size
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+
+    from wherry.detection import Detection
+    from wherry.format import Format, Options
+    from wherry.manifest import Manifest
+
+DEFAULT_MEMORY = "128MiB"
+_SHOWN_FAULTS = 3
+BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a conversion will do.
+
+    Attributes:
+        source: what is read.
+        target: URI of what will be written.
+        to: target format.
+        format_version: of the target.
+        options: target options with defaults filled in.
+        manifest: what the target will hold.
+        pairs: target key path → source key path.
+        ignored: source entries that are not carried, each with its rule.
+        raw: source key paths whose bytes lie raw in files.
+        expected_parameters: what the source's config says; None where it says nothing that we understand.
+        memory: budget in bytes.
+        verify: verification before the commit, `digest` or `none`.
+        digest: identity of this conversion.
+    """
+
+    source: Detection
+    target: str
+    to: str
+    format_version: str
+    options: Mapping[str, Any]
+    manifest: Manifest
+    source_manifest: Manifest
+    pairs: Mapping[KeyPath, KeyPath]
+    ignored: tuple[Ignored, ...]
+    raw: frozenset[KeyPath]
+    expected_parameters: int | None
+    memory: int
+    verify: str
+    digest: str
+
+    @property
+    def tensors(self) -> int:
+        """Number of tensors that will be written."""
+        return len(self.pairs)
+
+    @property
+    def nbytes_out(self) -> int:
+        """Tensor bytes that will be written, in canonical form."""
+        return self.manifest.nbytes
+
+    @property
+    def nbytes_in(self) -> int:
+        """Tensor bytes that will be read, in canonical form."""
+        return sum(self.source_manifest.tensors[path].nbytes for path in self.pairs.values())
+
+    @property
+    def peak_memory(self) -> int:
+        """Most bytes resident at once: the base and what is in flight."""
+        largest = max((self._largest(target, source) for target, source in self.pairs.items()), default=0)
+        return BASE_BYTES + max(min(self.memory, worker_count() * largest), largest)
+
+    def moves(self) -> Iterator[Move]:
+        """The units of work, in the order of the target's tensors."""
+        for target, source in self.pairs.items():
+            yield from moves_of(
+                self.source_manifest.tensors[source], self.manifest.tensors[target], raw=source in self.raw
+            )
+
+    def _largest(self, target: KeyPath, source: KeyPath) -> int:
+        spec = self.source_manifest.tensors[source]
+        held = 1 if source in self.raw else 2
+        return held * largest_move(spec, self.manifest.tensors[target], raw=source in self.raw)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as `--json` prints it."""
+        found = self.source_manifest.parameters
+        expected = self.expected_parameters
+        return {
+            "source": self.source.to_json(),
+            "target": self.target,
+            "to": self.to,
+            "format_version": self.format_version,
+            "options": dict(self.options),
+            "digest": self.digest,
+            "tensors": self.tensors,
+            "moves": sum(1 for _move in self.moves()),
+            "bytes_in": self.nbytes_in,
+            "bytes_out": self.nbytes_out,
+            "parameters": {
+                "found": found,
+                "expected": expected,
+                "agrees": None if expected is None else found == expected,
+            },
+            "peak_memory": self.peak_memory,
+            "spill": 0,
+            "unmatched": [],
+            "ignored": [
+                {"path": render(row.path), "rule": row.rule, "reason": row.reason} for row in self.ignored
+            ],
+            "renamed": {
+                render(source): render(target) for target, source in self.pairs.items() if source != target
+            },
+            "companions": [companion.name for companion in self.manifest.companions],
+            "lossless": True,
+            "verify": self.verify,
+        }
+
+
+def plan(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: str,
+    options: Options | None = None,
+    memory: str | int = DEFAULT_MEMORY,
+    only: str | None = None,
+    ignore: tuple[str, ...] = (),
+    verify: str = "digest",
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+) -> Plan:
+    """Resolve a conversion without writing anything.
+
+    Args:
+        source: URI of a checkpoint, step or run.
+        target: URI of exactly what will be committed.
+        to: target format, a name or alias.
+        options: format-specific options and `split` / `join`.
+        memory: budget, for example `128MiB`.
+        only: `params` carries the parameters and leaves optimizer state and counters.
+        ignore: named rules for what the target cannot hold: `values`, `empties`, `companions`.
+        verify: `digest` reads the target back before the commit, `none` does not.
+        format, step, item: which checkpoint of the source.
+
+    Raises:
+        UsageError, NotFoundError, NotACheckpointError, DamagedError, HostileError: the request or the source is bad.
+        UnrepresentableError: the target cannot hold the source; every reason is named.
+    """
+    with open_checkpoint(source, format=format, step=step, item=item) as checkpoint:
+        return make_plan(
+            checkpoint, target, to=to, options=options, memory=memory, only=only, ignore=ignore, verify=verify
+        )
+
+
+def make_plan(
+    checkpoint: Checkpoint,
+    target: str | os.PathLike[str],
+    *,
+    to: str,
+    options: Options | None = None,
+    memory: str | int = DEFAULT_MEMORY,
+    only: str | None = None,
+    ignore: tuple[str, ...] = (),
+    verify: str = "digest",
+    as_step: int | None = None,
+) -> Plan:
+    """The plan for a checkpoint that is already open; see `plan` (and `convert` for `as_step`)."""
+    row = _writable(to)
+    if verify not in ("digest", "none"):
+        raise UsageError(f"verify={verify} is not possible", cure="choose digest or none")
+    _require_present(checkpoint)
+    given = dict(options or {})
+    tree = {name: given.pop(name) for name in TREE_OPTIONS if name in given}
+    checked = checked_options(row, given)
+    mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=ignore, uri=str(target))
+    _require_held(mapped, row, str(target))
+    manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
+    prepared = row.prepare(manifest, checked)
+    return Plan(
+        source=checkpoint.detection,
+        target=locate(target).uri,
+        to=row.name,
+        format_version=row.version(prepared, checked),
+        options={**checked, **tree},
+        manifest=prepared,
+        source_manifest=checkpoint.manifest,
+        pairs=mapped.pairs,
+        ignored=mapped.ignored,
+        raw=_raw_paths(checkpoint),
+        expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
+        memory=parse_size(memory),
+        verify=verify,
+        digest=_digest(checkpoint, row, {**checked, **tree}, prepared, mapped),
+    )
+
+
+def _writable(to: str) -> Format:
+    row = find_format(to)
+    if row.create is None:
+        raise UnsupportedError(
+            f"{row.name} is read but not written", cure="`wherry formats` shows what is written"
+        )
+    return row
+
+
+def _require_present(checkpoint: Checkpoint) -> None:
+    reason = absence(checkpoint.reader)
+    if reason is not None:
+        raise IncompleteError(
+            reason, uri=checkpoint.uri, cure="restore the missing files, or take another step"
+        )
+
+
+def _require_held(mapped: Mapped, row: Format, uri: str) -> None:
+    faults = list(_faults(mapped.manifest, row))
+    if faults:
+        more = len(faults) - _SHOWN_FAULTS
+        shown = "; ".join(faults[:_SHOWN_FAULTS]) + (f"; and {more} more" if more > 0 else "")
+        raise UnrepresentableError(
+            f"{row.name} cannot hold {shown}", uri=uri, cure=_cure(mapped.manifest, row)
+        )
+
+
+def _faults(manifest: Manifest, row: Format) -> Iterator[str]:
+    holds = row.holds
+    for spec in manifest.tensors.values():
+        if spec.dtype not in holds.dtypes:
+            yield f"dtype {spec.dtype} (tensor {spec.name})"
+        if not dtypes.known(spec.dtype):
+            yield f"unknown dtype {spec.dtype} (tensor {spec.name})"
+        if holds.depth is not None and len(spec.path) > holds.depth:
+            yield f"a key path of {len(spec.path)} parts (tensor {spec.name})"
+        if not holds.zero_size and spec.size == 0:
+            yield f"a tensor without elements (tensor {spec.name})"
+    if not holds.values:
+        yield from (f"the non-tensor leaf {render(path)}" for path in manifest.values)
+    if not holds.empties:
+        yield from (f"the empty node {render(path)}" for path in manifest.empties)
+
+
+def _cure(manifest: Manifest, row: Format) -> str:
+    if row.holds.depth is not None and any(len(path) > row.holds.depth for path in manifest.tensors):
+        return "join the parts of key paths with `--set join=.`, and see --only and --ignore"
+    if (manifest.values and not row.holds.values) or (manifest.empties and not row.holds.empties):
+        return "leave them behind by name: --ignore values,empties"
+    return f"choose a target that holds them; `wherry formats {row.name}` lists what this one holds"
+
+
+def _raw_paths(checkpoint: Checkpoint) -> frozenset[KeyPath]:
+    extents = checkpoint.reader.extents
+    return frozenset(path for path, spec in checkpoint.manifest.tensors.items() if extents(spec) is not None)
+
+
+def _digest(
+    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], prepared: Manifest, mapped: Mapped
+) -> str:
+    source = checkpoint.detection
+    return sha256_of(
+        "plan",
+        {
+            "from": [source.format, source.format_version],
+            "to": [row.name, row.version(prepared, options)],
+            "options": {name: value for name, value in sorted(options.items()) if value is not None},
+            "tensors": [
+                [list(path), list(mapped.pairs[path]), list(spec.shape), spec.dtype, list(spec.chunks or ())]
+                for path, spec in sorted(prepared.tensors.items())
+            ],
+            "ignored": sorted((render(entry.path), entry.rule) for entry in mapped.ignored),
+            "companions": sorted((companion.name, companion.size) for companion in prepared.companions),
+        },
+    )

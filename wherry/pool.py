@@ -1,0 +1,72 @@
+"""Reused buffers under one budget: why memory stays small and the speed high.
+
+The first touch of fresh memory costs 0.6 to 1 s per GB on a virtual machine, more than reading, hashing and
+writing it. So the mover takes its buffers from here: anonymous memory that was touched once and is handed out
+again. The sum of what is handed out never exceeds the budget; a request waits until there is room. One request
+larger than the whole budget is admitted when it is alone, so that work always goes on; the plan says so before.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_GRAIN = 1 << 20  # buffers are rounded up to this, so that bands of nearly one size share them
+
+
+class Pool:
+    """Hands out buffers; safe from several threads."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.peak = 0
+        self._used = 0
+        self._free: list[mmap.mmap] = []
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def reserved(self, nbytes: int) -> Generator[None]:
+        """Count memory that somebody else allocates (a decoded region) against the budget."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._used == 0 or self._used + nbytes <= self.budget)
+            self._used += nbytes
+            self.peak = max(self.peak, self._used)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= nbytes
+                self._changed.notify_all()
+
+    @contextmanager
+    def buffer(self, nbytes: int) -> Generator[memoryview]:
+        """A writable buffer of exactly so many bytes, with whatever it held before."""
+        size = -(-max(nbytes, 1) // _GRAIN) * _GRAIN
+        with self.reserved(size):
+            memory = self._take(size)
+            view = memoryview(memory)
+            try:
+                yield view[:nbytes]
+            finally:
+                view.release()
+                self._give(memory)
+
+    def _take(self, size: int) -> mmap.mmap:
+        with self._changed:
+            fitting = [memory for memory in self._free if len(memory) >= size]
+            if fitting:
+                best = min(fitting, key=len)
+                self._free.remove(best)
+                return best
+            self._free.clear()  # all too small: let them go rather than hold more than the budget
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def _give(self, memory: mmap.mmap) -> None:
+        with self._changed:
+            if sum(len(kept) for kept in self._free) + len(memory) <= self.budget:
+                self._free.append(memory)

@@ -1,0 +1,67 @@
+"""Progress as data: how far a long step has come, for the terminal, a log or a flow.
+
+The engine prints nothing. It calls the function that it was given, a few times a second, with a `Progress`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+_INTERVAL = 0.1  # seconds between two calls: enough for a smooth bar, nothing to the mover
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a step has come.
+
+    Attributes:
+        stage: `convert`, `verify`, …: the verb, with its phase where it has several.
+        done: bytes done.
+        total: bytes in all.
+        rate: bytes per second since the stage began.
+        eta: seconds left at that rate; None before anything is known.
+        current: printed key path of the tensor that was touched last.
+    """
+
+    stage: str
+    done: int
+    total: int
+    rate: float
+    eta: float | None
+    current: str
+
+
+OnProgress: TypeAlias = Callable[[Progress], None]
+
+
+class Meter:
+    """Counts bytes from several threads and reports at intervals."""
+
+    def __init__(self, stage: str, total: int, report: OnProgress | None) -> None:
+        self._stage = stage
+        self._total = total
+        self._report = report
+        self._started = time.monotonic()
+        self._last = 0.0
+        self._lock = threading.Lock()
+        self.done = 0
+
+    def add(self, nbytes: int, current: str) -> None:
+        """So many more bytes are done."""
+        with self._lock:
+            self.done += nbytes
+            now = time.monotonic()
+            due = now - self._last >= _INTERVAL or self.done >= self._total
+            if self._report is None or not due:
+                return
+            self._last = now
+            self._report(self._progress(now, current))
+
+    def _progress(self, now: float, current: str) -> Progress:
+        rate = self.done / max(now - self._started, 1e-9)
+        eta = (self._total - self.done) / rate if rate else None
+        return Progress(self._stage, self.done, self._total, rate, eta, current)

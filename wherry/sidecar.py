@@ -1,0 +1,107 @@
+"""The sidecar: what wherry leaves beside a checkpoint that it wrote.
+
+`wherry.json` in a folder, `<file>.wherry.json` beside a file: the manifest with a digest per tensor, the leaf
+digests (so that a mismatch can name the damaged 4 MiB), the checkpoint as lineage knows it, and the receipt of
+the conversion that made it. From these alone conversions and edges can be rebuilt when every database is lost.
+An orphan sidecar (its file is gone) means nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wherry import receipt as receipts
+from wherry.errors import CorruptError, NotFoundError
+from wherry.keypath import KeyPath, parse, render
+from wherry.manifest import Manifest, from_json
+from wherry.receipt import CheckpointRef, Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.store import Location
+
+FOLDER_NAME = "wherry.json"
+SCHEMA = 1
+_SHA256_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """Contents of a sidecar.
+
+    Attributes:
+        manifest: what the checkpoint held when it was committed, digests included.
+        checkpoint: the node of the lineage.
+        receipt: the conversion that made it; None where it was only taken stock of.
+        leaves: key path → raw SHA-256 of each leaf.
+    """
+
+    manifest: Manifest
+    checkpoint: CheckpointRef
+    receipt: Receipt | None = None
+    leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
+
+
+def sidecar_location(location: Location) -> Location:
+    """Where the sidecar of a checkpoint lies."""
+    entry = location.entry
+    if entry is not None and entry.is_dir:
+        return location.join(FOLDER_NAME)
+    return location.parent.join(f"{location.name}.{FOLDER_NAME}")
+
+
+def read_sidecar(location: Location) -> Sidecar | None:
+    """The sidecar of a checkpoint, or None where it has none.
+
+    Raises:
+        CorruptError: it is there and is not one.
+    """
+    place = sidecar_location(location)
+    try:
+        data = json.loads(place.read())
+    except NotFoundError:
+        return None
+    except ValueError as error:
+        raise CorruptError(
+            f"the sidecar is not JSON: {error}", uri=place.uri, cure="delete or restore it"
+        ) from error
+    return _decode(data, place.uri)
+
+
+def encode(sidecar: Sidecar) -> bytes:
+    """The text that lies on disk; the inverse of what `read_sidecar` does."""
+    data = {
+        "schema": SCHEMA,
+        "checkpoint": asdict(sidecar.checkpoint),
+        "receipt": sidecar.receipt.to_json() if sidecar.receipt else None,
+        "manifest": sidecar.manifest.to_json(),
+        "leaves": {
+            render(path): base64.b64encode(b"".join(raw)).decode() for path, raw in sidecar.leaves.items()
+        },
+    }
+    return (json.dumps(data, indent=1) + "\n").encode()
+
+
+def _decode(data: dict[str, Any], uri: str) -> Sidecar:
+    try:
+        if data["schema"] > SCHEMA:
+            raise CorruptError(f"sidecar of schema {data['schema']}", uri=uri, cure="use a newer wherry")
+        return Sidecar(
+            manifest=from_json(data["manifest"], uri),
+            checkpoint=CheckpointRef(**data["checkpoint"]),
+            receipt=receipts.from_json(data["receipt"], uri) if data["receipt"] else None,
+            leaves={parse(path): _leaves(text) for path, text in data["leaves"].items()},
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, CorruptError):
+            raise
+        raise CorruptError(f"not a sidecar: {error!r}", uri=uri, cure="delete or restore it") from error
+
+
+def _leaves(text: str) -> tuple[bytes, ...]:
+    raw = base64.b64decode(text, validate=True)
+    return tuple(raw[start : start + _SHA256_BYTES] for start in range(0, len(raw), _SHA256_BYTES))

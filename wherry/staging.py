@@ -1,0 +1,208 @@
+"""Staging and commit: a target appears whole, under its final name, in one step, or not at all.
+
+A conversion writes into `.wherry-<name>.<id>` beside the target. The name begins with a dot and a letter, so
+that neither Lingua (which takes any folder that begins with ten digits for a checkpoint) nor Orbax (which lists
+digits and `<prefix>_<digits>`, and deletes its own temporary names) ever touches it. On a local file system the
+commit is `renameat2(RENAME_NOREPLACE)` and an fsync of the parent; where the kernel or file system lacks it, a
+hard link (files) or an exclusive `mkdir` that the rename then replaces (folders). On an object store the staged
+files are uploaded under their final names and the format's commit member is put last, create-only, so that
+readers see nothing before it; nothing is renamed there.
+
+Whatever goes wrong before the commit, nothing is left at the destination, parent folders that were made for it
+included. A process that is killed leaves only the staging area, which `detect` calls unfinished.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from wherry.errors import TargetExistsError, UsageError, storage_error
+from wherry.store import LocalStore, Location
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+PREFIX = ".wherry-"
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_UNKNOWN_TO_FILE_SYSTEM = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+
+def is_staging(name: str) -> bool:
+    """Whether a file or folder name is that of a staging area."""
+    return name.startswith(PREFIX)
+
+
+class Staging:
+    """The staging area of one run; use it in a `with` statement.
+
+    Leaving the block without a commit removes the area and every parent folder that was made for it.
+
+    Attributes:
+        target: where the checkpoint will appear.
+        location: where it is written until then; always local.
+    """
+
+    def __init__(self, target: Location) -> None:
+        self.target = target
+        self._made: list[Path] = []
+        self._workspace: Path | None = None
+        self._committed: list[Path] = []
+        self.location = self._place()
+
+    def _place(self) -> Location:
+        if not self.target.store.capabilities.create_only_put:
+            raise UsageError(f"{self.target.store.protocol}:// is read-only here", uri=self.target.uri)
+        name = f"{PREFIX}{self.target.name}.{secrets.token_hex(4)}"
+        if self.target.store.capabilities.local:
+            parent = Path(self.target.path).parent
+        else:
+            parent = self._workspace = Path(tempfile.mkdtemp(prefix="wherry-upload-"))
+        return Location(LocalStore(), str(parent / name))
+
+    def __enter__(self) -> Self:
+        try:
+            self._make_parents(Path(self.location.path).parent)
+        except OSError as error:
+            self._remove()
+            raise storage_error(error, self.target.uri) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def commit(self, commit_member: str = "", beside: bytes | None = None) -> None:
+        """Make the staged file or folder appear at the target.
+
+        Args:
+            commit_member: the member that is put last on an object store.
+            beside: contents of the sidecar of a single file, written as `<file>.wherry.json` just before.
+
+        Raises:
+            TargetExistsError: something is at the target now; it was not touched.
+            StorageError: the storage failed.
+        """
+        try:
+            if self.target.store.capabilities.local:
+                self._commit_local(beside)
+            else:
+                self._commit_objects(commit_member, beside)
+        except FileExistsError as error:
+            raise TargetExistsError(
+                "the target appeared while it was being converted",
+                uri=self.target.uri,
+                cure="choose another target",
+            ) from error
+        except OSError as error:
+            raise storage_error(error, self.target.uri) from error
+        self._made.clear()
+
+    def _commit_local(self, beside: bytes | None) -> None:
+        staged, target = Path(self.location.path), Path(self.target.path)
+        sync_tree(staged)
+        if beside is None:
+            rename_without_replacing(staged, target)
+        else:
+            sidecar = Path(f"{target}.wherry.json")
+            before = sidecar.read_bytes() if sidecar.exists() else None
+            _replace(sidecar, beside)
+            try:
+                rename_without_replacing(staged, target)
+            except BaseException:
+                sidecar.unlink() if before is None else _replace(sidecar, before)
+                raise
+        sync_folder(target.parent)
+
+    def _commit_objects(self, commit_member: str, beside: bytes | None) -> None:
+        store, target = self.target.store, self.target
+        if target.exists():
+            raise FileExistsError(target.uri)
+        if beside is not None:
+            store.put(f"{target.path}.wherry.json", beside)
+        staged = Path(self.location.path)
+        names = [""] if staged.is_file() else [entry.name for entry in self.location.walk()]
+        for name in sorted(names, key=lambda name: (name == commit_member, name)):
+            last = name in ("", commit_member)
+            destination = target.join(name).path if name else target.path
+            store.put(
+                destination, (staged / name).read_bytes() if name else staged.read_bytes(), create_only=last
+            )
+
+    def _make_parents(self, folder: Path) -> None:
+        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+        for parent in reversed(missing):
+            parent.mkdir(exist_ok=True)
+            self._made.append(parent)
+
+    def _remove(self) -> None:
+        staged = Path(self.location.path)
+        if staged.is_dir():
+            shutil.rmtree(staged, ignore_errors=True)
+        else:
+            staged.unlink(missing_ok=True)
+        for parent in reversed(self._made):
+            _remove_if_empty(parent)
+        if self._workspace is not None:
+            shutil.rmtree(self._workspace, ignore_errors=True)
+
+
+def rename_without_replacing(source: Path, target: Path) -> None:
+    """Rename in one step that fails with FileExistsError where the target exists."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "renameat2"):
+        result = libc.renameat2(
+            _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
+        )
+        if result == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in _UNKNOWN_TO_FILE_SYSTEM:
+            raise OSError(code, os.strerror(code), str(target))
+    if source.is_dir():
+        target.mkdir()
+        source.rename(target)
+    else:
+        os.link(source, target)
+        source.unlink()
+
+
+def sync_tree(path: Path) -> None:
+    """Make the names in a folder tree durable; the writers have synced the contents of the files."""
+    if path.is_dir():
+        for folder, _names, _files in os.walk(path):
+            sync_folder(Path(folder))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in one folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f"{PREFIX}{path.name}.{secrets.token_hex(4)}")
+    try:
+        LocalStore().put(str(temporary), data, create_only=True)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.EEXIST):
+            raise

@@ -1,0 +1,38 @@
+"""Step folders: which names are steps, and which steps a run folder has.
+
+Orbax names steps `<int>`, zero padded, or `<prefix>_<int>`; T5X, PaxML and Flax `checkpoint_<int>`; the Hugging
+Face trainer `checkpoint-<int>`, torchtitan `step-<int>`, Lingua ten digits. A model folder called `llama-3` is
+none of these, so a prefix outside the known words counts only where the caller knows that it looks at a run.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_KNOWN = re.compile(r"(?:(?:checkpoint|ckpt|global_step|step|iteration|iter|epoch|save)[-_]?)?(\d+)")
+_ANY_PREFIX = re.compile(r"(?:.+_)?(\d+)")
+
+
+class Step(NamedTuple):
+    """A step folder: its number and its name."""
+
+    number: int
+    name: str
+
+
+def step_number(name: str, *, any_prefix: bool = False) -> int | None:
+    """The step that a folder name states, or None.
+
+    Args:
+        name: last part of a path.
+        any_prefix: whether `<anything>_<int>` counts too, as in an Orbax run with its own prefix.
+    """
+    found = _KNOWN.fullmatch(name.lower()) or (_ANY_PREFIX.fullmatch(name) if any_prefix else None)
+    return int(found.group(1)) if found else None
+
+
+def steps_among(names: list[str]) -> list[Step]:
+    """The step folders among the children of a run, newest first."""
+    found = [(step_number(name, any_prefix=True), name) for name in names]
+    return sorted((Step(number, name) for number, name in found if number is not None), reverse=True)

@@ -1,0 +1,50 @@
+"""Sizes and durations as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from wherry.errors import UsageError
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    **{unit: 1000**power for power, unit in enumerate(("kb", "mb", "gb", "tb"), 1)},
+    **{unit: 1024**power for power, unit in enumerate(("kib", "mib", "gib", "tib"), 1)},
+    **{unit: 1024**power for power, unit in enumerate(("k", "m", "g", "t"), 1)},
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of a size such as `128MiB`, `5GB` or `8m`; a bare number is bytes.
+
+    Raises:
+        UsageError: it is no size, or zero.
+    """
+    found = _SIZE.fullmatch(str(text))
+    if not found or found.group(2).lower() not in _FACTORS:
+        raise UsageError(f"not a size: {text!r}", cure="write for example 128MiB, 2GB or a number of bytes")
+    size = int(float(found.group(1)) * _FACTORS[found.group(2).lower()])
+    if size <= 0:
+        raise UsageError(f"a size must be positive: {text!r}")
+    return size
+
+
+def show_size(size: float) -> str:
+    """A size with a decimal unit, as disks and networks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:  # noqa: PLR2004  the step between decimal units
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+def show_seconds(seconds: float) -> str:
+    """A duration as `8 s`, `2:05` or `3:10:00`."""
+    whole = round(seconds)
+    if whole < 60:  # noqa: PLR2004  seconds in a minute
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,193 @@
+"""verify: is this checkpoint whole, and does it hold what was recorded?
+
+Levels, each including those before it:
+
+- `structure`: it opens; keys, shapes and dtypes are consistent.
+- `present`: every expected chunk is there, from metadata alone. Absent is never read as zeros.
+- `digest`: every byte is re-read and equals the manifest beside it, companions included.
+
+With `against=SOURCE` both checkpoints are read and compared tensor by tensor, through the renaming that the
+target's receipt records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.checkpoint import Checkpoint, open_checkpoint
+from wherry.detect import describe_absent
+from wherry.errors import NotFoundError, UsageError
+from wherry.hashing import Failure, compare, hash_checkpoint
+from wherry.keypath import render
+from wherry.mapping import recut
+from wherry.plan import DEFAULT_MEMORY
+from wherry.sidecar import Sidecar, read_sidecar
+from wherry.store import locate
+from wherry.units import parse_size
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+
+    from wherry.hashing import Hashes
+    from wherry.keypath import KeyPath
+    from wherry.progress import OnProgress
+
+LEVELS = ("structure", "present", "digest")
+_EXIT_ALTERED = 9
+_EXIT_DAMAGED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The outcome of a verification.
+
+    Attributes:
+        uri: what was verified.
+        level: how far.
+        verdict: `ok`, `incomplete` (something is not there) or `altered` (bytes are not the recorded ones).
+        ok: whether the verdict is `ok`.
+        checked: number of tensors.
+        failed: those that failed, each with its reason and, where known, the damaged leaf.
+        seconds: wall time.
+        nbytes: bytes read.
+    """
+
+    uri: str
+    level: str
+    verdict: str
+    ok: bool
+    checked: int
+    failed: tuple[Failure, ...]
+    seconds: float
+    nbytes: int
+
+    @property
+    def exit_code(self) -> int:
+        """0, or what the command line ends with."""
+        return 0 if self.ok else (_EXIT_DAMAGED if self.verdict == "incomplete" else _EXIT_ALTERED)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `verify --json` prints it."""
+        return {
+            "uri": self.uri,
+            "level": self.level,
+            "verdict": self.verdict,
+            "ok": self.ok,
+            "tensors": {
+                "checked": self.checked,
+                "failed": [{"path": row.path, "reason": row.reason, "leaf": row.leaf} for row in self.failed],
+            },
+            "seconds": self.seconds,
+            "bytes": self.nbytes,
+        }
+
+
+def verify(
+    uri: str | os.PathLike[str],
+    *,
+    level: str = "present",
+    against: str | os.PathLike[str] | None = None,
+    memory: str | int = DEFAULT_MEMORY,
+    progress: OnProgress | None = None,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+) -> Verification:
+    """Verify a checkpoint.
+
+    Args:
+        uri: what to verify.
+        level: `structure`, `present` or `digest`.
+        against: another checkpoint whose tensors it must equal; implies reading both.
+        memory: budget for reading.
+        progress: called a few times a second.
+        format, step, item: which checkpoint of `uri`.
+
+    Raises:
+        UsageError: an unknown level.
+        NotFoundError: level `digest` without a manifest beside the checkpoint and without `against`.
+        DamagedError, HostileError, …: it cannot be opened at all.
+    """
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
+    clock = time.monotonic()
+    with open_checkpoint(uri, format=format, step=step, item=item) as checkpoint:
+        missing = () if level == "structure" else tuple(_missing(checkpoint))
+        altered: tuple[Failure, ...] = ()
+        nbytes = 0
+        if not missing and (level == "digest" or against is not None):
+            altered = tuple(_altered(checkpoint, against, parse_size(memory), progress))
+            nbytes = checkpoint.manifest.nbytes
+        verdict = "incomplete" if missing else ("altered" if altered else "ok")
+        return Verification(
+            uri=checkpoint.uri,
+            level=level,
+            verdict=verdict,
+            ok=verdict == "ok",
+            checked=len(checkpoint.manifest.tensors),
+            failed=missing + altered,
+            seconds=round(time.monotonic() - clock, 3),
+            nbytes=nbytes,
+        )
+
+
+def _missing(checkpoint: Checkpoint) -> Iterator[Failure]:
+    for piece in checkpoint.reader.absent():
+        yield Failure(render(piece.path), f"missing: {describe_absent(piece)}")
+
+
+def _altered(
+    checkpoint: Checkpoint, against: str | os.PathLike[str] | None, memory: int, progress: OnProgress | None
+) -> Iterator[Failure]:
+    sidecar = read_sidecar(locate(checkpoint.uri))
+    if against is None and sidecar is None:
+        raise NotFoundError(
+            "no digests are recorded for it",
+            uri=checkpoint.uri,
+            cure="compare it with another checkpoint: --against URI; wherry records digests of what it writes",
+        )
+    found = hash_checkpoint(checkpoint, memory=memory, progress=progress)
+    if sidecar is not None:
+        yield from _differences(found, sidecar.manifest.digests, sidecar.leaves)
+        yield from _altered_companions(checkpoint, sidecar)
+    if against is not None:
+        yield from _against(found, sidecar, against, memory, progress)
+
+
+def _against(
+    found: Hashes,
+    sidecar: Sidecar | None,
+    against: str | os.PathLike[str],
+    memory: int,
+    progress: OnProgress | None,
+) -> Iterator[Failure]:
+    rename = recut(sidecar.receipt.options if sidecar and sidecar.receipt else {})
+    with open_checkpoint(against) as other:
+        theirs = hash_checkpoint(other, memory=memory, progress=progress)
+    renamed = {rename(path): path for path in theirs.digests}
+    expected = {path: theirs.digests[origin] for path, origin in renamed.items()}
+    leaves = {path: theirs.leaves[origin] for path, origin in renamed.items()}
+    yield from _differences(found, expected, leaves)
+
+
+def _differences(
+    found: Hashes, expected: Mapping[KeyPath, str], leaves: Mapping[KeyPath, tuple[bytes, ...]]
+) -> Iterator[Failure]:
+    yield from compare(found, expected, leaves)
+    for path in sorted(set(found.digests) - set(expected)):
+        yield Failure(render(path), "a tensor that was not expected")
+
+
+def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
+    for companion in sidecar.manifest.companions:
+        try:
+            data = checkpoint.reader.companion(companion.name).read()
+        except NotFoundError:
+            yield Failure(companion.name, "the companion file is gone")
+            continue
+        if hashlib.sha256(data).hexdigest() != companion.sha256:
+            yield Failure(companion.name, "the companion file is not the recorded one")
