@@ -143,7 +143,7 @@ def _make(folder: Path, purpose: Purpose) -> None:
 
 def _pip(folder: Path, *what: str) -> None:
     say(f"installing {' '.join(_short(Path(word)) if word.startswith('/') else word for word in what)}")
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     _must([*pip, "-c", str(CONSTRAINTS), *what])
 
 

@@ -142,13 +142,15 @@ class Staging:
         for parent in reversed(missing):
             parent.mkdir(exist_ok=True)
             self._made.append(parent)
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
     def _remove(self) -> None:
         staged = Path(self.location.path)
         if staged.is_dir():
             shutil.rmtree(staged, ignore_errors=True)
-        else:
-            staged.unlink(missing_ok=True)
+        elif staged.is_file():
+            staged.unlink()
         for parent in reversed(self._made):
             _remove_if_empty(parent)
         if self._workspace is not None:

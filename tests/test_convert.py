@@ -1,0 +1,221 @@
+"""convert: whole or not at all, proved, repeatable; the source is never changed."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import wherry
+from wherry.errors import MismatchError, TargetExistsError, UnrepresentableError, UsageError
+from wherry.sidecar import read_sidecar
+from wherry.store import locate
+
+TENSORS = {
+    "model.layers.0.weight": np.arange(300_000, dtype="<f4").reshape(300, 1000),
+    "model.layers.1.weight": np.arange(12, dtype="<i8").reshape(3, 4),
+    "scale": np.array(2.5, dtype="<f2"),
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A Hugging Face folder with a config and a tokenizer."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(TENSORS, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"model_type": "tiny", "transformers_version": "5.0.0"}))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def tree(folder):
+    return {
+        str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def read_all(uri):
+    with wherry.open(uri) as checkpoint:
+        return {path: checkpoint.read(path) for path in checkpoint.manifest.tensors}
+
+
+@pytest.mark.parametrize("options", [{}, {"zarr": "3"}, {"ocdbt": "false"}, {"compression": "zstd"}], ids=str)
+def test_there_and_back_keeps_every_bit_and_the_weights_digest(model, tmp_path, options):
+    before = tree(model)
+    there = wherry.convert(model, tmp_path / "orbax", to="orbax", options=options)
+    back = wherry.convert(tmp_path / "orbax", tmp_path / "back", to="hf")
+    assert there.source.weights_digest == there.target.weights_digest == back.target.weights_digest
+    assert there.source.checkpoint_digest != there.target.checkpoint_digest
+    assert back.source.checkpoint_digest == there.target.checkpoint_digest
+    for name, array in load_file(tmp_path / "back/model.safetensors").items():
+        assert array.tobytes() == TENSORS[name].tobytes()
+        assert array.shape == TENSORS[name].shape
+    assert json.loads((tmp_path / "back/config.json").read_text())["model_type"] == "tiny"
+    assert tree(model) == before
+
+
+def test_identity_of_a_checkpoint_does_not_depend_on_the_path_it_took(model, tmp_path):
+    one = wherry.convert(model, tmp_path / "a", to="hf")
+    two = wherry.convert(model, tmp_path / "b", to="hf")
+    assert one.target.checkpoint_digest == two.target.checkpoint_digest
+    assert one.plan_digest == two.plan_digest
+
+
+def test_an_unchanged_rerun_does_nothing(model, tmp_path):
+    wherry.convert(model, tmp_path / "out", to="orbax")
+    before = tree(tmp_path / "out")
+    again = wherry.convert(model, tmp_path / "out", to="orbax")
+    assert again.already
+    assert tree(tmp_path / "out") == before
+
+
+def test_another_conversion_never_touches_what_is_there(model, tmp_path):
+    wherry.convert(model, tmp_path / "out", to="orbax")
+    before = tree(tmp_path / "out")
+    with pytest.raises(TargetExistsError):
+        wherry.convert(model, tmp_path / "out", to="orbax", options={"zarr": "3"})
+    assert wherry.convert(model, tmp_path / "out", to="orbax", options={"zarr": "3"}, if_exists="skip").already
+    assert tree(tmp_path / "out") == before
+
+
+def test_a_changed_source_is_not_the_same_conversion(model, tmp_path):
+    wherry.convert(model, tmp_path / "out", to="orbax")
+    changed = {**TENSORS, "scale": np.array(3.5, dtype="<f2")}
+    save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TargetExistsError):
+        wherry.convert(model, tmp_path / "out", to="orbax")
+
+
+def test_a_target_that_was_altered_is_not_the_result_any_more(model, tmp_path):
+    wherry.convert(model, tmp_path / "out", to="hf")
+    (tmp_path / "out/tokenizer.json").write_text('{"swapped": true}')
+    with pytest.raises(TargetExistsError):
+        wherry.convert(model, tmp_path / "out", to="hf")
+
+
+def test_a_source_that_changed_since_we_wrote_it_is_refused(model, tmp_path):
+    wherry.convert(model, tmp_path / "mine", to="hf")
+    weights = tmp_path / "mine/model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(MismatchError, match="has changed since it was recorded"):
+        wherry.convert(tmp_path / "mine", tmp_path / "out", to="orbax")
+    assert not (tmp_path / "out").exists()
+
+
+def test_read_back_finds_what_the_disk_did_to_the_bytes(model, tmp_path, monkeypatch):
+    import importlib
+
+    convert = importlib.import_module("wherry.convert")
+    real = convert._finish
+
+    def damage(writer):
+        real(writer)
+        (staged,) = tmp_path.glob(".wherry-*/model.safetensors")
+        data = bytearray(staged.read_bytes())
+        data[-3] ^= 1
+        staged.write_bytes(data)
+
+    monkeypatch.setattr(convert, "_finish", damage)
+    with pytest.raises(MismatchError, match=r"read-back differs .*leaf 0.*tensor"):
+        wherry.convert(model, tmp_path / "out", to="hf")
+    assert sorted(os.listdir(tmp_path)) == ["model"]
+
+
+def test_split_makes_a_tree_and_join_takes_it_apart(model, tmp_path):
+    wherry.convert(model, tmp_path / "tree", to="orbax", options={"split": "."})
+    assert ("model", "layers", "0", "weight") in read_all(tmp_path / "tree")
+    with pytest.raises(UnrepresentableError, match=r"key path of 4 parts[\s\S]*join"):
+        wherry.convert(tmp_path / "tree", tmp_path / "flat", to="hf")
+    wherry.convert(tmp_path / "tree", tmp_path / "flat", to="hf", options={"join": "."})
+    assert set(load_file(tmp_path / "flat/model.safetensors")) == set(TENSORS)
+    assert wherry.verify(tmp_path / "tree", against=model).ok
+    assert wherry.verify(tmp_path / "flat", level="digest").ok
+
+
+def test_split_that_would_lose_a_tensor_is_refused(tmp_path):
+    save_file({"a": np.zeros(1), "a.b": np.zeros(1)}, tmp_path / "m.safetensors")
+    with pytest.raises(UnrepresentableError, match="key collision: a would be a tensor and hold a/b"):
+        wherry.convert(tmp_path / "m.safetensors", tmp_path / "out", to="orbax", options={"split": "."})
+
+
+def test_what_the_target_cannot_hold_is_refused_by_name(tmp_path):
+    save_file({"empty": np.zeros((0, 3), dtype="f4"), "x": np.zeros(2)}, tmp_path / "m.safetensors")
+    with pytest.raises(UnrepresentableError, match="orbax cannot hold a tensor without elements .tensor empty"):
+        wherry.convert(tmp_path / "m.safetensors", tmp_path / "out", to="orbax")
+    assert sorted(os.listdir(tmp_path)) == ["m.safetensors"]
+
+
+def test_single_file_target_has_its_sidecar_beside_it(model, tmp_path):
+    receipt = wherry.convert(model, tmp_path / "one.safetensors", to="safetensors")
+    assert sorted(os.listdir(tmp_path)) == ["model", "one.safetensors", "one.safetensors.wherry.json"]
+    sidecar = read_sidecar(locate(tmp_path / "one.safetensors"))
+    assert sidecar.checkpoint == receipt.target
+    assert sidecar.receipt.plan_digest == receipt.plan_digest
+    assert wherry.verify(tmp_path / "one.safetensors", level="digest").ok
+    assert wherry.convert(model, tmp_path / "one.safetensors", to="safetensors").already
+
+
+def test_a_target_inside_the_source_is_refused(model):
+    with pytest.raises(UsageError, match="inside the source"):
+        wherry.convert(model, model / "out", to="orbax")
+
+
+def test_user_metadata_is_kept(model, tmp_path):
+    wherry.convert(model, tmp_path / "out", to="hf", meta={"commit": "abc"})
+    assert read_sidecar(locate(tmp_path / "out")).manifest.origin["meta"] == {"commit": "abc"}
+
+
+def test_into_makes_the_step_folder_of_a_run(model, tmp_path):
+    receipt = wherry.convert(model, tmp_path / "run", to="orbax", into=True, as_step=7)
+    assert receipt.target.uri == str(tmp_path / "run/7/default")
+    found = wherry.detect(tmp_path / "run")
+    assert (found.format, found.step, found.verdict) == ("orbax", 7, "ok")
+    with pytest.raises(UsageError, match="states no step"):
+        wherry.convert(model, tmp_path / "run", to="orbax", into=True)
+
+
+def test_to_an_object_store_and_back(model, tmp_path):
+    target = f"memory://bucket/{tmp_path.name}/out"
+    there = wherry.convert(model, target, to="hf")
+    assert wherry.detect(target).verdict == "ok"
+    assert wherry.verify(target, level="digest").ok
+    assert wherry.convert(model, target, to="hf").already
+    back = wherry.convert(target, tmp_path / "back", to="orbax")
+    assert back.source.checkpoint_digest == there.target.checkpoint_digest
+
+
+def test_progress_ends_at_the_total_and_never_runs_back(model, tmp_path):
+    seen = []
+    wherry.convert(model, tmp_path / "out", to="orbax", progress=seen.append)
+    moved = [now.done for now in seen if now.stage == "convert"]
+    assert moved == sorted(moved)
+    assert moved[-1] == seen[0].total == sum(array.nbytes for array in TENSORS.values())
+
+
+def test_plan_writes_nothing_and_says_what_will_happen(model, tmp_path):
+    plan = wherry.plan(model, tmp_path / "out", to="orbax")
+    data = plan.to_json()
+    assert sorted(os.listdir(tmp_path)) == ["model"]
+    assert data["tensors"] == 3
+    assert data["bytes_out"] == sum(array.nbytes for array in TENSORS.values())
+    assert data["parameters"]["found"] == sum(array.size for array in TENSORS.values())
+    assert wherry.convert(model, tmp_path / "out", to="orbax").plan_digest == plan.digest
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"to": "nothing"}, {"to": "orbax", "options": {"zzz": "1"}}, {"to": "orbax", "memory": "x"},
+     {"to": "orbax", "verify": "maybe"}, {"to": "orbax", "options": {"zarr": "9"}}, {"to": "orbax", "ignore": ("all",)}],
+)  # fmt: skip
+def test_requests_that_make_no_sense_are_usage_errors(model, tmp_path, wrong):
+    with pytest.raises(UsageError):
+        wherry.convert(model, tmp_path / "out", **wrong)
+    assert sorted(os.listdir(tmp_path)) == ["model"]

@@ -1,0 +1,98 @@
+"""Digests do not depend on how the bytes arrive, and differ whenever content does."""
+
+import hashlib
+import json
+import random
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wherry import digest
+from wherry.digest import LeafHasher, checkpoint_digest, tensor_digest, weights_digest
+from wherry.manifest import Companion, Manifest
+from wherry.tensorspec import TensorSpec
+
+LEAF = digest.LEAF
+
+
+@pytest.fixture(autouse=True)
+def small_leaves(monkeypatch):
+    """Leaves of 64 bytes, so that a few hundred bytes have many of them."""
+    monkeypatch.setattr(digest, "LEAF", 64)
+
+
+def independent(spec, data):
+    """The tensor digest as the docstring of wherry.digest words it, written a second time."""
+    leaves = [hashlib.sha256(data[start : start + 64]).hexdigest() for start in range(0, len(data), 64)]
+    text = json.dumps([spec.dtype, list(spec.shape), leaves], separators=(",", ":"))
+    return hashlib.sha256(f"wherry tensor 1\n{text}".encode()).hexdigest()
+
+
+@settings(deadline=None)
+@given(size=st.integers(0, 400), cuts=st.lists(st.integers(0, 400), max_size=8), seed=st.integers(0, 99))
+def test_pieces_in_any_order_give_the_digest_of_the_definition(size, cuts, seed):
+    data = random.Random(seed).randbytes(size)
+    spec = TensorSpec(("t",), (size,), "uint8")
+    bounds = sorted({0, size, *(cut for cut in cuts if cut < size)})
+    pieces = list(zip(bounds, bounds[1:], strict=False))
+    random.Random(seed).shuffle(pieces)
+    hasher = LeafHasher(spec)
+    for start, stop in pieces:
+        hasher.update(start, memoryview(data)[start:stop])
+    assert hasher.done()
+    assert hasher.digest() == independent(spec, data)
+
+
+def test_pieces_from_many_threads_give_the_same_digest():
+    data = random.Random(1).randbytes(64 * 50 + 7)
+    spec = TensorSpec(("t",), (len(data),), "uint8")
+    starts = list(range(0, len(data), 37))
+    random.Random(2).shuffle(starts)
+    hasher = LeafHasher(spec)
+    threads = [
+        threading.Thread(target=lambda part: [hasher.update(s, memoryview(data)[s : s + 37]) for s in part], args=(part,))
+        for part in (starts[::3], starts[1::3], starts[2::3])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert hasher.digest() == independent(spec, data)
+
+
+def test_a_missing_byte_is_never_digested_silently():
+    hasher = LeafHasher(TensorSpec(("t",), (100,), "uint8"))
+    hasher.update(0, memoryview(bytes(99)))
+    with pytest.raises(AssertionError, match="never hashed"):
+        hasher.digest()
+
+
+def test_the_leaf_is_four_mebibytes():
+    assert LEAF == 4 * 1024 * 1024
+
+
+def test_dtype_and_shape_count_the_key_path_does_not():
+    leaves = [b"x" * 32]
+    base = tensor_digest(TensorSpec(("a",), (4, 2), "int8"), leaves)
+    assert base == tensor_digest(TensorSpec(("b",), (4, 2), "int8"), leaves)
+    assert base != tensor_digest(TensorSpec(("a",), (2, 4), "int8"), leaves)
+    assert base != tensor_digest(TensorSpec(("a",), (4, 2), "uint8"), leaves)
+
+
+def test_weights_digest_is_about_paths_and_content():
+    assert weights_digest({("a",): "1", ("b",): "2"}) == weights_digest({("b",): "2", ("a",): "1"})
+    assert weights_digest({("a", "b"): "1"}) != weights_digest({("a.b",): "1"})
+
+
+def test_checkpoint_digest_covers_container_companions_and_leaves():
+    manifest = Manifest({}, companions=(Companion("config.json", 2, "00"),))
+    variants = [
+        (manifest, "huggingface", "single safetensors"),
+        (manifest, "orbax", "single safetensors"),
+        (manifest, "huggingface", "sharded safetensors"),
+        (Manifest({}, companions=(Companion("config.json", 2, "01"),)), "huggingface", "single safetensors"),
+        (Manifest({}, values={("s",): "x"}), "huggingface", "single safetensors"),
+    ]
+    assert len({checkpoint_digest(*variant) for variant in variants}) == len(variants)

@@ -1,0 +1,108 @@
+"""Small nouns of the engine: errors, manifests, sizes, steps, locations."""
+
+import errno
+import inspect
+
+import pytest
+
+from wherry import errors, manifest, units
+from wherry.errors import HostileError, UsageError, WherryError, storage_error
+from wherry.manifest import Companion, Manifest
+from wherry.steps import step_number, steps_among
+from wherry.store import locate
+from wherry.tensorspec import Sharding, TensorSpec
+
+TREE = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, WherryError)]
+
+# class → exit code, as DESIGN and the README list them.
+CODES = {
+    "UsageError": 2, "NotFoundError": 3, "NotACheckpointError": 4, "UnsupportedError": 4, "AmbiguousError": 4,
+    "DamagedError": 5, "IncompleteError": 5, "CorruptError": 5, "HostileError": 6, "UnrepresentableError": 7,
+    "TargetExistsError": 8, "TargetInUseError": 8, "MismatchError": 9, "StorageError": 10, "MissingExtraError": 11,
+    "InterruptedRunError": 130, "WherryError": 1,
+}  # fmt: skip
+
+
+def test_the_tree_has_the_documented_exit_codes():
+    assert {cls.__name__: cls.exit_code for cls in TREE} == CODES
+
+
+@pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.__name__)
+def test_every_error_is_in_the_drawing_and_says_what_where_and_the_cure(cls):
+    assert cls.__name__ in errors.__doc__
+    text = str(cls("it broke", uri="u://x", path="a/b", cure="mend it"))
+    assert text == "it broke (u://x, tensor a/b)\ncure: mend it"
+    assert cls("x").to_json()["exit_code"] == cls.exit_code
+
+
+def test_built_in_parents():
+    assert issubclass(errors.UsageError, ValueError)
+    assert issubclass(errors.NotFoundError, LookupError)
+    assert issubclass(errors.StorageError, OSError)
+    assert issubclass(errors.MissingExtraError, ImportError)
+
+
+@pytest.mark.parametrize(("code", "retryable"), [(errno.ENOSPC, False), (errno.EROFS, False), (errno.ETIMEDOUT, True)])
+def test_storage_errors_say_whether_a_retry_helps(code, retryable):
+    error = storage_error(OSError(code, "reason"), "x")
+    assert error.retryable is retryable
+    assert error.cure
+
+
+def test_manifest_survives_its_json_form():
+    full = Manifest(
+        tensors={
+            ("a/b", ""): TensorSpec(
+                ("a/b", ""), (2, 3), "bfloat16", (1, 3), ("layer", None),
+                Sharding((("data", 2),), ("data", ("x", "y"), None), (("embed", None),)), {"prng": "threefry2x32"},
+            )
+        },
+        values={("s",): "text"}, empties={("e",): "list"}, lists=frozenset({("e",)}), step=7, kind="params",
+        companions=(Companion("config.json", 2, "ff"),), custom={"k": [1]}, origin={"commit": "c"},
+        digests={("a/b", ""): "00"},
+    )  # fmt: skip
+    assert manifest.from_json(full.to_json()) == full
+
+
+def test_a_manifest_of_a_newer_schema_is_refused():
+    with pytest.raises(errors.CorruptError, match="schema 99"):
+        manifest.from_json({"schema": 99})
+
+
+@pytest.mark.parametrize(("text", "size"), [("128MiB", 128 << 20), ("5GB", 5 * 10**9), ("7", 7), ("1.5 k", 1536)])
+def test_sizes(text, size):
+    assert units.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", "0", "1 parsec"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(UsageError):
+        units.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("8", 8), ("0000001000", 1000), ("checkpoint_3", 3), ("checkpoint-500", 500), ("step-10", 10), ("ckpt_00000200", 200),
+     ("llama-3", None), ("model_7", None), (".wherry-8.0a", None), ("state", None)],
+)  # fmt: skip
+def test_step_names(name, step):
+    assert step_number(name) == step
+
+
+def test_a_run_may_have_a_prefix_of_its_own():
+    assert [step.number for step in steps_among(["my_run_10", "my_run_9", "logs"])] == [10, 9]
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../b", "", "a\\b", "a//b"])
+def test_names_from_data_cannot_leave_the_folder(tmp_path, name):
+    with pytest.raises(HostileError):
+        locate(tmp_path).member(name)
+
+
+def test_uris():
+    assert locate("file:///a/b%20c").path == "/a/b c"
+    assert locate("memory://x/y").uri == "memory://x/y"
+    with pytest.raises(UsageError, match="credentials"):
+        locate("s3://key:secret@bucket/x")
+    with pytest.raises(UsageError, match="unknown storage protocol"):
+        locate("nonsense://x")

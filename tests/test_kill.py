@@ -1,0 +1,135 @@
+"""Killed at any moment, a conversion leaves nothing that wherry or Orbax takes for a finished checkpoint."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+
+# The child kills itself at the N-th call of any function that changes the file system.
+CHILD = """
+import os, sys
+source, target, to, fatal_call = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+import wherry
+from wherry import staging
+from wherry.convert import convert
+from pathlib import Path
+calls = 0
+def deadly(function):
+    def wrapper(*arguments, **options):
+        global calls
+        calls += 1
+        if calls == fatal_call:
+            os.kill(os.getpid(), 9)
+        return function(*arguments, **options)
+    return wrapper
+for module, names in ((os, ("fsync", "fdatasync", "pwrite", "mkdir", "rename", "link", "unlink")),
+                      (staging, ("rename_without_replacing", "sync_folder"))):
+    for name in names:
+        setattr(module, name, deadly(getattr(module, name)))
+convert(source, target, to=to, lineage=False)
+print(calls)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Four tensors of 3 MB."""
+    folder = tmp_path_factory.mktemp("source") / "model"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    tensors = {f"layer.{n}.weight": generator.standard_normal((750, 1000), dtype="f4") for n in range(4)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-c", CHILD, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def orbax_steps(run_folder):
+    """What Orbax takes for steps of a run."""
+    from orbax.checkpoint.path import step as step_lib
+
+    return [found.step for found in step_lib.standard_name_format().find_all(run_folder)]
+
+
+def assert_nothing_half_done(folder, target):
+    """Either the target is whole, or there is none; what is left besides is known as unfinished."""
+    for name in os.listdir(folder):
+        path = Path(folder) / name
+        if path == target:
+            assert wherry.verify(path, level="digest").ok
+        else:
+            assert name.startswith(".wherry-") or name.endswith(".wherry.json"), name
+            assert wherry.detect(path).verdict != "ok"
+    found = [one.uri for one in wherry.discover(folder)]
+    assert found in ([], [str(target)])
+    assert orbax_steps(folder) == ([8] if target.name == "8" and target.exists() else [])
+
+
+@pytest.mark.parametrize(("to", "name"), [("hf", "out"), ("safetensors", "m.safetensors"), ("orbax", "8")])
+def test_killed_at_every_change_of_the_file_system(source, tmp_path, to, name):
+    whole = run(source, tmp_path / "whole" / name, to, 0)
+    assert whole.returncode == 0, whole.stderr
+    calls = int(whole.stdout)
+    assert calls > 5
+    points = sorted({1, 2, 3, calls - 2, calls - 1, calls, *range(4, calls, max(calls // 6, 1))})
+    for point in points:
+        folder = tmp_path / f"at{point}"
+        folder.mkdir()
+        assert run(source, folder / name, to, point).returncode == -signal.SIGKILL
+        assert_nothing_half_done(folder, folder / name)
+
+
+@pytest.mark.parametrize("to", ["orbax", "hf"])
+def test_killed_at_random_moments_then_run_again(source, tmp_path, to):
+    command = [sys.executable, "-m", "wherry.cli", "convert", str(source), str(tmp_path / "8"), "--to", to, "--no-lineage"]
+    for seed in range(4):
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(random.Random(seed).uniform(0.2, 1.2))
+        child.kill()
+        child.wait()
+        assert_nothing_half_done(tmp_path, tmp_path / "8")
+    subprocess.run(command, check=True, capture_output=True)
+    assert wherry.verify(tmp_path / "8", level="digest").ok
+
+
+def test_sigterm_ends_with_130_and_leaves_nothing(source, tmp_path):
+    target = tmp_path / "out" / "8"
+    slow = (
+        "import wherry.mover as m, time; real = m.Carrier._move\n"
+        "def slow(*a):\n    time.sleep(0.5); return real(*a)\n"
+        "m.Carrier._move = slow\n"
+        "from wherry.cli import main; import sys\n"
+        f"print('ready', flush=True); main(['convert', {str(source)!r}, {str(target)!r}, '--to', 'orbax'])"
+    )
+    child = subprocess.Popen([sys.executable, "-c", slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child.stdout.readline()
+    deadline = time.monotonic() + 20
+    while not list(tmp_path.glob("out/.wherry-*/**/*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGTERM)
+    _out, err = child.communicate(timeout=20)
+    assert child.returncode == 130, err
+    assert "interrupted" in err
+    assert os.listdir(tmp_path) == []
+
+
+def test_clean_removes_what_a_kill_left_and_nothing_else(source, tmp_path):
+    from wherry.clean import clean
+
+    run(source, tmp_path / "out", "hf", 6)
+    wherry.convert(source, tmp_path / "kept", to="hf")
+    assert [row.removed for row in clean(tmp_path)] == [False], "an area that was touched just now may be in use"
+    assert [row.removed for row in clean(tmp_path, min_age=0)] == [True]
+    assert os.listdir(tmp_path) == ["kept"]

@@ -1,0 +1,40 @@
+"""Buffers are reused, and what is handed out never exceeds the budget."""
+
+import threading
+import time
+
+from wherry.pool import Pool
+
+MIB = 1 << 20
+
+
+def test_buffers_are_reused_and_exact():
+    pool = Pool(8 * MIB)
+    with pool.buffer(100) as first:
+        first[:3] = b"abc"
+        assert len(first) == 100
+    with pool.buffer(50) as second:
+        assert bytes(second[:3]) == b"abc"
+
+
+def test_requests_wait_until_there_is_room():
+    pool, order = Pool(2 * MIB), []
+
+    def late():
+        with pool.buffer(2 * MIB):
+            order.append("late")
+
+    with pool.buffer(MIB + 1):
+        thread = threading.Thread(target=late)
+        thread.start()
+        time.sleep(0.05)
+        order.append("early")
+    thread.join(5)
+    assert order == ["early", "late"]
+    assert pool.peak == 2 * MIB
+
+
+def test_one_request_larger_than_the_budget_is_admitted_alone():
+    pool = Pool(MIB)
+    with pool.reserved(10 * MIB):
+        assert pool.peak == 10 * MIB

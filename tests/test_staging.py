@@ -1,0 +1,96 @@
+"""A target appears whole or not at all, and never over something that is there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from wherry import staging
+from wherry.errors import NotFoundError, StorageError, TargetExistsError
+from wherry.staging import Staging, is_staging
+from wherry.steps import step_number
+from wherry.store import locate
+
+
+def fill(area):
+    folder = Path(area.location.path)
+    folder.mkdir()
+    (folder / "a").write_text("1")
+
+
+def test_commit_makes_the_folder_appear_and_leaves_no_staging(tmp_path):
+    with Staging(locate(tmp_path / "deep/er/out")) as area:
+        fill(area)
+        assert not (tmp_path / "deep/er/out").exists()
+        area.commit()
+    assert (tmp_path / "deep/er/out/a").read_text() == "1"
+    assert os.listdir(tmp_path / "deep/er") == ["out"]
+
+
+def test_without_a_commit_nothing_is_left_not_even_parents(tmp_path):
+    with pytest.raises(RuntimeError), Staging(locate(tmp_path / "deep/er/out")) as area:
+        fill(area)
+        raise RuntimeError
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("libc", [True, False], ids=["renameat2", "fallback"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_commit_never_overwrites(tmp_path, kind, libc, monkeypatch):
+    if not libc:
+        monkeypatch.setattr(staging.ctypes, "CDLL", lambda *_args, **_options: object())
+    target = tmp_path / "out"
+    with Staging(locate(target)) as area:
+        staged = Path(area.location.path)
+        staged.mkdir() if kind == "folder" else staged.write_text("new")
+        target.mkdir() if kind == "folder" else target.write_text("old")
+        (target / "theirs" if kind == "folder" else target).write_text("old")
+        with pytest.raises(TargetExistsError):
+            area.commit(beside=b"{}" if kind == "file" else None)
+    assert os.listdir(tmp_path) == ["out"]
+    assert (target / "theirs" if kind == "folder" else target).read_text() == "old"
+
+
+def test_single_file_gets_its_sidecar_beside_it(tmp_path):
+    with Staging(locate(tmp_path / "m.safetensors")) as area:
+        Path(area.location.path).write_text("data")
+        area.commit(beside=b"{}")
+    assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "m.safetensors.wherry.json"]
+
+
+def test_the_staging_name_is_no_step_and_begins_with_a_dot():
+    area = Staging(locate("/x/0000001000"))
+    name = area.location.name
+    assert is_staging(name)
+    assert name.startswith(".wherry-0000001000.")
+    assert step_number(name) is None
+
+
+def test_object_store_commit_puts_the_marker_last(monkeypatch):
+    target = locate("memory://bucket/run/out")
+    order = []
+    put = type(target.store).put
+    monkeypatch.setattr(
+        type(target.store), "put", lambda self, path, data, **o: (order.append((path, o)), put(self, path, data, **o))
+    )
+    with Staging(target) as area:
+        fill(area)
+        (Path(area.location.path) / "marker").write_text("done")
+        area.commit("marker")
+    assert [path.rsplit("/", 1)[-1] for path, _ in order] == ["a", "marker"]
+    assert order[-1][1] == {"create_only": True}
+    assert target.join("a").read() == b"1"
+    with pytest.raises(TargetExistsError), Staging(target) as area:
+        fill(area)
+        area.commit("marker")
+
+
+def test_a_parent_that_is_a_file_is_a_storage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError), Staging(locate(tmp_path / "file/out")):
+        pass
+
+
+def test_missing_files_are_not_found(tmp_path):
+    with pytest.raises(NotFoundError):
+        locate(tmp_path / "none").read()
