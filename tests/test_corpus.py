@@ -20,7 +20,7 @@ def cases():
     for folder in sorted(ROOT.glob("*/expected.json")):
         expected = json.loads(folder.read_text())
         if expected["format"] in READ and not any(word in expected["layout_version"] for word in LATER):
-            yield pytest.param(folder.parent, expected, id=folder.parent.name)
+            yield pytest.param((folder.parent, expected), id=folder.parent.name)
 
 
 CASES = list(cases())
@@ -77,7 +77,7 @@ def test_contents(checkpoint):
         assert set(map(tuple, expected.get("string_leaves", ()))) <= set(found.manifest.values)
 
 
-DISCOVERY = [case for case in CASES if "discovery" in case.values[1]]
+DISCOVERY = [case for case in CASES if "discovery" in case.values[0][1]]
 
 
 @pytest.mark.parametrize("checkpoint", DISCOVERY, indirect=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 from platformdirs import user_data_dir
 
@@ -61,9 +60,10 @@ def mlflow_artifacts() -> Path:
 
 
 def without_secrets(url: str) -> str:
-    """A URL as it may be stored and printed: without user, password and query, which can hold tokens."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    """A URL as it may be stored and printed: without user, password, query and fragment, which can hold tokens."""
+    scheme, separator, rest = url.partition("://")
+    authority, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
+    return scheme + separator + authority.rpartition("@")[2] + slash + path
 
 
 def sqlite_file(url: str) -> Path | None:

@@ -107,7 +107,7 @@ class Carrier:
                 move = next(queue, None)
                 if move is None:
                     return
-                hasher = self.hashers.setdefault(move.target, LeafHasher(self.specs[move.source]))
+                hasher = self._hasher(move)
             try:
                 self._move(move, hasher)
             except BaseException:
@@ -115,6 +115,11 @@ class Carrier:
                 raise
             self.meter.add(move.span.nbytes, self.specs[move.source].name)
             self._group_commit(move.span.nbytes)
+
+    def _hasher(self, move: Move) -> LeafHasher:
+        if move.target not in self.hashers:
+            self.hashers[move.target] = LeafHasher(self.specs[move.source])
+        return self.hashers[move.target]
 
     def _move(self, move: Move, hasher: LeafHasher) -> None:
         spec = self.specs[move.source]

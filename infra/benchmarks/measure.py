@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from resource import struct_rusage
 
 _INTERVAL = 0.01
 _KIB = 1024
@@ -44,38 +47,44 @@ class RowFailedError(RuntimeError):
 
 
 def measure(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Cost:
-    """Run a command that prints a JSON object with `seconds` on its last line, and measure it.
+    """Run a command that prints a JSON object with `seconds` last, and measure it.
 
     Raises:
         RowFailedError: it failed, or printed no such line.
     """
-    started = time.monotonic()
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environment), cwd=cwd
-    )
+    with TemporaryFile() as said, TemporaryFile() as complaint:
+        started = time.monotonic()
+        process = subprocess.Popen(command, stdout=said, stderr=complaint, env=dict(environment), cwd=cwd)
+        peak, anonymous, status, usage = _watch(process.pid)
+        wall = time.monotonic() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        texts = [_text(said), _text(complaint)]
+    if process.returncode:
+        raise RowFailedError("\n".join([f"exit code {process.returncode} of {' '.join(command)}", *texts]))
+    return Cost(wall, _work(texts[0], command), usage.ru_utime + usage.ru_stime, peak, anonymous)
+
+
+def _watch(pid: int) -> tuple[int, int, int, struct_rusage]:
+    """Sample a process until it ends: peak, anonymous peak, wait status, resource usage of its tree."""
     peak = anonymous = 0
     while True:
-        reaped, status, usage = os.wait4(process.pid, os.WNOHANG)
+        reaped, status, usage = os.wait4(pid, os.WNOHANG)
         if reaped:
-            break
-        seen = _memory(process.pid)
+            return peak, anonymous, status, usage
+        seen = _memory(pid)
         peak, anonymous = max(peak, seen[0]), max(anonymous, seen[1])
         time.sleep(_INTERVAL)
-    wall = time.monotonic() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    said, complaint = process.stdout.read().decode(), process.stderr.read().decode()
-    process.stdout.close()
-    process.stderr.close()
-    if process.returncode:
-        raise RowFailedError(f"exit code {process.returncode} of {' '.join(command)}\n{said}\n{complaint}")
-    return Cost(wall, _work(said, command), usage.ru_utime + usage.ru_stime, peak, anonymous)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def _work(said: str, command: Sequence[str]) -> float:
+    start = max((found.start() for found in re.finditer(r"^\{", said, re.MULTILINE)), default=0)
     try:
-        return float(json.loads(said[said.index("{") :])["seconds"])
+        return float(json.loads(said[start:])["seconds"])
     except (ValueError, KeyError, TypeError) as error:
         raise RowFailedError(f"no seconds in what {' '.join(command)} printed: {said[-500:]!r}") from error
 

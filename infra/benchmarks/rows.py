@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _WHERRY = ("{python}", "-m", "wherry.cli", "convert", "{source}", "{target}", "--json", "--memory", "128MiB")
+_AS_ORBAX = ("--to", "orbax", "--set", "zarr=2")  # the layout that StandardCheckpointer writes
 _WORK = ("{python}", "-m", "benchmarks.work")
 
 
@@ -64,10 +65,10 @@ ROWS = (
         TO_ORBAX,
         "huggingface",
         "orbax",
-        (*_WHERRY, "--to", "orbax", "--verify", "none"),
+        (*_WHERRY, *_AS_ORBAX, "--verify", "none"),
         ours=True,
     ),
-    Row("wherry, to orbax", TO_ORBAX, "huggingface", "orbax", (*_WHERRY, "--to", "orbax"), ours=True),
+    Row("wherry, to orbax", TO_ORBAX, "huggingface", "orbax", (*_WHERRY, *_AS_ORBAX), ours=True),
     Row(
         "load all, then save, to orbax",
         TO_ORBAX,

@@ -135,18 +135,11 @@ def _walk(listing: Listing, base: ts.KvStore, reference: str, prefix: bytes, hei
     if not 0 <= node["height"] < height:
         raise CorruptError(f"an OCDBT tree whose heights do not fall: {reference}", uri=listing.location.uri)
     for entry in node["entries"]:
-        key = prefix + _bytes(entry["key"])
         if node["height"]:
-            common = key[: len(prefix) + int(entry.get("subtree_common_prefix_length", 0))]
-            _walk(
-                listing,
-                base,
-                entry["location"],
-                _bytes(entry.get("subtree_common_prefix", common)),
-                node["height"],
-            )
+            inner = prefix + _bytes(entry["subtree_common_prefix"])
+            _walk(listing, base, entry["location"], inner, node["height"])
         else:
-            name = key.decode("utf-8", "surrogateescape")
+            name = (prefix + _bytes(entry["key"])).decode("utf-8", "surrogateescape")
             listing.values[name] = _value(listing, name, entry)
 
 

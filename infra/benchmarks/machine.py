@@ -1,0 +1,39 @@
+"""Says what machine and which software the numbers belong to."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+_PACKAGES = ("wherry", "tensorstore", "numpy", "safetensors", "orbax-checkpoint", "jax", "flax")
+
+
+def describe(scratch: Path) -> dict[str, object]:
+    """The machine, the disk under `scratch`, the moment and the versions."""
+    device, file_system = _mount_of(scratch)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": _first("/proc/cpuinfo", "model name"),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "disk": f"{file_system} on {Path(device).name}",
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in _PACKAGES},
+    }
+
+
+def _first(path: str, field: str) -> str:
+    lines = Path(path).read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "unknown")
+
+
+def _mount_of(path: Path) -> tuple[str, str]:
+    """Device and type of the file system that a path lies on: the mount with the longest matching folder."""
+    rows = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    above = [row for row in rows if path.is_relative_to(row[1])]
+    return max(((row[1], row[0], row[2]) for row in above), key=lambda row: len(row[0]))[1:]

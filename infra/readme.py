@@ -1,0 +1,60 @@
+"""Writes into README.md what the code says of itself: command-line help, the table of formats, the benchmark.
+
+    python infra/readme.py
+
+Tests compare README with the code, so run this after a change to either. It needs wherry installed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from wherry.cli import cli
+from wherry.registry import formats
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE_HEAD = "| format | system | read | written | loaded by |\n|---|---|---|---|---|\n"
+
+
+def help_block(words: str) -> str:
+    """A console block with the help of one command as the terminal shows it."""
+    result = CliRunner().invoke(cli, [*words.split(), "--help"], prog_name="wherry", terminal_width=100)
+    return f"```console\n$ wherry {words}--help\n{result.output.strip()}\n```"
+
+
+def format_table() -> str:
+    """One row for each format of the registry."""
+    rows = (
+        f"| `{name}` | {row.title} | yes | {'yes' if row.create else 'no'} | {row.loaded_by or '–'} |"
+        for name, row in formats().items()
+    )
+    return TABLE_HEAD + "\n".join(rows) + "\n"
+
+
+def benchmark() -> str:
+    """What `infra/bench` wrote last; empty before its first run."""
+    results = ROOT / "infra" / "bench-results.md"
+    return results.read_text() if results.exists() else ""
+
+
+def main() -> None:
+    """Rewrite README.md in place."""
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    text = re.sub(
+        r"```console\n\$ wherry (.*?)--help\n.*?```",
+        lambda found: help_block(found[1]),
+        text,
+        flags=re.DOTALL,
+    )
+    text = re.sub(re.escape(TABLE_HEAD) + r"(?:\|.*\n)*", lambda _found: format_table(), text)
+    block = f"<!-- bench:start -->\n{benchmark()}<!-- bench:end -->"
+    text = re.sub(r"<!-- bench:start -->.*?<!-- bench:end -->", lambda _found: block, text, flags=re.DOTALL)
+    readme.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What an inert pickle machine makes: globals that are only names, records of calls that never happen.
+
+Also the rules that a format gives to the machine, and the few makers that formats share. Keys of dicts and
+members of sets must be cheap to hash for whatever the data says: nested tuples (a pickle of 400 bytes can make one
+whose hash takes 2^60 steps), long integers (all multiples of 2^61-1 collide) and floats are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from wherry.errors import HostileError, UnsupportedError, WherryError
+
+_SCALARS = frozenset({str, bool, bytes, type(None)})
+_LONGEST_KEY = 16
+_LARGEST_KEY = (1 << 61) - 1  # beyond it integers share hashes, and a dict of them takes quadratic time
+
+
+class Global(NamedTuple):
+    """A name that a pickle wants to import."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """What a pickle would have made by a call.
+
+    Attributes:
+        kind: what it would have called.
+        args: with which arguments.
+        state: what it would have set on the result; None where nothing.
+    """
+
+    kind: Global
+    args: tuple[Any, ...]
+    state: Any = None
+
+
+class Attributes(dict[str, Any]):
+    """An object that is no more than its attributes, as a dict (`argparse.Namespace`)."""
+
+
+Maker: TypeAlias = Callable[[tuple[Any, ...]], Any]
+# Global → None (a Record is made of a call), or a function of ours that makes the value from the arguments.
+Allowed: TypeAlias = Mapping[tuple[str, str], Maker | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What one format lets a pickle say.
+
+    Attributes:
+        allowed: the globals.
+        persistent: makes a value of a persistent id; None where the format has none.
+        refusal: a better error than `HostileError` for a global that is not allowed, or None.
+    """
+
+    allowed: Allowed
+    persistent: Callable[[Any], Any] | None = None
+    refusal: Callable[[Global], WherryError | None] = lambda _wanted: None
+
+
+def set_of(args: tuple[Any, ...]) -> frozenset[Any]:
+    """A maker for `set` and `frozenset`: one argument, a sequence of hashable values."""
+    (members,) = args or ((),)
+    return frozenset(checked_key(member) for member in members)
+
+
+def dict_of(args: tuple[Any, ...]) -> dict[Any, Any]:
+    """A maker for `dict` and `OrderedDict`: no argument, a dict, or one sequence of pairs."""
+    (pairs,) = args or ((),)
+    if isinstance(pairs, dict):
+        return dict(cast("dict[Any, Any]", pairs))
+    return {checked_key(key): value for key, value in pairs}
+
+
+def checked_key(key: Any) -> Any:
+    """A key of a dict or member of a set that is cheap to hash.
+
+    Raises:
+        HostileError: it is not.
+        UnsupportedError: it is a float.
+    """
+    if _cheap(key) or isinstance(key, (Record, Global)):
+        return key
+    if type(key) is tuple and len(key) <= _LONGEST_KEY and all(map(_cheap, key)):
+        return key
+    if type(key) is float:
+        raise UnsupportedError("a float as the key of a dict")
+    raise HostileError(
+        f"a {type(key).__name__} as a key whose hash could take for ever",
+        cure="do not use this file; it was made to hang programs",
+    )
+
+
+def _cheap(key: Any) -> bool:
+    return type(key) in _SCALARS or (type(key) is int and -_LARGEST_KEY < key < _LARGEST_KEY)

@@ -1,0 +1,197 @@
+"""Zip archives whose members are stored, not compressed: where each member's bytes lie.
+
+Torch writes every tensor file as such an archive (torch.save) or as a run of them (DCP items). Offsets are never
+computed: the central directory says where a member's local header is, and the local header where its bytes
+begin, since both have extra fields of different lengths. Torch pads with an extra field so that data begins at a
+multiple of 64, and leaves sizes and CRC of the local header zero; the central directory has the true ones. A CRC of
+zero means that none was taken (`torch.serialization.set_crc32_options(False)`).
+
+What scanners have been fooled with is refused: members of one name, compressed or encrypted members, a local
+header that names another member, members that overlap. Source: PKWARE APPNOTE 6.3, sections 4.3 and 4.5.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.errors import CorruptError, HostileError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.store import Location
+
+LOCAL_MAGIC = b"PK\x03\x04"
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR = struct.Struct("<4sIQI")
+_TAIL = 1 << 16
+_LARGEST_DIRECTORY = 1 << 29
+_ZIP64 = 0x0001
+_FULL = 0xFFFFFFFF
+_ENCRYPTED = 0x0001
+
+
+class Member(NamedTuple):
+    """One member: `header` is the offset of its local header in the file, `size` its bytes as stored."""
+
+    name: str
+    header: int
+    size: int
+    full_size: int
+    crc: int
+    method: int
+    flags: int
+
+
+class Directory(NamedTuple):
+    """The members by name, in the order of the directory, and where the directory itself begins."""
+
+    members: Mapping[str, Member]
+    start: int
+
+
+def first_name(head: bytes) -> str:
+    """Name of the member whose local header begins a file; empty where there is none."""
+    if len(head) < _LOCAL.size or not head.startswith(LOCAL_MAGIC):
+        return ""
+    length = _LOCAL.unpack_from(head)[9]
+    return head[_LOCAL.size : _LOCAL.size + length].decode("utf-8", "replace")
+
+
+def read_directory(location: Location, start: int = 0, stop: int | None = None) -> Directory:
+    """Read the central directory of an archive.
+
+    Args:
+        location: the file.
+        start: where the archive begins in it.
+        stop: where it ends; the file's end by default.
+
+    Raises:
+        CorruptError: there is none, as when the file was cut, or it contradicts itself.
+        HostileError: two members have one name.
+    """
+    entry = location.stat()
+    end = (entry.size if entry else 0) if stop is None else stop
+    offset, size, count = _end_record(location, start, end)
+    if size > _LARGEST_DIRECTORY or not start <= offset <= offset + size <= end:
+        raise _corrupt(f"its directory of {size} bytes at {offset} is not inside", location)
+    data = location.read(offset, offset + size)
+    members: dict[str, Member] = {}
+    for member in _entries(data, start, location):
+        if member.name in members:
+            raise HostileError(f"two members are called {member.name!r}", uri=location.uri, cure="do not use it")
+        if not start <= member.header <= member.header + member.size <= offset:
+            raise _corrupt(f"member {member.name!r} does not lie before the directory", location)
+        members[member.name] = member
+    if len(members) != count:
+        raise _corrupt(f"its directory announces {count} members and has {len(members)}", location)
+    return Directory(members, offset)
+
+
+def _end_record(location: Location, start: int, end: int) -> tuple[int, int, int]:
+    """Offset of the directory in the file, its bytes, and its members."""
+    base = max(end - _TAIL, start)
+    tail = location.read(base, end)
+    found = tail.rfind(b"PK\x05\x06")
+    if found < 0 or len(tail) - found < _END.size:
+        raise _corrupt("no central directory: the file is cut, or not a zip archive", location)
+    _, disk, first_disk, _, count, size, offset, _ = _END.unpack_from(tail, found)
+    wide = tail.rfind(b"PK\x06\x07", 0, found)
+    if wide >= 0 and wide == found - _LOCATOR.size:
+        return _end64_record(location, start, _LOCATOR.unpack_from(tail, wide)[2])
+    if disk or first_disk:
+        raise UnsupportedError("a zip archive of several disks", uri=location.uri)
+    return start + offset, size, count
+
+
+def _end64_record(location: Location, start: int, offset: int) -> tuple[int, int, int]:
+    data = location.read(start + offset, start + offset + _END64.size)
+    if len(data) != _END64.size or not data.startswith(b"PK\x06\x06"):
+        raise _corrupt("its zip64 end record is not where it should be", location)
+    fields = _END64.unpack(data)
+    return start + fields[9], fields[8], fields[7]
+
+
+def _entries(data: bytes, start: int, location: Location) -> Iterator[Member]:
+    position = 0
+    while position < len(data):
+        if len(data) - position < _CENTRAL.size or data[position : position + 4] != b"PK\x01\x02":
+            raise _corrupt("its directory is damaged", location)
+        fields = _CENTRAL.unpack_from(data, position)
+        _, _, _, flags, method, _, _, crc, size, full, names, extras, comments, _, _, _, header = fields
+        name_end = position + _CENTRAL.size + names
+        extra = data[name_end : name_end + extras]
+        wide = _wide(extra, [full, size, header], location)
+        name = data[name_end - names : name_end].decode("utf-8", "backslashreplace")
+        yield Member(name, start + wide[2], wide[1], wide[0], crc, method, flags)
+        position = name_end + extras + comments
+
+
+def _wide(extra: bytes, numbers: list[int], location: Location) -> list[int]:
+    """Sizes and offset with those that do not fit 32 bits taken from the zip64 extra field."""
+    if _FULL not in numbers:
+        return numbers
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, position)
+        if kind == _ZIP64:
+            stored = [item for (item,) in struct.iter_unpack("<Q", extra[position + 4 : position + 4 + length // 8 * 8])]
+            missing = [index for index, number in enumerate(numbers) if number == _FULL]
+            if len(stored) < len(missing):
+                break
+            for index, number in zip(missing, stored, strict=False):
+                numbers[index] = number
+            return numbers
+        position += 4 + length
+    raise _corrupt("a member has no zip64 sizes", location)
+
+
+def data_offset(location: Location, member: Member) -> int:
+    """Where a stored member's bytes begin in the file.
+
+    Raises:
+        HostileError: it is compressed or encrypted, or its local header is another member's.
+        CorruptError: there is no local header.
+    """
+    if member.method or member.flags & _ENCRYPTED or member.size != member.full_size:
+        raise HostileError(
+            f"member {member.name!r} is compressed or encrypted, which torch never does",
+            uri=location.uri,
+            cure="do not use this file; it may hide something from scanners",
+        )
+    head = location.read(member.header, member.header + _LOCAL.size + 4 * len(member.name) + 64)
+    if len(head) < _LOCAL.size or not head.startswith(LOCAL_MAGIC):
+        raise _corrupt(f"member {member.name!r} has no local header", location)
+    fields = _LOCAL.unpack_from(head)
+    name = head[_LOCAL.size : _LOCAL.size + fields[9]].decode("utf-8", "backslashreplace")
+    if name != member.name or fields[3] or fields[2] & _ENCRYPTED:
+        raise HostileError(
+            f"member {member.name!r} is called {name!r} in its local header, or is compressed there",
+            uri=location.uri,
+            cure="do not use this file; it may hide something from scanners",
+        )
+    return member.header + _LOCAL.size + fields[9] + fields[10]
+
+
+def read_member(location: Location, member: Member, most: int) -> bytes:
+    """The bytes of a small stored member.
+
+    Raises:
+        HostileError: see `data_offset`; or it has more than `most` bytes.
+        CorruptError: the file ends early.
+    """
+    if member.size > most:
+        raise HostileError(f"member {member.name!r} has {member.size} bytes", uri=location.uri, cure="do not use it")
+    offset = data_offset(location, member)
+    data = location.read(offset, offset + member.size)
+    if len(data) != member.size:
+        raise _corrupt(f"member {member.name!r} is cut short", location)
+    return data
+
+
+def _corrupt(what: str, location: Location) -> CorruptError:
+    return CorruptError(what, uri=location.uri, cure="fetch the file again, or restore it")

@@ -1,0 +1,93 @@
+"""A single safetensors file.
+
+Recognised by content: a plausible header length and `{` at byte 8. A file that is called `.safetensors` and is
+not empty counts too, unless its first bytes say that it is a torch file under a wrong name: opening it then says
+what is wrong with it. Names are one part of a key path, exactly as stored; `__metadata__` is the manifest's
+`custom`. The header's own facts are in `containers/safetensors.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.detection import Detection, Evidence
+from wherry.format import Format, Holds, Opened, Option
+from wherry.integrations.containers import safetensors
+from wherry.integrations.containers.flat_reader import FlatReader, placed_tensors
+from wherry.integrations.containers.safetensors_writer import SafetensorsWriter, kept_metadata
+from wherry.manifest import Manifest
+from wherry.store import Entry
+
+if TYPE_CHECKING:
+    from wherry.format import Glimpse, Options
+    from wherry.store import Location
+
+SUFFIX = ".safetensors"
+VERSION = "single file"
+# A torch archive (zip) and a torch stream (pickle of protocol 2 with torch's magic number).
+_TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
+METADATA_FORMAT = Option("pt", "the `format` word of `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    if not glimpse.is_file:
+        return None
+    seen = _evidence(glimpse)
+    if seen is None:
+        return None
+    return Detection(
+        uri=glimpse.location.uri,
+        format="safetensors",
+        format_version=VERSION,
+        writer="safetensors",
+        kind="params",
+        evidence=(Evidence(glimpse.location.name, seen),),
+    )
+
+
+def _evidence(glimpse: Glimpse) -> str | None:
+    if safetensors.plausible(glimpse.head, glimpse.size):
+        return "a length and a JSON header, as safetensors begins"
+    named = glimpse.location.name.endswith(SUFFIX) and glimpse.size > 0
+    if named and not glimpse.head.startswith(_TORCH_MAGIC):
+        return f"its name ends in {SUFFIX}; its first bytes are not a safetensors header"
+    return None
+
+
+def _open(location: Location, detection: Detection) -> Opened:
+    header = safetensors.parse(location)
+    placed = placed_tensors(header, location)
+    entry = location.stat()
+    assert entry is not None
+    manifest = Manifest(
+        tensors={path: spec for path, (spec, _) in placed.items()},
+        step=detection.step,
+        kind="params",
+        custom=header.metadata or {},
+    )
+    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
+    reader = FlatReader(location, {path: extents for path, (_, extents) in placed.items()}, (member,))
+    seen = Evidence(location.name, f"{len(placed)} tensors that fill the file without hole or overlap")
+    return Opened(detection.seen(seen), manifest, reader)
+
+
+def _create(staging: Location, manifest: Manifest, options: Options) -> SafetensorsWriter:
+    metadata = kept_metadata(manifest.custom, options["metadata_format"])
+    return SafetensorsWriter(staging.parent, {staging.name: list(manifest.tensors.values())}, metadata)
+
+
+FORMATS = (
+    Format(
+        name="safetensors",
+        title="safetensors, one file",
+        detect=_detect,
+        open=_open,
+        create=_create,
+        holds=Holds(dtypes=safetensors.DTYPES, depth=1),
+        aliases=("st",),
+        single_file=True,
+        options={"metadata_format": METADATA_FORMAT},
+        loaded_by="safetensors 0.8",
+        version=lambda _manifest, _options: VERSION,
+    ),
+)

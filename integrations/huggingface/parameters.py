@@ -1,0 +1,209 @@
+"""How many parameters a Hugging Face model has, told by its config alone.
+
+A checkpoint with fewer has lost something that no header shows: a shard that was left out together with its
+lines in the index. For each `model_type` there is a row: the attributes that an old config may lack with their
+defaults, and functions that count the embedding, one layer and the end of the model. What is counted is what
+`save_pretrained` stores: tied weights once, buffers not. Counts were compared with models built by transformers
+5.23 and with the corpus. An unknown `model_type` or architecture, and any quantised model, gives None, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Config: TypeAlias = Mapping[str, Any]
+Count: TypeAlias = Callable[[Config, int], int]
+
+
+def _attention(c: Config, bias: bool, out_bias: bool) -> int:
+    dim, heads = c["hidden_size"], c["num_attention_heads"]
+    width = c.get("head_dim") or dim // heads
+    query, keys = heads * width, (c.get("num_key_value_heads") or heads) * width
+    return dim * (2 * query + 2 * keys) + bias * (query + 2 * keys) + out_bias * dim
+
+
+def _head_norms(c: Config) -> int:
+    return 2 * (c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"])
+
+
+def _gated(c: Config, inner: int) -> int:
+    bias = bool(c.get("mlp_bias"))
+    return 3 * c["hidden_size"] * inner + bias * (2 * inner + c["hidden_size"])
+
+
+def _llama_layer(c: Config, _layer: int) -> int:
+    bias = bool(c.get("attention_bias"))
+    return _attention(c, bias, bias) + _gated(c, c["intermediate_size"]) + 2 * c["hidden_size"]
+
+
+def _mistral_layer(c: Config, _layer: int) -> int:
+    return _attention(c, bias=False, out_bias=False) + 3 * c["hidden_size"] * c["intermediate_size"] + 2 * c["hidden_size"]
+
+
+def _qwen2_layer(c: Config, _layer: int) -> int:
+    return _attention(c, bias=True, out_bias=False) + 3 * c["hidden_size"] * c["intermediate_size"] + 2 * c["hidden_size"]
+
+
+def _qwen3_layer(c: Config, layer: int) -> int:
+    return _llama_layer(c, layer) + _head_norms(c)
+
+
+def _experts(c: Config, experts: int, inner: int) -> int:
+    return c["hidden_size"] * experts + experts * 3 * c["hidden_size"] * inner
+
+
+def _mixtral_layer(c: Config, layer: int) -> int:
+    dense = 3 * c["hidden_size"] * c["intermediate_size"]
+    return _mistral_layer(c, layer) - dense + _experts(c, c["num_local_experts"], c["intermediate_size"])
+
+
+def _qwen3_moe_layer(c: Config, layer: int) -> int:
+    experts = c.get("num_experts", c.get("num_local_experts")) or 0
+    sparse = layer not in c["mlp_only_layers"] and experts > 0 and (layer + 1) % c["decoder_sparse_step"] == 0
+    bias = bool(c.get("attention_bias"))
+    inner = _experts(c, experts, c["moe_intermediate_size"]) if sparse else _gated(c, c["intermediate_size"])
+    return _attention(c, bias, bias) + _head_norms(c) + inner + 2 * c["hidden_size"]
+
+
+def _gemma2_layer(c: Config, layer: int) -> int:
+    return _llama_layer(c, layer) + 2 * c["hidden_size"]
+
+
+def _gemma3_layer(c: Config, layer: int) -> int:
+    return _gemma2_layer(c, layer) + _head_norms(c)
+
+
+def _gpt2_layer(c: Config, _layer: int) -> int:
+    dim = c["n_embd"]
+    inner = c.get("n_inner") or 4 * dim
+    return 4 * dim + dim * 3 * dim + 3 * dim + dim * dim + dim + dim * inner + inner + inner * dim + dim
+
+
+def _bert_layer(c: Config, _layer: int) -> int:
+    dim, inner = c["hidden_size"], c["intermediate_size"]
+    return 4 * (dim * dim + dim) + dim * inner + inner + inner * dim + dim + 4 * dim
+
+
+def _tokens(c: Config) -> int:
+    return c["vocab_size"] * c["hidden_size"]
+
+
+def _gpt2_ends(c: Config) -> int:
+    return (c["vocab_size"] + c["n_positions"]) * c["n_embd"] + 2 * c["n_embd"]
+
+
+def _bert_embeddings(c: Config) -> int:
+    rows = c["vocab_size"] + c["max_position_embeddings"] + c["type_vocab_size"]
+    return (rows + 2) * c["hidden_size"]
+
+
+def _bert_pooler(c: Config) -> int:
+    return c["hidden_size"] * (c["hidden_size"] + 1)
+
+
+def _bert_predictions(c: Config) -> int:
+    """Transform, its norm and the bias; the decoder is tied to the word embeddings, its bias to the bias."""
+    if not c["tie_word_embeddings"]:
+        raise KeyError("whether the two biases are then one depends on the release of transformers")
+    return _bert_pooler(c) + 2 * c["hidden_size"] + c["vocab_size"]
+
+
+def _lm_head(c: Config) -> int:
+    return 0 if c["tie_word_embeddings"] else c["vocab_size"] * c.get("hidden_size", c.get("n_embd", 0))
+
+
+def _nothing(_c: Config) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """How one model_type is counted.
+
+    Attributes:
+        layer: parameters of the layer with this index.
+        ends: parameters outside the layers of the bare model.
+        heads: architecture → what it adds to the bare model.
+        defaults: attributes that a config may leave out.
+        layers: the attribute that holds the number of layers.
+    """
+
+    layer: Count
+    ends: Callable[[Config], int]
+    heads: Mapping[str, Callable[[Config], int]]
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    layers: str = "num_hidden_layers"
+
+
+def _decoder(name: str, layer: Count, **defaults: Any) -> _Model:
+    heads = {f"{name}ForCausalLM": _lm_head, f"{name}Model": _nothing}
+    given = {"tie_word_embeddings": False, **defaults}
+    return _Model(layer, lambda c: _tokens(c) + c["hidden_size"], heads, given)
+
+
+_MODELS: dict[str, _Model] = {
+    "llama": _decoder("Llama", _llama_layer),
+    "mistral": _decoder("Mistral", _mistral_layer),
+    "mixtral": _decoder("Mixtral", _mixtral_layer, num_local_experts=8),
+    "qwen2": _decoder("Qwen2", _qwen2_layer),
+    "qwen3": _decoder("Qwen3", _qwen3_layer, head_dim=128),
+    "qwen3_moe": _decoder("Qwen3Moe", _qwen3_moe_layer, mlp_only_layers=(), decoder_sparse_step=1),
+    "gemma": _decoder("Gemma", _llama_layer, head_dim=256, tie_word_embeddings=True),
+    "gemma2": _decoder("Gemma2", _gemma2_layer, head_dim=256, tie_word_embeddings=True),
+    "gemma3_text": _decoder("Gemma3", _gemma3_layer, head_dim=256, tie_word_embeddings=True),
+    "gpt2": _Model(
+        _gpt2_layer,
+        _gpt2_ends,
+        {"GPT2LMHeadModel": _lm_head, "GPT2Model": _nothing},
+        {"tie_word_embeddings": True},
+        "n_layer",
+    ),
+    "bert": _Model(
+        _bert_layer,
+        _bert_embeddings,
+        {"BertModel": _bert_pooler, "BertForMaskedLM": _bert_predictions},
+        {"tie_word_embeddings": True, "type_vocab_size": 2, "max_position_embeddings": 512},
+    ),
+}
+_MOST_LAYERS = 10_000
+
+
+def _numbers(config: Config) -> dict[str, Any]:
+    """The attributes that counting may touch: in a hostile config, text times a number fills the memory."""
+    kept = {name: value for name, value in config.items() if value is None or type(value) in (int, bool)}
+    dense = config.get("mlp_only_layers")
+    if dense is None:
+        return {name: value for name, value in kept.items() if name != "mlp_only_layers"}
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise TypeError("mlp_only_layers is not a list of numbers")
+    return {**kept, "mlp_only_layers": frozenset(dense)}
+
+
+def expected_parameters(config: Config) -> int | None:
+    """The number of parameters that a config promises.
+
+    Args:
+        config: the contents of `config.json`.
+
+    Returns:
+        The count, or None where this model type or architecture is not known, the model is quantised, or the
+        config lacks what is needed.
+    """
+    model = _MODELS.get(str(config.get("model_type")))
+    names = config.get("architectures")
+    if model is None or config.get("quantization_config") or not isinstance(names, list) or not names:
+        return None
+    head = model.heads.get(str(names[0]))
+    if head is None or config.get("add_cross_attention"):
+        return None
+    try:
+        full = {**model.defaults, **_numbers(config)}
+        layers = full[model.layers]
+        if not 0 <= layers <= _MOST_LAYERS:
+            return None
+        count = model.ends(full) + sum(model.layer(full, layer) for layer in range(layers)) + head(full)
+    except (KeyError, TypeError, ZeroDivisionError):
+        return None  # an attribute is missing or of the wrong kind: nothing can be promised
+    return count if type(count) is int and count > 0 else None

@@ -1,0 +1,214 @@
+"""The files of an Orbax checkpoint: which folder is an item, which a step, and which generation wrote them.
+
+Facts (written by Orbax 0.1.7 to 0.12.8 and looked at): an **item** folder holds one tree. It has `_METADATA`
+(since 0.4.4, the tree), array data (OCDBT: `manifest.ocdbt` and `d/`, which refer into `ocdbt.process_<id>/`;
+before 0.4 or on demand one folder per array), and up to 0.5.15 `checkpoint`, a msgpack tree whose leaves are
+either arrays ("aggregate") or `PLACEHOLDER://<name>` strings. A **step** folder holds items and, since 0.11.1, a
+full `_CHECKPOINT_METADATA`. Everything with the suffix `.orbax-checkpoint-tmp` was never committed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wherry.errors import CorruptError, HostileError, IncompleteError
+from wherry.format import Glimpse
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from wherry.store import Location
+
+JsonObject: TypeAlias = dict[str, Any]
+
+TREE = "_METADATA"
+CHECKPOINT = "_CHECKPOINT_METADATA"
+COMMITTED = "commit_success.txt"
+SHARDING = "_sharding"
+STRINGS = "_strings.json"
+ARRAY_METADATAS = "array_metadatas"
+MSGPACK = "checkpoint"
+V1_MARKER = "orbax.checkpoint"
+MANIFEST = "manifest.ocdbt"
+PROCESS_PREFIX = "ocdbt.process_"
+ASSETS = "assets"
+SIDECAR = "wherry.json"
+
+# Names in an item folder that no array folder has.
+RESERVED = frozenset(
+    {
+        TREE,
+        CHECKPOINT,
+        COMMITTED,
+        SHARDING,
+        STRINGS,
+        ARRAY_METADATAS,
+        MSGPACK,
+        V1_MARKER,
+        MANIFEST,
+        ASSETS,
+        SIDECAR,
+    }
+    | {"d", "ocdbt_data", "ocdbt_meta", "ocdbt_tmp_meta", "_strings.json", "descriptor"}
+)
+PREFERRED_ITEMS = ("state", "default", "items", "pytree", "params", "train_state", "model")
+MAX_JSON_BYTES = 1 << 30
+_UNCOMMITTED = re.compile(r".*\.orbax-checkpoint-tmp(-\d+)?")
+# A msgpack map whose first keys are these is another system's envelope: T5X legacy, PaxML with Flax.
+_FOREIGN_ENVELOPES = (b"\xa7version", b"\xa9optimizer", b"\xafflattened_state")
+_ENVELOPE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a look at an item folder shows.
+
+    Attributes:
+        tree: whether it has `_METADATA`.
+        msgpack: whether it has the msgpack tree of the older generations.
+        merged: whether it has the top manifest of an OCDBT database.
+        processes: its per-process OCDBT databases.
+        folders: whether it has folders that can be arrays.
+    """
+
+    tree: bool
+    msgpack: bool
+    merged: bool
+    processes: tuple[str, ...]
+    folders: bool
+
+    @property
+    def ocdbt(self) -> bool:
+        """Whether its arrays are in OCDBT."""
+        return self.merged or bool(self.processes)
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether it can hold arrays at all (JSON items do not)."""
+        return self.tree or self.msgpack or self.ocdbt
+
+
+# What an item folder shows → which generation wrote it. The first row all of whose marks are there decides.
+# Marks: names of files, `_METADATA:<key>`, `process` (per-process OCDBT), `folders` (one per array).
+_GENERATIONS: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"_METADATA:use_ocdbt", COMMITTED}), "orbax-checkpoint >= 0.12.3"),
+    (frozenset({"_METADATA:use_ocdbt"}), "orbax-checkpoint 0.11.31 to 0.12.2"),
+    (frozenset({"_METADATA:custom_metadata"}), "orbax-checkpoint 0.11.1 to 0.11.30"),
+    (frozenset({"_METADATA:store_array_data_equal_to_fill_value"}), "orbax-checkpoint 0.10 to 0.11.0"),
+    (frozenset({TREE, MSGPACK, "process"}), "orbax-checkpoint 0.4.4 to 0.5.15"),
+    (frozenset({TREE, MSGPACK, MANIFEST}), "orbax-checkpoint 0.4.0 to 0.4.3"),
+    (frozenset({TREE, MSGPACK}), "orbax-checkpoint 0.4.0 to 0.5.15"),
+    (frozenset({"_METADATA:use_zarr3"}), "orbax-checkpoint 0.5.16 to 0.10"),
+    (frozenset({MSGPACK, MANIFEST}), "orbax-checkpoint 0.4.0 to 0.4.3"),
+    (frozenset({MSGPACK, "folders"}), "orbax 0.0.21 to 0.3"),
+    (frozenset({MSGPACK}), "orbax <= 0.5.15, aggregate"),
+)
+
+
+def look_at_item(glimpse: Glimpse) -> Item | None:
+    """What a folder shows of an Orbax item; None where it is none."""
+    entries = glimpse.entries
+    item = Item(
+        tree=TREE in entries,
+        msgpack=_is_msgpack_tree(glimpse),
+        merged=MANIFEST in entries,
+        processes=tuple(name for name in entries if name.startswith(PROCESS_PREFIX)),
+        folders=any(entry.is_dir and not reserved(name) for name, entry in entries.items()),
+    )
+    bare_ocdbt = item.merged and ("d" in entries or bool(item.processes))
+    if item.tree or item.msgpack or bare_ocdbt or item.processes or SHARDING in entries:
+        return item
+    return None
+
+
+def items_of_step(glimpse: Glimpse) -> dict[str, Item]:
+    """The items of a step folder by name, those without arrays left out."""
+    children = {
+        name: Glimpse(glimpse.location.join(name)) for name, entry in glimpse.entries.items() if entry.is_dir
+    }
+    looks = {name: look_at_item(child) for name, child in children.items() if not uncommitted(name)}
+    return {name: look for name, look in looks.items() if look is not None and look.has_arrays}
+
+
+def reserved(name: str) -> bool:
+    """Whether a name in an item folder is Orbax's or ours, so that no array can have it."""
+    return name in RESERVED or name.startswith(PROCESS_PREFIX)
+
+
+def uncommitted(name: str) -> bool:
+    """Whether a folder name is that of a save that was never committed."""
+    return _UNCOMMITTED.fullmatch(name) is not None
+
+
+def final_name(name: str) -> str:
+    """The name that a folder would have had after its commit."""
+    return name.split(".orbax-checkpoint-tmp", maxsplit=1)[0]
+
+
+def generation(item: Item, names: Collection[str], tree: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+    """Which Orbax releases write such an item, and the marks that say so."""
+    marks = {name for name in (TREE, MANIFEST, COMMITTED) if name in names}
+    marks |= {f"{TREE}:{key}" for key in tree}
+    marks |= {MSGPACK} if item.msgpack else set()
+    marks |= {"process"} if item.processes else set()
+    marks |= {"folders"} if item.folders else set()
+    for wanted, writer in _GENERATIONS:
+        if wanted <= marks:
+            return writer, wanted
+    return "orbax-checkpoint", frozenset()
+
+
+def layout_words(item: Item, *, zarr3: bool, arrays: bool = True) -> str:
+    """The format version: how the arrays lie, and what else is there.
+
+    Args:
+        item: the item.
+        zarr3: whether its arrays are zarr 3.
+        arrays: whether any array lies outside the msgpack tree.
+    """
+    zarr = "zarr3" if zarr3 else "zarr2"
+    if item.ocdbt:
+        words = f"ocdbt {zarr}"
+    elif item.msgpack and not (item.folders and arrays):
+        return "aggregate msgpack" + ("" if item.tree else ", no _METADATA")
+    else:
+        words = f"per-array directories {zarr}"
+    return words + (" + msgpack" if item.msgpack else "") + ("" if item.tree else ", no _METADATA")
+
+
+def read_json(location: Location) -> JsonObject:
+    """A JSON file of a checkpoint.
+
+    Raises:
+        NotFoundError: there is none.
+        IncompleteError: it is empty, as after a power failure (Orbax does not sync these files).
+        CorruptError: it is not a JSON object.
+        HostileError: it is larger than any real one.
+    """
+    entry = location.entry
+    if entry is not None and entry.size > MAX_JSON_BYTES:
+        raise HostileError(f"{location.name} of {entry.size} bytes", uri=location.uri)
+    data = location.read()
+    if not data.strip():
+        raise IncompleteError(
+            f"{location.name} is empty, as after a power failure", uri=location.uri, cure="use another step"
+        )
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{location.name} is not JSON: {error}", uri=location.uri) from error
+    if not isinstance(value, dict):
+        raise CorruptError(f"{location.name} is not a JSON object", uri=location.uri)
+    return value
+
+
+def _is_msgpack_tree(glimpse: Glimpse) -> bool:
+    entry = glimpse.entries.get(MSGPACK)
+    if entry is None or entry.is_dir or entry.size == 0:
+        return False
+    head = glimpse.location.join(MSGPACK).read(0, _ENVELOPE_BYTES)
+    is_map = 0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)  # noqa: PLR2004  fixmap, map 16, map 32
+    return is_map and not any(head[1:].startswith(envelope) for envelope in _FOREIGN_ENVELOPES)

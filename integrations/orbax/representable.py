@@ -1,0 +1,77 @@
+"""What Orbax can hold, and how a tensor is cut for it: asked when a conversion is planned, before a byte moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.integrations.containers import zarr, zarr_new
+from wherry.integrations.orbax.layout import reserved
+from wherry.integrations.orbax.pending import LOCK_SUFFIX
+from wherry.integrations.orbax.tree import stored_name
+from wherry.keypath import KeyPath, joined_names, render
+
+if TYPE_CHECKING:
+    from wherry.format import Options
+    from wherry.manifest import Manifest
+    from wherry.tensorspec import TensorSpec
+
+_INT64 = range(-(1 << 63), 1 << 63)
+_WHOLE_MIB = 1 << 20
+
+
+def refuse_unrepresentable(manifest: Manifest, options: Options, uri: str = "") -> None:
+    """Refuse what Orbax cannot hold or would lose.
+
+    Raises:
+        UnrepresentableError: a dtype or value, a tensor without elements, or two leaves with one name.
+        HostileError: a key path would leave the folder.
+    """
+    leaves = [*manifest.tensors, *(path for path, value in manifest.values.items() if value is not None)]
+    names = joined_names(leaves, stored_name, uri)
+    for spec in manifest.tensors.values():
+        if spec.dtype not in zarr.STORABLE:
+            raise UnrepresentableError(
+                f"Orbax has no dtype {spec.dtype}", uri=uri, path=spec.name, cure="cast it"
+            )
+        if spec.size == 0:
+            raise UnrepresentableError("Orbax refuses tensors without elements", uri=uri, path=spec.name)
+    for path, value in manifest.values.items():
+        if isinstance(value, int) and value not in _INT64:
+            raise UnrepresentableError(f"{value} does not fit 64 bits", uri=uri, path=render(path))
+    if not options["ocdbt"]:
+        _refuse_file_names(names, uri)
+
+
+def _refuse_file_names(names: dict[str, KeyPath], uri: str) -> None:
+    """Without OCDBT a name is a folder: it must stay inside, be no file of Orbax and hold no other array.
+
+    A bare leaf has the empty name and lies in the item folder itself, alone.
+    """
+    for name, path in names.items():
+        parts = name.split("/")
+        inside_another = any("/".join(parts[:depth]) in names for depth in range(1, len(parts)))
+        odd = any(part in ("", ".", "..") or part.endswith(LOCK_SUFFIX) for part in parts) or "\0" in name
+        alone = not name and len(names) == 1
+        if not alone and (odd or inside_another or reserved(parts[0])):
+            raise UnrepresentableError(
+                f"{name!r} cannot be a folder of its own",
+                uri=uri,
+                path=render(path),
+                cure="leave --set ocdbt=false away",
+            )
+
+
+def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:
+    """The chunk grid of a tensor under the option `chunks`.
+
+    Raises:
+        UsageError: the option is neither `auto`, `whole` nor a number of MiB.
+    """
+    if option == "auto":
+        return zarr_new.auto_chunks(spec.shape, spec.dtype)
+    if option == "whole":
+        return tuple(max(extent, 1) for extent in spec.shape)
+    if not option.isdecimal() or not int(option):
+        raise UsageError(f"chunks={option} is not possible", cure="choose auto, whole or a number of MiB")
+    return zarr_new.auto_chunks(spec.shape, spec.dtype, int(option) * _WHOLE_MIB)

@@ -1,0 +1,87 @@
+"""What all tasks share: when to retry, how results are kept, the run's logger and the progress artifact."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_run_logger
+
+from wherry.errors import WherryError
+from wherry.units import show_size
+
+if TYPE_CHECKING:
+    from wherry.progress import OnProgress, Progress
+
+_INTERVAL = 1.0  # seconds between two updates of an artifact: each is a request and a row
+
+
+def retryable(_task: object, _run: object, state: Any) -> bool:
+    """Whether a failed task may be tried again: only where the error itself says that this can help."""
+    error = state.data if isinstance(state.data, BaseException) else state.result(raise_on_failure=False)
+    return isinstance(error, WherryError) and error.retryable
+
+
+STEP: dict[str, Any] = {
+    "retries": 3,
+    "retry_delay_seconds": [2, 15, 60],
+    "retry_jitter_factor": 0.5,
+    "retry_condition_fn": retryable,
+    "result_serializer": "json",
+}
+"""Options of every task. A damaged or hostile checkpoint fails at once; a connection that broke is tried again."""
+
+
+def run_logger() -> Any:
+    """The logger of the running task; the plain one where a task's function is called outside a run."""
+    try:
+        return get_run_logger()
+    except MissingContextError:
+        return logging.getLogger("wherry")
+
+
+def progress_artifact(verb: str, subject: str) -> OnProgress:
+    """A progress bar in the run's page: updated once a second at most, and at the end.
+
+    A server that does not take an update is no reason to stop a conversion: that is logged, once, and the bar stays
+    where it was.
+
+    Args:
+        verb: the step; with it begins the artifact's key.
+        subject: what is worked on, for the description.
+    """
+    log = run_logger()
+    artifact = create_progress_artifact(0.0, key=f"wherry-{verb}", description=f"{verb} {subject}")
+    context = (
+        contextvars.copy_context()
+    )  # the engine reports from its own threads, which have no settings of the run
+    busy = threading.Lock()
+    last = time.monotonic()
+    broken = False
+
+    def report(progress: Progress) -> None:
+        nonlocal last, broken
+        done = progress.done >= progress.total
+        if broken or (time.monotonic() - last < _INTERVAL and not done) or not busy.acquire(blocking=done):
+            return
+        try:
+            text = f"{verb} {subject}: {show_size(progress.done)} of {show_size(progress.total)}"
+            percent = 100.0 * progress.done / progress.total if progress.total else 100.0
+            context.run(_update, artifact, percent, text)
+            last = time.monotonic()
+        except Exception as error:  # noqa: BLE001  any failure of a client is only a failure to report
+            broken = True
+            log.warning("progress is not reported any more: %s", error)
+        finally:
+            busy.release()
+
+    return report
+
+
+def _update(artifact: Any, percent: float, text: str) -> None:
+    update_progress_artifact(artifact, percent, description=text)

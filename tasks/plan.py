@@ -1,0 +1,44 @@
+"""plan, as a task: what a conversion would do; nothing is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import task
+
+from wherry.plan import plan as make
+from wherry.tasks.common import STEP, run_logger
+from wherry.units import show_size
+
+# The rest of a plan names every tensor, which is more than a result of a task should hold.
+_KEPT = (
+    "target",
+    "to",
+    "format_version",
+    "options",
+    "digest",
+    "tensors",
+    "bytes_in",
+    "bytes_out",
+    "peak_memory",
+)
+
+
+@task(name="plan", **STEP)
+def plan(source: str, target: str, to: str, **chosen: Any) -> dict[str, Any]:
+    """Plan a conversion.
+
+    Args:
+        source: the checkpoint or run folder.
+        target: where it shall be written.
+        to: the format.
+        chosen: further arguments of `wherry.plan`.
+
+    Returns:
+        The plan in brief, with its digest.
+    """
+    made = make(source, target, to=to, **chosen)
+    size = show_size(made.nbytes_in)
+    run_logger().info("%d tensors, %s to read, plan %s", made.tensors, size, made.digest[:12])
+    data = made.to_json()
+    return {name: data[name] for name in _KEPT}

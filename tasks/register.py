@@ -1,0 +1,32 @@
+"""register, as a task: give a converted checkpoint its version in the model registry."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from prefect import task
+
+from wherry.register import register as enter
+from wherry.tasks.common import STEP, run_logger
+
+
+@task(name="register", **STEP)
+def register(
+    uri: str,
+    name: str,
+    alias: str | None = None,
+    tracking_uri: str | None = None,
+    registry_uri: str | None = None,
+    tags: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Register a checkpoint by reference; the same checkpoint and name give the same version, however often.
+
+    Returns:
+        The fields of the registration.
+    """
+    done = enter(uri, name, alias=alias, tracking_uri=tracking_uri, registry_uri=registry_uri, tags=tags)
+    run_logger().info(
+        "%s version %s %s", name, done.version, "created" if done.created else "was there already"
+    )
+    return asdict(done)

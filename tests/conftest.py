@@ -1,0 +1,51 @@
+"""Fixtures that every test may use, and the walls around the developer's own settings."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_FOREIGN = ("PREFECT_", "MLFLOW_", "WHERRY_", "OPENLINEAGE_", "AWS_", "GOOGLE_")
+_KEPT = ("WHERRY_CORPUS", "WHERRY_VENV", "WHERRY_PYTHON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything is imported: no test sees the developer's servers, stores or credentials.
+
+    Prefect reads its settings once, at import, so this cannot wait for a fixture.
+    """
+    for name in [name for name in os.environ if name.startswith(_FOREIGN) and name not in _KEPT]:
+        del os.environ[name]
+    home = tempfile.TemporaryDirectory(prefix="wherry-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(home.cleanup)
+    os.environ |= {
+        "PREFECT_HOME": f"{home.name}/prefect",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{home.name}/mlflow.db",
+        "WHERRY_HOME": f"{home.name}/wherry",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
+
+
+@pytest.fixture(autouse=True)
+def wherry_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ledger and registry of its own for every test, beside and not inside its `tmp_path`."""
+    home = tmp_path_factory.mktemp("wherry-home")
+    monkeypatch.setenv("WHERRY_HOME", str(home))
+    return home
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The folder of checkpoints that the real systems wrote."""
+    folder = Path(os.environ.get("WHERRY_CORPUS", ROOT.parent / "shared" / "corpus"))
+    if not (folder / "INDEX.json").is_file():
+        pytest.skip(f"the corpus is not at {folder}; WHERRY_CORPUS names its folder")
+    return folder

@@ -1,0 +1,85 @@
+"""Helpers of the format tests: the corpus, and the formats driven directly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from wherry import dtypes
+from wherry.format import Glimpse, Opened
+from wherry.registry import checked_options, find_format
+from wherry.store import locate
+from wherry.tensorspec import Span
+
+CORPUS = Path(os.environ.get("WHERRY_CORPUS", Path(__file__).parent.parent.parent / "shared" / "corpus"))
+needs_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="no corpus (set WHERRY_CORPUS)")
+
+
+def expected(case: str) -> dict:
+    return json.loads((CORPUS / case / "expected.json").read_text())
+
+
+def cases(*formats: str, verdicts=("ok", "ok-but-altered")) -> list[str]:
+    """Names of the corpus cases of these formats with one of these verdicts; empty without a corpus."""
+    if not (CORPUS / "INDEX.json").exists():
+        return []
+    found = [path.parent.name for path in sorted(CORPUS.glob("*/expected.json"))]
+    rows = [(name, expected(name)) for name in found]
+    return [name for name, row in rows if row["format"] in formats and row["verdict"] in verdicts]
+
+
+def place(case: str) -> Path:
+    return CORPUS / case / "checkpoint" / expected(case)["uri"]
+
+
+def opened(path, format_name: str) -> Opened:
+    row, location = find_format(format_name), locate(path)
+    detection = row.detect(Glimpse(location))
+    assert detection is not None, f"{path} is not detected as {format_name}"
+    return row.open(location, detection)
+
+
+def canonical(found: Opened, path) -> bytes:
+    spec = found.manifest.tensors[path]
+    if dtypes.opaque(spec.dtype):
+        return found.reader.read_bytes(spec)
+    return found.reader.read(spec, spec.whole).tobytes()
+
+
+def assert_as_expected(found: Opened, row: dict) -> None:
+    """Key paths, shapes, dtypes and the SHA-256 of the canonical bytes, read both ways."""
+    wanted = {tuple(tensor["path"]): tensor for tensor in row["tensors"]}
+    assert set(found.manifest.tensors) == set(wanted)
+    for path, tensor in wanted.items():
+        spec = found.manifest.tensors[path]
+        assert (spec.shape, spec.dtype) == (tuple(tensor["shape"]), tensor["dtype"]), path
+        data = canonical(found, path)
+        if tensor["sha256"] is not None:
+            assert hashlib.sha256(data).hexdigest() == tensor["sha256"], path
+        extents = found.reader.extents(spec)
+        if extents is not None:
+            raw = b"".join(Path(e.file).read_bytes()[e.offset : e.offset + e.length] for e in extents)
+            assert raw == data, path
+
+
+def create(path, format_name: str, manifest, options=None):
+    row = find_format(format_name)
+    return row.create(locate(path), manifest, checked_options(row, options or {}))
+
+
+def write_all(writer, contents: dict) -> None:
+    """Write each tensor whole as one span, and finish."""
+    for path, data in contents.items():
+        writer.write(path, Span(0, len(data)), memoryview(data))
+    writer.finish()
+    writer.close()
+
+
+def copy(found: Opened, path, format_name: str, options=None) -> None:
+    """Write every tensor of an opened checkpoint into another format."""
+    contents = {key: canonical(found, key) for key in found.manifest.tensors}
+    write_all(create(path, format_name, found.manifest, options), contents)

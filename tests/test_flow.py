@@ -1,0 +1,194 @@
+"""The convert flow against a real (temporary) Prefect server: the chain, its artifacts, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from wherry.errors import CorruptError, StorageError
+
+pytest.importorskip("prefect")
+pytest.importorskip("mlflow")
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.flows import load_flow_from_entrypoint
+from prefect.testing.utilities import prefect_test_harness
+
+from wherry.flows.convert import ConvertSpec, convert_checkpoint, summary
+from wherry.ledger import check_chain, open_ledger
+from wherry.tasks.common import retryable
+
+ROOT = Path(__file__).parent.parent
+pytestmark = [pytest.mark.server]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """One server for all flow runs: it takes 15 s to come up, a flow run 2 s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        patch.setenv("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
+        patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+        patch.setenv("DO_NOT_TRACK", "1")
+        with prefect_test_harness(server_startup_timeout=180):
+            yield
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "home"))
+    for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source.safetensors"
+    save_file({"a": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(5, np.int32)}, path)
+    return path
+
+
+def artifacts(flow_run_id):
+    with get_client(sync_client=True) as client:
+        chosen = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+        return {row.key: row for row in client.read_artifacts(artifact_filter=chosen)}
+
+
+def test_the_whole_chain_and_again(server, source, tmp_path):
+    spec = ConvertSpec(
+        source=str(source),
+        target=str(tmp_path / "orbax"),
+        to="orbax",
+        verify="digest",
+        model_name="m",
+        alias="c",
+    )
+    state = convert_checkpoint(spec, return_state=True)
+    assert state.is_completed(), state.message
+    done = json.loads(json.dumps(state.result()))
+    assert done["detection"]["format"] == "safetensors"
+    assert done["plan"]["digest"] == done["receipt"]["plan_digest"]
+    assert done["verification"]["verdict"] == "ok"
+    assert done["verification"]["lineage"] == "recorded"
+    assert (done["registration"]["version"], done["registration"]["created"]) == ("1", True)
+    assert len(done["lineage"]["nodes"]) == 2
+
+    found = artifacts(state.state_details.flow_run_id)
+    table = {row["what"]: row["value"] for row in json.loads(found["wherry-conversion"].data)}
+    assert table["model version"].startswith("m 1 in sqlite:")
+    assert table["target"] == str(tmp_path / "orbax")
+    assert {found[f"wherry-{verb}"].data for verb in ("convert", "verify")} == {100.0}
+
+    again = convert_checkpoint(spec)
+    assert again["receipt"]["already"]
+    assert (again["registration"]["version"], again["registration"]["created"]) == ("1", False)
+    with open_ledger() as ledger:
+        assert check_chain(ledger).altered is None
+    assert len(again["lineage"]["edges"]) == 1
+
+
+def test_failure_ends_failed_with_text_and_cure(server, source, tmp_path):
+    data = source.read_bytes()
+    source.write_bytes(data[:-4])
+    state = convert_checkpoint(
+        ConvertSpec(source=str(source), target=str(tmp_path / "o"), to="orbax"), return_state=True
+    )
+    assert state.is_failed()
+    error = state.result(raise_on_failure=False)
+    assert isinstance(error, CorruptError), error
+    assert error.what in state.message
+    row = artifacts(state.state_details.flow_run_id)["wherry-failure"]
+    table = {line["what"]: line["value"] for line in json.loads(row.data)}
+    assert table["what"] == error.what
+    assert table["exit_code"] == "5"
+    assert not (tmp_path / "o").exists()
+
+
+def test_unknown_fields_and_levels_are_refused():
+    good = {"source": "/a", "target": "/b", "to": "orbax"}
+    assert ConvertSpec(**good).memory == "128MiB"
+    for bad in ({"sauce": "/a"}, {"verify": "logits"}, {"if_exists": "overwrite"}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            ConvertSpec(**good, **bad)
+
+
+def test_every_field_is_described():
+    schema = convert_checkpoint.parameters.model_dump()
+    fields = schema["definitions"]["ConvertSpec"]["properties"]
+    assert [name for name, field in fields.items() if not field.get("description")] == []
+    assert fields["if_exists"]["enum"] == ["fail", "skip"]
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [f"{ROOT / 'flows' / 'convert.py'}:convert_checkpoint", "wherry.flows.convert.convert_checkpoint"],
+)
+def test_entrypoints_load(entrypoint):
+    assert load_flow_from_entrypoint(entrypoint).name == "convert-checkpoint"
+
+
+def test_only_retryable_errors_are_retried():
+    def retried(error):
+        return retryable(None, None, SimpleNamespace(data=error))
+
+    assert retried(StorageError("the connection broke", retryable=True))
+    assert not retried(StorageError("the disk is full"))
+    assert not retried(CorruptError("a header contradicts the file"))
+    assert not retried(ValueError("not ours"))
+
+
+def test_a_failed_verification_fails_the_task(source, tmp_path, monkeypatch):
+    import wherry
+    from wherry.errors import MismatchError
+    from wherry.lineage import show
+    from wherry.tasks import verify as module
+
+    monkeypatch.setattr(module, "progress_artifact", lambda *_: None)
+    receipt = wherry.convert(
+        source, tmp_path / "copy.safetensors", to="safetensors", options={"metadata_format": "np"}
+    )
+    data = bytearray((tmp_path / "copy.safetensors").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "copy.safetensors").write_bytes(data)
+    with pytest.raises(MismatchError, match="verification failed") as failure:
+        module.verify.fn(receipt.target.uri, level="digest")
+    assert failure.value.path
+    node = show(receipt.target.checkpoint_digest).nodes[receipt.target.checkpoint_digest]
+    assert node.verified.verdict == "altered"
+
+
+def test_summary_states_rate_and_size():
+    reference = {"uri": "/x", "format": "npz", "format_version": None, "checkpoint_digest": "d", "tensors": 1}
+    receipt = {
+        "source": reference,
+        "target": {**reference, "parameters": 1000},
+        "seconds": 2.0,
+        "bytes_written": 4 << 20,
+        "lossless": True,
+        "already": False,
+        "plan_digest": "p",
+    }
+    done = {
+        "receipt": receipt,
+        "verification": None,
+        "registration": None,
+        "lineage": {"nodes": [1], "edges": []},
+    }
+    rows = {row["what"]: row["value"] for row in summary(done)}
+    assert re.fullmatch(r"2\.1 MB/s", rows["rate"])
+    assert "1,000" in rows["tensors"]
+
+
+def test_tasks_need_no_framework():
+    script = "import sys, wherry.flows.convert; print(sorted({'torch', 'jax', 'mlflow'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

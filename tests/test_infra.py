@@ -1,0 +1,202 @@
+"""The scripts of `infra/` explain themselves, and what they rely on is consistent."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+INFRA = ROOT / "infra"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = dict(line.split("==") for line in (INFRA / "constraints.txt").read_text().splitlines())
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of `infra/`, which is no package, loaded as its scripts load it."""
+    monkeypatch.syspath_prepend(str(INFRA))
+    spec = importlib.util.spec_from_file_location(
+        f"infra_{name.replace('.', '_')}", INFRA / f"{name.replace('.', '/')}.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["test", "demo", "bench"])
+def test_scripts_explain_themselves_and_make_nothing(name: str, tmp_path: Path) -> None:
+    script = INFRA / name
+    assert os.access(script, os.X_OK)
+    environment = {**os.environ, "WHERRY_VENV": str(tmp_path / "venv")}
+    done = subprocess.run(
+        [script, "--help"], check=True, capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert done.stdout.startswith(f"usage: infra/{name}")
+    assert "--fresh" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ci_runs_the_tests_in_a_fresh_environment() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert "infra/test --fresh" in script.read_text()
+
+
+def requirements(extra: str | None = None) -> list[Requirement]:
+    lines = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
+    found: list[Requirement] = []
+    for need in map(Requirement, lines):
+        found += (
+            [part for name in need.extras for part in requirements(name)] if need.name == "wherry" else [need]
+        )
+    return found
+
+
+def test_tested_versions_are_within_the_declared_bounds() -> None:
+    pins = {canonicalize_name(name): version for name, version in PINS.items()}
+    for need in [
+        *requirements(),
+        *(need for extra in PROJECT["optional-dependencies"] for need in requirements(extra)),
+    ]:
+        name = canonicalize_name(need.name)
+        assert name not in pins or need.specifier.contains(pins[name]), f"{need} excludes {pins[name]}"
+
+
+@pytest.mark.parametrize("extra", [None, "test", "demo", "bench"])
+def test_what_the_scripts_install_is_pinned(extra: str | None) -> None:
+    pins = {canonicalize_name(name) for name in PINS}
+    assert {canonicalize_name(need.name) for need in requirements(extra)} <= pins
+
+
+def test_constraints_are_sorted_exact_and_portable() -> None:
+    lines = (INFRA / "constraints.txt").read_text().splitlines()
+    assert lines == sorted(lines, key=str.lower)
+    assert all(Requirement(line).specifier and "+" not in line for line in lines)
+
+
+def test_the_demo_needs_neither_torch_nor_jax() -> None:
+    names = {canonicalize_name(need.name) for need in requirements("demo")}
+    assert names == {"prefect", "fastapi", "mlflow"}
+
+
+def test_prefect_server_starts_with_the_pinned_fastapi() -> None:
+    """A newer fastapi removed what Prefect 3.8's server calls at import."""
+    subprocess.run(
+        [sys.executable, "-c", "import prefect.server.api.server"], check=True, capture_output=True
+    )
+
+
+def test_an_environment_is_reused_until_what_it_is_made_from_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = load("environment", monkeypatch)
+    made: list[Path] = []
+
+    def make(folder: Path, _purpose: Any) -> None:
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        (folder / "bin" / "python").touch()
+        made.append(folder)
+
+    monkeypatch.setattr(environment, "_make", make)
+    monkeypatch.setenv("WHERRY_VENV", str(tmp_path / "venv"))
+    monkeypatch.setenv("WHERRY_PYTHON", sys.executable)
+    for _ in range(2):
+        assert environment.ensure(environment.DEMO) == tmp_path / "venv" / "bin" / "python"
+    assert len(made) == 1
+    assert environment.ensure(environment.DEMO, fresh=True)
+    assert environment.ensure(environment.TEST)
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("another==1\n")
+    monkeypatch.setattr(environment, "CONSTRAINTS", constraints)
+    assert environment.ensure(environment.TEST)
+    assert len(made) == 4
+
+
+def test_somebody_elses_environment_is_used_and_never_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = load("environment", monkeypatch)
+    python = tmp_path / "bin" / "python"
+    monkeypatch.setenv("WHERRY_VENV", str(tmp_path))
+    (tmp_path / "precious").touch()
+    with pytest.raises(SystemExit, match="neither empty nor an environment"):
+        environment.ensure(environment.DEMO, fresh=True)
+    python.parent.mkdir()
+    python.touch()
+    assert environment.ensure(environment.DEMO, fresh=True) == python
+    assert (tmp_path / "precious").exists()
+
+
+def test_a_missing_python_is_said_clearly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment = load("environment", monkeypatch)
+    old = tmp_path / "python-old"
+    old.write_text("#!/bin/sh\necho 3.9\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("WHERRY_PYTHON", str(old))
+    with pytest.raises(SystemExit, match=r"no Python >= 3\.11.*\n.*WHERRY_PYTHON"):
+        environment.find_python()
+
+
+def test_measuring_sees_time_and_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measure = load("benchmarks.measure", monkeypatch)
+    code = "import time; block = bytearray(80_000_000); time.sleep(0.3); print('{\"seconds\": 0.25}')"
+    cost = measure.measure([sys.executable, "-c", code], dict(os.environ), tmp_path)
+    assert cost.work == 0.25
+    assert 0.3 < cost.wall < 30
+    assert 80_000_000 < cost.anonymous <= cost.peak < 200_000_000
+    with pytest.raises(measure.RowFailedError):
+        measure.measure([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ), tmp_path)
+    with pytest.raises(measure.RowFailedError, match="no seconds"):
+        measure.measure(["true"], dict(os.environ), tmp_path)
+
+
+def test_measuring_counts_child_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measure = load("benchmarks.measure", monkeypatch)
+    child = "import time; block = bytearray(80_000_000); time.sleep(0.3)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print('{{\"seconds\": 1}}')"
+    cost = measure.measure([sys.executable, "-c", code], dict(os.environ), tmp_path)
+    assert 80_000_000 < cost.anonymous <= cost.peak
+
+
+def test_synthetic_models_have_201_tensors_of_the_asked_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inputs = load("benchmarks.inputs", monkeypatch)
+    for size in (3_000_000, 2_000_000_000):
+        tensors = inputs.model(size)
+        assert len(tensors) == len({tensor.name for tensor in tensors}) == 201
+        assert size <= sum(tensor.nbytes for tensor in tensors) < 1.2 * size
+    inputs.make_huggingface(tmp_path / "model", 3_000_000)
+    from safetensors import safe_open
+
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())["weight_map"]
+    found = {}
+    for shard in sorted((tmp_path / "model").glob("*.safetensors")):
+        with safe_open(shard, "np") as file:
+            found |= {name: (tuple(file.get_slice(name).get_shape()), shard.name) for name in file.keys()}  # noqa: SIM118
+    assert found == {tensor.name: (tensor.shape, index[tensor.name]) for tensor in inputs.model(3_000_000)}
+
+
+def test_the_memory_limit_binds_our_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("benchmarks.report", monkeypatch)
+    rows = [
+        {"row": "wherry", "ours": True, "peak_bytes": report.LIMIT},
+        {"row": "small", "ours": True, "peak_bytes": report.LIMIT - 1},
+        {"row": "naive", "ours": False, "peak_bytes": 10 * report.LIMIT},
+    ]
+    assert report.over_limit(rows) == ["wherry: peak 400 MB, limit 400 MB"]

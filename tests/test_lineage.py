@@ -1,0 +1,153 @@
+"""Lineage: from real conversions, from the ledger, and from a sidecar alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+from wherry.errors import AmbiguousError, NotFoundError
+from wherry.home import ensure_home, home, sqlite_file, without_secrets
+from wherry.ledger import check_chain, open_ledger, record_conversion
+from wherry.lineage import record, record_outcome, render, show
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("WHERRY_LEDGER", raising=False)
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source.safetensors"
+    save_file({"a": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(5, np.int32)}, path)
+    return path
+
+
+@pytest.fixture
+def converted(source, tmp_path):
+    return wherry.convert(source, tmp_path / "orbax", to="orbax")
+
+
+def test_source_and_target_are_two_nodes_with_one_weights_digest(converted):
+    assert converted.lineage == "recorded"
+    tree = show(converted.target.uri)
+    assert tree.root == converted.target.checkpoint_digest
+    assert len(tree.nodes) == 2
+    assert len({node.weights_digest for node in tree.nodes.values()}) == 1
+    [edge] = tree.edges
+    assert (edge.source, edge.target) == (
+        converted.source.checkpoint_digest,
+        converted.target.checkpoint_digest,
+    )
+    assert edge.statement == 1
+    json.dumps(tree.to_json())
+
+
+def test_down_from_the_source_and_by_digest(converted, source):
+    for asked in (source, converted.source.checkpoint_digest[:8], converted.source.checkpoint_digest):
+        text = render(show(asked))
+        assert "became" in text
+        assert "came from" not in text
+        assert converted.target.uri in text
+
+
+def test_render_draws_up_and_down(converted, source, tmp_path):
+    last = wherry.convert(converted.target.uri, tmp_path / "back.safetensors", to="safetensors")
+    record_outcome(last.target, {"level": "digest", "verdict": "ok", "ok": True})
+    text = render(show(converted.target.uri))
+    lines = text.splitlines()
+    assert lines[0].startswith(f"{converted.target.checkpoint_digest[:12]} orbax")
+    up, down = lines.index("came from"), lines.index("became")
+    assert lines[up + 1].startswith(f"└─ {converted.source.checkpoint_digest[:12]} safetensors")
+    assert lines[down + 1].startswith(f"└─ {last.target.checkpoint_digest[:12]} safetensors")
+    assert "verified at level digest: ok" in text
+
+
+def test_a_round_trip_of_digests_is_drawn_once(converted, tmp_path):
+    wherry.convert(converted.target.uri, tmp_path / "back.safetensors", to="safetensors")
+    text = render(show(converted.source.checkpoint_digest))
+    assert text.count(converted.target.checkpoint_digest[:12]) <= 4
+    assert len(text.splitlines()) < 30
+
+
+def test_the_sidecar_answers_when_the_ledger_is_lost(converted):
+    shutil.rmtree(home())
+    tree = show(converted.target.uri)
+    [edge] = tree.edges
+    assert edge.statement is None
+    assert edge.source == converted.source.checkpoint_digest
+    assert "its sidecar" in render(tree)
+    with open_ledger() as ledger:
+        record_conversion(ledger, converted)
+    assert show(converted.target.uri).edges[0].statement == 1
+
+
+def test_a_ledger_that_cannot_be_written_does_not_fail_the_conversion(source, tmp_path, monkeypatch, caplog):
+    (tmp_path / "no-folder").write_text("a file")
+    monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'no-folder' / 'ledger.db'}")
+    with caplog.at_level(logging.WARNING, "wherry.lineage"):
+        receipt = wherry.convert(source, tmp_path / "orbax", to="orbax")
+    assert receipt.lineage.startswith("not recorded: the ledger cannot be used")
+    assert "lineage was not recorded" in caplog.text
+    monkeypatch.delenv("WHERRY_LEDGER")
+    assert record(receipt) == "recorded"
+
+
+def test_what_is_unknown_is_said(tmp_path, source):
+    for asked in (tmp_path / "nothing", source, "0123456789abcdef"):
+        with pytest.raises(NotFoundError, match="no lineage is known") as failure:
+            show(asked)
+        assert failure.value.exit_code == 3
+        assert failure.value.cure
+
+
+def test_a_weights_digest_of_several_checkpoints_is_ambiguous(converted):
+    with pytest.raises(AmbiguousError, match="2 checkpoints") as failure:
+        show(converted.source.weights_digest)
+    assert converted.target.checkpoint_digest[:12] in (failure.value.cure or "")
+
+
+def test_no_lineage_leaves_no_ledger(source, tmp_path):
+    wherry.convert(source, tmp_path / "orbax", to="orbax", lineage=False)
+    assert not home().exists()
+
+
+def test_home_is_private(monkeypatch, tmp_path):
+    assert ensure_home().stat().st_mode & 0o777 == 0o700
+    with open_ledger() as ledger:
+        assert check_chain(ledger).statements == 0
+    assert (home() / "ledger.db").is_file()
+
+
+@pytest.mark.parametrize(
+    ("url", "printed"),
+    [
+        ("https://user:secret@host:80/path?token=secret#secret", "https://host:80/path"),
+        ("postgresql+psycopg2://user:s@cret@host/db", "postgresql+psycopg2://host/db"),
+        ("sqlite:////folder/ledger.db", "sqlite:////folder/ledger.db"),
+    ],
+)
+def test_urls_are_kept_without_secrets(url, printed):
+    assert without_secrets(url) == printed
+    assert (sqlite_file(url) is not None) == url.startswith("sqlite")
+
+
+def test_conversion_imports_no_orchestration(source, tmp_path):
+    script = (
+        "import sys, wherry; assert 'sqlalchemy' not in sys.modules\n"
+        "wherry.convert(sys.argv[1], sys.argv[2], to='orbax', lineage=False)\n"
+        "print(sorted({'prefect', 'mlflow', 'sqlalchemy', 'torch', 'jax'} & set(sys.modules)))"
+    )
+    arguments = [sys.executable, "-c", script, str(source), str(tmp_path / "o")]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True)
+    assert re.fullmatch(r"\[\]\s*", done.stdout)

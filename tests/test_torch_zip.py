@@ -1,0 +1,349 @@
+"""Files of torch.save: the corpus, every kind of view, byte order, and files made to deceive or to hang."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import pickle
+import shutil
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.formats_support import assert_as_expected, canonical, cases, expected, opened, place
+from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError, WherryError
+from wherry.format import Glimpse
+from wherry.integrations.containers.inert_pickle import load
+from wherry.integrations.containers.inert_values import Record, Rules, dict_of
+from wherry.registry import find_format
+from wherry.store import locate
+
+torch = pytest.importorskip("torch")
+
+
+def as_torch(tensor) -> bytes:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def save(tmp_path, value, name="model.pt") -> Path:
+    path = tmp_path / name
+    torch.save(value, path)
+    return path
+
+
+@pytest.mark.parametrize("case", cases("torch-zip"))
+def test_corpus(case):
+    found, row = opened(place(case), "torch-zip"), expected(case)
+    assert_as_expected(found, row)
+    assert found.detection.format_version == row["layout_version"]
+    assert found.detection.kind == found.manifest.kind == row["kind"]
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("defect-torch-zip-truncated", CorruptError),
+        ("hostile-deflated-pt", HostileError),
+        ("hostile-os-system-pt", HostileError),
+        ("torch-whole-module", UnsupportedError),
+    ],
+)
+def test_corpus_refusals(corpus, case, error):
+    with pytest.raises(error):
+        opened(place(case), "torch-zip")
+
+
+def test_corpus_torchscript(corpus):
+    with pytest.raises(UnsupportedError, match="TorchScript"):
+        opened(place("torchscript-silero-vad"), "torchscript")
+    with pytest.raises(UnsupportedError, match="TorchScript"):
+        opened(place("torchscript-silero-vad"), "torch-zip")
+
+
+def test_corpus_pickles_end_quickly_and_make_nothing(corpus, tmp_path, monkeypatch):
+    """No pickle of the hostile corpus gives anything but a refusal, and none takes long."""
+    monkeypatch.chdir(tmp_path)
+    found = [p for p in corpus.glob("hostile-*/checkpoint/*") if p.suffix in (".pkl", ".bin", ".pt")]
+    assert len(found) > 30
+    rules = Rules(allowed={("collections", "OrderedDict"): dict_of})
+    began = time.monotonic()
+    for path in found:
+        data, end = path.read_bytes(), 0
+        with pytest.raises(WherryError):
+            while end < len(data):  # the payload of a legacy stream is in its third pickle
+                _, end = load(data, rules, str(path), end)
+    assert time.monotonic() - began < 10
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_kind_of_view(tmp_path):
+    base = torch.arange(600, dtype=torch.float32).reshape(20, 30)
+    parts = {
+        "base": base,
+        "slice": base[3:7],
+        "transposed": base.T,
+        "stepped": base[::3, 1::2],
+        "expanded": base[:, :1].expand(20, 5),
+        "scalar": base[2, 2],
+        "none": base[:0],
+        "channels": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "complex": torch.randn(4, 5, dtype=torch.complex64).T,
+        "double": torch.randn(3, 3, dtype=torch.complex128),
+        "half": torch.randn(6, 7).to(torch.bfloat16).T,
+    }
+    found = opened(save(tmp_path, parts), "torch-zip")
+    assert set(found.manifest.tensors) == {(name,) for name in parts}
+    for name, tensor in parts.items():
+        assert canonical(found, (name,)) == as_torch(tensor), name
+        raw = found.reader.extents(found.manifest.tensors[name,]) is not None
+        assert raw == (tensor.is_contiguous() or tensor.numel() == 0), name
+    spec = found.manifest.tensors["transposed",]
+    part = found.reader.read(spec, (slice(2, 9), slice(5, 6)))
+    assert np.array_equal(part, base.T[2:9, 5:6].numpy())
+
+
+def test_tied_weights_are_two_tensors_and_say_so(tmp_path):
+    weight = torch.randn(4, 3)
+    found = opened(save(tmp_path, {"a": weight, "b": weight, "c": weight[:2]}), "torch-zip")
+    tags = {path[0]: spec.tags for path, spec in found.manifest.tensors.items()}
+    assert tags == {"a": None, "b": {"shares": "a"}, "c": None}
+
+
+def test_big_endian_storages(tmp_path):
+    tensors = {"w": torch.randn(5, 6), "t": torch.randn(5, 6).T, "c": torch.randn(3, dtype=torch.complex64)}
+    tensors["h"], tensors["i"] = torch.randn(7).to(torch.float16), torch.arange(9)
+    plain, swapped = save(tmp_path, tensors), tmp_path / "big.pt"
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(swapped, "w", zipfile.ZIP_STORED) as target:
+        words = {"w": 4, "t": 4, "c": 4, "h": 2, "i": 8}
+        for index, width in enumerate(words.values()):
+            name = f"model/data/{index}"
+            target.writestr(name, np.frombuffer(source.read(name), f"<u{width}").byteswap().tobytes())
+        target.writestr("model/byteorder", "big")
+        for name in ("model/data.pkl", "model/version"):
+            target.writestr(name, source.read(name))
+    found = opened(swapped, "torch-zip")
+    for name, tensor in tensors.items():
+        assert canonical(found, (name,)) == as_torch(tensor), name
+
+
+def test_a_trainer_dict(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    value = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "args": argparse.Namespace(lr=0.5, name="run"),
+        "parameter": model.weight,
+        "epoch": 7,
+        "none": None,
+        "nothing": {},
+        "shape": torch.Size([2, 3]),
+        "dtype": torch.float16,
+        "raw": b"\xff\x00",
+        "seen": {1, 2},
+        "device": torch.device("cpu"),
+        3: "three",
+    }
+    found = opened(save(tmp_path, value), "torch-zip").manifest
+    assert found.kind == "train-state"
+    assert canonical(opened(tmp_path / "model.pt", "torch-zip"), ("optimizer", "state", "0", "exp_avg")) == as_torch(
+        optimizer.state_dict()["state"][0]["exp_avg"]
+    )
+    assert found.values["args", "name"] == "run"
+    assert found.values["epoch",] == 7
+    assert found.values["3",] == "three"
+    assert found.values["optimizer", "param_groups", "0", "betas", "1"] == 0.999
+    assert ("optimizer", "param_groups") in found.lists
+    assert found.empties["none",] == "none"
+    assert found.empties["nothing",] == "dict"
+    assert found.values["shape", "0"] == 2
+    assert found.values["dtype",] == "<torch.float16>"
+    assert found.values["raw",] == "<bytes of 2>"
+    assert found.values["seen",] == "<frozenset of 2>"
+    assert found.values["device",] == "cpu"
+
+
+def test_a_bare_tensor_has_the_empty_path(tmp_path):
+    found = opened(save(tmp_path, torch.ones(3)), "torch-zip")
+    assert set(found.manifest.tensors) == {()}
+    assert canonical(found, ()) == as_torch(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ({"a": 1}, NotACheckpointError),
+        ({"s": torch.eye(3).to_sparse()}, HostileError),
+        ({"n": np.ones(3), "t": torch.ones(2)}, UnsupportedError),
+        ({"c": torch.ones(2, dtype=torch.complex64).conj()}, UnsupportedError),
+        ({"f4": torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}, UnsupportedError),
+        ({"d": collections.deque([1])}, HostileError),
+        ({1: torch.ones(1), "1": torch.ones(2)}, CorruptError),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(tmp_path, value, error):
+    with pytest.raises((error, UnsupportedError) if error is HostileError and "s" in value else error):
+        opened(save(tmp_path, value), "torch-zip")
+
+
+def test_an_archive_of_something_else_is_not_claimed(tmp_path):
+    np.savez(tmp_path / "a.npz", a=np.ones(3))
+    assert find_format("torch-zip").detect(Glimpse(locate(tmp_path / "a.npz"))) is None
+    shutil.copy(save(tmp_path, {"a": torch.ones(2)}), tmp_path / "model.safetensors")
+    assert find_format("safetensors").detect(Glimpse(locate(tmp_path / "model.safetensors"))) is None
+
+
+def rewritten(source: Path, target: Path, **members: bytes) -> Path:
+    """The same archive with some members changed or added."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as new:
+        for name in old.namelist():
+            new.writestr(name, members.pop(name.removeprefix("model/"), None) or old.read(name))
+        for name, data in members.items():
+            new.writestr(f"model/{name}", data)
+    return target
+
+
+TENSOR = (
+    b"\x80\x02}q\x00X\x01\x00\x00\x00aq\x01ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\n"
+    b"FloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ%s\x89ccollections\nOrderedDict\n)RtRs."
+)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        b"K\x01K\x04\x85K\x01\x85",  # one element too far
+        b"K\x00K\x02K\x02\x86K\x04K\x01\x86",  # stride beyond the end
+        b"K\x00J\xff\xff\xff\xff\x85K\x01\x85",  # negative extent
+        b"K\x00K\x02K\x02\x86K\x01\x85",  # ranks differ
+    ],
+)
+def test_views_outside_their_storage(tmp_path, view):
+    source = save(tmp_path, {"a": torch.ones(4)})
+    with pytest.raises(CorruptError):
+        opened(rewritten(source, tmp_path / "b.pt", **{"data.pkl": TENSOR.replace(b"%s", view)}), "torch-zip")
+
+
+def test_a_stride_of_zero_cannot_claim_terabytes(tmp_path):
+    source = save(tmp_path, {"a": torch.ones(4)})
+    view = b"K\x00\x8a\x06\x00\x00\x00\x00\x00\x01\x85K\x00\x85"
+    with pytest.raises(HostileError, match="claim"):
+        opened(rewritten(source, tmp_path / "b.pt", **{"data.pkl": TENSOR.replace(b"%s", view)}), "torch-zip")
+
+
+def test_members_are_what_they_seem(tmp_path):
+    source = save(tmp_path, {"a": torch.ones(4)})
+    assert canonical(opened(rewritten(source, tmp_path / "ok.pt"), "torch-zip"), ("a",)) == as_torch(torch.ones(4))
+    with pytest.raises(CorruptError, match="bytes"):
+        opened(rewritten(source, tmp_path / "short.pt", **{"data/0": b"123"}), "torch-zip")
+    with pytest.raises(HostileError, match="2 pickles"):
+        opened(rewritten(source, tmp_path / "two.pt", **{"x/data.pkl": b"N."}), "torch-zip")
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(tmp_path / "ok.pt", "a") as archive:
+        archive.writestr("model/data/0", b"0" * 16)
+    with pytest.raises(HostileError, match="two members"):
+        opened(tmp_path / "ok.pt", "torch-zip")
+
+
+def test_a_local_header_of_another_member(tmp_path):
+    path = save(tmp_path, {"a": torch.ones(4)})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"model/data/0", b"model/data/1", 1))
+    with pytest.raises(HostileError, match="local header"):
+        opened(path, "torch-zip")
+
+
+def test_a_flipped_bit_of_the_pickle(tmp_path):
+    path = save(tmp_path, {"name": torch.ones(4)})
+    path.write_bytes(path.read_bytes().replace(b"\x04\x00\x00\x00name", b"\x04\x00\x00\x00nbme", 1))
+    with pytest.raises(CorruptError, match="checksum"):
+        opened(path, "torch-zip")
+
+
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x02)q\x00" + b"".join(b"h\x00h\x00\x86q\x00" for _ in range(100)) + b"K\x01\x86}h\x00K\x01s.",
+        b"\x80\x04\x95" + (1 << 60).to_bytes(8, "little") + b"N.",
+        b"\x80\x02\x8b\xff\xff\xff\x7fN.",
+        b"\x80\x02" + b"(" * 100_000 + b"N.",
+        b"\x80\x02}" + b"\x8a\x10" + b"\xff" * 15 + b"\x01" + b"Ns.",
+        b"\x80\x02c__builtin__\neval\n.",
+        b"\x80\x04)q\x00)\x86\x8c\x04evalq\x01\x93.",
+        b"(c__main__\nX\no.",
+        b"\x80\x02N",
+        b"\x80\x02NN.",
+        b"\x80\x09N.",
+        b"",
+        b"e.",
+        b"\x80\x02]K\x01a}b.",
+    ],
+)
+def test_bombs_and_broken_pickles(data):
+    began = time.monotonic()
+    with pytest.raises(WherryError):
+        load(data, Rules(allowed={}), "x")
+    assert time.monotonic() - began < 2
+
+
+def test_a_small_pickle_of_a_huge_tree(tmp_path):
+    """A list that holds the list below twice, sixty times over."""
+    source = save(tmp_path, {"a": torch.ones(4)})
+    laughs = b"]q\x05" + b"".join(b"0]h\x05ah\x05aq\x05" for _ in range(60))
+    data = TENSOR.replace(b"%s", b"K\x00K\x04\x85K\x01\x85")[:-1] + b"X\x01\x00\x00\x00b" + laughs + b"s."
+    began = time.monotonic()
+    with pytest.raises(HostileError, match="tree"):
+        opened(rewritten(source, tmp_path / "b.pt", **{"data.pkl": data}), "torch-zip")
+    assert time.monotonic() - began < 5
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(0, 9), inner),
+    max_leaves=20,
+)
+
+
+@given(value=PLAIN, protocol=st.sampled_from([2, 3, 4, 5]))
+@settings(max_examples=100, deadline=None)
+def test_plain_values_are_what_pickle_meant(value, protocol):
+    data = pickle.dumps(value, protocol)
+    rules = Rules(allowed={("_codecs", "encode"): lambda args: args[0].encode("latin1"), ("__builtin__", "bytes"): lambda _: b""})
+    assert load(data, rules, "x") == (value, len(data))
+
+
+def test_calls_become_records():
+    data = pickle.dumps(pickle.PickleBuffer, 4)
+    found, _ = load(data, Rules(allowed={("_pickle", "PickleBuffer"): None, ("pickle", "PickleBuffer"): None}), "x")
+    assert found.name == "PickleBuffer"
+    made, _ = load(b"\x80\x02cm\nf\nK\x01\x85R}X\x01\x00\x00\x00xK\x02sb.", Rules(allowed={("m", "f"): None}), "x")
+    assert isinstance(made, Record)
+    assert (str(made.kind), made.args, made.state) == ("m.f", (1,), {"x": 2})
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_mutated_archives_never_crash(data, tmp_path):
+    path = save(tmp_path, {"a": torch.arange(6.0).reshape(2, 3).T, "b": [torch.ones(2), 3, {"c": "x"}]})
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))] if data.draw(st.booleans()) else raw)
+    row, location = find_format("torch-zip"), locate(path)
+    try:
+        detection = row.detect(Glimpse(location))
+        if detection is not None:
+            found = row.open(location, detection)
+            for key in found.manifest.tensors:
+                canonical(found, key)
+    except WherryError:
+        pass

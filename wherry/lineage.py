@@ -1,0 +1,242 @@
+"""lineage: where a checkpoint came from and what was made of it.
+
+Nodes are checkpoints by their checkpoint digest, edges are conversions. Source and converted checkpoint are two
+nodes even where their weights digest is one. The ledger is asked first; a sidecar answers for its own conversion
+when the ledger does not know it, so that the lineage survives the loss of every database.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import AmbiguousError, NotFoundError, WherryError
+from wherry.sidecar import read_sidecar
+from wherry.store import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.ledger import Edge, Ledger
+    from wherry.ledger_nodes import Node
+    from wherry.receipt import CheckpointRef, Receipt
+    from wherry.sidecar import Sidecar
+
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_SHOWN = 12  # hex digits of a digest in print
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LineageTree:
+    """What is above and below one checkpoint.
+
+    Attributes:
+        root: checkpoint digest of the one that was asked for.
+        nodes: checkpoint digest → node, for every end of an edge and the root.
+        edges: the conversions, in the order in which they were recorded.
+    """
+
+    root: str
+    nodes: Mapping[str, Node]
+    edges: tuple[Edge, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `lineage show --json` prints it."""
+        return {
+            "root": self.root,
+            "nodes": [asdict(node) for node in self.nodes.values()],
+            "edges": [asdict(edge) for edge in self.edges],
+        }
+
+
+def record(receipt: Receipt) -> str:
+    """Record a conversion; a ledger that cannot be written does not undo a conversion that was committed.
+
+    Returns:
+        `recorded`, or why it was not; the reason is logged as a warning too.
+    """
+    from wherry.ledger import open_ledger, record_conversion
+
+    try:
+        with open_ledger() as ledger:
+            record_conversion(ledger, receipt)
+    except WherryError as error:
+        return _not_recorded(error)
+    return "recorded"
+
+
+def record_outcome(subject: CheckpointRef, verification: Mapping[str, Any]) -> str:
+    """Record the outcome of a verification (its JSON form); like `record`, it never fails the caller."""
+    from wherry.ledger import open_ledger, record_verification
+
+    try:
+        with open_ledger() as ledger:
+            record_verification(ledger, subject, verification)
+    except WherryError as error:
+        return _not_recorded(error)
+    return "recorded"
+
+
+def show(uri_or_digest: str | os.PathLike[str]) -> LineageTree:
+    """The lineage of a checkpoint, up and down.
+
+    Args:
+        uri_or_digest: where it lies (or lay), or at least 8 hex digits of its checkpoint or weights digest.
+
+    Raises:
+        NotFoundError: neither the ledger nor a sidecar knows it.
+        AmbiguousError: several checkpoints have a digest that begins so.
+        StorageError: the ledger cannot be read.
+    """
+    from wherry.ledger import open_ledger
+
+    text = os.fspath(uri_or_digest)
+    with open_ledger() as ledger:
+        digest = _by_digest(ledger, text)
+        if digest is not None:
+            return _tree(ledger, digest, None)
+        digest, sidecar = _by_uri(ledger, text)
+        return _tree(ledger, digest, sidecar)
+
+
+def render(tree: LineageTree) -> str:
+    """The tree as plain text."""
+    root = tree.nodes[tree.root]
+    lines = [_title(root), *(f"  {line}" for line in _facts(root))]
+    for headline, up in (("came from", True), ("became", False)):
+        branches = list(_branches(tree, tree.root, up=up, above=frozenset({tree.root})))
+        if branches:
+            lines += [headline, *branches]
+    return "\n".join(lines)
+
+
+def _by_digest(ledger: Ledger, text: str) -> str | None:
+    from wherry.ledger_nodes import digests_starting
+
+    if not _DIGEST.fullmatch(text):
+        return None
+    found = digests_starting(ledger, text)
+    if len(found) > 1:
+        raise AmbiguousError(
+            f"{len(found)} checkpoints have a digest that begins with {text}",
+            cure=f"choose one: {', '.join(digest[:_SHOWN] for digest in found)}",
+            stage="lineage",
+        )
+    return found[0] if found else None
+
+
+def _by_uri(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
+    """What lies at a URI says itself what it is, if it has a sidecar; else the ledger knows what was seen there."""
+    from wherry.ledger_nodes import digest_at
+
+    for uri in _meanings(text):
+        location = locate(uri)
+        sidecar = read_sidecar(location) if location.exists() else None
+        digest = sidecar.checkpoint.checkpoint_digest if sidecar else digest_at(ledger, location.uri)
+        if digest is not None:
+            return digest, sidecar
+    raise NotFoundError(
+        "no lineage is known",
+        uri=text,
+        cure="convert it with wherry, or give a digest that the ledger has (at least 8 hex digits)",
+        stage="lineage",
+    )
+
+
+def _meanings(text: str) -> Iterator[str]:
+    """The URI itself, then the checkpoint that it stands for, where it is a run folder."""
+    from wherry.detect import resolve
+
+    yield text
+    try:
+        _location, found = resolve(text)
+    except WherryError as error:
+        _log.debug("not a checkpoint or run: %s", error)
+        return
+    yield found.uri
+
+
+def _tree(ledger: Ledger, root: str, sidecar: Sidecar | None) -> LineageTree:
+    from wherry.ledger import ancestors, descendants
+    from wherry.ledger_nodes import nodes
+
+    told, ends = _told(sidecar)
+    edges = [*ancestors(ledger, root), *descendants(ledger, root)]
+    if told is not None:
+        edges += ancestors(ledger, told.source)
+        known = {(edge.source, edge.target, edge.plan_digest) for edge in edges}
+        edges += [told] if (told.source, told.target, told.plan_digest) not in known else []
+    digests = {root, *(edge.source for edge in edges), *(edge.target for edge in edges)}
+    return LineageTree(root, {**ends, **nodes(ledger, digests)}, tuple(dict.fromkeys(edges)))
+
+
+def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, Node]]:
+    """The edge and the nodes that a sidecar alone tells of."""
+    from wherry.ledger import Edge
+    from wherry.ledger_nodes import node_of
+
+    if sidecar is None:
+        return None, {}
+    receipt = sidecar.receipt
+    own = {
+        sidecar.checkpoint.checkpoint_digest: node_of(sidecar.checkpoint, receipt.finished if receipt else "")
+    }
+    if receipt is None or receipt.source.checkpoint_digest == receipt.target.checkpoint_digest:
+        return None, own
+    source, target = receipt.source.checkpoint_digest, receipt.target.checkpoint_digest
+    edge = Edge(source, target, receipt.plan_digest, None, receipt.finished, receipt.lossless)
+    ends = {
+        source: node_of(receipt.source, receipt.started),
+        target: node_of(receipt.target, receipt.finished),
+    }
+    return edge, {**ends, **own}
+
+
+def _branches(tree: LineageTree, digest: str, *, up: bool, above: frozenset[str]) -> Iterator[str]:
+    """Lines below a node; `above` are the nodes on the way to it, at which a round trip of digests ends."""
+    edges = [edge for edge in tree.edges if (edge.target if up else edge.source) == digest]
+    for number, edge in enumerate(edges):
+        last = number == len(edges) - 1
+        other = edge.source if up else edge.target
+        node = tree.nodes[other]
+        again = " (see above)" if other in above else ""
+        yield f"{'└─' if last else '├─'} {_title(node)}{again}"
+        bar = "   " if last else "│  "
+        yield from (f"{bar}  {line}" for line in (_how(edge), *_facts(node)))
+        if not again:
+            yield from (bar + line for line in _branches(tree, other, up=up, above=above | {other}))
+
+
+def _title(node: Node) -> str:
+    step = "" if node.step is None else f", step {node.step}"
+    version = f" ({node.format_version})" if node.format_version else ""
+    return (
+        f"{node.checkpoint_digest[:_SHOWN]} {node.format}{version}: {node.kind}, {node.tensors} tensors{step}"
+    )
+
+
+def _facts(node: Node) -> Iterator[str]:
+    yield from (place.uri for place in node.places)
+    for row in node.registrations:
+        yield (
+            f"registered as {row.name} version {row.version} in {row.registry}"
+            if row.version
+            else (f"registration as {row.name} in {row.registry} is {row.state}")
+        )
+    if node.verified is not None:
+        yield f"verified at level {node.verified.level}: {node.verified.verdict} ({node.verified.time})"
+
+
+def _how(edge: Edge) -> str:
+    origin = "its sidecar" if edge.statement is None else f"statement {edge.statement}"
+    exactness = "lossless" if edge.lossless else "lossy"
+    return f"{exactness}, plan {edge.plan_digest[:_SHOWN]}, {edge.time} ({origin})"
+
+
+def _not_recorded(error: WherryError) -> str:
+    _log.warning("lineage was not recorded: %s", error)
+    return f"not recorded: {error.what}"
