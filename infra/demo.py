@@ -132,7 +132,13 @@ def main() -> int:
     title("Discovered")
     source = packaged_model()
     title("Converting, in a Prefect flow with an embedded server (its first start makes a database)")
-    done = carry(source, folder / f"{MODEL_NAME}-orbax")
+    from wherry.errors import WherryError
+
+    try:
+        done = carry(source, folder / f"{MODEL_NAME}-orbax")
+    except WherryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     report(done)
     lineage(done["receipt"]["target"]["uri"])
     how_to_look()

@@ -9,18 +9,20 @@ Facts (MLflow 3.17):
 - An MLflow server refuses local paths as source; an own scheme is taken. Local checkpoints go through a server as
   `wherry://sha256/<checkpoint digest>`, with the path in the tag `wherry.uri`.
 - The default artifact folder of a SQLite store is in the working directory; ours is set on the experiment.
+- Ending a run through a server prints two lines to the standard output, which is our caller's; that is turned off.
 - The fluent API keeps its active run per thread; only `MlflowClient` is used, with explicit URIs.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from mlflow import MlflowClient
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
     from wherry.sidecar import Sidecar
+
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 EXPERIMENT = "wherry"
 DIGEST_TAG = "wherry.checkpoint_digest"
@@ -84,7 +88,8 @@ def register_version(
         UsageError: MLflow does not take the name, the alias or a tag.
         StorageError: a store cannot be reached or written; nothing that this call created is left.
     """
-    with _mlflow_errors(registry_uri):
+    _refuse_credentials(tracking_uri, registry_uri)
+    with _mlflow_errors(tracking_uri, registry_uri):
         client = _client(tracking_uri, registry_uri)
         _ensure_model(client, name)
         version = _find(client, name, sidecar.checkpoint.checkpoint_digest)
@@ -111,7 +116,7 @@ def _create(
     run_id = _record_run(client, name, tags, sidecar)
     mine: ModelVersion | None = None
     try:
-        mine = client.create_model_version(name, source, run_id=run_id, tags=dict(tags))
+        mine = client.create_model_version(name, source, run_id=run_id, tags=dict(tags), await_creation_for=0)
         winner = _find(client, name, tags[DIGEST_TAG])
     except BaseException:
         client.delete_run(run_id)
@@ -227,27 +232,40 @@ def _opened(tracking_uri: str, registry_uri: str) -> MlflowClient:
     return client
 
 
+def _refuse_credentials(*uris: str) -> None:
+    """Only HTTP: the URL of a database has no other place for its password."""
+    for uri in uris:
+        if uri.startswith(("http://", "https://")) and "@" in uri.partition("://")[2].partition("/")[0]:
+            raise UsageError(
+                "an MLflow URI must not carry credentials",
+                uri=without_secrets(uri),
+                cure="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+            )
+
+
 @contextmanager
-def _mlflow_errors(registry_uri: str) -> Generator[None]:
-    """MLflow's errors as ours."""
-    uri = without_secrets(registry_uri)
+def _mlflow_errors(*uris: str) -> Generator[None]:
+    """MLflow's errors as ours; the last URI, the registry's, is named."""
+    uri = without_secrets(uris[-1])
     try:
         yield
     except WherryError:
         raise
     except MlflowException as error:
-        raise _translated(error, uri) from error
+        message = str(error.message)
+        for secret in uris:
+            message = message.replace(secret, without_secrets(secret))
+        raise _translated(str(error.error_code), message, uri) from error
     except OSError as error:
         raise StorageError(f"MLflow cannot be reached: {error}", uri=uri, retryable=True) from error
 
 
-def _translated(error: Any, uri: str) -> WherryError:
-    code = str(error.error_code)
+def _translated(code: str, message: str, uri: str) -> WherryError:
     if code == "INVALID_PARAMETER_VALUE":
-        return UsageError(f"MLflow does not take this: {error.message}", uri=uri)
+        return UsageError(f"MLflow does not take this: {message}", uri=uri)
     transient = code in _TRANSIENT
     return StorageError(
-        f"MLflow refused ({code}): {error.message}",
+        f"MLflow refused ({code}): {message}",
         uri=uri,
         cure="try again" if transient else "check the rights at the registry and its version",
         retryable=transient,

@@ -25,6 +25,8 @@ from prefect.testing.utilities import prefect_test_harness
 
 from wherry.flows.convert import ConvertSpec, convert_checkpoint, summary
 from wherry.ledger import check_chain, open_ledger
+from wherry.progress import Progress
+from wherry.tasks import common
 from wherry.tasks.common import retryable
 
 ROOT = Path(__file__).parent.parent
@@ -164,6 +166,46 @@ def test_a_failed_verification_fails_the_task(source, tmp_path, monkeypatch):
     assert failure.value.path
     node = show(receipt.target.checkpoint_digest).nodes[receipt.target.checkpoint_digest]
     assert node.verified.verdict == "altered"
+
+
+def test_discover_lists_detections(source, tmp_path):
+    from wherry.tasks.discover import discover
+
+    found = discover.fn(str(tmp_path))
+    assert [(row["uri"], row["format"]) for row in found] == [(str(source), "safetensors")]
+
+
+def test_lineage_task_fails_where_the_ledger_cannot_be_written(source, tmp_path, monkeypatch):
+    import wherry
+    from wherry.tasks.lineage import lineage
+
+    receipt = wherry.convert(source, tmp_path / "orbax", to="orbax", lineage=False).to_json()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'file' / 'ledger.db'}")
+    with pytest.raises(StorageError, match="not recorded") as failure:
+        lineage.fn(receipt)
+    assert failure.value.retryable
+    monkeypatch.delenv("WHERRY_LEDGER")
+    assert len(lineage.fn(receipt)["edges"]) == 1
+
+
+def test_progress_is_throttled_and_its_failure_is_logged_once(monkeypatch, caplog):
+    sent = []
+    monkeypatch.setattr(common, "create_progress_artifact", lambda *_, **__: "id")
+    monkeypatch.setattr(common, "update_progress_artifact", lambda _id, percent, **_: sent.append(percent))
+    report = common.progress_artifact("convert", "/a")
+    for done in range(101):
+        report(Progress("convert", done, 100, 1.0, None, "a"))
+    assert sent == [100.0]
+
+    def refuse(*_, **__):
+        raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr(common, "update_progress_artifact", refuse)
+    report = common.progress_artifact("convert", "/a")
+    for _ in range(3):
+        report(Progress("convert", 100, 100, 1.0, None, "a"))
+    assert caplog.text.count("progress is not reported any more") == 1
 
 
 def test_summary_states_rate_and_size():

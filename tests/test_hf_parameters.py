@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wherry.integrations.huggingface.parameters import expected_parameters
+from wherry.integrations.huggingface.parameters import expected_elements, expected_parameters
+from wherry.tensorspec import TensorSpec
 
 SMALL = {
     "hidden_size": 32,
@@ -85,3 +86,15 @@ def test_a_known_number():
 )
 def test_never_a_guess(change):
     assert expected_parameters({**LLAMA, **change}) is None
+
+
+def test_buffers_and_tied_copies_in_the_files_are_added():
+    stored = [
+        TensorSpec(("model.layers.0.self_attn.rotary_emb.inv_freq",), (16,), "float32"),
+        TensorSpec(("lm_head.weight",), (50, 32), "float32"),
+        TensorSpec(("model.norm.weight",), (32,), "float32"),
+    ]
+    assert expected_elements(LLAMA, stored) == expected_parameters(LLAMA) + 16
+    tied = {**LLAMA, "tie_word_embeddings": True}
+    assert expected_elements(tied, stored) == expected_parameters(tied) + 16 + 50 * 32
+    assert expected_elements({}, stored) is None

@@ -1,5 +1,6 @@
 """Killed at any moment, a conversion leaves nothing that wherry or Orbax takes for a finished checkpoint."""
 
+import json
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.errors import TargetInUseError
 
 # The child kills itself at the N-th call of any function that changes the file system.
 CHILD = """
@@ -104,25 +106,70 @@ def test_killed_at_random_moments_then_run_again(source, tmp_path, to):
     assert wherry.verify(tmp_path / "8", level="digest").ok
 
 
-def test_sigterm_ends_with_130_and_leaves_nothing(source, tmp_path):
+SLOW = """
+import sys, time
+import wherry.mover as mover
+from wherry.cli import main
+real = mover.Carrier._move
+def slow(*arguments):
+    time.sleep(0.2)
+    return real(*arguments)
+mover.Carrier._move = slow
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("to", ["orbax", "hf"])
+def test_sigterm_ends_with_130_and_the_next_run_writes_only_the_rest(source, tmp_path, to):
     target = tmp_path / "out" / "8"
-    slow = (
-        "import wherry.mover as m, time; real = m.Carrier._move\n"
-        "def slow(*a):\n    time.sleep(0.5); return real(*a)\n"
-        "m.Carrier._move = slow\n"
-        "from wherry.cli import main; import sys\n"
-        f"print('ready', flush=True); main(['convert', {str(source)!r}, {str(target)!r}, '--to', 'orbax'])"
-    )
-    child = subprocess.Popen([sys.executable, "-c", slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    child.stdout.readline()
-    deadline = time.monotonic() + 20
-    while not list(tmp_path.glob("out/.wherry-*/**/*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    command = ["convert", str(source), str(target), "--to", to, "--no-lineage", "--json"]
+    child = subprocess.Popen([sys.executable, "-c", SLOW, *command], stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("out/.wherry-*.journal")))
+    time.sleep(0.3)
     child.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
     _out, err = child.communicate(timeout=20)
+    assert time.monotonic() - asked < 2
     assert child.returncode == 130, err
-    assert "interrupted" in err
-    assert os.listdir(tmp_path) == []
+    assert_nothing_half_done(target.parent, target)
+    done = subprocess.run([sys.executable, "-m", "wherry.cli", *command], check=True, capture_output=True, text=True)
+    receipt = json.loads(done.stdout)
+    assert 0 < receipt["resumed_bytes"] < receipt["bytes_written"]
+    assert os.listdir(target.parent) == ["8"]
+    assert wherry.verify(target, level="digest").ok
+    undisturbed = wherry.convert(source, tmp_path / "undisturbed", to=to, lineage=False)
+    assert receipt["target"]["checkpoint_digest"] == undisturbed.target.checkpoint_digest
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)
+
+
+def test_a_changed_source_is_not_resumed(tmp_path):
+    model = tmp_path / "m.safetensors"
+    save_file({"w": np.zeros(3_000_000, dtype="f4")}, model)
+    target = tmp_path / "to" / "8"
+    assert run(model, target, "orbax", 9).returncode == -signal.SIGKILL
+    save_file({"w": np.ones(3_000_000, dtype="f4")}, model)
+    receipt = wherry.convert(model, target, to="orbax", lineage=False)
+    assert receipt.resumed_bytes == 0
+    assert "another source" in receipt.note
+    assert os.listdir(target.parent) == ["8"]
+    assert wherry.open(target).read("w").sum() == 3_000_000
+
+
+def test_two_runs_on_one_target_exclude_each_other(source, tmp_path):
+    command = ["convert", str(source), str(tmp_path / "8"), "--to", "orbax", "--no-lineage"]
+    child = subprocess.Popen([sys.executable, "-c", SLOW, *command], stderr=subprocess.PIPE)
+    wait_for(lambda: list(tmp_path.glob(".wherry-8.lease")))
+    with pytest.raises(TargetInUseError, match=f"process {child.pid} on "):
+        wherry.convert(source, tmp_path / "8", to="orbax", lineage=False)
+    child.kill()
+    child.wait()
+    assert not wherry.convert(source, tmp_path / "8", to="orbax", lineage=False).already
 
 
 def test_clean_removes_what_a_kill_left_and_nothing_else(source, tmp_path):

@@ -114,9 +114,8 @@ def modules_on_disk(package: Path) -> set[str]:
     """Dotted names of the Python files below a package folder, links followed."""
     found = {path.relative_to(package.parent) for path in package.glob("*.py")}
     for room in (entry for entry in package.iterdir() if entry.is_dir()):
-        # Path.rglob does not enter a link that lies below; entering it here by its name does.
-        inside = (path.relative_to(room) for path in room.resolve().rglob("*.py"))
-        found |= {Path(package.name, room.name) / path for path in inside}
+        real = room.resolve()  # rglob does not follow links
+        found |= {Path(package.name, room.name) / path.relative_to(real) for path in real.rglob("*.py")}
     return {dotted(path) for path in found}
 
 

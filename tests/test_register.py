@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 import sys
+import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +134,7 @@ def test_a_failure_after_creation_leaves_nothing(receipt, client, name, alias):
         wherry.register(receipt, name, alias=alias)
     assert client.search_model_versions(f"name = '{name}'") == []
     assert len(runs(client)) == before
+    assert show(receipt.target.uri).nodes[receipt.target.checkpoint_digest].registrations == ()
     assert wherry.register(receipt, name, alias="candidate").created
 
 
@@ -175,6 +180,74 @@ def test_sources_as_registries_take_them(receipt):
     assert service._source(sidecar, "memory://models/a", "sqlite:////m.db") == by_digest
     page = service._page("https://user:secret@host/base/", "my model", "3")
     assert page == "https://host/base/#/models/my%20model/versions/3"
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A real MLflow server on a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path / 'm.db'}",
+        "--artifacts-destination",
+        str(tmp_path / "kept"),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
+    process = subprocess.Popen([*command, *store], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await_health(f"{url}/health", process)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def await_health(url, process):
+    for _ in range(240):
+        assert process.poll() is None, "the MLflow server ended"
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    pytest.fail("the MLflow server did not come up in two minutes")
+
+
+@pytest.mark.server
+def test_through_a_server(receipt, name, server, capfd):
+    with ThreadPoolExecutor(6) as pool:
+        done = list(
+            pool.map(lambda _: wherry.register(receipt, name, alias="c", tracking_uri=server), range(6))
+        )
+    assert sum(row.created for row in done) == 1
+    [shown] = {(row.version, row.page) for row in done}
+    assert shown[1] == f"{server}/#/models/{name}/versions/{shown[0]}"
+    client = mlflow.MlflowClient(server, server)
+    [version] = client.search_model_versions(f"name = '{name}'")
+    assert version.source == f"wherry://sha256/{receipt.target.checkpoint_digest}"
+    assert version.tags["wherry.uri"] == receipt.target.uri
+    assert {file.path for file in client.list_artifacts(version.run_id)} == {"manifest.json", "receipt.json"}
+    assert capfd.readouterr().out == ""
+
+
+def test_credentials_in_a_uri_are_refused_and_not_shown(receipt, name):
+    with pytest.raises(UsageError, match="credentials") as failure:
+        wherry.register(receipt, name, tracking_uri="http://user:secret@127.0.0.1:9")
+    assert "secret" not in str(failure.value)
 
 
 def test_without_mlflow_the_extra_is_named(receipt, name, monkeypatch):

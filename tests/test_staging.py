@@ -11,6 +11,8 @@ from wherry.staging import Staging, is_staging
 from wherry.steps import step_number
 from wherry.store import locate
 
+ID = "0123abcd"
+
 
 def fill(area):
     folder = Path(area.location.path)
@@ -19,7 +21,7 @@ def fill(area):
 
 
 def test_commit_makes_the_folder_appear_and_leaves_no_staging(tmp_path):
-    with Staging(locate(tmp_path / "deep/er/out")) as area:
+    with Staging(locate(tmp_path / "deep/er/out"), ID) as area:
         fill(area)
         assert not (tmp_path / "deep/er/out").exists()
         area.commit()
@@ -28,7 +30,7 @@ def test_commit_makes_the_folder_appear_and_leaves_no_staging(tmp_path):
 
 
 def test_without_a_commit_nothing_is_left_not_even_parents(tmp_path):
-    with pytest.raises(RuntimeError), Staging(locate(tmp_path / "deep/er/out")) as area:
+    with pytest.raises(RuntimeError), Staging(locate(tmp_path / "deep/er/out"), ID) as area:
         fill(area)
         raise RuntimeError
     assert os.listdir(tmp_path) == []
@@ -40,7 +42,7 @@ def test_commit_never_overwrites(tmp_path, kind, libc, monkeypatch):
     if not libc:
         monkeypatch.setattr(staging.ctypes, "CDLL", lambda *_args, **_options: object())
     target = tmp_path / "out"
-    with Staging(locate(target)) as area:
+    with Staging(locate(target), ID) as area:
         staged = Path(area.location.path)
         staged.mkdir() if kind == "folder" else staged.write_text("new")
         target.mkdir() if kind == "folder" else target.write_text("old")
@@ -52,14 +54,14 @@ def test_commit_never_overwrites(tmp_path, kind, libc, monkeypatch):
 
 
 def test_single_file_gets_its_sidecar_beside_it(tmp_path):
-    with Staging(locate(tmp_path / "m.safetensors")) as area:
+    with Staging(locate(tmp_path / "m.safetensors"), ID) as area:
         Path(area.location.path).write_text("data")
         area.commit(beside=b"{}")
     assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "m.safetensors.wherry.json"]
 
 
 def test_the_staging_name_is_no_step_and_begins_with_a_dot():
-    area = Staging(locate("/x/0000001000"))
+    area = Staging(locate("/x/0000001000"), ID)
     name = area.location.name
     assert is_staging(name)
     assert name.startswith(".wherry-0000001000.")
@@ -73,21 +75,21 @@ def test_object_store_commit_puts_the_marker_last(monkeypatch):
     monkeypatch.setattr(
         type(target.store), "put", lambda self, path, data, **o: (order.append((path, o)), put(self, path, data, **o))
     )
-    with Staging(target) as area:
+    with Staging(target, ID) as area:
         fill(area)
         (Path(area.location.path) / "marker").write_text("done")
         area.commit("marker")
     assert [path.rsplit("/", 1)[-1] for path, _ in order] == ["a", "marker"]
     assert order[-1][1] == {"create_only": True}
     assert target.join("a").read() == b"1"
-    with pytest.raises(TargetExistsError), Staging(target) as area:
+    with pytest.raises(TargetExistsError), Staging(target, ID) as area:
         fill(area)
         area.commit("marker")
 
 
 def test_a_parent_that_is_a_file_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError), Staging(locate(tmp_path / "file/out")):
+    with pytest.raises(StorageError), Staging(locate(tmp_path / "file/out"), ID):
         pass
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 
 import pytest
 import tensorstore as ts
@@ -69,6 +70,18 @@ def test_keys_of_a_region_are_the_chunks_it_touches():
     assert list(parsed.keys((slice(2, 2), slice(0, 7)))) == []
     assert zarr.parse(array(dimension_separator="/"), 2, "").key((1, 2)) == "1/2"
     assert zarr.parse(array3(chunk_key_encoding={"name": "v2"}), 3, "").key((1, 2)) == "1.2"
+
+
+def test_keys_are_lazy_however_many_there_are():
+    """`itertools.product` would hold a tuple of 2^40 numbers before the first key."""
+    fields = zarr_new.build("bool", (1 << 40, 2), (1, 1), version=2, compression="none")
+    parsed = zarr.parse(json.dumps(fields).encode(), 2, "")
+    tracemalloc.start()
+    try:
+        assert [key for key, _ in zip(parsed.keys(), range(3), strict=False)] == ["0.0", "0.1", "1.0"]
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,15 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry import __version__
 from wherry.checkpoint import Checkpoint, open_checkpoint
+from wherry.digest import sha256_of
 from wherry.errors import MismatchError, UsageError
-from wherry.existing import existing_result
+from wherry.existing import existing_result, present_fingerprint
 from wherry.fingerprint import fingerprint
 from wherry.format import Glimpse
 from wherry.hashing import Hashes, compare, hash_checkpoint
+from wherry.journal import Journal, open_journal
 from wherry.mover import Carrier
 from wherry.plan import DEFAULT_MEMORY, Plan, make_plan
 from wherry.pool import Pool
@@ -129,11 +132,18 @@ def _places(
 
 
 def _write(run: _Run) -> Receipt:
-    with Staging(run.committed) as staging:
+    header = {"plan": run.plan.digest, "source": present_fingerprint(run.checkpoint), "version": __version__}
+    with Staging(run.committed, sha256_of("run", header)[:8]) as staging:
+        journal = open_journal(staging.journal, header)
+        if not journal.done:
+            staging.clear()
         inner = run.target.path[len(run.committed.path) :].strip("/")
         staged = staging.location.join(inner) if inner else staging.location
         make_folder(staged.parent)
-        sidecar = _fill(run, staged)
+        try:
+            sidecar = _fill(run, staged, journal, staging.discarded or journal.reason)
+        finally:
+            journal.close()
         text = encode(sidecar)
         if not run.row.single_file:
             staged.join(FOLDER_NAME).put(text)
@@ -144,15 +154,17 @@ def _write(run: _Run) -> Receipt:
     return sidecar.receipt
 
 
-def _fill(run: _Run, staged: Location) -> Sidecar:
+def _fill(run: _Run, staged: Location, journal: Journal, note: str | None) -> Sidecar:
     companions = _copy_companions(run, staged)
-    hashes = _move(run, staged)
+    hashes = _move(run, staged, journal)
     _agree_with_source(run, hashes)
     verification = _read_back(run, staged, hashes) if run.plan.verify == "digest" else None
-    return _sidecar(run, staged, hashes, companions, verification)
+    sidecar = _sidecar(run, staged, hashes, companions, verification)
+    assert sidecar.receipt is not None
+    return replace(sidecar, receipt=replace(sidecar.receipt, resumed_bytes=journal.nbytes, note=note))
 
 
-def _move(run: _Run, staged: Location) -> Hashes:
+def _move(run: _Run, staged: Location, journal: Journal) -> Hashes:
     plan, reader = run.plan, run.checkpoint.reader
     assert run.row.create is not None
     writer = run.row.create(staged, plan.manifest, plan.options)
@@ -164,6 +176,7 @@ def _move(run: _Run, staged: Location) -> Hashes:
             meter=Meter("convert", plan.nbytes_in, run.progress),
             writer=writer,
             targets=dict(plan.manifest.tensors),
+            journal=journal,
         )
         carrier.carry(plan.moves())
         _finish(writer)

@@ -90,12 +90,23 @@ class LeafHasher:
         self._open: dict[int, Any] = {}  # offset → SHA-256 state that has consumed its leaf up to there
         self._waiting: dict[int, bytes] = {}  # offset → bytes inside a leaf whose beginning is not hashed yet
 
+    def preset(self, leaf: int, digest: bytes) -> None:
+        """Take a leaf's digest from the journal of an earlier run; bytes of it are not needed any more."""
+        self.leaves[leaf] = digest
+
+    def known(self, start: int, stop: int) -> dict[int, bytes] | None:
+        """The digests of all leaves that bytes [start, stop) touch; None while one of them is not complete."""
+        touched = range(start // LEAF, leaf_count(stop))
+        found = {leaf: digest for leaf in touched if (digest := self.leaves[leaf]) is not None}
+        return found if len(found) == len(touched) else None
+
     def update(self, start: int, data: memoryview) -> None:
         """Take the canonical bytes [start, start + len(data)); each byte must come exactly once."""
         position, stop = start, start + len(data)
         while position < stop:
             end = min((position // LEAF + 1) * LEAF, stop)
-            self._piece(position, data[position - start : end - start])
+            if self.leaves[position // LEAF] is None:
+                self._piece(position, data[position - start : end - start])
             position = end
 
     def done(self) -> bool:

@@ -15,7 +15,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, delete, select
 from sqlalchemy.dialects.sqlite import insert
 
 from wherry import ledger_schema as tables
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from wherry.receipt import CheckpointRef, Receipt
 
 __all__ = [
-    "Chain", "Edge", "Ledger", "ancestors", "check_chain", "claim_registration", "descendants", "open_ledger",
-    "record_conversion", "record_registration", "record_verification",
+    "Chain", "Edge", "Ledger", "ancestors", "check_chain", "claim_registration", "descendants", "drop_claim",
+    "open_ledger", "record_conversion", "record_registration", "record_verification",
 ]  # fmt: skip
 
 GENESIS = "0" * 64
@@ -118,6 +118,14 @@ def claim_registration(ledger: Ledger, subject: CheckpointRef, registry: str, na
     with ledger.write() as connection:
         _see(connection, subject)
         connection.execute(insert(tables.registration).values(row).on_conflict_do_nothing())
+
+
+def drop_claim(ledger: Ledger, subject: CheckpointRef, registry: str, name: str) -> None:
+    """Take a claim back after a failure that left nothing in the registry; a registration stays."""
+    table = tables.registration
+    mine = (table.c.checkpoint_digest == subject.checkpoint_digest) & (table.c.registry == registry)
+    with ledger.write() as connection:
+        connection.execute(delete(table).where(mine, table.c.name == name, table.c.state == "pending"))
 
 
 def record_registration(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 from wherry import dtypes
 from wherry.digest import LeafHasher
 from wherry.errors import CorruptError, storage_error
+from wherry.journal import Done, Journal
 from wherry.move import Move, cells, moves_of
 from wherry.store import locate
 from wherry.tensorspec import Region, Span, TensorSpec
@@ -57,6 +58,7 @@ class Carrier:
         meter: counts what is done.
         writer: where they go; None for a digest pass.
         targets: the target tensors by key path; only with a writer.
+        journal: what an earlier run finished, and where this one records what it finishes; only with a writer.
         hashers: one per target tensor (source tensor in a digest pass), filled as the pass goes on.
     """
 
@@ -66,6 +68,7 @@ class Carrier:
     meter: Meter
     writer: Writer | None = None
     targets: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", TensorSpec])
+    journal: Journal | None = None
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     _extents: dict[KeyPath, tuple[Extent, ...] | None] = field(
         default_factory=dict["KeyPath", "tuple[Extent, ...] | None"]
@@ -73,6 +76,7 @@ class Carrier:
     _stopped: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _commit: threading.Lock = field(default_factory=threading.Lock)
+    _finished: list[Move] = field(default_factory=list[Move])
     _unsynced: int = 0
     _synced_at: float = field(default_factory=time.monotonic)
 
@@ -81,18 +85,23 @@ class Carrier:
 
         Raises:
             WherryError: the first error of any worker; the others stop after their present move.
-            KeyboardInterrupt: the user stopped it; the workers have stopped too.
+            KeyboardInterrupt: the user stopped it; the workers have stopped too, and what they had finished is
+                durable and in the journal.
         """
-        queue = iter(moves)
+        queue = self._remaining(moves)
         workers = worker_count()
         with ThreadPoolExecutor(workers, thread_name_prefix="wherry") as executor:
             running = [executor.submit(self._work, queue) for _ in range(workers)]
             try:
                 self._wait(running)
+            except KeyboardInterrupt:
+                self._stopped.set()
+                wait(running)
+                self._commit_finished()
+                raise
             finally:
                 self._stopped.set()
-        if self.writer is not None:
-            self.writer.sync()
+        self._commit_finished()
 
     def _wait(self, running: list[Future[None]]) -> None:
         pending = set(running)
@@ -114,7 +123,7 @@ class Carrier:
                 self._stopped.set()
                 raise
             self.meter.add(move.span.nbytes, self.specs[move.source].name)
-            self._group_commit(move.span.nbytes)
+            self._group_commit(move)
 
     def _hasher(self, move: Move) -> LeafHasher:
         if move.target not in self.hashers:
@@ -166,19 +175,58 @@ class Carrier:
                 self._extents[spec.path] = self.reader.extents(spec)
             return self._extents[spec.path]
 
-    def _group_commit(self, nbytes: int) -> None:
+    def _remaining(self, moves: Iterable[Move]) -> Iterator[Move]:
+        """The moves that no earlier run has finished; what those found out is taken over."""
+        journal = self.journal
+        if journal is None or not journal.done:
+            yield from moves
+            return
+        known: dict[KeyPath, list[Done]] = {}
+        for row in journal.done:
+            known.setdefault(row.target, []).append(row)
+        for move in moves:
+            for row in known.pop(move.target, ()):
+                for leaf, digest in row.leaves.items():
+                    self._hasher(move).preset(leaf, digest)
+            if journal.has(move.target, move.span):
+                self._hasher(move)
+                self.meter.add(move.span.nbytes, self.specs[move.source].name)
+            else:
+                yield move
+
+    def _group_commit(self, move: Move) -> None:
         if self.writer is None:
             return
         with self._lock:
-            self._unsynced += nbytes
+            self._finished.append(move)
+            self._unsynced += move.span.nbytes
             waited = time.monotonic() - self._synced_at
             due = self._unsynced >= _GROUP_BYTES or waited >= _GROUP_SECONDS
         if due and self._commit.acquire(blocking=False):
             try:
-                self._unsynced, self._synced_at = 0, time.monotonic()
-                self.writer.sync()
+                self._commit_finished()
             finally:
                 self._commit.release()
+
+    def _commit_finished(self) -> None:
+        """Make what is finished durable, then record it; a move whose leaves are not complete waits."""
+        if self.writer is None:
+            return
+        with self._lock:
+            finished, self._finished = self._finished, []
+            self._unsynced, self._synced_at = 0, time.monotonic()
+        self.writer.sync()
+        if self.journal is None:
+            return
+        rows: list[Done] = []
+        for move in finished:
+            leaves = self.hashers[move.target].known(*move.span)
+            if leaves is None:
+                with self._lock:
+                    self._finished.append(move)
+            else:
+                rows.append(Done(move.target, move.span, leaves))
+        self.journal.record(rows)
 
 
 def digest_moves(specs: Iterable[TensorSpec], reader: Reader) -> Iterator[Move]:

@@ -67,6 +67,8 @@ class Receipt:
         bytes_written: tensor bytes written to the target.
         verification: JSON form of the verification that followed, or None.
         lossless: whether every move was exact.
+        resumed_bytes: how many of them an interrupted run had already written.
+        note: why an interrupted run was not taken up, where there was one.
         already: True when the target was found to be the result of this same conversion and nothing was written.
         lineage: `recorded`, or why it was not.
     """
@@ -83,6 +85,8 @@ class Receipt:
     bytes_written: int = 0
     verification: dict[str, Any] | None = None
     lossless: bool = True
+    resumed_bytes: int = 0
+    note: str | None = None
     already: bool = False
     lineage: str = "not recorded"
 

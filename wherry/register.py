@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wherry.errors import NotFoundError, UsageError
+from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.home import mlflow_registry_uri, mlflow_tracking_uri, without_secrets
 from wherry.receipt import Receipt
 from wherry.registry import service
@@ -71,7 +71,7 @@ def register(
         MissingExtraError: mlflow is not installed.
         StorageError: the registry or the ledger cannot be reached or written.
     """
-    from wherry.ledger import claim_registration, open_ledger, record_registration
+    from wherry.ledger import claim_registration, drop_claim, open_ledger, record_registration
 
     reserved = sorted(key for key in tags or {} if key.startswith(RESERVED))
     if reserved:
@@ -83,9 +83,13 @@ def register(
     registry = without_secrets(chosen)
     with open_ledger() as ledger:
         claim_registration(ledger, sidecar.checkpoint, registry, name)
-        done = mlflow.register_version(
-            sidecar, uri, name, alias=alias, tags=tags or {}, tracking_uri=tracking, registry_uri=chosen
-        )
+        try:
+            done = mlflow.register_version(
+                sidecar, uri, name, alias=alias, tags=tags or {}, tracking_uri=tracking, registry_uri=chosen
+            )
+        except WherryError:
+            drop_claim(ledger, sidecar.checkpoint, registry, name)
+            raise
         record_registration(ledger, sidecar.checkpoint, registry, name, done.version)
     digest = sidecar.checkpoint.checkpoint_digest
     return Registration(name, done.version, uri, digest, done.created, registry, done.page)

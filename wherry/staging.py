@@ -9,7 +9,9 @@ files are uploaded under their final names and the format's commit member is put
 readers see nothing before it; nothing is renamed there.
 
 Whatever goes wrong before the commit, nothing is left at the destination, parent folders that were made for it
-included. A process that is killed leaves only the staging area, which `detect` calls unfinished.
+included. A process that is killed or interrupted leaves the staging area and its journal, which `detect` calls
+unfinished; the same conversion takes them up again, another one to the same target discards them, and
+`wherry clean` removes them.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import secrets
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from wherry.errors import TargetExistsError, UsageError, storage_error
+from wherry.errors import TargetExistsError, UsageError, WherryError, storage_error
+from wherry.lease import Lease
 from wherry.store import LocalStore, Location
 
 if TYPE_CHECKING:
@@ -41,44 +45,83 @@ def is_staging(name: str) -> bool:
 
 
 class Staging:
-    """The staging area of one run; use it in a `with` statement.
+    """The staging area of one conversion; use it in a `with` statement.
 
-    Leaving the block without a commit removes the area and every parent folder that was made for it.
+    Leaving the block without a commit removes the area and every parent folder that was made for it, unless the
+    run can be taken up again: the user interrupted it, or the storage failed in a way that a retry can cure.
 
     Attributes:
         target: where the checkpoint will appear.
         location: where it is written until then; always local.
+        journal: the file that says which parts of it are done.
+        discarded: why what an earlier run left for this target was not taken up; None where nothing was left.
     """
 
-    def __init__(self, target: Location) -> None:
-        self.target = target
-        self._made: list[Path] = []
-        self._workspace: Path | None = None
-        self._committed: list[Path] = []
-        self.location = self._place()
+    def __init__(self, target: Location, identity: str) -> None:
+        """Choose the area.
 
-    def _place(self) -> Location:
-        if not self.target.store.capabilities.create_only_put:
-            raise UsageError(f"{self.target.store.protocol}:// is read-only here", uri=self.target.uri)
-        name = f"{PREFIX}{self.target.name}.{secrets.token_hex(4)}"
-        if self.target.store.capabilities.local:
-            parent = Path(self.target.path).parent
-        else:
-            parent = self._workspace = Path(tempfile.mkdtemp(prefix="wherry-upload-"))
-        return Location(LocalStore(), str(parent / name))
+        Args:
+            target: what will be committed.
+            identity: eight hex digits of the conversion; the same conversion finds its area again.
+
+        Raises:
+            UsageError: the target's storage is read-only.
+        """
+        if not target.store.capabilities.create_only_put:
+            raise UsageError(f"{target.store.protocol}:// is read-only here", uri=target.uri)
+        self.target = target
+        self.discarded: str | None = None
+        self._made: list[Path] = []
+        self._local = target.store.capabilities.local
+        self._parent = (
+            Path(target.path).parent if self._local else Path(tempfile.mkdtemp(prefix="wherry-upload-"))
+        )
+        self._stem = f"{PREFIX}{target.name}"
+        self.location = Location(LocalStore(), str(self._parent / f"{self._stem}.{identity}"))
+        self.journal = Path(f"{self.location.path}.journal")
+        self._lease = Lease(self._parent / f"{self._stem}.lease", target.uri)
 
     def __enter__(self) -> Self:
         try:
-            self._make_parents(Path(self.location.path).parent)
-        except OSError as error:
-            self._remove()
-            raise storage_error(error, self.target.uri) from error
+            self._make_parents(self._parent)
+            self._lease.__enter__()
+        except BaseException as error:
+            self._remove_parents()
+            raise storage_error(error, self.target.uri) if isinstance(error, OSError) else error from error
+        self._discard_others()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._remove()
+        resumable = isinstance(error, KeyboardInterrupt) or (
+            isinstance(error, WherryError) and error.retryable
+        )
+        if not resumable:
+            self.clear()
+            self.journal.unlink(missing_ok=True)
+        self._lease.__exit__(kind, error, trace)
+        if not resumable:
+            self._remove_parents()
+
+    def clear(self) -> None:
+        """Remove what is in the area."""
+        _remove(Path(self.location.path))
+
+    def _discard_others(self) -> None:
+        """Areas of other conversions to this target: the lease says that nobody works on them."""
+        pattern = re.compile(re.escape(self._stem) + r"\.[0-9a-f]{8}(\.journal)?")
+        mine = (self.location.name, self.journal.name)
+        for path in self._parent.iterdir():
+            if pattern.fullmatch(path.name) and path.name not in mine:
+                _remove(path)
+                self.discarded = "an interrupted run had another source, plan or option"
+
+    def _remove_parents(self) -> None:
+        for parent in reversed(self._made):
+            _remove_if_empty(parent)
+        if not self._local:
+            shutil.rmtree(self._parent, ignore_errors=True)
 
     def commit(self, commit_member: str = "", beside: bytes | None = None) -> None:
         """Make the staged file or folder appear at the target.
@@ -145,16 +188,12 @@ class Staging:
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
-    def _remove(self) -> None:
-        staged = Path(self.location.path)
-        if staged.is_dir():
-            shutil.rmtree(staged, ignore_errors=True)
-        elif staged.is_file():
-            staged.unlink()
-        for parent in reversed(self._made):
-            _remove_if_empty(parent)
-        if self._workspace is not None:
-            shutil.rmtree(self._workspace, ignore_errors=True)
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def rename_without_replacing(source: Path, target: Path) -> None:

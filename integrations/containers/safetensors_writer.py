@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import UnsupportedError, UsageError, storage_error
+from wherry.format import Option
 from wherry.integrations.containers import safetensors
 from wherry.integrations.containers.flatfile import FlatFiles
 from wherry.integrations.containers.raw import PACKED, pack_nibbles
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from wherry.keypath import KeyPath
     from wherry.store import Location
     from wherry.tensorspec import Region
+
+METADATA_FORMAT = Option("pt", "the `format` word of `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
 
 
 class _Place(NamedTuple):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from wherry import dtypes
@@ -114,7 +113,7 @@ class ZarrArray:
 
     def keys(self, region: Region | None = None) -> Iterator[str]:
         """Keys of the chunks that a region touches (all by default), lazily, in C order."""
-        for index in product(*(self._touched(axis, region) for axis in range(len(self.shape)))):
+        for index in _indices([self._touched(axis, region) for axis in range(len(self.shape))]):
             yield self.key(index)
 
     def _touched(self, axis: int, region: Region | None) -> range:
@@ -133,6 +132,16 @@ class ZarrArray:
             if before and self.chunks[axis + 1 :] == self.shape[axis + 1 :]:
                 return axis
         return None
+
+
+def _indices(axes: list[range]) -> Iterator[tuple[int, ...]]:
+    """Every index of a grid in C order. Not `itertools.product`: that first makes a tuple of every range."""
+    if not axes:
+        yield ()
+        return
+    for first in axes[0]:
+        for rest in _indices(axes[1:]):
+            yield (first, *rest)
 
 
 def parse(data: bytes, version: int, uri: str) -> ZarrArray:

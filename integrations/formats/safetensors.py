@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.detection import Detection, Evidence
-from wherry.format import Format, Holds, Opened, Option
+from wherry.format import Format, Holds, Opened
 from wherry.integrations.containers import safetensors
 from wherry.integrations.containers.flat_reader import FlatReader, placed_tensors
-from wherry.integrations.containers.safetensors_writer import SafetensorsWriter, kept_metadata
+from wherry.integrations.containers.safetensors_writer import METADATA_FORMAT, SafetensorsWriter, kept_metadata
 from wherry.manifest import Manifest
 from wherry.store import Entry
 
@@ -26,7 +26,6 @@ SUFFIX = ".safetensors"
 VERSION = "single file"
 # A torch archive (zip) and a torch stream (pickle of protocol 2 with torch's magic number).
 _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
-METADATA_FORMAT = Option("pt", "the `format` word of `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:

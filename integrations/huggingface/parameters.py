@@ -1,7 +1,8 @@
 """How many parameters a Hugging Face model has, told by its config alone.
 
 A checkpoint with fewer has lost something that no header shows: a shard that was left out together with its
-lines in the index. For each `model_type` there is a row: the attributes that an old config may lack with their
+lines in the index. Buffers and second copies of tied weights, which some files hold besides, are added by name. For
+each `model_type` there is a row: the attributes that an old config may lack with their
 defaults, and functions that count the embedding, one layer and the end of the model. What is counted is what
 `save_pretrained` stores: tied weights once, buffers not. Counts were compared with models built by transformers
 5.23 and with the corpus. An unknown `model_type` or architecture, and any quantised model, gives None, never a guess.
@@ -9,9 +10,12 @@ defaults, and functions that count the embedding, one layer and the end of the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from wherry.tensorspec import TensorSpec
 
 Config: TypeAlias = Mapping[str, Any]
 Count: TypeAlias = Callable[[Config, int], int]
@@ -169,6 +173,14 @@ _MODELS: dict[str, _Model] = {
 }
 _MOST_LAYERS = 10_000
 
+# Endings of names that files of old releases hold although they are buffers, by model_type; `` is every type.
+_BUFFERS = {
+    "": ("rotary_emb.inv_freq",),
+    "bert": ("embeddings.position_ids", "embeddings.token_type_ids"),
+    "gpt2": ("attn.bias", "attn.masked_bias"),
+}
+_TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+
 
 def _numbers(config: Config) -> dict[str, Any]:
     """The attributes that counting may touch: in a hostile config, text times a number fills the memory."""
@@ -207,3 +219,22 @@ def expected_parameters(config: Config) -> int | None:
     except (KeyError, TypeError, ZeroDivisionError):
         return None  # an attribute is missing or of the wrong kind: nothing can be promised
     return count if type(count) is int and count > 0 else None
+
+
+def expected_elements(config: Config, stored: Iterable[TensorSpec]) -> int | None:
+    """The number of elements that the files should hold, given which buffers and tied copies they have.
+
+    Args:
+        config: the contents of `config.json`.
+        stored: the tensors of the files.
+
+    Returns:
+        `expected_parameters` and the elements of what it does not count; None where it is None.
+    """
+    count = expected_parameters(config)
+    if count is None:
+        return None
+    model_type = str(config["model_type"])
+    tied = config.get("tie_word_embeddings", _MODELS[model_type].defaults["tie_word_embeddings"])
+    besides = (*_BUFFERS[""], *_BUFFERS.get(model_type, ()), *(_TIED if tied else ()))
+    return count + sum(spec.size for spec in stored if spec.path[-1:] and spec.path[-1].endswith(besides))

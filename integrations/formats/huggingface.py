@@ -1,0 +1,141 @@
+"""A Hugging Face model folder: weights with config, tokenizer and whatever lies beside them.
+
+Recognised by the names of the weights (`huggingface/weights.py`), so a folder without a config counts. Read:
+safetensors, single or sharded by an index, with variants and adapters, and `pytorch_model.bin` in the zip form.
+Written: safetensors, always with `{"format": "pt"}` in `__metadata__`, which transformers asks for. A tensor's
+key path is one part, its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.detection import Detection, Evidence
+from wherry.errors import CorruptError, IncompleteError
+from wherry.format import Format, Glimpse, Holds, Opened, Option
+from wherry.integrations.containers import safetensors
+from wherry.integrations.containers.flat_reader import FlatReader
+from wherry.integrations.containers.safetensors_writer import METADATA_FORMAT, SafetensorsWriter, kept_metadata
+from wherry.integrations.containers.torch_reader import TorchReader
+from wherry.integrations.huggingface.folder import Facts, read_facts, surroundings
+from wherry.integrations.huggingface.parameters import expected_elements
+from wherry.integrations.huggingface.sharding import Shards, spread
+from wherry.integrations.huggingface.shards import Contents, read_weights
+from wherry.integrations.huggingface.weights import ADAPTER_CONFIG, CONFIG, Weights, find_weights
+from wherry.manifest import Companion, Manifest
+from wherry.store import make_folder
+from wherry.units import parse_size
+
+if TYPE_CHECKING:
+    from wherry.format import Options
+    from wherry.store import Entry, Location
+
+_CONSOLIDATED = "consolidated safetensors"
+_CONSOLIDATOR = "torch HuggingFaceStorageWriter"
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    weights = find_weights(glimpse.entries)
+    if weights is None:
+        return None
+    try:
+        facts = read_facts(glimpse.location, glimpse.entries)
+    except CorruptError as error:
+        facts = Facts(evidence=(Evidence(".", error.what),))
+    return Detection(
+        uri=glimpse.location.uri,
+        format="huggingface",
+        format_version=weights.version,
+        writer=facts.writer,
+        step=facts.step,
+        kind="params",
+        family=facts.family,
+        evidence=(Evidence(weights.file, _weights_seen(weights)), *facts.evidence),
+    )
+
+
+def _weights_seen(weights: Weights) -> str:
+    what = {"single": "weights in one file", "sharded": "index of weights in several files"}
+    variant = f", variant {weights.variant}" if weights.variant else ""
+    return what.get(weights.form, "one of several files of weights, without an index") + variant
+
+
+def _open(location: Location, detection: Detection) -> Opened:
+    names = {entry.name: entry for entry in location.entries()}
+    weights = find_weights(names)
+    if weights is None:
+        raise IncompleteError("the weights have gone", uri=location.uri)
+    facts = read_facts(location, names)
+    contents = read_weights(location, weights)
+    beside = surroundings(location, {entry.name for entry in contents.files})
+    expected = expected_elements(facts.config, contents.specs.values())
+    manifest = Manifest(
+        tensors=contents.specs,
+        values=contents.values,
+        empties=contents.empties,
+        lists=frozenset(contents.lists),
+        step=facts.step,
+        kind="params",
+        companions=tuple(Companion(entry.name, entry.size) for entry in beside.companions),
+        custom=contents.custom,
+        origin=facts.origin if expected is None else {**facts.origin, "expected_parameters": expected},
+    )
+    reader = _reader(location, weights, contents, beside.companions)
+    return Opened(_precise(detection, weights, contents).seen(*beside.left), manifest, reader)
+
+
+def _precise(detection: Detection, weights: Weights, contents: Contents) -> Detection:
+    """Consolidation by torch drops all metadata and writes an index also for one file."""
+    seen = detection.seen(*contents.evidence)
+    if weights.container != "safetensors" or weights.form != "sharded" or not contents.bare:
+        return seen
+    evidence = Evidence(weights.file, "an index, and no metadata in any file: consolidated by torch")
+    return replace(
+        seen.seen(evidence), format_version=_CONSOLIDATED, writer=detection.writer or _CONSOLIDATOR
+    )
+
+
+def _reader(
+    location: Location, weights: Weights, contents: Contents, companions: list[Entry]
+) -> FlatReader | TorchReader:
+    files = (*contents.files, *companions)
+    names = frozenset(entry.name for entry in companions)
+    if weights.container == "bin":
+        return TorchReader(location, contents.placed, files, names)
+    return FlatReader(location, contents.places, files, names)
+
+
+def _shards(manifest: Manifest, options: Options) -> Shards:
+    names = {companion.name for companion in manifest.companions}
+    stem = "adapter_model" if ADAPTER_CONFIG in names and CONFIG not in names else "model"
+    return spread(manifest.tensors.values(), parse_size(options["max_shard_size"]), stem)
+
+
+def _create(staging: Location, manifest: Manifest, options: Options) -> SafetensorsWriter:
+    make_folder(staging)
+    shards = _shards(manifest, options)
+    metadata = kept_metadata(manifest.custom, options["metadata_format"])
+    return SafetensorsWriter(staging, shards.files, metadata, shards.index)
+
+
+FORMATS = (
+    Format(
+        name="huggingface",
+        title="Hugging Face model folder",
+        detect=_detect,
+        open=_open,
+        create=_create,
+        holds=Holds(dtypes=safetensors.DTYPES, depth=1, companions=True),
+        refines=("safetensors", "torch-zip"),
+        aliases=("hf",),
+        commit_member="model.safetensors.index.json",
+        options={
+            "max_shard_size": Option("5GB", "most bytes of one file, for example 200MB"),
+            "metadata_format": METADATA_FORMAT,
+        },
+        loaded_by="transformers 5, safetensors 0.8",
+        version=lambda manifest, options: _shards(manifest, options).version,
+        step_folder=lambda step: f"checkpoint-{step}",
+    ),
+)

@@ -1,0 +1,111 @@
+"""Which files of a Hugging Face folder are its weights.
+
+Names, in the order in which transformers (5.23, `modeling_utils.py`) looks: `model.safetensors`, then
+`model.safetensors.index.json` with `model-00001-of-0000N.safetensors`, each also with a variant (`model.fp16.safetensors`,
+`model.safetensors.index.fp16.json`); safetensors before `pytorch_model.bin` and its index. PEFT adapters are
+`adapter_model.safetensors` or `.bin` beside `adapter_config.json`, diffusers writes
+`diffusion_pytorch_model.safetensors`. torch's HuggingFaceStorageWriter gives every save an index, also of one
+file, and distributed saves none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Container: TypeAlias = Literal["safetensors", "bin"]
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+
+# Stem and ending of the weights, most wanted first.
+_STEMS: tuple[tuple[str, Container], ...] = (
+    ("model", "safetensors"),
+    ("diffusion_pytorch_model", "safetensors"),
+    ("adapter_model", "safetensors"),
+    ("pytorch_model", "bin"),
+    ("diffusion_pytorch_model", "bin"),
+    ("adapter_model", "bin"),
+)
+_VARIANT = r"(?:\.(?P<variant>[A-Za-z0-9_]+))?"
+_ANY_INDEX = re.compile(rf".+\.safetensors\.index{_VARIANT}\.json")
+_SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
+# Weights in another form, and what lists them; not companions.
+_WEIGHTS = re.compile(
+    r".+\.(safetensors|bin|msgpack|h5|onnx|onnx_data|ot|gguf|pt|pth|pkl|ckpt|distcp|tflite|mlmodel)"
+    r"|.+\.(safetensors|bin|msgpack|h5)\.index(\..+)?\.json"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of a folder by name.
+
+    Attributes:
+        container: `safetensors` or `bin`.
+        file: the one file, or the index, or the first of several shards without an index.
+        form: which of the three it is.
+        stem: `model`, `adapter_model` and so on.
+        variant: `fp16` and the like.
+    """
+
+    container: Container
+    file: str
+    form: Literal["single", "sharded", "no index"]
+    stem: str
+    variant: str | None = None
+
+    @property
+    def version(self) -> str:
+        """The format version, as far as names tell it."""
+        word = "single" if self.form == "single" else "sharded"
+        return f"{word} {'pytorch_model.bin' if self.container == 'bin' else 'safetensors'}"
+
+
+def find_weights(names: Mapping[str, object]) -> Weights | None:
+    """The weights that transformers would load from a folder with these children, or None."""
+    for container in ("safetensors", "bin"):
+        found = [weights for weights in _named(names, container) if weights is not None]
+        if found:
+            return min(found, key=lambda weights: (_rank(weights), weights.variant or "", weights.form != "single"))
+        if container == "safetensors":
+            other = _without_a_known_stem(names)
+            if other is not None:
+                return other
+    return None
+
+
+def _rank(weights: Weights) -> int:
+    return _STEMS.index((weights.stem, weights.container))
+
+
+def _named(names: Mapping[str, object], container: Container) -> Iterable[Weights | None]:
+    for stem, ending in _STEMS:
+        if ending != container:
+            continue
+        single = re.compile(rf"{stem}{_VARIANT}\.{ending}")
+        index = re.compile(rf"{stem}\.{ending}\.index{_VARIANT}\.json")
+        for name in names:
+            yield _match(single, name, container, "single", stem)
+            yield _match(index, name, container, "sharded", stem)
+
+
+def _match(
+    pattern: re.Pattern[str], name: str, container: Container, form: Literal["single", "sharded"], stem: str
+) -> Weights | None:
+    found = pattern.fullmatch(name)
+    return Weights(container, name, form, stem, found["variant"]) if found else None
+
+
+def _without_a_known_stem(names: Mapping[str, object]) -> Weights | None:
+    index = next((name for name in sorted(names) if _ANY_INDEX.fullmatch(name)), None)
+    if index is not None:
+        return Weights("safetensors", index, "sharded", index.split(".safetensors")[0])
+    shard = next((name for name in sorted(names) if _SHARD.fullmatch(name)), None)
+    return None if shard is None else Weights("safetensors", shard, "no index", shard.split("-")[0])
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file name is that of weights in any form, or of an index of such."""
+    return _WEIGHTS.fullmatch(name.rsplit("/", 1)[-1]) is not None

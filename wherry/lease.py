@@ -1,0 +1,121 @@
+"""The lease: two runs on one target exclude each other, and a dead one does not block for ever.
+
+`.wherry-<name>.lease` beside the target names its owner; a heartbeat renews it every few seconds. It may be taken
+over once it has not been renewed for half a minute, or at once where its owner was a process of this machine that
+is gone. Taking over moves the old lease away in one step, so of two that try only one succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from wherry.errors import TargetInUseError, storage_error
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+EXPIRY_SECONDS = 30.0
+_HEARTBEAT_SECONDS = 5.0
+
+
+class Lease:
+    """Holds a lease on a target while its `with` block runs.
+
+    Raises on entering:
+        TargetInUseError: somebody alive holds it; the error says who and since when.
+        StorageError: the storage failed.
+    """
+
+    def __init__(self, path: Path, target: str) -> None:
+        self._path = path
+        self._target = target
+        self._over = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="wherry-lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self._take()
+        except OSError as error:
+            raise storage_error(error, self._target) from error
+        self._heart.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._heart.join()
+        self._path.unlink(missing_ok=True)
+
+    def _take(self) -> None:
+        owner = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": time.time(),
+            "id": secrets.token_hex(8),
+        }
+        for _attempt in range(2):
+            try:
+                descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            except FileExistsError:
+                self._evict()
+                continue
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(owner, file)
+            return
+        raise self._in_use({})
+
+    def _evict(self) -> None:
+        """Move a dead lease away; raise where it is alive."""
+        try:
+            age = time.time() - self._path.stat().st_mtime
+            owner = _owner(self._path)
+        except FileNotFoundError:
+            return  # released at this moment
+        if age < EXPIRY_SECONDS and not _is_dead(owner):
+            raise self._in_use(owner)
+        grave = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
+        try:
+            self._path.rename(grave)
+        except FileNotFoundError:
+            return  # another run was quicker; the exclusive create decides
+        grave.unlink()
+
+    def _in_use(self, owner: dict[str, Any]) -> TargetInUseError:
+        who = f"process {owner['pid']} on {owner['host']}" if owner else "another run"
+        return TargetInUseError(
+            f"{who} is writing this target",
+            uri=self._target,
+            cure=f"wait for it; a dead run's lease expires after {EXPIRY_SECONDS:.0f} s",
+            retryable=True,
+        )
+
+    def _beat(self) -> None:
+        while not self._over.wait(_HEARTBEAT_SECONDS):
+            os.utime(self._path)
+
+
+def _owner(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        return {}  # being written, or torn: its age alone decides
+
+
+def _is_dead(owner: dict[str, Any]) -> bool:
+    if not owner or owner.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(int(owner["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
