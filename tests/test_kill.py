@@ -44,11 +44,11 @@ print(calls)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Four tensors of 3 MB."""
+    """Twelve tensors of 1 MB."""
     folder = tmp_path_factory.mktemp("source") / "model"
     folder.mkdir()
     generator = np.random.default_rng(0)
-    tensors = {f"layer.{n}.weight": generator.standard_normal((750, 1000), dtype="f4") for n in range(4)}
+    tensors = {f"layer.{n}.weight": generator.standard_normal((250, 1000), dtype="f4") for n in range(12)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text("{}")
     return folder
@@ -86,11 +86,15 @@ def test_killed_at_every_change_of_the_file_system(source, tmp_path, to, name):
     calls = int(whole.stdout)
     assert calls > 5
     points = sorted({1, 2, 3, calls - 2, calls - 1, calls, *range(4, calls, max(calls // 6, 1))})
+    survived = []
     for point in points:
         folder = tmp_path / f"at{point}"
         folder.mkdir()
-        assert run(source, folder / name, to, point).returncode == -signal.SIGKILL
+        done = run(source, folder / name, to, point)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        survived.append(done.returncode == 0)  # how often it syncs depends on the clock
         assert_nothing_half_done(folder, folder / name)
+    assert sum(survived) <= 3
 
 
 @pytest.mark.parametrize("to", ["orbax", "hf"])
@@ -124,8 +128,7 @@ def test_sigterm_ends_with_130_and_the_next_run_writes_only_the_rest(source, tmp
     target = tmp_path / "out" / "8"
     command = ["convert", str(source), str(target), "--to", to, "--no-lineage", "--json"]
     child = subprocess.Popen([sys.executable, "-c", SLOW, *command], stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("out/.wherry-*.journal")))
-    time.sleep(0.3)
+    wait_for(lambda: any(path.read_bytes().count(b"\n") > 1 for path in tmp_path.glob("out/.wherry-*.journal")))
     child.send_signal(signal.SIGTERM)
     asked = time.monotonic()
     _out, err = child.communicate(timeout=20)
@@ -177,6 +180,6 @@ def test_clean_removes_what_a_kill_left_and_nothing_else(source, tmp_path):
 
     run(source, tmp_path / "out", "hf", 6)
     wherry.convert(source, tmp_path / "kept", to="hf")
-    assert [row.removed for row in clean(tmp_path)] == [False], "an area that was touched just now may be in use"
-    assert [row.removed for row in clean(tmp_path, min_age=0)] == [True]
+    assert {row.removed for row in clean(tmp_path)} == {False}, "an area that was touched just now may be in use"
+    assert {row.removed for row in clean(tmp_path, min_age=0)} == {True}
     assert os.listdir(tmp_path) == ["kept"]

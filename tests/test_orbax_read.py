@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from tests import orbax_support as support
 import pytest
-from tests.orbax_support import CORPUS, ORBAX, cases, digest, expectation, needs_corpus, opened
 
+from tests import orbax_support as support
+from tests.orbax_support import CORPUS, ORBAX, cases, digest, expectation, needs_corpus, opened
 from wherry.errors import (
     AmbiguousError,
     CorruptError,
@@ -228,7 +228,7 @@ def test_a_truncated_data_file_is_noticed(tmp_path):
     found = opened(folder)
     spec = found.manifest.tensors[("params", "embed", "embedding")]
     (extent,) = found.reader.extents(spec)
-    with open(extent.file, "r+b") as file:
+    with Path(extent.file).open("r+b") as file:
         file.truncate(extent.offset + extent.length - 1)
     verdict, reason = verdict_of(folder)
     assert verdict == "incomplete"
@@ -281,16 +281,16 @@ def test_an_array_of_more_chunks_than_can_be_counted(tmp_path):
 def test_what_an_absent_chunk_means(tmp_path):
     folder = copied("orbax-0128-noocdbt-zarr2", tmp_path)
     (folder / "bool" / "0.0").unlink()
-    assert "lost" in list(opened(folder).reader.absent())[0].reason
+    assert "lost" in next(iter(opened(folder).reader.absent())).reason
     metadata = json.loads((folder / "_METADATA").read_text()) | {
         "store_array_data_equal_to_fill_value": False
     }
     (folder / "_METADATA").write_text(json.dumps(metadata))
-    assert "lost" in list(opened(folder).reader.absent())[0].reason
+    assert "lost" in next(iter(opened(folder).reader.absent())).reason
     fields = json.loads((folder / "bool" / ".zarray").read_text()) | {"fill_value": False}
     (folder / "bool" / ".zarray").write_text(json.dumps(fields))
     found = opened(folder)
-    assert list(found.reader.absent())[0].reason == "absent chunk: zeros or loss, cannot be told"
+    assert next(iter(found.reader.absent())).reason == "absent chunk: zeros or loss, cannot be told"
     with pytest.raises(IncompleteError, match="cannot be told"):
         found.reader.read(found.manifest.tensors[("bool",)], found.manifest.tensors[("bool",)].whole)
 
@@ -346,13 +346,19 @@ def test_any_name_of_the_folder_will_do(tmp_path):
     } == {tuple(row["path"]): row["sha256"] for row in expectation("orbax-0128-sharded8")["tensors"]}
 
 
-def test_neighbours_are_not_taken_for_items(tmp_path):
-    for name in ("first", "second"):
-        support.write(tmp_path / name, {("w",): np.ones(3, np.float32)})
-    assert ORBAX.detect(Glimpse(locate(tmp_path))) is None
-    support.write(tmp_path / "run" / "3", {("w",): np.ones(3, np.float32)}) if (
-        tmp_path / "run"
-    ).mkdir() is None else None
+@pytest.mark.parametrize("name", ["models", "exp_2024"])
+def test_neighbours_are_not_taken_for_items(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    for child in ("first", "second"):
+        support.write(folder / child, {("w",): np.ones(3, np.float32)})
+    assert ORBAX.detect(Glimpse(locate(folder))) is None
+    assert opened(folder / "first").manifest.step is None
+
+
+def test_bare_items_named_as_steps_leave_the_run_a_run(tmp_path):
+    (tmp_path / "run").mkdir()
+    support.write(tmp_path / "run" / "3", {("w",): np.ones(3, np.float32)})
     assert ORBAX.detect(Glimpse(locate(tmp_path / "run"))) is None
     assert opened(tmp_path / "run" / "3").manifest.step == 3
 

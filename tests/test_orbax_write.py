@@ -16,9 +16,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp1
 import pytest
+
 from tests import orbax_support as support
 from tests.orbax_support import ORBAX, assert_same_tree, full_manifest, nested, opened, sample, small_chunks
-
 from wherry.errors import StorageError, UnrepresentableError, UsageError
 from wherry.format import Glimpse
 from wherry.registry import checked_options
@@ -113,7 +113,7 @@ for load in (lambda: ocp.StandardCheckpointer().restore(sys.argv[1], target), la
 """
 
 
-@pytest.mark.parametrize(("version", "ocdbt"), product(("2", "3"), (True, False)))
+@pytest.mark.parametrize(("version", "ocdbt"), list(product(("2", "3"), (True, False))))
 def test_resharded_over_eight_devices(tmp_path, version, ocdbt):
     rows = np.random.default_rng(0).standard_normal((96, 64)).astype(np.float32)
     arrays = {("w",): rows, ("b",): rows.astype(ml_dtypes.bfloat16)}
@@ -265,8 +265,8 @@ def test_a_full_disk_is_a_storage_error(tmp_path):
     writer = ORBAX.create(locate(tmp_path / "x"), manifest, checked_options(ORBAX, {}))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
+        writer.write(("w",), manifest.tensors[("w",)].whole, memoryview(bytes(4 << 20)))
         with pytest.raises(StorageError) as caught:
-            writer.write(("w",), manifest.tensors[("w",)].whole, memoryview(bytes(4 << 20)))
             writer.sync()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +18,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.formats_support import assert_as_expected, canonical, cases, create, expected, opened, place, write_all
+from tests.formats_support import (
+    assert_as_expected,
+    canonical,
+    cases,
+    create,
+    expected,
+    opened,
+    place,
+    write_all,
+)
 from wherry.errors import (
     CorruptError,
     IncompleteError,
@@ -35,10 +45,27 @@ from wherry.registry import find_format
 from wherry.store import locate
 from wherry.tensorspec import Span, TensorSpec
 
-TORCH_DTYPES = (
-    "bool uint8 int8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 "
-    "float8_e4m3fn float8_e5m2 float8_e8m0fnu float8_e4m3fnuz float8_e5m2fnuz"
-).split()
+TORCH_DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e8m0fnu",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+]
 
 
 def file_of(tmp_path, header, data=b"", name="a.safetensors"):
@@ -193,7 +220,9 @@ def test_every_region(tmp_path, shape):
 
 def test_a_region_is_read_without_the_rest(tmp_path, monkeypatch):
     array = np.zeros((1000, 1000), "<f4")
-    found = opened(file_of(tmp_path, {"w": entry("F32", [1000, 1000], 0, array.nbytes)}, array.tobytes()), "st")
+    found = opened(
+        file_of(tmp_path, {"w": entry("F32", [1000, 1000], 0, array.nbytes)}, array.tobytes()), "st"
+    )
     read = []
     real = os.preadv
 
@@ -228,7 +257,11 @@ BROKEN = {
     "unknown dtype": ({"a": entry("F128", [1], 0, 16)}, 16, UnsupportedError),
     "65 dimensions": ({"a": entry("U8", [1] * 65, 0, 1)}, 1, UnsupportedError),
     "metadata of numbers": ({"__metadata__": {"a": 1}}, 0, CorruptError),
-    "twice in an entry": (b'{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}', 1, CorruptError),
+    "twice in an entry": (
+        b'{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        1,
+        CorruptError,
+    ),
     "twice": (b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{}}', 0, CorruptError),
     "infinity": (b'{"a":{"dtype":"U8","shape":[Infinity],"data_offsets":[0,0]}}', 0, CorruptError),
     "deep": (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 0, CorruptError),
@@ -256,7 +289,9 @@ def test_the_damaged_tensor_is_named(tmp_path):
 
 
 def test_what_the_rules_allow(tmp_path):
-    header = json.dumps({**GOOD, "none": entry("F32", [0, 3], 8, 8), "__metadata__": {"k": "v"}}).encode() + b"   "
+    header = (
+        json.dumps({**GOOD, "none": entry("F32", [0, 3], 8, 8), "__metadata__": {"k": "v"}}).encode() + b"   "
+    )
     found = opened(file_of(tmp_path, header, b"\0" * 12), "safetensors")
     assert {path[0] for path in found.manifest.tensors} == {"a", "b", "none"}
     assert opened(file_of(tmp_path, {}, name="empty.safetensors"), "safetensors").manifest.tensors == {}
@@ -274,7 +309,9 @@ def test_detection_goes_by_content_and_then_by_name(tmp_path):
     assert "not a safetensors header" in seen(tmp_path / "x.safetensors").evidence[0].seen
     with pytest.raises(CorruptError, match="limit"):
         opened(tmp_path / "x.safetensors", "safetensors")
-    (tmp_path / "y.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    (tmp_path / "y.safetensors").write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    )
     with pytest.raises(IncompleteError, match="git-lfs"):
         opened(tmp_path / "y.safetensors", "safetensors")
     (tmp_path / "z.safetensors").write_bytes(b"12")
@@ -283,7 +320,9 @@ def test_detection_goes_by_content_and_then_by_name(tmp_path):
 
 
 def test_a_hundred_thousand_tensors_open_quickly(tmp_path):
-    header = {f"model.layers.{at}.weight": entry("F32", [2, 2], 16 * at, 16 * at + 16) for at in range(100_000)}
+    header = {
+        f"model.layers.{at}.weight": entry("F32", [2, 2], 16 * at, 16 * at + 16) for at in range(100_000)
+    }
     path = locate(file_of(tmp_path, header, b"\0" * 1_600_000))
     began = time.process_time()
     assert len(safetensors.parse(path).slots) == 100_000
@@ -310,7 +349,14 @@ def test_mutated_headers_never_crash(data, tmp_path):
         str(error).encode()
 
 
-NUMBERS = st.integers(-1, 20) | st.integers(0, 2**70) | st.booleans() | st.floats() | st.none() | st.text(max_size=2)
+NUMBERS = (
+    st.integers(-1, 20)
+    | st.integers(0, 2**70)
+    | st.booleans()
+    | st.floats()
+    | st.none()
+    | st.text(max_size=2)
+)
 ENTRIES = st.fixed_dictionaries(
     {},
     optional={
@@ -361,7 +407,9 @@ def test_any_order_from_several_threads_and_twice(tmp_path):
     thread = threading.Thread(target=syncing)
     thread.start()
     with ThreadPoolExecutor(6) as pool:
-        for done in [pool.submit(writer.write, p, s, memoryview(contents[p])[s.start : s.stop]) for p, s in spans]:
+        for done in [
+            pool.submit(writer.write, p, s, memoryview(contents[p])[s.start : s.stop]) for p, s in spans
+        ]:
             done.result()
     stop.set()
     thread.join()
@@ -420,15 +468,15 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
 
 
 def test_few_descriptors_for_many_files(tmp_path):
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     names = [f"f{at}" for at in range(200)]
     files = FlatFiles(tmp_path, dict.fromkeys(names, 8))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: files.write(name, 0, b"01234567"), names * 3))
-    assert len(os.listdir("/proc/self/fd")) - before <= flatfile._MOST_OPEN
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= flatfile._MOST_OPEN
     files.finish()
     files.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert {(tmp_path / name).read_bytes() for name in names} == {b"01234567"}
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from wherry.errors import NotFoundError
 from wherry.format import Extent
 from wherry.integrations.containers.raw import PACKED, read_region, read_stored, unpack_nibbles
-from wherry.integrations.containers.safetensors import Header, dtype_name
-from wherry.keypath import KeyPath
+from wherry.integrations.containers.safetensors_dtypes import TO_OURS
 from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wherry.format import Absent
+    from wherry.integrations.containers.safetensors import Header
+    from wherry.keypath import KeyPath
     from wherry.store import Entry, Location
     from wherry.tensorspec import Region
 
@@ -78,7 +79,9 @@ def companion_location(location: Location, name: str, companions: frozenset[str]
         NotFoundError: the checkpoint has no such companion.
     """
     if name not in companions:
-        raise NotFoundError(f"no companion file {name!r}", uri=location.uri, cure="`wherry inspect` lists them")
+        raise NotFoundError(
+            f"no companion file {name!r}", uri=location.uri, cure="`wherry inspect` lists them"
+        )
     return location.member(name)
 
 
@@ -87,7 +90,7 @@ def placed_tensors(header: Header, file: Location) -> dict[KeyPath, tuple[Tensor
     uri = file.uri
     return {
         (slot.name,): (
-            TensorSpec((slot.name,), slot.shape, dtype_name(slot.dtype)),
+            TensorSpec((slot.name,), slot.shape, TO_OURS[slot.dtype]),
             (Extent(uri, slot.start, slot.stop - slot.start),),
         )
         for slot in header.slots

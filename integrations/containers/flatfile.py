@@ -12,13 +12,13 @@ import os
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, storage_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
+    from pathlib import Path
 
 _MOST_OPEN = 64
 
@@ -70,7 +70,9 @@ class FlatFiles:
         """
         with self._lock:
             dirty, self._dirty = self._dirty, {}
-        self._checked(lambda: [self._guarded(name, lambda fd, r=r: _settle(fd, *r)) for name, r in dirty.items()])
+        self._checked(
+            lambda: [self._guarded(name, lambda fd, r=r: _settle(fd, *r)) for name, r in dirty.items()]
+        )
 
     def finish(self) -> None:
         """Make the files and their names durable.
@@ -105,7 +107,7 @@ class FlatFiles:
             raise storage_error(error, str(self._folder / name)) from error
 
     @contextmanager
-    def _descriptor(self, name: str) -> Iterator[int]:
+    def _descriptor(self, name: str) -> Generator[int]:
         with self._lock:
             if name not in self._open:
                 self._make_room()

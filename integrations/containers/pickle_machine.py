@@ -64,6 +64,14 @@ class Machine:
         """A value onto the present group's stack."""
         self.stack.append(value)
 
+    def drop(self) -> None:
+        """Forget the last value."""
+        self.stack.pop()
+
+    def drop_group(self) -> None:
+        """Forget everything since the last mark."""
+        self.pop_mark()
+
     def take(self, length: int) -> bytes:
         """The next bytes."""
         stop = self.position + length

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PACKED = "float4_e2m1fn"
 _BAND = 1 << 20
+_NIBBLE = 0x0F
 
 
 def stored_size(spec: TensorSpec) -> int:
@@ -88,7 +89,7 @@ class _Source:
         stop = first + flat.size
         if self._spec.dtype != PACKED:
             width = flat.itemsize
-            self._bytes(Span(first * width, stop * width), memoryview(flat.view("u1")))
+            self._bytes(Span(first * width, stop * width), flat.view("u1").data)
             return
         stored = bytearray((stop + 1) // 2 - first // 2)
         self._bytes(Span(first // 2, (stop + 1) // 2), memoryview(stored))
@@ -101,7 +102,7 @@ class _Source:
 def unpack_nibbles(stored: bytes | bytearray | memoryview) -> np.ndarray:
     """Two elements of each byte, low nibble first, one uint8 per element."""
     packed = np.frombuffer(stored, "u1")
-    return np.stack((packed & 0x0F, packed >> 4), axis=-1).reshape(-1)
+    return np.stack((packed & _NIBBLE, packed >> 4), axis=-1).reshape(-1)
 
 
 def pack_nibbles(elements: memoryview, path: str) -> memoryview:
@@ -113,6 +114,6 @@ def pack_nibbles(elements: memoryview, path: str) -> memoryview:
     whole = np.frombuffer(elements, "u1")
     if whole.size % 2:
         raise UnrepresentableError("an odd number of four-bit elements does not fill whole bytes", path=path)
-    if whole.size and int(whole.max()) > 0x0F:
+    if whole.size and int(whole.max()) > _NIBBLE:
         raise UnrepresentableError("an element of a four-bit type has more than four bits", path=path)
-    return memoryview(whole[0::2] | (whole[1::2] << 4))
+    return (whole[0::2] | (whole[1::2] << 4)).data

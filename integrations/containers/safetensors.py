@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnrepresentableError, UnsupportedError
+from wherry.integrations.containers.safetensors_dtypes import BITS, RANK, TO_STORED
 from wherry.keypath import render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from wherry.store import Location
     from wherry.tensorspec import TensorSpec
@@ -39,37 +40,6 @@ _MAX_BITS = 1 << 63
 _FIELDS = frozenset({"dtype", "shape", "data_offsets"})
 _LFS_POINTER = b"version https://git-lfs"
 
-# (name on disk, bits on disk, our name) in the order of the reference implementation, which is the writing order
-# reversed.
-_DTYPES: tuple[tuple[str, int, str], ...] = (
-    ("BOOL", 8, "bool"),
-    ("F4", 4, "float4_e2m1fn"),
-    ("F6_E2M3", 6, "float6_e2m3fn"),
-    ("F6_E3M2", 6, "float6_e3m2fn"),
-    ("U8", 8, "uint8"),
-    ("I8", 8, "int8"),
-    ("F8_E5M2", 8, "float8_e5m2"),
-    ("F8_E4M3", 8, "float8_e4m3fn"),
-    ("F8_E8M0", 8, "float8_e8m0fnu"),
-    ("F8_E4M3FNUZ", 8, "float8_e4m3fnuz"),
-    ("F8_E5M2FNUZ", 8, "float8_e5m2fnuz"),
-    ("I16", 16, "int16"),
-    ("U16", 16, "uint16"),
-    ("F16", 16, "float16"),
-    ("BF16", 16, "bfloat16"),
-    ("I32", 32, "int32"),
-    ("U32", 32, "uint32"),
-    ("F32", 32, "float32"),
-    ("C64", 64, "complex64"),
-    ("F64", 64, "float64"),
-    ("I64", 64, "int64"),
-    ("U64", 64, "uint64"),
-)
-_BITS = {stored: bits for stored, bits, _ in _DTYPES}
-_TO_OURS = {stored: ours for stored, _, ours in _DTYPES}
-_TO_STORED = {ours: stored for stored, _, ours in _DTYPES}
-_RANK = {stored: rank for rank, (stored, _, _) in enumerate(_DTYPES)}
-DTYPES = frozenset(_TO_STORED)
 
 
 class Slot(NamedTuple):
@@ -124,7 +94,7 @@ def parse(location: Location) -> Header:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _uncollected() -> Generator[None]:
     """No garbage collection: it would walk the growing, acyclic tree again and again (two thirds of the time)."""
     enabled = gc.isenabled()
     gc.disable()
@@ -138,7 +108,9 @@ def _uncollected() -> Iterator[None]:
 def _header_bytes(location: Location, size: int) -> bytes:
     head = location.read(0, 64)
     if head.startswith(_LFS_POINTER):
-        raise IncompleteError("a git-lfs pointer lies here, not the file", uri=location.uri, cure="git lfs pull")
+        raise IncompleteError(
+            "a git-lfs pointer lies here, not the file", uri=location.uri, cure="git lfs pull"
+        )
     if len(head) < 8:  # noqa: PLR2004  the length field
         raise _corrupt(f"{size} bytes are too few for a safetensors file", location.uri)
     (length,) = struct.unpack_from("<Q", head)
@@ -188,8 +160,10 @@ def _slot(name: str, fields: Any, uri: str) -> Slot:
     if type(fields) is not dict or fields.keys() != _FIELDS:
         raise _corrupt("its header entry does not have exactly dtype, shape and data_offsets", uri, name)
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if type(dtype) is not str or dtype not in _BITS:
-        raise UnsupportedError(f"dtype {str(dtype)[:40]!r} is not one of safetensors", uri=uri, path=render((name,)))
+    if type(dtype) is not str or dtype not in BITS:
+        raise UnsupportedError(
+            f"dtype {str(dtype)[:40]!r} is not one of safetensors", uri=uri, path=render((name,))
+        )
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:  # noqa: PLR2004
         raise _corrupt("its shape or data_offsets are not natural numbers", uri, name)
     if not name.isascii():
@@ -201,7 +175,9 @@ def _slot(name: str, fields: Any, uri: str) -> Slot:
 
 
 def _naturals(numbers: Any) -> bool:
-    return type(numbers) is list and all(type(number) is int and 0 <= number < _MAX_BITS for number in numbers)
+    return type(numbers) is list and all(
+        type(number) is int and 0 <= number < _MAX_BITS for number in numbers
+    )
 
 
 def _require_unicode(name: str, uri: str) -> None:
@@ -214,9 +190,9 @@ def _require_unicode(name: str, uri: str) -> None:
 def _stored_bytes(shape: list[int], dtype: str, uri: str, name: str) -> int:
     if len(shape) > _MAX_RANK:
         raise UnsupportedError(f"{len(shape)} dimensions", uri=uri, path=render((name,)))
-    if math.prod([extent for extent in shape if extent]) * _BITS[dtype] >= _MAX_BITS:
+    if math.prod([extent for extent in shape if extent]) * BITS[dtype] >= _MAX_BITS:
         raise _corrupt(f"shape {shape} is larger than any file", uri, name)
-    bits = math.prod(shape) * _BITS[dtype]
+    bits = math.prod(shape) * BITS[dtype]
     if bits % 8:
         raise _corrupt(f"{bits} bits do not fill whole bytes", uri, name)
     return bits // 8
@@ -242,12 +218,9 @@ def _corrupt(what: str, uri: str, name: str | None = None) -> CorruptError:
     return CorruptError(what, uri=uri, path=path, cure="fetch the file again, or restore it")
 
 
-def dtype_name(stored: str) -> str:
-    """Our name of a dtype on disk."""
-    return _TO_OURS[stored]
-
-
-def build(tensors: Iterable[TensorSpec], metadata: Mapping[str, str], uri: str) -> tuple[bytes, dict[str, Slot]]:
+def build(
+    tensors: Iterable[TensorSpec], metadata: Mapping[str, str], uri: str
+) -> tuple[bytes, dict[str, Slot]]:
     """Lay out a file.
 
     Args:
@@ -261,13 +234,19 @@ def build(tensors: Iterable[TensorSpec], metadata: Mapping[str, str], uri: str) 
     Raises:
         UnrepresentableError: a dtype, key path or size that the container cannot hold.
     """
-    rows = sorted(((_stored_dtype(spec, uri), spec) for spec in tensors), key=lambda row: (-_RANK[row[0]], row[1].path))
+    rows = sorted(
+        ((_stored_dtype(spec, uri), spec) for spec in tensors), key=lambda row: (-RANK[row[0]], row[1].path)
+    )
     header: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
     slots: list[Slot] = []
     end = 0
     for dtype, spec in rows:
         slot = Slot(spec.path[0], dtype, spec.shape, end, end + _whole_bytes(spec, dtype, uri))
-        header[slot.name] = {"dtype": dtype, "shape": list(spec.shape), "data_offsets": [slot.start, slot.stop]}
+        header[slot.name] = {
+            "dtype": dtype,
+            "shape": list(spec.shape),
+            "data_offsets": [slot.start, slot.stop],
+        }
         slots.append(slot)
         end = slot.stop
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
@@ -282,15 +261,18 @@ def build(tensors: Iterable[TensorSpec], metadata: Mapping[str, str], uri: str) 
 def _stored_dtype(spec: TensorSpec, uri: str) -> str:
     if len(spec.path) != 1 or spec.path[0] == METADATA:
         raise UnrepresentableError(
-            "safetensors names tensors with one part", uri=uri, path=spec.name, cure="give --set join=. or the like"
+            "safetensors names tensors with one part",
+            uri=uri,
+            path=spec.name,
+            cure="give --set join=. or the like",
         )
-    if spec.dtype not in _TO_STORED:
+    if spec.dtype not in TO_STORED:
         raise UnrepresentableError(f"safetensors has no dtype {spec.dtype}", uri=uri, path=spec.name)
-    return _TO_STORED[spec.dtype]
+    return TO_STORED[spec.dtype]
 
 
 def _whole_bytes(spec: TensorSpec, dtype: str, uri: str) -> int:
-    bits = spec.size * _BITS[dtype]
+    bits = spec.size * BITS[dtype]
     if bits % 8:
         raise UnrepresentableError(f"{bits} bits do not fill whole bytes", uri=uri, path=spec.name)
     return bits // 8

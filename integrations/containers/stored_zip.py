@@ -83,7 +83,9 @@ def read_directory(location: Location, start: int = 0, stop: int | None = None) 
     members: dict[str, Member] = {}
     for member in _entries(data, start, location):
         if member.name in members:
-            raise HostileError(f"two members are called {member.name!r}", uri=location.uri, cure="do not use it")
+            raise HostileError(
+                f"two members are called {member.name!r}", uri=location.uri, cure="do not use it"
+            )
         if not start <= member.header <= member.header + member.size <= offset:
             raise _corrupt(f"member {member.name!r} does not lie before the directory", location)
         members[member.name] = member
@@ -139,7 +141,10 @@ def _wide(extra: bytes, numbers: list[int], location: Location) -> list[int]:
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, position)
         if kind == _ZIP64:
-            stored = [item for (item,) in struct.iter_unpack("<Q", extra[position + 4 : position + 4 + length // 8 * 8])]
+            stored = [
+                item
+                for (item,) in struct.iter_unpack("<Q", extra[position + 4 : position + 4 + length // 8 * 8])
+            ]
             missing = [index for index, number in enumerate(numbers) if number == _FULL]
             if len(stored) < len(missing):
                 break
@@ -185,7 +190,9 @@ def read_member(location: Location, member: Member, most: int) -> bytes:
         CorruptError: the file ends early.
     """
     if member.size > most:
-        raise HostileError(f"member {member.name!r} has {member.size} bytes", uri=location.uri, cure="do not use it")
+        raise HostileError(
+            f"member {member.name!r} has {member.size} bytes", uri=location.uri, cure="do not use it"
+        )
     offset = data_offset(location, member)
     data = location.read(offset, offset + member.size)
     if len(data) != member.size:

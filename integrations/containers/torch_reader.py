@@ -20,7 +20,7 @@ from wherry.integrations.containers.flat_reader import companion_location
 from wherry.integrations.containers.raw import read_region, read_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from wherry.format import Absent
     from wherry.integrations.containers.torch_zip import PlacedTensor
@@ -105,7 +105,7 @@ def _words(tensor: PlacedTensor, region: Region, spec: TensorSpec) -> np.ndarray
 
 
 @contextmanager
-def _bytes(tensor: PlacedTensor, start: int, stop: int, spec: TensorSpec) -> Iterator[Any]:
+def _bytes(tensor: PlacedTensor, start: int, stop: int, spec: TensorSpec) -> Generator[Any]:
     """Bytes of a tensor's storage, mapped where that is possible."""
     file = tensor.file
     begin, end = tensor.start + start, tensor.start + stop

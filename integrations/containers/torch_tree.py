@@ -69,7 +69,9 @@ class _Walk:
     def node(self, path: KeyPath, value: Any) -> None:
         self._left -= 1
         if self._left < 0 or len(path) > _MAX_DEPTH:
-            raise HostileError("a tree larger or deeper than its pickle can honestly be", cure="do not use this file")
+            raise HostileError(
+                "a tree larger or deeper than its pickle can honestly be", cure="do not use this file"
+            )
         if isinstance(value, dict):
             self._mapping(path, value)
         elif type(value) in (list, tuple):

@@ -42,7 +42,13 @@ _DTYPES: tuple[tuple[str, str, str], ...] = (
 _OURS = {torch: ours for torch, ours, _ in _DTYPES}
 _OF_STORAGE = {storage: ours for _, ours, storage in _DTYPES if storage}
 _UNTYPED = "UntypedStorage"
-_NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric", "numpy")
+_NUMPY = (
+    "numpy.core.multiarray",
+    "numpy._core.multiarray",
+    "numpy.core.numeric",
+    "numpy._core.numeric",
+    "numpy",
+)
 _UNREAD_REBUILDS = (
     "_rebuild_sparse_tensor",
     "_rebuild_sparse_csr_tensor",
@@ -121,7 +127,9 @@ def _rebuild_v3(args: tuple[Any, ...]) -> TorchTensor:
 def _require_plain(metadata: list[Any]) -> None:
     """Torch marks lazily conjugated or negated tensors here; their stored bytes are not their values."""
     if any(metadata):
-        raise UnsupportedError("a tensor with a conjugate or negative bit", cure="save it after .resolve_conj()")
+        raise UnsupportedError(
+            "a tensor with a conjugate or negative bit", cure="save it after .resolve_conj()"
+        )
 
 
 def _tensor(storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any) -> TorchTensor:
@@ -161,7 +169,9 @@ def _refusal(wanted: Global) -> WherryError | None:
     if wanted.module in _NUMPY:
         return UnsupportedError(f"a numpy object ({wanted}) in a torch file", cure="save tensors instead")
     if wanted in _HARMLESS:
-        return UnsupportedError(f"a kind of tensor that is not read: {wanted}", cure="save it as a dense tensor")
+        return UnsupportedError(
+            f"a kind of tensor that is not read: {wanted}", cure="save it as a dense tensor"
+        )
     return None
 
 

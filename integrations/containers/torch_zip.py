@@ -113,10 +113,14 @@ def read_archive(location: Location) -> Archive:
     data = _pickle(directory, root, location)
     value, end = load(data, RULES, location.uri)
     if end != len(data):
-        raise CorruptError(f"{len(data) - end} bytes after the pickle", uri=location.uri, cure="restore the file")
+        raise CorruptError(
+            f"{len(data) - end} bytes after the pickle", uri=location.uri, cure="restore the file"
+        )
     tree = flatten(value, len(data))
     if not tree.tensors:
-        raise NotACheckpointError("a torch file without tensors", uri=location.uri, cure="give the file of the weights")
+        raise NotACheckpointError(
+            "a torch file without tensors", uri=location.uri, cure="give the file of the weights"
+        )
     placer = _Placer(location, directory, root)
     placed = {path: placer.place(path, tensor) for path, tensor in tree.tensors.items()}
     _require_honest_size(placed, location)
@@ -134,7 +138,9 @@ def _root(directory: Directory, location: Location) -> str:
     if not found:
         raise NotACheckpointError("a zip archive that torch did not write", uri=location.uri)
     if len(found) > 1:
-        raise HostileError(f"an archive with {len(found)} pickles", uri=location.uri, cure="do not use this file")
+        raise HostileError(
+            f"an archive with {len(found)} pickles", uri=location.uri, cure="do not use this file"
+        )
     return found[0]
 
 
@@ -168,7 +174,9 @@ class _Placer:
 
     def place(self, path: KeyPath, tensor: TorchTensor) -> PlacedTensor:
         if len(tensor.shape) > _MAX_RANK:
-            raise UnsupportedError(f"{len(tensor.shape)} dimensions", uri=self._location.uri, path=render(path))
+            raise UnsupportedError(
+                f"{len(tensor.shape)} dimensions", uri=self._location.uri, path=render(path)
+            )
         start, length = self._storage(path, tensor.storage)
         width = dtypes.bits(tensor.dtype) // 8
         last = tensor.offset + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.strides, strict=True))
@@ -180,7 +188,9 @@ class _Placer:
                 cure="restore the file",
             )
         shape, strides = tensor.shape, tensor.strides
-        return PlacedTensor(self._location, start, length, tensor.offset, shape, strides, tensor.dtype, self._big)
+        return PlacedTensor(
+            self._location, start, length, tensor.offset, shape, strides, tensor.dtype, self._big
+        )
 
     def _storage(self, path: KeyPath, storage: Storage) -> tuple[int, int]:
         name = f"{self._root}/data/{storage.key}"
@@ -197,7 +207,9 @@ class _Placer:
 
     def _inside(self, start: int, size: int, name: str) -> int:
         if start + size > self._directory.start:
-            raise CorruptError(f"member {name} runs into the directory", uri=self._location.uri, cure="restore the file")
+            raise CorruptError(
+                f"member {name} runs into the directory", uri=self._location.uri, cure="restore the file"
+            )
         return start
 
 
@@ -207,7 +219,9 @@ def _require_honest_size(placed: Mapping[KeyPath, PlacedTensor], location: Locat
     said = sum(dtypes.canonical_size(tensor.dtype, math.prod(tensor.shape)) for tensor in placed.values())
     if said > 64 * stored + _FREE_BYTES:
         raise HostileError(
-            f"{stored} bytes that claim to be {said} bytes of tensors", uri=location.uri, cure="do not use this file"
+            f"{stored} bytes that claim to be {said} bytes of tensors",
+            uri=location.uri,
+            cure="do not use this file",
         )
 
 

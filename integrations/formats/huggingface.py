@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING
 from wherry.detection import Detection, Evidence
 from wherry.errors import CorruptError, IncompleteError
 from wherry.format import Format, Glimpse, Holds, Opened, Option
-from wherry.integrations.containers import safetensors
 from wherry.integrations.containers.flat_reader import FlatReader
-from wherry.integrations.containers.safetensors_writer import METADATA_FORMAT, SafetensorsWriter, kept_metadata
+from wherry.integrations.containers.safetensors_dtypes import DTYPES
+from wherry.integrations.containers.safetensors_writer import (
+    METADATA_FORMAT,
+    SafetensorsWriter,
+    kept_metadata,
+)
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.huggingface.folder import Facts, read_facts, surroundings
 from wherry.integrations.huggingface.parameters import expected_elements
@@ -126,7 +130,7 @@ FORMATS = (
         detect=_detect,
         open=_open,
         create=_create,
-        holds=Holds(dtypes=safetensors.DTYPES, depth=1, companions=True),
+        holds=Holds(dtypes=DTYPES, depth=1, companions=True),
         refines=("safetensors", "torch-zip"),
         aliases=("hf",),
         commit_member="model.safetensors.index.json",

@@ -162,7 +162,9 @@ def _leaves(metadata: layout.JsonObject, location: Location) -> tree.Tree | None
 def _step_detection(glimpse: Glimpse) -> Detection | None:
     """The item that a step folder stands for."""
     marked = layout.CHECKPOINT in glimpse.entries or layout.V1_MARKER in glimpse.entries
-    step = step_number(glimpse.location.name, any_prefix=True)
+    step = step_number(
+        glimpse.location.name
+    )  # `exp_2024` may be a folder of runs: only known step names count
     usual = any(name in glimpse.entries for name in layout.PREFERRED_ITEMS)
     if not (marked or step is not None or usual):
         return None

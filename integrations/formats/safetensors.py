@@ -14,7 +14,12 @@ from wherry.detection import Detection, Evidence
 from wherry.format import Format, Holds, Opened
 from wherry.integrations.containers import safetensors
 from wherry.integrations.containers.flat_reader import FlatReader, placed_tensors
-from wherry.integrations.containers.safetensors_writer import METADATA_FORMAT, SafetensorsWriter, kept_metadata
+from wherry.integrations.containers.safetensors_dtypes import DTYPES
+from wherry.integrations.containers.safetensors_writer import (
+    METADATA_FORMAT,
+    SafetensorsWriter,
+    kept_metadata,
+)
 from wherry.manifest import Manifest
 from wherry.store import Entry
 
@@ -82,7 +87,7 @@ FORMATS = (
         detect=_detect,
         open=_open,
         create=_create,
-        holds=Holds(dtypes=safetensors.DTYPES, depth=1),
+        holds=Holds(dtypes=DTYPES, depth=1),
         aliases=("st",),
         single_file=True,
         options={"metadata_format": METADATA_FORMAT},

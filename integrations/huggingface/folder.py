@@ -173,7 +173,9 @@ def _collect(folder: Location, prefix: str, own: Collection[str], found: Surroun
 def _enter(folder: Location, name: str, own: Collection[str], found: Surroundings) -> None:
     if name.count("/") + 1 >= _DEEPEST:
         found.left.append(Evidence(name, f"deeper than {_DEEPEST} folders: not carried"))
-    elif step_number(folder.name) is not None and find_weights({entry.name: entry for entry in folder.entries()}):
+    elif step_number(folder.name) is not None and find_weights(
+        {entry.name: entry for entry in folder.entries()}
+    ):
         found.left.append(Evidence(name, "a checkpoint of its own: not carried"))
     else:
         _collect(folder, f"{name}/", own, found)

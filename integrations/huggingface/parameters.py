@@ -43,11 +43,19 @@ def _llama_layer(c: Config, _layer: int) -> int:
 
 
 def _mistral_layer(c: Config, _layer: int) -> int:
-    return _attention(c, bias=False, out_bias=False) + 3 * c["hidden_size"] * c["intermediate_size"] + 2 * c["hidden_size"]
+    return (
+        _attention(c, bias=False, out_bias=False)
+        + 3 * c["hidden_size"] * c["intermediate_size"]
+        + 2 * c["hidden_size"]
+    )
 
 
 def _qwen2_layer(c: Config, _layer: int) -> int:
-    return _attention(c, bias=True, out_bias=False) + 3 * c["hidden_size"] * c["intermediate_size"] + 2 * c["hidden_size"]
+    return (
+        _attention(c, bias=True, out_bias=False)
+        + 3 * c["hidden_size"] * c["intermediate_size"]
+        + 2 * c["hidden_size"]
+    )
 
 
 def _qwen3_layer(c: Config, layer: int) -> int:
@@ -177,7 +185,7 @@ _MOST_LAYERS = 10_000
 _BUFFERS = {
     "": ("rotary_emb.inv_freq",),
     "bert": ("embeddings.position_ids", "embeddings.token_type_ids"),
-    "gpt2": ("attn.bias", "attn.masked_bias"),
+    "gpt2": (".attn.bias", ".attn.masked_bias"),
 }
 _TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 

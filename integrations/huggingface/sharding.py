@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from wherry.integrations.containers.raw import stored_size
-from wherry.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wherry.tensorspec import TensorSpec
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -48,14 +52,18 @@ def spread(tensors: Iterable[TensorSpec], most: int, stem: str) -> Shards:
     if len(groups) == 1:
         return Shards({f"{stem}.safetensors": groups[0]}, None)
     count = len(groups)
-    files = {f"{stem}-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, 1)}
+    files = {
+        f"{stem}-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, 1)
+    }
     return Shards(files, (f"{stem}.safetensors.index.json", _index(files)))
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
     """A sort key in which runs of digits compare as numbers."""
     parts = _DIGITS.split(name)
-    return [(len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (0, part) for at, part in enumerate(parts)]
+    return [
+        (len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (0, part) for at, part in enumerate(parts)
+    ]
 
 
 def _groups(specs: list[TensorSpec], most: int) -> list[list[TensorSpec]]:
@@ -78,5 +86,7 @@ def _index(files: dict[str, list[TensorSpec]]) -> bytes:
         "total_size": sum(stored_size(spec) for spec in specs),
     }
     weight_map = {spec.path[0]: name for name, group in files.items() for spec in group}
-    text = json.dumps({"metadata": total, "weight_map": weight_map}, indent=2, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(
+        {"metadata": total, "weight_map": weight_map}, indent=2, sort_keys=True, ensure_ascii=False
+    )
     return f"{text}\n".encode()

@@ -10,7 +10,6 @@ checkpoint that anything but torch can put together, and consolidated files drop
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,8 @@ from wherry.keypath import render
 from wherry.store import Entry
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from wherry.format import Extent
     from wherry.integrations.huggingface.weights import Weights
     from wherry.keypath import KeyPath
@@ -92,7 +93,9 @@ def _read_sharded(location: Location, weights: Weights, contents: Contents) -> N
     if missing:
         more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise IncompleteError(
-            f"{missing[0]}{more}, named in {weights.file}, is missing", uri=location.uri, cure="fetch it again"
+            f"{missing[0]}{more}, named in {weights.file}, is missing",
+            uri=location.uri,
+            cure="fetch it again",
         )
     _add_file(index, weights.file, contents)
     for name in shards:
@@ -163,7 +166,11 @@ def _require_new(path: KeyPath, name: str, contents: Contents, place: Location) 
 def _require_mapped(path: KeyPath, name: str, weight_map: Mapping[str, str], location: Location) -> None:
     said = weight_map.get(path[0]) if len(path) == 1 else None
     if said != name:
-        what = f"{name} holds it, but the index says {said}" if said else f"{name} holds it, the index does not name it"
+        what = (
+            f"{name} holds it, but the index says {said}"
+            if said
+            else f"{name} holds it, the index does not name it"
+        )
         raise CorruptError(what, uri=location.uri, path=render(path), cure="restore the index or the file")
 
 
@@ -171,7 +178,9 @@ def _require_present(weight_map: Mapping[str, str], contents: Contents, location
     for tensor, name in weight_map.items():
         if (tensor,) not in contents.specs:
             what = f"the index says that it lies in {name}, which does not hold it"
-            raise CorruptError(what, uri=location.uri, path=render((tensor,)), cure="restore the index or the file")
+            raise CorruptError(
+                what, uri=location.uri, path=render((tensor,)), cure="restore the index or the file"
+            )
 
 
 def _compare_total(index: str, contents: Contents) -> None:

@@ -1,8 +1,8 @@
 """Which files of a Hugging Face folder are its weights.
 
 Names, in the order in which transformers (5.23, `modeling_utils.py`) looks: `model.safetensors`, then
-`model.safetensors.index.json` with `model-00001-of-0000N.safetensors`, each also with a variant (`model.fp16.safetensors`,
-`model.safetensors.index.fp16.json`); safetensors before `pytorch_model.bin` and its index. PEFT adapters are
+`model.safetensors.index.json` with `model-00001-of-0000N.safetensors`, each also with a variant
+(`model.fp16.safetensors`, `model.safetensors.index.fp16.json`); safetensors before `pytorch_model.bin` and its index. PEFT adapters are
 `adapter_model.safetensors` or `.bin` beside `adapter_config.json`, diffusers writes
 `diffusion_pytorch_model.safetensors`. torch's HuggingFaceStorageWriter gives every save an index, also of one
 file, and distributed saves none.
@@ -11,9 +11,11 @@ file, and distributed saves none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 Container: TypeAlias = Literal["safetensors", "bin"]
 CONFIG = "config.json"
@@ -68,7 +70,9 @@ def find_weights(names: Mapping[str, object]) -> Weights | None:
     for container in ("safetensors", "bin"):
         found = [weights for weights in _named(names, container) if weights is not None]
         if found:
-            return min(found, key=lambda weights: (_rank(weights), weights.variant or "", weights.form != "single"))
+            return min(
+                found, key=lambda weights: (_rank(weights), weights.variant or "", weights.form != "single")
+            )
         if container == "safetensors":
             other = _without_a_known_stem(names)
             if other is not None:
