@@ -7,7 +7,6 @@ import json
 import os
 from pathlib import Path
 
-import pytest
 
 from wherry import dtypes
 from wherry.format import Glimpse, Opened
@@ -16,7 +15,6 @@ from wherry.store import locate
 from wherry.tensorspec import Span
 
 CORPUS = Path(os.environ.get("WHERRY_CORPUS", Path(__file__).parent.parent.parent / "shared" / "corpus"))
-needs_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="no corpus (set WHERRY_CORPUS)")
 
 
 def expected(case: str) -> dict:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from wherry.errors import WherryError
 from wherry.format import Glimpse
 from wherry.integrations.formats.orbax import FORMATS
 from wherry.manifest import Manifest
@@ -50,6 +52,28 @@ def opened(folder: Path | str) -> Opened:
     detection = ORBAX.detect(Glimpse(locate(folder)))
     assert detection is not None, f"{folder} is not recognised"
     return ORBAX.open(locate(detection.uri), detection)
+
+
+def copied(case, tmp_path):
+    """A copy of a case that may be damaged."""
+    whole = tmp_path / case
+    shutil.copytree(CORPUS / case / "checkpoint", whole)
+    for path in [whole, *whole.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return whole / expectation(case)["uri"]
+
+
+def verdict_of(folder):
+    """Verdict and reason as `detect` finds them: claim, open, presence check."""
+    detection = ORBAX.detect(Glimpse(locate(folder)))
+    if detection is None or detection.verdict != "ok":
+        return (detection.verdict, detection.reason) if detection else ("none", "")
+    try:
+        reader = ORBAX.open(locate(detection.uri), detection).reader
+    except WherryError as error:
+        return error.verdict, error.what
+    absent = list(reader.absent())
+    return ("incomplete", str(absent[0])) if absent else ("ok", "")
 
 
 def digest(array: np.ndarray) -> str:

@@ -18,7 +18,10 @@ TENSORS = {"a.weight": np.arange(12, dtype="f4").reshape(3, 4), "b.weight": np.a
 
 def wherry(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "wherry.cli", *map(str, arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "wherry.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -54,7 +57,10 @@ def overlapping(folder):
 
 def with_a_hole(folder):
     def change(header, body):
-        last = max(header, key=lambda name: header[name].get("data_offsets", [0])[0] if name != "__metadata__" else -1)
+        last = max(
+            header,
+            key=lambda name: header[name].get("data_offsets", [0])[0] if name != "__metadata__" else -1,
+        )
         header[last]["data_offsets"] = [offset + 8 for offset in header[last]["data_offsets"]]
         start = header[last]["data_offsets"][0] - 8
         return header, body[:start] + bytes(8) + body[start:]
@@ -177,7 +183,8 @@ def test_target_exists(model, tmp_path):
     target.mkdir()
     (target / "theirs").write_text("precious")
     refused(model, target, 8)
-    assert snapshot(target) == snapshot(target) and (target / "theirs").read_text() == "precious"
+    assert os.listdir(target) == ["theirs"]
+    assert (target / "theirs").read_text() == "precious"
 
 
 @pytest.fixture
@@ -185,7 +192,9 @@ def tiny_disk(tmp_path):
     """A file system of 1 MB, where mounting is allowed."""
     mount = tmp_path / "disk"
     mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", mount], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", mount], capture_output=True, check=False
+    )
     if done.returncode:
         pytest.skip("mounting a file system is not allowed here")
     yield mount
@@ -229,7 +238,11 @@ def test_read_only_target(tiny_disk, model):
 
 
 def test_usage_errors_end_with_2(model, tmp_path):
-    for arguments in (["convert"], ["convert", model, tmp_path / "o", "--to", "zzz"], ["detect", model, "--step", "x"]):
+    for arguments in (
+        ["convert"],
+        ["convert", model, tmp_path / "o", "--to", "zzz"],
+        ["detect", model, "--step", "x"],
+    ):
         done = wherry(*arguments)
         assert done.returncode == 2, done.stderr
         assert done.stderr.startswith("error: ")

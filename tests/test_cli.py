@@ -21,7 +21,10 @@ README = Path(__file__).parents[1] / "README.md"
 
 def wherry(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "wherry.cli", *map(str, arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "wherry.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

@@ -34,7 +34,10 @@ def model(tmp_path):
 
 def tree(folder):
     return {
-        str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        str(path.relative_to(folder)): (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_mtime_ns,
+        )
         for path in sorted(Path(folder).rglob("*"))
         if path.is_file()
     }
@@ -80,7 +83,9 @@ def test_another_conversion_never_touches_what_is_there(model, tmp_path):
     before = tree(tmp_path / "out")
     with pytest.raises(TargetExistsError):
         wherry.convert(model, tmp_path / "out", to="orbax", options={"zarr": "3"})
-    assert wherry.convert(model, tmp_path / "out", to="orbax", options={"zarr": "3"}, if_exists="skip").already
+    assert wherry.convert(
+        model, tmp_path / "out", to="orbax", options={"zarr": "3"}, if_exists="skip"
+    ).already
     assert tree(tmp_path / "out") == before
 
 
@@ -148,7 +153,9 @@ def test_split_that_would_lose_a_tensor_is_refused(tmp_path):
 
 def test_what_the_target_cannot_hold_is_refused_by_name(tmp_path):
     save_file({"empty": np.zeros((0, 3), dtype="f4"), "x": np.zeros(2)}, tmp_path / "m.safetensors")
-    with pytest.raises(UnrepresentableError, match="orbax cannot hold a tensor without elements .tensor empty"):
+    with pytest.raises(
+        UnrepresentableError, match=r"orbax cannot hold a tensor without elements \(tensor empty"
+    ):
         wherry.convert(tmp_path / "m.safetensors", tmp_path / "out", to="orbax")
     assert sorted(os.listdir(tmp_path)) == ["m.safetensors"]
 
@@ -213,7 +220,8 @@ def test_plan_writes_nothing_and_says_what_will_happen(model, tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [{"to": "nothing"}, {"to": "orbax", "options": {"zzz": "1"}}, {"to": "orbax", "memory": "x"},
-     {"to": "orbax", "verify": "maybe"}, {"to": "orbax", "options": {"zarr": "9"}}, {"to": "orbax", "ignore": ("all",)}],
+     {"to": "orbax", "verify": "maybe"}, {"to": "orbax", "options": {"zarr": "9"}},
+     {"to": "orbax", "ignore": ("all",)}],
 )  # fmt: skip
 def test_requests_that_make_no_sense_are_usage_errors(model, tmp_path, wrong):
     with pytest.raises(UsageError):

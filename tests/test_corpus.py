@@ -70,9 +70,12 @@ def test_contents(checkpoint):
     for uri in (expected["uri"], *expected.get("alternative_uris", ())):
         found = wherry.inspect(root / uri, sha256=True)
         seen = {
-            path: (list(spec.shape), spec.dtype, found.sha256[path]) for path, spec in found.manifest.tensors.items()
+            path: (list(spec.shape), spec.dtype, found.sha256[path])
+            for path, spec in found.manifest.tensors.items()
         }
-        wanted = {tuple(row["path"]): (row["shape"], row["dtype"], row["sha256"]) for row in expected["tensors"]}
+        wanted = {
+            tuple(row["path"]): (row["shape"], row["dtype"], row["sha256"]) for row in expected["tensors"]
+        }
         assert seen == wanted
         assert set(map(tuple, expected.get("string_leaves", ()))) <= set(found.manifest.values)
 

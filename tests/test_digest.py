@@ -1,6 +1,7 @@
 """Digests do not depend on how the bytes arrive, and differ whenever content does."""
 
 import hashlib
+import itertools
 import json
 import random
 import threading
@@ -36,7 +37,7 @@ def test_pieces_in_any_order_give_the_digest_of_the_definition(size, cuts, seed)
     data = random.Random(seed).randbytes(size)
     spec = TensorSpec(("t",), (size,), "uint8")
     bounds = sorted({0, size, *(cut for cut in cuts if cut < size)})
-    pieces = list(zip(bounds, bounds[1:], strict=False))
+    pieces = list(itertools.pairwise(bounds))
     random.Random(seed).shuffle(pieces)
     hasher = LeafHasher(spec)
     for start, stop in pieces:
@@ -52,7 +53,9 @@ def test_pieces_from_many_threads_give_the_same_digest():
     random.Random(2).shuffle(starts)
     hasher = LeafHasher(spec)
     threads = [
-        threading.Thread(target=lambda part: [hasher.update(s, memoryview(data)[s : s + 37]) for s in part], args=(part,))
+        threading.Thread(
+            target=lambda part: [hasher.update(s, memoryview(data)[s : s + 37]) for s in part], args=(part,)
+        )
         for part in (starts[::3], starts[1::3], starts[2::3])
     ]
     for thread in threads:

@@ -42,7 +42,9 @@ def test_built_in_parents():
     assert issubclass(errors.MissingExtraError, ImportError)
 
 
-@pytest.mark.parametrize(("code", "retryable"), [(errno.ENOSPC, False), (errno.EROFS, False), (errno.ETIMEDOUT, True)])
+@pytest.mark.parametrize(
+    ("code", "retryable"), [(errno.ENOSPC, False), (errno.EROFS, False), (errno.ETIMEDOUT, True)]
+)
 def test_storage_errors_say_whether_a_retry_helps(code, retryable):
     error = storage_error(OSError(code, "reason"), "x")
     assert error.retryable is retryable
@@ -69,7 +71,9 @@ def test_a_manifest_of_a_newer_schema_is_refused():
         manifest.from_json({"schema": 99})
 
 
-@pytest.mark.parametrize(("text", "size"), [("128MiB", 128 << 20), ("5GB", 5 * 10**9), ("7", 7), ("1.5 k", 1536)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("128MiB", 128 << 20), ("5GB", 5 * 10**9), ("7", 7), ("1.5 k", 1536)]
+)
 def test_sizes(text, size):
     assert units.parse_size(text) == size
 
@@ -82,8 +86,8 @@ def test_what_is_no_size_is_refused(text):
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    [("8", 8), ("0000001000", 1000), ("checkpoint_3", 3), ("checkpoint-500", 500), ("step-10", 10), ("ckpt_00000200", 200),
-     ("llama-3", None), ("model_7", None), (".wherry-8.0a", None), ("state", None)],
+    [("8", 8), ("0000001000", 1000), ("checkpoint_3", 3), ("checkpoint-500", 500), ("step-10", 10),
+     ("ckpt_00000200", 200),     ("llama-3", None), ("model_7", None), (".wherry-8.0a", None), ("state", None)],
 )  # fmt: skip
 def test_step_names(name, step):
     assert step_number(name) == step

@@ -55,7 +55,9 @@ def source(tmp_path_factory):
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, "-c", CHILD, *map(str, arguments)], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", CHILD, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
 
 
 def orbax_steps(run_folder):
@@ -99,7 +101,17 @@ def test_killed_at_every_change_of_the_file_system(source, tmp_path, to, name):
 
 @pytest.mark.parametrize("to", ["orbax", "hf"])
 def test_killed_at_random_moments_then_run_again(source, tmp_path, to):
-    command = [sys.executable, "-m", "wherry.cli", "convert", str(source), str(tmp_path / "8"), "--to", to, "--no-lineage"]
+    command = [
+        sys.executable,
+        "-m",
+        "wherry.cli",
+        "convert",
+        str(source),
+        str(tmp_path / "8"),
+        "--to",
+        to,
+        "--no-lineage",
+    ]
     for seed in range(4):
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(random.Random(seed).uniform(0.2, 1.2))
@@ -128,14 +140,18 @@ def test_sigterm_ends_with_130_and_the_next_run_writes_only_the_rest(source, tmp
     target = tmp_path / "out" / "8"
     command = ["convert", str(source), str(target), "--to", to, "--no-lineage", "--json"]
     child = subprocess.Popen([sys.executable, "-c", SLOW, *command], stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: any(path.read_bytes().count(b"\n") > 1 for path in tmp_path.glob("out/.wherry-*.journal")))
+    wait_for(
+        lambda: any(path.read_bytes().count(b"\n") > 1 for path in tmp_path.glob("out/.wherry-*.journal"))
+    )
     child.send_signal(signal.SIGTERM)
     asked = time.monotonic()
     _out, err = child.communicate(timeout=20)
     assert time.monotonic() - asked < 2
     assert child.returncode == 130, err
     assert_nothing_half_done(target.parent, target)
-    done = subprocess.run([sys.executable, "-m", "wherry.cli", *command], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "wherry.cli", *command], check=True, capture_output=True, text=True
+    )
     receipt = json.loads(done.stdout)
     assert 0 < receipt["resumed_bytes"] < receipt["bytes_written"]
     assert os.listdir(target.parent) == ["8"]
@@ -180,6 +196,8 @@ def test_clean_removes_what_a_kill_left_and_nothing_else(source, tmp_path):
 
     run(source, tmp_path / "out", "hf", 6)
     wherry.convert(source, tmp_path / "kept", to="hf")
-    assert {row.removed for row in clean(tmp_path)} == {False}, "an area that was touched just now may be in use"
+    assert {row.removed for row in clean(tmp_path)} == {False}, (
+        "an area that was touched just now may be in use"
+    )
     assert {row.removed for row in clean(tmp_path, min_age=0)} == {True}
     assert os.listdir(tmp_path) == ["kept"]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wherry import move
+from wherry.errors import UsageError
 from wherry.move import cells, chunk_count, largest_move, moves_of, region_span
 from wherry.tensorspec import TensorSpec, checked_region, row_bands
-from wherry.errors import UsageError
 
 shapes = st.lists(st.integers(1, 9), max_size=3).map(tuple)
 
@@ -75,7 +75,9 @@ def test_chunk_count_rounds_up():
     assert chunk_count((), ()) == math.prod([])
 
 
-@pytest.mark.parametrize("region", [(slice(0, 3),), (slice(0, 3), slice(0, 2, 2)), (slice(-1, 3), slice(0, 2))])
+@pytest.mark.parametrize(
+    "region", [(slice(0, 3),), (slice(0, 3), slice(0, 2, 2)), (slice(-1, 3), slice(0, 2))]
+)
 def test_regions_that_do_not_fit_are_refused(region):
     with pytest.raises(UsageError):
         checked_region(TensorSpec(("t",), (3, 2), "int8"), region)

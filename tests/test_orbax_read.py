@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import shutil
 import subprocess
@@ -15,15 +13,21 @@ import numpy as np
 import pytest
 
 from tests import orbax_support as support
-from tests.orbax_support import CORPUS, ORBAX, cases, digest, expectation, needs_corpus, opened
+from tests.orbax_support import (
+    CORPUS,
+    ORBAX,
+    cases,
+    copied,
+    digest,
+    expectation,
+    needs_corpus,
+    opened,
+    verdict_of,
+)
 from wherry.errors import (
     AmbiguousError,
-    CorruptError,
     DamagedError,
-    HostileError,
     IncompleteError,
-    UnsupportedError,
-    WherryError,
 )
 from wherry.format import Glimpse
 from wherry.store import locate
@@ -31,28 +35,6 @@ from wherry.store import locate
 FAMILY = ("orbax", "maxtext", "penzai", "t5x-orbax")
 # Cases whose arrays lie in a msgpack tree, wholly or in part: refused by name.
 MSGPACK = "msgpack"
-
-
-def copied(case, tmp_path):
-    """A copy of a case that may be damaged."""
-    whole = tmp_path / case
-    shutil.copytree(CORPUS / case / "checkpoint", whole)
-    for path in [whole, *whole.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    return whole / expectation(case)["uri"]
-
-
-def verdict_of(folder):
-    """Verdict and reason as `detect` finds them: claim, open, presence check."""
-    detection = ORBAX.detect(Glimpse(locate(folder)))
-    if detection is None or detection.verdict != "ok":
-        return (detection.verdict, detection.reason) if detection else ("none", "")
-    try:
-        reader = ORBAX.open(locate(detection.uri), detection).reader
-    except WherryError as error:
-        return error.verdict, error.what
-    absent = list(reader.absent())
-    return ("incomplete", str(absent[0])) if absent else ("ok", "")
 
 
 @needs_corpus
@@ -191,136 +173,6 @@ def test_a_part_is_read_from_four_threads():
     )
     assert parts[0].flags.c_contiguous
     found.reader.close()
-
-
-@needs_corpus
-@pytest.mark.parametrize("name", ["_METADATA", "_CHECKPOINT_METADATA"])
-def test_empty_json_after_a_power_failure(tmp_path, name):
-    folder = copied("orbax-0128-standard", tmp_path)
-    (folder / name).write_text("")
-    verdict, reason = verdict_of(folder)
-    assert (verdict, name in reason) == ("incomplete", True)
-
-
-@needs_corpus
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [
-        (lambda folder: shutil.rmtree(folder / "d"), "incomplete"),
-        (lambda folder: (folder / "manifest.ocdbt").unlink(), "incomplete"),
-        (lambda folder: (folder / "manifest.ocdbt").write_bytes(b"no"), "corrupt"),
-        (lambda folder: (folder / "_METADATA").unlink(), "incomplete"),
-        (lambda folder: (folder / "_METADATA").write_text("[1]"), "corrupt"),
-        (lambda folder: (folder / "_METADATA").write_text("{" * 100_000), "corrupt"),
-        (lambda folder: (folder / "_sharding").write_text('{"a": "b"}'), "corrupt"),
-        (lambda folder: shutil.rmtree(folder / "ocdbt.process_0" / "d"), "incomplete"),
-    ],
-)
-def test_damage(tmp_path, damage, expected):
-    folder = copied("orbax-0128-ocdbt-nocompress", tmp_path)
-    damage(folder)
-    assert verdict_of(folder)[0] == expected
-
-
-@needs_corpus
-def test_a_truncated_data_file_is_noticed(tmp_path):
-    folder = copied("orbax-0128-ocdbt-nocompress", tmp_path)
-    found = opened(folder)
-    spec = found.manifest.tensors[("params", "embed", "embedding")]
-    (extent,) = found.reader.extents(spec)
-    with Path(extent.file).open("r+b") as file:
-        file.truncate(extent.offset + extent.length - 1)
-    verdict, reason = verdict_of(folder)
-    assert verdict == "incomplete"
-    assert "ends at" in reason
-    again = opened(folder)
-    assert again.reader.extents(spec) is None
-    with pytest.raises(IncompleteError, match="ends at"):
-        again.reader.read(spec, spec.whole)
-
-
-@needs_corpus
-def test_names_that_point_outside(tmp_path):
-    folder = copied("orbax-0128-noocdbt-zarr2", tmp_path)
-    metadata = json.loads((folder / "_METADATA").read_text())
-    row = metadata["tree_metadata"]["('bool',)"]
-    row["key_metadata"] = [{"key": "/../../etc/passwd", "key_type": 2}]
-    (folder / "_METADATA").write_text(json.dumps(metadata))
-    with pytest.raises(HostileError):
-        opened(folder)
-
-
-@needs_corpus
-def test_a_chunk_that_claims_to_decode_to_a_terabyte(tmp_path):
-    folder = copied("orbax-0128-noocdbt-zarr2", tmp_path)
-    file = folder / "bool" / ".zarray"
-    fields = json.loads(file.read_text()) | {"shape": [1 << 20, 1 << 19], "chunks": [1 << 20, 1 << 19]}
-    file.write_text(json.dumps(fields))
-    found = opened(folder)
-    with pytest.raises(HostileError, match="claims"):
-        found.reader.read(found.manifest.tensors[("bool",)], (slice(0, 1), slice(0, 1)))
-
-
-@needs_corpus
-def test_an_array_of_more_chunks_than_can_be_counted(tmp_path):
-    folder = copied("orbax-0128-noocdbt-zarr2", tmp_path)
-    file = folder / "bool" / ".zarray"
-    fields = json.loads(file.read_text()) | {"shape": [1 << 30, 1 << 30], "chunks": [1, 1]}
-    file.write_text(json.dumps(fields))
-    found = opened(folder)
-    spec = found.manifest.tensors[("bool",)]
-    absent = list(found.reader.absent())
-    assert len(absent) == 1001
-    assert "more" in absent[-1].chunk
-    with pytest.raises(IncompleteError):
-        found.reader.read(spec, spec.whole)
-    assert found.reader.extents(spec) is None
-
-
-@needs_corpus
-def test_what_an_absent_chunk_means(tmp_path):
-    folder = copied("orbax-0128-noocdbt-zarr2", tmp_path)
-    (folder / "bool" / "0.0").unlink()
-    assert "lost" in next(iter(opened(folder).reader.absent())).reason
-    metadata = json.loads((folder / "_METADATA").read_text()) | {
-        "store_array_data_equal_to_fill_value": False
-    }
-    (folder / "_METADATA").write_text(json.dumps(metadata))
-    assert "lost" in next(iter(opened(folder).reader.absent())).reason
-    fields = json.loads((folder / "bool" / ".zarray").read_text()) | {"fill_value": False}
-    (folder / "bool" / ".zarray").write_text(json.dumps(fields))
-    found = opened(folder)
-    assert next(iter(found.reader.absent())).reason == "absent chunk: zeros or loss, cannot be told"
-    with pytest.raises(IncompleteError, match="cannot be told"):
-        found.reader.read(found.manifest.tensors[("bool",)], found.manifest.tensors[("bool",)].whole)
-
-
-@needs_corpus
-def test_two_leaves_with_one_stored_name(tmp_path):
-    folder = copied("orbax-0128-ocdbt-nocompress", tmp_path)
-    metadata = json.loads((folder / "_METADATA").read_text())
-    rows = metadata["tree_metadata"]
-    keys = [{"key": "params.embed", "key_type": 2}, {"key": "embedding", "key_type": 2}]
-    rows["again"] = {
-        "key_metadata": keys,
-        "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
-    }
-    (folder / "_METADATA").write_text(json.dumps(metadata))
-    with pytest.raises(CorruptError, match=r"params/embed/embedding and params\.embed/embedding"):
-        opened(folder)
-
-
-@needs_corpus
-def test_unknown_types_are_named(tmp_path):
-    folder = copied("orbax-0128-ocdbt-nocompress", tmp_path)
-    text = (folder / "_METADATA").read_text()
-    (folder / "_METADATA").write_text(text.replace('"Tuple"', '"Zebra"'))
-    with pytest.raises(UnsupportedError, match="Zebra"):
-        opened(folder)
-    (folder / "_METADATA").write_text(text)
-    key = base64.urlsafe_b64encode(b"bool").decode()
-    (folder / "_sharding").write_text(json.dumps({key: json.dumps({"sharding_type": "SpiralSharding"})}))
-    assert any("SpiralSharding" in row.seen for row in opened(folder).detection.evidence)
 
 
 @needs_corpus

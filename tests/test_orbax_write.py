@@ -23,7 +23,7 @@ from wherry.errors import StorageError, UnrepresentableError, UsageError
 from wherry.format import Glimpse
 from wherry.registry import checked_options
 from wherry.store import locate
-from wherry.tensorspec import Span, TensorSpec
+from wherry.tensorspec import Span
 
 FORMS = list(product(("2", "3"), (True, False), ("none", "zstd")))
 
@@ -127,6 +127,22 @@ def test_resharded_over_eight_devices(tmp_path, version, ocdbt):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.parametrize(("version", "ocdbt"), list(product(("2", "3"), (True, False))))
+@pytest.mark.parametrize(
+    ("shape", "chunks"), [((10, 300), (4, 300)), ((3, 7, 300), (1, 4, 300)), ((700,), (300,))]
+)
+def test_raw_extents_leave_the_padding_of_edge_chunks_out(tmp_path, version, ocdbt, shape, chunks):
+    array = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    manifest = support.manifest_of({("w",): array})
+    manifest = replace(manifest, tensors={("w",): replace(manifest.tensors[("w",)], chunks=chunks)})
+    support.write(tmp_path / "item", {("w",): array}, manifest, zarr=version, ocdbt=ocdbt)
+    found = opened(tmp_path / "item")
+    raw = found.reader.extents(found.manifest.tensors[("w",)])
+    assert raw is not None
+    assert sum(part.length for part in raw) == array.nbytes
+    same_as_written(tmp_path / "item", {("w",): array})
+
+
 def test_a_single_leaf_and_a_tree_of_strings(tmp_path):
     bare = {(): np.arange(6, dtype=np.int16)}
     for ocdbt in (True, False):
@@ -135,44 +151,6 @@ def test_a_single_leaf_and_a_tree_of_strings(tmp_path):
     assert_same_tree(ocp.StandardCheckpointer().restore(tmp_path / "bareTrue"), bare[()])
     support.write(tmp_path / "words", {}, support.manifest_of({}, values={("a",): "b"}))
     assert opened(tmp_path / "words").manifest.values == {("a",): "b"}
-
-
-def test_numbers_come_back_as_the_values_they_were(tmp_path):
-    values = {("epoch",): 3, ("lr",): 1e-4, ("done",): True, ("name",): "x", ("none",): None}
-    arrays = {("w",): np.ones((4, 4), np.float32)}
-    for version, ocdbt in product(("2", "3"), (True, False)):
-        folder = tmp_path / f"{version}{ocdbt}"
-        support.write(folder, arrays, support.manifest_of(arrays, values=values), zarr=version, ocdbt=ocdbt)
-        found = same_as_written(folder, arrays).manifest
-        assert found.values == {key: value for key, value in values.items() if value is not None}
-        assert found.empties == {("none",): "none"}
-        assert type(found.values[("done",)]) is bool
-        restored = ocp.PyTreeCheckpointer().restore(folder)
-        assert {key: restored[key] for key in ("epoch", "lr", "done", "name", "none")} == {
-            path[0]: value for path, value in values.items()
-        }
-
-
-def test_long_lists_keep_their_order(tmp_path):
-    arrays = {("list", str(index)): np.full(3, index, np.int32) for index in range(12)}
-    manifest = replace(support.manifest_of(arrays), lists=frozenset({("list",)}))
-    support.write(tmp_path / "item", arrays, manifest)
-    for restored in (ocp.StandardCheckpointer().restore(tmp_path / "item"), ocp1.load(tmp_path / "item")):
-        assert [int(leaf[0]) for leaf in restored["list"]] == list(range(12))
-
-
-def test_what_orbax_has_no_place_for_is_kept(tmp_path):
-    arrays = {("key",): np.asarray([1, 2], np.uint32)}
-    spec = TensorSpec(("key",), (2,), "uint32", tags={"prng": "threefry2x32"})
-    custom = {"item": {"a": 1}, "checkpoint": {"b": 2}, "format": "pt"}
-    manifest = replace(support.manifest_of(arrays, custom=custom), tensors={("key",): spec})
-    support.write(tmp_path / "item", arrays, manifest)
-    found = opened(tmp_path / "item").manifest
-    assert found.tensors[("key",)].tags == {"prng": "threefry2x32"}
-    assert found.custom["item"]["a"] == 1
-    assert found.custom["item"]["wherry"]["custom"] == {"format": "pt"}
-    assert found.custom["checkpoint"] == {"b": 2}
-    assert ocp.StandardCheckpointer().metadata(tmp_path / "item").custom_metadata["b"] == 2
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,9 @@ def test_object_store_commit_puts_the_marker_last(monkeypatch):
     order = []
     put = type(target.store).put
     monkeypatch.setattr(
-        type(target.store), "put", lambda self, path, data, **o: (order.append((path, o)), put(self, path, data, **o))
+        type(target.store),
+        "put",
+        lambda self, path, data, **o: (order.append((path, o)), put(self, path, data, **o)),
     )
     with Staging(target, ID) as area:
         fill(area)

@@ -166,7 +166,8 @@ def convert(
     signal.signal(signal.SIGTERM, _stop)
     with console.bar(quiet=quiet or json_) as progress:
         receipt = convert(
-            source, target, into=into, as_step=as_step, if_exists=if_exists, lineage=not no_lineage, meta=_settings(meta),
+            source, target, into=into, as_step=as_step, if_exists=if_exists, lineage=not no_lineage,
+            meta=_settings(meta),
             progress=progress, **common,
         )  # fmt: skip
     console.show_receipt(receipt, json_=json_)

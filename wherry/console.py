@@ -41,7 +41,7 @@ def print_rows(rows: Iterable[tuple[str, Any]]) -> None:
     """Name and value, one a line; rows without a value are left out."""
     for name, value in rows:
         if value not in (None, ""):
-            click.echo(f"{name + ':':<15}{value}")
+            click.echo(f"{name + ':':<16}{value}")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

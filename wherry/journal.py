@@ -22,8 +22,8 @@ from wherry.keypath import KeyPath, parse, render
 from wherry.tensorspec import Span
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Iterable
+    from pathlib import Path
 
 Header = Mapping[str, str]
 

@@ -41,7 +41,6 @@ _FIELDS = frozenset({"dtype", "shape", "data_offsets"})
 _LFS_POINTER = b"version https://git-lfs"
 
 
-
 class Slot(NamedTuple):
     """One tensor of a header; `start` and `stop` are offsets in the file."""
 

@@ -2,8 +2,8 @@
 
 Names, in the order in which transformers (5.23, `modeling_utils.py`) looks: `model.safetensors`, then
 `model.safetensors.index.json` with `model-00001-of-0000N.safetensors`, each also with a variant
-(`model.fp16.safetensors`, `model.safetensors.index.fp16.json`); safetensors before `pytorch_model.bin` and its index. PEFT adapters are
-`adapter_model.safetensors` or `.bin` beside `adapter_config.json`, diffusers writes
+(`model.fp16.safetensors`, `model.safetensors.index.fp16.json`); safetensors before `pytorch_model.bin` and its
+index. PEFT adapters are `adapter_model.safetensors` or `.bin` beside `adapter_config.json`, diffusers writes
 `diffusion_pytorch_model.safetensors`. torch's HuggingFaceStorageWriter gives every save an index, also of one
 file, and distributed saves none.
 """
