@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     for name in [name for name in os.environ if name.startswith(_FOREIGN) and name not in _KEPT]:
         del os.environ[name]
+    _bound_memory()
     home = tempfile.TemporaryDirectory(prefix="wherry-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(home.cleanup)
     os.environ |= {
@@ -32,6 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": "cpu",
     }
+
+
+def _bound_memory() -> None:
+    """A hostile checkpoint that makes us allocate without end fails one test, and does not take the machine along."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    bound = min(12 << 30, physical * 3 // 4)
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard)
+    )
 
 
 @pytest.fixture(autouse=True)

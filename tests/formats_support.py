@@ -7,7 +7,6 @@ import json
 import os
 from pathlib import Path
 
-
 from wherry import dtypes
 from wherry.format import Glimpse, Opened
 from wherry.registry import checked_options, find_format

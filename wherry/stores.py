@@ -1,0 +1,145 @@
+"""The stores: local files, and everything that fsspec reaches.
+
+Local paths never import fsspec: they are the fast path. Which protocol can do what is a table here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from wherry.errors import UsageError, missing_extra
+from wherry.store import Capabilities, Entry
+
+LOCAL = Capabilities(atomic_rename=True, create_only_put=True, ranged_writes=True, local=True)
+OBJECTS = Capabilities(atomic_rename=False, create_only_put=True, ranged_writes=False, local=False)
+READ_ONLY = Capabilities(atomic_rename=False, create_only_put=False, ranged_writes=False, local=False)
+
+# protocol → (capabilities, package that provides it, extra of wherry that installs the package).
+_PROTOCOLS: dict[str, tuple[Capabilities, str, str]] = {
+    "file": (LOCAL, "", ""),
+    "memory": (OBJECTS, "fsspec", ""),
+    "gs": (OBJECTS, "gcsfs", "gcs"),
+    "gcs": (OBJECTS, "gcsfs", "gcs"),
+    "s3": (OBJECTS, "s3fs", "s3"),
+    "hf": (READ_ONLY, "huggingface_hub", "hub"),
+}
+
+
+class LocalStore:
+    """Files of this machine. Links are followed, as the Hugging Face cache needs; listings show them too."""
+
+    protocol = "file"
+    capabilities = LOCAL
+
+    def stat(self, path: str) -> Entry | None:
+        """See Store."""
+        try:
+            return _entry(Path(path).name, Path(path).stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store. A dangling link is listed with size -1, so that it is never mistaken for absence."""
+        with os.scandir(path) as found:
+            return sorted((_scanned(entry) for entry in found), key=lambda entry: entry.name)
+
+    def read(self, path: str, start: int, stop: int | None) -> bytes:
+        """See Store."""
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read() if stop is None else file.read(max(stop - start, 0))
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """See Store."""
+        with open(path, "rb", buffering=0) as file:
+            return os.preadv(file.fileno(), [buffer], start)
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
+        """See Store. The file is synced; its folder is the caller's business."""
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if create_only else os.O_TRUNC)
+        descriptor = os.open(path, flags, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _scanned(entry: os.DirEntry[str]) -> Entry:
+    try:
+        return _entry(entry.name, entry.stat())
+    except FileNotFoundError:
+        return Entry(entry.name, -1, is_dir=False)
+
+
+def _entry(name: str, status: os.stat_result) -> Entry:
+    return Entry(name, status.st_size, stat.S_ISDIR(status.st_mode), mark=str(status.st_mtime_ns))
+
+
+class FsspecStore:
+    """Any store that fsspec reaches."""
+
+    def __init__(self, protocol: str, capabilities: Capabilities) -> None:
+        import fsspec  # a tenth of a second that local runs do not pay
+
+        self.protocol = protocol
+        self.capabilities = capabilities
+        self.fs: Any = fsspec.filesystem(protocol)
+
+    def stat(self, path: str) -> Entry | None:
+        """See Store."""
+        try:
+            return self._entry(self.fs.info(path))
+        except FileNotFoundError:
+            return None
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store. Listings are never taken from fsspec's cache: another process may have written."""
+        rows = self.fs.ls(
+            path, detail=True, **({"refresh": True} if self.protocol in ("gs", "gcs", "s3") else {})
+        )
+        found = [self._entry(row) for row in rows if row["name"].strip("/") != path.strip("/")]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def read(self, path: str, start: int, stop: int | None) -> bytes:
+        """See Store."""
+        return self.fs.cat_file(path, start=start, end=stop)
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """See Store."""
+        data = self.read(path, start, start + len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
+        """See Store."""
+        if create_only and self.fs.exists(path):
+            raise FileExistsError(path)
+        self.fs.pipe_file(path, data, **({"mode": "create"} if create_only else {}))
+
+    def _entry(self, row: dict[str, Any]) -> Entry:
+        mark = next(
+            (str(row[key]) for key in ("generation", "etag", "ETag", "mtime", "created") if row.get(key)), ""
+        )
+        name = row["name"].rstrip("/").rsplit("/", 1)[-1]
+        return Entry(name, int(row.get("size") or 0), row["type"] == "directory", mark=mark)
+
+
+def remote_store(protocol: str) -> FsspecStore:
+    """The store of a protocol.
+
+    Raises:
+        MissingExtraError: the package for it is not installed.
+        UsageError: nobody knows the protocol.
+    """
+    capabilities, package, extra = _PROTOCOLS.get(protocol, (READ_ONLY, "fsspec", ""))
+    try:
+        return FsspecStore(protocol, capabilities)
+    except ImportError as error:
+        raise missing_extra(package, extra or protocol, f"{protocol}:// storage") from error
+    except ValueError as error:
+        raise UsageError(
+            f"unknown storage protocol {protocol}://", cure="use file, gs, s3, hf or memory"
+        ) from error
