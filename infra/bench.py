@@ -69,7 +69,8 @@ def main() -> int:
         print("no row is selected, or no round is asked for", file=sys.stderr)
         return 2
     above = asked.scratch or INFRA.parent / ".bench"
-    above.mkdir(parents=True, exist_ok=True)
+    for folder in (above, asked.results):
+        folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="bench-", dir=above.resolve()))
     with ExitStack() as stack:
         if not asked.keep:

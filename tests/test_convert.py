@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
+from wherry.convert import Target, convert_all
 from wherry.errors import MismatchError, TargetExistsError, UnrepresentableError, UsageError
 from wherry.sidecar import read_sidecar
 from wherry.store import locate
@@ -118,8 +119,8 @@ def test_a_source_that_changed_since_we_wrote_it_is_refused(model, tmp_path):
 def test_read_back_finds_what_the_disk_did_to_the_bytes(model, tmp_path, monkeypatch):
     import importlib
 
-    convert = importlib.import_module("wherry.convert")
-    real = convert._finish
+    job = importlib.import_module("wherry.job")
+    real = job.finish
 
     def damage(writer):
         real(writer)
@@ -128,7 +129,7 @@ def test_read_back_finds_what_the_disk_did_to_the_bytes(model, tmp_path, monkeyp
         data[-3] ^= 1
         staged.write_bytes(data)
 
-    monkeypatch.setattr(convert, "_finish", damage)
+    monkeypatch.setattr(job, "finish", damage)
     with pytest.raises(MismatchError, match=r"read-back differs .*leaf 0.*tensor"):
         wherry.convert(model, tmp_path / "out", to="hf")
     assert sorted(os.listdir(tmp_path)) == ["model"]
@@ -227,3 +228,49 @@ def test_requests_that_make_no_sense_are_usage_errors(model, tmp_path, wrong):
     with pytest.raises(UsageError):
         wherry.convert(model, tmp_path / "out", **wrong)
     assert sorted(os.listdir(tmp_path)) == ["model"]
+
+
+def test_several_targets_are_made_in_one_pass(model, tmp_path, monkeypatch):
+    from wherry import mover
+
+    read = []
+    real = mover.read_span
+    monkeypatch.setattr(mover, "read_span", lambda *a: (read.append(a[1].nbytes), real(*a)))
+    targets = [
+        Target(str(tmp_path / "a"), "orbax"),
+        Target(str(tmp_path / "b"), "hf", {"max_shard_size": "1MB"}),
+        Target(str(tmp_path / "c.safetensors"), "safetensors"),
+    ]
+    receipts = convert_all(model, targets, verify="none")
+    assert sum(read) == sum(array.nbytes for array in TENSORS.values())
+    assert len({receipt.target.weights_digest for receipt in receipts}) == 1
+    assert len({receipt.source.checkpoint_digest for receipt in receipts}) == 1
+    assert len({receipt.target.checkpoint_digest for receipt in receipts}) == 3
+    for target in targets:
+        assert wherry.verify(target.uri, level="digest").ok
+    assert all(receipt.already for receipt in convert_all(model, targets))
+
+
+def test_one_target_that_fails_does_not_stop_the_others(model, tmp_path, monkeypatch):
+    from wherry.errors import StorageError
+    from wherry.integrations.containers.flatfile import FlatFiles
+
+    def full(*_arguments):
+        raise StorageError("storage failed: No space left on device")
+
+    monkeypatch.setattr(FlatFiles, "write", full)
+    with pytest.raises(StorageError, match="No space"):
+        convert_all(model, [Target(str(tmp_path / "a"), "orbax"), Target(str(tmp_path / "b"), "hf")])
+    assert sorted(os.listdir(tmp_path)) == ["model"]
+    monkeypatch.undo()
+
+    monkeypatch.setattr(FlatFiles, "sync", full)
+    with pytest.raises(StorageError, match="No space"):
+        convert_all(model, [Target(str(tmp_path / "a"), "orbax"), Target(str(tmp_path / "b"), "hf")])
+    assert sorted(os.listdir(tmp_path)) == ["a", "model"]
+    assert wherry.verify(tmp_path / "a", level="digest").ok
+
+
+def test_two_targets_in_one_place_are_refused(model, tmp_path):
+    with pytest.raises(UsageError, match="two targets are the same"):
+        convert_all(model, [Target(str(tmp_path / "a"), "orbax"), Target(str(tmp_path / "a"), "hf")])

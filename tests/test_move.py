@@ -43,7 +43,7 @@ def test_moves_of_gridded_tensors_consist_of_whole_chunks(data, shape):
     target = TensorSpec(("t",), shape, "int16", chunks=target_grid)
     seen = np.zeros(shape, dtype=int)
     position = 0
-    for one in moves_of(source, target, raw=source_grid is None):
+    for one in moves_of(source, [target], raw=source_grid is None):
         assert one.span.start == position
         position = one.span.stop
         if target_grid is None:
@@ -60,14 +60,14 @@ def test_moves_of_gridded_tensors_consist_of_whole_chunks(data, shape):
 def test_raw_to_flat_moves_are_two_leaves(monkeypatch):
     monkeypatch.setattr(move, "RAW_BYTES", 10)
     spec = TensorSpec(("t",), (25,), "int8")
-    spans = [tuple(one.span) for one in moves_of(spec, spec, raw=True)]
+    spans = [tuple(one.span) for one in moves_of(spec, [spec], raw=True)]
     assert spans == [(0, 10), (10, 20), (20, 25)]
-    assert largest_move(spec, spec, raw=True) == 10
+    assert largest_move(spec, [spec], raw=True) == 10
 
 
 def test_a_tensor_without_elements_needs_no_move():
     spec = TensorSpec(("t",), (3, 0), "int8")
-    assert list(moves_of(spec, spec, raw=True)) == []
+    assert list(moves_of(spec, [spec], raw=True)) == []
 
 
 def test_chunk_count_rounds_up():

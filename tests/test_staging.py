@@ -80,13 +80,13 @@ def test_object_store_commit_puts_the_marker_last(monkeypatch):
     with Staging(target, ID) as area:
         fill(area)
         (Path(area.location.path) / "marker").write_text("done")
-        area.commit("marker")
+        area.commit(("none", "marker"))
     assert [path.rsplit("/", 1)[-1] for path, _ in order] == ["a", "marker"]
     assert order[-1][1] == {"create_only": True}
     assert target.join("a").read() == b"1"
     with pytest.raises(TargetExistsError), Staging(target, ID) as area:
         fill(area)
-        area.commit("marker")
+        area.commit(("none", "marker"))
 
 
 def test_a_parent_that_is_a_file_is_a_storage_error(tmp_path):

@@ -13,10 +13,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from wherry import __version__
+from wherry.cli_options import (
+    as_json,
+    chosen,
+    conversion,
+    matched_targets,
+    memory,
+    quiet,
+    rules,
+    settings,
+    writing,
+)
 from wherry.errors import InterruptedRunError, UsageError, WherryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 EXIT_CODES = """\b
 Exit codes: 0 done · 2 usage · 3 not found · 4 not a checkpoint, unsupported or ambiguous
@@ -31,42 +42,6 @@ _VERDICT_CODES = {
     "not-a-checkpoint": 4,
     "unsupported": 4,
 }
-
-as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
-memory = click.option("--memory", default="128MiB", show_default=True, help="Budget for bytes in flight.")
-quiet = click.option("--quiet", is_flag=True, help="No progress bar.")
-
-
-def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that say which checkpoint of a run or step is meant."""
-    for option in (
-        click.option("--item", metavar="NAME", help="Item of the step."),
-        click.option("--step", type=int, help="Step of the run; the newest complete one by default."),
-        click.option(
-            "--from", "format", metavar="FORMAT", help="Source format, where detection would not decide so."
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def conversion(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments and options that `plan` and `convert` share."""
-    for option in (
-        click.option("--verify", type=click.Choice(["digest", "none"]), default="digest", show_default=True,
-                     help="Read the target back before the commit."),
-        click.option("--ignore", metavar="RULES", default="",
-                     help="Leave behind by name what the target cannot hold: values, empties, companions."),
-        click.option("--only", type=click.Choice(["params"]), help="Carry the parameters alone."),
-        memory,
-        click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
-                     help="Option of the target format; `wherry formats NAME` lists them."),
-        click.option("--to", required=True, metavar="FORMAT", help="Target format."),
-        click.argument("target"),
-        click.argument("source"),
-    ):  # fmt: skip
-        function = option(function)
-    return chosen(function)
 
 
 @click.group(
@@ -122,55 +97,67 @@ def inspect(uri: str, json_: bool, quiet: bool, **arguments: Any) -> None:
 
 
 @cli.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--to", required=True, metavar="FORMAT", help="Target format.")
 @conversion
 @as_json
 def plan(
-    source: str, target: str, settings: Sequence[str], ignore: str, json_: bool, **arguments: Any
+    source: str, target: str, to: str, set_: Sequence[str], ignore: str, json_: bool, **arguments: Any
 ) -> None:
     """Say what converting SOURCE to TARGET would do; write nothing."""
     from wherry import console
     from wherry.plan import plan
 
-    found = plan(source, target, options=_settings(settings), ignore=_rules(ignore), **arguments)
+    found = plan(source, target, to=to, options=settings(set_), ignore=rules(ignore), **arguments)
     console.show_plan(found, json_=json_)
 
 
 @cli.command()
+@click.argument("source")
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.option("--to", required=True, multiple=True, metavar="FORMAT", help="Format, once for each TARGET.")
 @conversion
-@click.option("--if-exists", type=click.Choice(["fail", "skip"]), default="fail", show_default=True,
-              help="For a target that is not the result of this same conversion.")  # fmt: skip
-@click.option(
-    "--into", is_flag=True, help="TARGET is a run: make the step folder inside it by its naming rule."
-)
-@click.option("--as-step", type=int, help="Step to write, where the source states none.")
-@click.option("--meta", multiple=True, metavar="KEY=VALUE", help="Keep with the checkpoint, in its manifest.")
-@click.option("--no-lineage", is_flag=True, help="Do not record the conversion in the ledger.")
-@click.option("--dry-run", is_flag=True, help="The same as `wherry plan`.")
+@writing
 @quiet
 @as_json
 def convert(
-    source: str, target: str, settings: Sequence[str], ignore: str, meta: Sequence[str], json_: bool, quiet: bool,
-    dry_run: bool, no_lineage: bool, into: bool, as_step: int | None, if_exists: str, **arguments: Any,
-) -> None:  # fmt: skip
-    """Convert SOURCE to TARGET, verify the result, commit it in one step and record the lineage."""
-    from wherry import console
+    source: str,
+    targets: Sequence[str],
+    to: Sequence[str],
+    set_: Sequence[str],
+    ignore: str,
+    meta: Sequence[str],
+    json_: bool,
+    quiet: bool,
+    dry_run: bool,
+    no_lineage: bool,
+    into: bool,
+    as_step: int | None,
+    if_exists: str,
+    **arguments: Any,
+) -> None:
+    """Convert SOURCE, verify the result, commit it in one step and record the lineage.
 
-    common: dict[str, Any] = {"options": _settings(settings), "ignore": _rules(ignore), **arguments}
+    With several targets the source is read once: `wherry convert SRC --to orbax A --to hf B`.
+    """
+    from wherry import console
+    from wherry.convert import convert_all
+
+    wanted = matched_targets(targets, to, settings(set_))
+    common: dict[str, Any] = {"ignore": rules(ignore), **arguments}
     if dry_run:
         from wherry.plan import plan
 
-        console.show_plan(plan(source, target, **common), json_=json_)
+        for one in wanted:
+            found = plan(source, one.uri, to=one.to, options=one.options, **common)
+            console.show_plan(found, json_=json_)
         return
-    from wherry.convert import convert
-
     signal.signal(signal.SIGTERM, _stop)
+    common |= {"into": into, "as_step": as_step, "if_exists": if_exists, "meta": settings(meta)}
     with console.bar(quiet=quiet or json_) as progress:
-        receipt = convert(
-            source, target, into=into, as_step=as_step, if_exists=if_exists, lineage=not no_lineage,
-            meta=_settings(meta),
-            progress=progress, **common,
-        )  # fmt: skip
-    console.show_receipt(receipt, json_=json_)
+        receipts = convert_all(source, wanted, lineage=not no_lineage, progress=progress, **common)
+    console.show_receipts(receipts, json_=json_)
 
 
 @cli.command()
@@ -206,7 +193,7 @@ def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> No
     from wherry import console
     from wherry.register import register
 
-    console.show_registration(register(uri, tags=_settings(tags), **arguments), json_=json_)
+    console.show_registration(register(uri, tags=settings(tags), **arguments), json_=json_)
 
 
 @cli.group()
@@ -273,7 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         _fail(
             InterruptedRunError(
-                "interrupted; nothing was left at the target", cure="run the same command again"
+                "interrupted; nothing is at the target at the target",
+                cure="run the same command again; it goes on where it stopped",
             ),
             words,
         )
@@ -290,17 +278,6 @@ def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
 
 def _stop(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _settings(pairs: Sequence[str]) -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair:
-            raise UsageError(f"not NAME=VALUE: {pair!r}")
-    return dict(pair.split("=", 1) for pair in pairs)
-
-
-def _rules(text: str) -> tuple[str, ...]:
-    return tuple(rule.strip() for rule in text.split(",") if rule.strip())
 
 
 if __name__ == "__main__":

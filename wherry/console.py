@@ -172,11 +172,17 @@ def show_plan(plan: Plan, *, json_: bool) -> None:
         click.echo(f"  ignored {row['path']} by rule {row['rule']}: {row['reason']}")
 
 
-def show_receipt(receipt: Receipt, *, json_: bool) -> None:
-    """What a conversion did."""
+def show_receipts(receipts: Sequence[Receipt], *, json_: bool) -> None:
+    """What a conversion did; as JSON the receipt itself, or a list of them where there are several targets."""
     if json_:
-        print_json(receipt.to_json())
+        rows = [receipt.to_json() for receipt in receipts]
+        print_json(rows[0] if len(rows) == 1 else rows)
         return
+    for receipt in receipts:
+        _show_receipt(receipt)
+
+
+def _show_receipt(receipt: Receipt) -> None:
     if receipt.already:
         click.echo("already converted; nothing was written")
     rate = receipt.bytes_written / receipt.seconds if receipt.seconds else 0

@@ -1,61 +1,50 @@
-"""convert: carry out a plan, so that the target appears whole and proved, or not at all.
+"""convert: carry out plans, so that each target appears whole and proved, or not at all.
 
-plan → stage → move → finish → read back → sidecar → commit → lineage. Source leaves are hashed on the way; where
-the source has a sidecar of ours, its digests must agree. Before the commit the staged target is opened like any
-checkpoint and every byte is read back from storage and compared, unless `verify="none"`.
+plan → stage → move → finish → read back → sidecar → commit → lineage. The source is read once, whatever the number
+of targets; its leaves are hashed on the way, and where it has a sidecar of ours its digests must agree.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry import __version__
 from wherry.checkpoint import Checkpoint, open_checkpoint
-from wherry.digest import sha256_of
-from wherry.errors import MismatchError, UsageError
-from wherry.existing import existing_result, present_fingerprint
-from wherry.fingerprint import fingerprint
-from wherry.format import Glimpse
-from wherry.hashing import Hashes, compare, hash_checkpoint
-from wherry.journal import Journal, open_journal
+from wherry.errors import MismatchError, UsageError, WherryError
+from wherry.existing import existing_result
+from wherry.hashing import Hashes, compare
+from wherry.job import Job, Staged, complete, stage
 from wherry.mover import Carrier
-from wherry.plan import DEFAULT_MEMORY, Plan, make_plan
+from wherry.plan import DEFAULT_MEMORY, joint_moves, make_plan
 from wherry.pool import Pool
 from wherry.progress import Meter, OnProgress
-from wherry.receipt import Receipt, software, utc_now
-from wherry.references import reference, source_reference
+from wherry.receipt import Receipt, utc_now
 from wherry.registry import find_format
-from wherry.sidecar import FOLDER_NAME, Sidecar, encode, read_sidecar
-from wherry.staging import Staging
-from wherry.store import Location, locate, make_folder
+from wherry.sidecar import read_sidecar
+from wherry.store import Location, locate
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from wherry.format import Format, Options, Writer
-    from wherry.manifest import Companion, Manifest
+    from wherry.format import Format, Options
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """What stays the same during one conversion.
+class Target:
+    """One of several targets of a conversion.
 
-    `committed` is what appears in one step: the target itself, or the step folder of a run that holds it.
+    Attributes:
+        uri: exactly what is committed.
+        to: its format, a name or alias.
+        options: format-specific options and `split` / `join`.
     """
 
-    checkpoint: Checkpoint
-    plan: Plan
-    row: Format
-    target: Location
-    committed: Location
-    progress: OnProgress | None
-    meta: Mapping[str, str]
-    started: str
-    clock: float
+    uri: str
+    to: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def convert(
@@ -64,6 +53,31 @@ def convert(
     *,
     to: str,
     options: Options | None = None,
+    **common: Any,
+) -> Receipt:
+    """Convert a checkpoint to one target.
+
+    Args:
+        source: URI of a checkpoint, step or run; never changed.
+        target: URI of exactly what is committed; must not exist, unless it is the result of this same conversion.
+        to: target format, a name or alias.
+        options: format-specific options and `split` / `join`.
+        common: everything else that `convert_all` takes: memory, progress, verify, if_exists, lineage, only, ignore,
+            format, step, item, meta, into, as_step.
+
+    Returns:
+        The receipt; `already` where nothing had to be done.
+
+    Raises:
+        WherryError: see the tree in `wherry.errors`; nothing is left at the destination.
+    """
+    return convert_all(source, [Target(str(target), to, options or {})], **common)[0]
+
+
+def convert_all(
+    source: str | os.PathLike[str],
+    targets: Sequence[Target],
+    *,
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
     verify: str = "digest",
@@ -77,43 +91,110 @@ def convert(
     meta: Mapping[str, str] | None = None,
     into: bool = False,
     as_step: int | None = None,
-) -> Receipt:
-    """Convert a checkpoint.
+) -> list[Receipt]:
+    """Convert a checkpoint to several targets, reading it once.
+
+    Each target commits, resumes and is verified on its own: where one fails, the others are still made.
 
     Args:
         source: URI of a checkpoint, step or run; never changed.
-        target: URI of exactly what is committed; must not exist, unless it is the result of this same conversion.
-        to: target format, a name or alias.
-        options: format-specific options and `split` / `join`.
+        targets: what to make.
         memory: budget of what is in flight, for example `128MiB`.
         progress: called a few times a second.
-        verify: `digest` reads the staged target back and compares every leaf, `none` does not.
-        if_exists: `fail` (the default) or `skip`, for a target that is not the result of this conversion.
-        lineage: whether the ledger records the conversion.
+        verify: `digest` reads each staged target back and compares every leaf, `none` does not.
+        if_exists: what may lie at a target: with `resume` (the default) the result of this same conversion, with
+            `skip` anything that wherry wrote, with `fail` nothing.
+        lineage: whether the ledger records the conversions.
         only, ignore: see `plan`.
         format, step, item: which checkpoint of the source.
-        meta: what the user wants to keep with the checkpoint, in the manifest's `origin`.
-        into: `target` is a run folder; the step folder is made inside it by the format's naming rule.
+        meta: what the user wants to keep with the checkpoints, in the manifest's `origin`.
+        into: each target is a run folder; the step folder is made inside it by the format's naming rule.
         as_step: the step to write, where the source states none (or another one is wanted).
 
     Returns:
-        The receipt; `already` where nothing had to be done.
+        One receipt for each target, in order; `already` where nothing had to be done.
 
     Raises:
-        WherryError: see the tree in `wherry.errors`; nothing is left at the destination.
+        WherryError: the first error of any target, after the others were made; nothing is left at its destination.
     """
     started, clock = utc_now(), time.monotonic()
     with open_checkpoint(source, format=format, step=step, item=item) as checkpoint:
-        row = find_format(to)
-        committed, place = _places(locate(target), row, checkpoint, into=into, as_step=as_step)
-        plan = make_plan(
-            checkpoint, place.uri, to=to, options=options, memory=memory, only=only, ignore=ignore, verify=verify,
-            as_step=as_step,
-        )  # fmt: skip
-        _require_apart(checkpoint, place)
-        run = _Run(checkpoint, plan, row, place, committed, progress, meta or {}, started, clock)
-        receipt = existing_result(checkpoint, plan, place, committed, if_exists) or _write(run)
-    return _record(receipt) if lineage and not receipt.already else receipt
+        jobs: list[Job] = []
+        for target in targets:
+            row = find_format(target.to)
+            committed, place = _places(locate(target.uri), row, checkpoint, into=into, as_step=as_step)
+            _require_apart(checkpoint, place)
+            plan = make_plan(
+                checkpoint, place.uri, to=target.to, options=target.options, memory=memory, only=only,
+                ignore=ignore, verify=verify, as_step=as_step,
+            )  # fmt: skip
+            jobs.append(Job(checkpoint, plan, row, place, committed, progress, meta or {}, started, clock))
+        _require_distinct(jobs)
+        there = {index: receipt for index, job in enumerate(jobs) if (receipt := _existing(job, if_exists))}
+        made = _make([job for index, job in enumerate(jobs) if index not in there])
+    receipts = [there[index] if index in there else next(made) for index in range(len(jobs))]
+    return [_record(one) if lineage and not one.already else one for one in receipts]
+
+
+def _make(jobs: list[Job]) -> Iterator[Receipt]:
+    results = _run(jobs) if jobs else []
+    failures = [result for result in results if isinstance(result, WherryError)]
+    if failures:
+        raise failures[0]
+    return iter([result for result in results if isinstance(result, Receipt)])
+
+
+def _run(jobs: list[Job]) -> list[Receipt | WherryError]:
+    """One pass for all jobs; what came of each."""
+    with ExitStack() as stack:
+        staged = [stage(job, stack) for job in jobs]
+        hashes = _move(jobs, staged)
+        _agree_with_source(jobs[0].checkpoint, hashes)
+        return [_outcome(one, hashes) for one in staged]
+
+
+def _outcome(staged: Staged, hashes: Hashes) -> Receipt | WherryError:
+    taken = {source: hashes.digests[source] for source in staged.output.targets}
+    mine = Hashes(taken, {source: hashes.leaves[source] for source in taken})
+    try:
+        return complete(staged, mine)
+    except WherryError as error:
+        staged.staging.failed(error)
+        return error
+
+
+def _move(jobs: list[Job], staged: list[Staged]) -> Hashes:
+    checkpoint, memory = jobs[0].checkpoint, jobs[0].plan.memory
+    wanted = {source for job in jobs for source in job.plan.pairs.values()}
+    specs = {path: spec for path, spec in checkpoint.manifest.tensors.items() if path in wanted}
+    carrier = Carrier(
+        reader=checkpoint.reader,
+        specs=specs,
+        pool=Pool(memory),
+        meter=Meter("convert", sum(spec.nbytes for spec in specs.values()), jobs[0].progress),
+        outputs=tuple(one.output for one in staged),
+    )
+    carrier.carry(joint_moves([job.plan for job in jobs]))
+    broken = [one.output.error for one in staged if one.output.error]
+    if len(broken) == len(staged):
+        raise broken[0]
+    return Hashes.of(specs, carrier.hashers)
+
+
+def _agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:
+    """Where the source has a manifest of ours, its bytes must still be the ones that were recorded."""
+    recorded = read_sidecar(locate(checkpoint.uri))
+    if recorded is None:
+        return
+    known = recorded.manifest.digests
+    failed = compare(hashes, {path: known[path] for path in hashes.digests if path in known}, recorded.leaves)
+    if failed:
+        raise MismatchError(
+            f"the source has changed since it was recorded: {failed[0].reason}",
+            uri=checkpoint.uri,
+            path=failed[0].path,
+            cure="restore the source, or delete its sidecar if the change was meant",
+        )
 
 
 def _places(
@@ -131,162 +212,8 @@ def _places(
     return target.join(folder.split("/")[0]), target.join(folder)
 
 
-def _write(run: _Run) -> Receipt:
-    header = {"plan": run.plan.digest, "source": present_fingerprint(run.checkpoint), "version": __version__}
-    with Staging(run.committed, sha256_of("run", header)[:8]) as staging:
-        journal = open_journal(staging.journal, header)
-        if not journal.done:
-            staging.clear()
-        inner = run.target.path[len(run.committed.path) :].strip("/")
-        staged = staging.location.join(inner) if inner else staging.location
-        make_folder(staged.parent)
-        try:
-            sidecar = _fill(run, staged, journal, staging.discarded or journal.reason)
-        finally:
-            journal.close()
-        text = encode(sidecar)
-        if not run.row.single_file:
-            staged.join(FOLDER_NAME).put(text)
-        if inner and run.row.finish_step is not None:
-            run.row.finish_step(staging.location, run.plan.manifest)
-        staging.commit(run.row.commit_member, beside=text if run.row.single_file else None)
-    assert sidecar.receipt is not None
-    return sidecar.receipt
-
-
-def _fill(run: _Run, staged: Location, journal: Journal, note: str | None) -> Sidecar:
-    companions = _copy_companions(run, staged)
-    hashes = _move(run, staged, journal)
-    _agree_with_source(run, hashes)
-    verification = _read_back(run, staged, hashes) if run.plan.verify == "digest" else None
-    sidecar = _sidecar(run, staged, hashes, companions, verification)
-    assert sidecar.receipt is not None
-    return replace(sidecar, receipt=replace(sidecar.receipt, resumed_bytes=journal.nbytes, note=note))
-
-
-def _move(run: _Run, staged: Location, journal: Journal) -> Hashes:
-    plan, reader = run.plan, run.checkpoint.reader
-    assert run.row.create is not None
-    writer = run.row.create(staged, plan.manifest, plan.options)
-    try:
-        carrier = Carrier(
-            reader=reader,
-            specs=dict(plan.source_manifest.tensors),
-            pool=Pool(plan.memory),
-            meter=Meter("convert", plan.nbytes_in, run.progress),
-            writer=writer,
-            targets=dict(plan.manifest.tensors),
-            journal=journal,
-        )
-        carrier.carry(plan.moves())
-        _finish(writer)
-    finally:
-        writer.close()
-    return Hashes.of(plan.manifest.tensors, carrier.hashers)
-
-
-def _finish(writer: Writer) -> None:
-    writer.sync()
-    writer.finish()
-
-
-def _agree_with_source(run: _Run, hashes: Hashes) -> None:
-    """Where the source has a manifest of ours, its bytes must still be the ones that were recorded."""
-    recorded = read_sidecar(locate(run.checkpoint.uri))
-    if recorded is None:
-        return
-    expected = {
-        target: recorded.manifest.digests[source]
-        for target, source in run.plan.pairs.items()
-        if source in recorded.manifest.digests
-    }
-    leaves = {target: recorded.leaves.get(source, ()) for target, source in run.plan.pairs.items()}
-    failed = compare(hashes, expected, leaves)
-    if failed:
-        raise MismatchError(
-            f"the source has changed since it was recorded: {failed[0].reason}",
-            uri=run.checkpoint.uri,
-            path=failed[0].path,
-            cure="restore the source, or delete its sidecar if the change was meant",
-        )
-
-
-def _read_back(run: _Run, staged: Location, hashes: Hashes) -> dict[str, Any]:
-    detection = run.row.detect(Glimpse(staged))
-    if detection is None:
-        raise MismatchError(
-            "what was written is not recognised", uri=run.target.uri, cure="report this with the plan"
-        )
-    clock = time.monotonic()
-    with Checkpoint(run.row.open(staged, detection)) as written:
-        _same_structure(run, written.manifest)
-        found = hash_checkpoint(written, memory=run.plan.memory, progress=run.progress, stage="verify")
-    failed = compare(found, hashes.digests, hashes.leaves)
-    if failed:
-        raise MismatchError(
-            f"read-back differs from what was written: {failed[0].reason}",
-            uri=run.target.uri,
-            path=failed[0].path,
-            cure="check the storage; nothing was committed",
-        )
-    seconds = round(time.monotonic() - clock, 3)
-    return {"level": "digest", "ok": True, "tensors": len(found.digests), "seconds": seconds}
-
-
-def _same_structure(run: _Run, found: Manifest) -> None:
-    expected = {path: (spec.shape, spec.dtype) for path, spec in run.plan.manifest.tensors.items()}
-    seen = {path: (spec.shape, spec.dtype) for path, spec in found.tensors.items()}
-    if expected != seen:
-        odd = min(set(expected.items()) ^ set(seen.items()))
-        raise MismatchError(f"read-back has another structure at {'/'.join(odd[0])}", uri=run.target.uri)
-
-
-def _copy_companions(run: _Run, staged: Location) -> tuple[Companion, ...]:
-    copied: list[Companion] = []
-    for companion in run.plan.manifest.companions:
-        data = run.checkpoint.reader.companion(companion.name).read()
-        if len(data) != companion.size:
-            raise MismatchError("a companion file changed during the conversion", uri=run.checkpoint.uri)
-        place = staged.member(f"{run.row.companion_folder}{companion.name}")
-        make_folder(place.parent)
-        place.put(data)
-        copied.append(replace(companion, sha256=hashlib.sha256(data).hexdigest()))
-    return tuple(copied)
-
-
-def _sidecar(
-    run: _Run,
-    staged: Location,
-    hashes: Hashes,
-    companions: tuple[Companion, ...],
-    verification: dict[str, Any] | None,
-) -> Sidecar:
-    plan = run.plan
-    origin = {**plan.manifest.origin, **({"meta": dict(run.meta)} if run.meta else {})}
-    manifest = replace(plan.manifest, origin=origin).with_digests(hashes.digests, companions)
-    target = reference(run.target.uri, plan.to, plan.format_version, manifest, _staged_mark(run, staged))
-    carried = {source: hashes.digests[moved] for moved, source in plan.pairs.items()}
-    receipt = Receipt(
-        source=source_reference(run.checkpoint, carried, companions, plan.memory),
-        target=target,
-        plan_digest=plan.digest,
-        options=dict(plan.options),
-        software=software(),
-        started=run.started,
-        finished=utc_now(),
-        seconds=round(time.monotonic() - run.clock, 3),
-        bytes_read=plan.nbytes_in,
-        bytes_written=plan.nbytes_out,
-        verification=verification,
-    )
-    return Sidecar(manifest, target, receipt, hashes.leaves)
-
-
-def _staged_mark(run: _Run, staged: Location) -> str:
-    detection = run.row.detect(Glimpse(staged))
-    assert detection is not None
-    with Checkpoint(run.row.open(staged, detection)) as written:
-        return fingerprint(written.reader.members(), staged, marks=run.target.store.capabilities.local)
+def _existing(job: Job, if_exists: str | None) -> Receipt | None:
+    return existing_result(job.checkpoint, job.plan, job.target, job.committed, if_exists)
 
 
 def _require_apart(checkpoint: Checkpoint, target: Location) -> None:
@@ -296,6 +223,13 @@ def _require_apart(checkpoint: Checkpoint, target: Location) -> None:
         raise UsageError(
             "the target lies inside the source", uri=target.uri, cure="choose a target beside it"
         )
+
+
+def _require_distinct(jobs: list[Job]) -> None:
+    uris = [job.committed.uri for job in jobs]
+    twice = next((uri for uri in uris if uris.count(uri) > 1), None)
+    if twice is not None:
+        raise UsageError("two targets are the same", uri=twice, cure="give each target a place of its own")
 
 
 def _record(receipt: Receipt) -> Receipt:

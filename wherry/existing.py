@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wherry.receipt import Receipt
     from wherry.store import Location
 
-CHOICES = ("fail", "skip")
+CHOICES = ("fail", "skip", "resume")
 
 
 def existing_result(
@@ -34,7 +34,8 @@ def existing_result(
         plan: what would be done.
         target: where the checkpoint would lie.
         committed: what would appear in one step: the target, or the step folder around it.
-        if_exists: `skip` accepts any target that wherry wrote; `fail` (or None) only the same conversion.
+        if_exists: `skip` accepts any target that wherry wrote, `resume` (the default) the result of this same
+            conversion, `fail` nothing.
 
     Raises:
         TargetExistsError: something else is there.
@@ -46,7 +47,8 @@ def existing_result(
         return None
     sidecar = _sidecar(target)
     receipt = sidecar.receipt if sidecar else None
-    if receipt and sidecar and (if_exists == "skip" or _is_result(sidecar, checkpoint, plan, target)):
+    accepted = if_exists == "skip" or (if_exists != "fail" and _is_result(sidecar, checkpoint, plan, target))
+    if receipt is not None and accepted:
         return replace(receipt, already=True)
     raise TargetExistsError(
         "the target exists and is not the result of this conversion",
@@ -67,9 +69,9 @@ def _sidecar(target: Location) -> Sidecar | None:
         return None  # an unreadable sidecar proves nothing, so the target counts as somebody's property
 
 
-def _is_result(sidecar: Sidecar, checkpoint: Checkpoint, plan: Plan, target: Location) -> bool:
-    receipt = sidecar.receipt
-    if receipt is None or receipt.plan_digest != plan.digest:
+def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: Plan, target: Location) -> bool:
+    receipt = sidecar.receipt if sidecar else None
+    if sidecar is None or receipt is None or receipt.plan_digest != plan.digest:
         return False
     if receipt.source.fingerprint != present_fingerprint(checkpoint):
         return False

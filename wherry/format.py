@@ -210,7 +210,8 @@ class Format:
         aliases: what people type.
         single_file: whether a checkpoint is one file (else a folder).
         companion_folder: where companions lie within a checkpoint, with a trailing slash; empty for beside.
-        commit_member: the file that is written last on a store without atomic rename.
+        commit_members: files that make a checkpoint count; the first of them that it has is put last on a store
+            without atomic rename.
         options: what `--set` takes.
         loaded_by: the framework releases that load what we write, as tested.
         version: the format version that a manifest and options will be written as.
@@ -231,7 +232,7 @@ class Format:
     aliases: tuple[str, ...] = ()
     single_file: bool = False
     companion_folder: str = ""
-    commit_member: str = ""
+    commit_members: tuple[str, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict[str, Option])
     loaded_by: str = ""
     version: Callable[[Manifest, Options], str] = lambda _manifest, _options: ""

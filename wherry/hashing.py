@@ -51,6 +51,11 @@ class Hashes:
     digests: Mapping[KeyPath, str]
     leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
 
+    def renamed(self, names: Mapping[KeyPath, KeyPath]) -> Hashes:
+        """The same under other key paths: digests do not depend on them."""
+        digests = {names[path]: digest for path, digest in self.digests.items()}
+        return Hashes(digests, {names[path]: leaves for path, leaves in self.leaves.items()})
+
     @classmethod
     def of(cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher]) -> Hashes:
         """Collect what the hashers of a pass hold; tensors without bytes had none."""

@@ -33,12 +33,12 @@ class Done:
     """A move whose bytes are durable.
 
     Attributes:
-        target: key path of the tensor.
+        source: key path of the tensor in the source.
         span: canonical bytes that were written.
         leaves: number of each leaf that it touches → raw SHA-256.
     """
 
-    target: KeyPath
+    source: KeyPath
     span: Span
     leaves: Mapping[int, bytes]
 
@@ -64,9 +64,9 @@ class Journal:
         """Bytes that an earlier run finished."""
         return sum(row.span.nbytes for row in self.done)
 
-    def has(self, target: KeyPath, span: Span) -> bool:
+    def has(self, source: KeyPath, span: Span) -> bool:
         """Whether a move is done."""
-        return (target, span) in self._spans
+        return (source, span) in self._spans
 
     def record(self, rows: Iterable[Done]) -> None:
         """Append finished moves; their data must already be durable.
@@ -110,7 +110,7 @@ class Journal:
             raise storage_error(error, str(self.path)) from error
         if fresh:
             self._append(dict(header))
-        self._spans = frozenset((row.target, row.span) for row in self.done)
+        self._spans = frozenset((row.source, row.span) for row in self.done)
 
 
 def open_journal(path: Path, header: Header) -> Journal:
@@ -156,7 +156,7 @@ def _cut_torn_line(path: Path) -> None:
 
 def _encode(row: Done) -> list[Any]:
     leaves = base64.b64encode(b"".join(row.leaves.values())).decode()
-    return [render(row.target), *row.span, list(row.leaves), leaves]
+    return [render(row.source), *row.span, list(row.leaves), leaves]
 
 
 def _decode(row: list[Any]) -> Done:

@@ -16,7 +16,7 @@ from wherry.digest import LEAF
 from wherry.tensorspec import Region, Span, TensorSpec, row_bands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from wherry.keypath import KeyPath
 
@@ -27,60 +27,56 @@ LARGEST_COMMON_BAND = 16 * LEAF
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One unit of work of a conversion in which source and target tensor are alike.
+    """One unit of work of a conversion in which source and target tensors are alike.
 
     Attributes:
         source: key path in the source.
-        target: key path in the target.
-        span: canonical bytes that it covers, in both.
+        span: canonical bytes that it covers, in the source and in every target.
         region: the same as a region; None where the source is read by span.
     """
 
     source: KeyPath
-    target: KeyPath
     span: Span
     region: Region | None
 
 
-def moves_of(source: TensorSpec, target: TensorSpec, *, raw: bool) -> Iterator[Move]:
+def moves_of(source: TensorSpec, targets: Sequence[TensorSpec], *, raw: bool) -> Iterator[Move]:
     """Cut one tensor into moves, in C order.
 
     Args:
         source: the tensor that is read; its chunk grid counts only where it must be decoded.
-        target: the tensor that is written; a chunk grid means that whole chunks must be written.
+        targets: the tensors that are written from it; a chunk grid means that whole chunks must be written.
         raw: whether the source's canonical bytes lie raw in files.
     """
     if source.nbytes == 0:
         return
-    if raw and target.chunks is None:
+    grids = [target.chunks for target in targets if target.chunks is not None]
+    if raw and not grids:
         for start in range(0, source.nbytes, RAW_BYTES):
-            yield Move(source.path, target.path, Span(start, min(start + RAW_BYTES, source.nbytes)), None)
+            yield Move(source.path, Span(start, min(start + RAW_BYTES, source.nbytes)), None)
         return
     limit = RAW_BYTES if raw else DECODED_BYTES
-    grid = common_grid(source.shape, None if raw else source.chunks, target.chunks)
-    if target.chunks is not None and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
-        grid = common_grid(
-            source.shape, None, target.chunks
-        )  # decoding a chunk twice beats holding the tensor
+    decoded = [] if raw or source.chunks is None else [source.chunks]
+    grid = common_grid(source.shape, [*decoded, *grids])
+    if grids and decoded and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
+        grid = common_grid(source.shape, grids)  # decoding a chunk twice beats holding the tensor
     for region, span in row_bands(source, limit, grid):
-        yield Move(source.path, target.path, span, region)
+        yield Move(source.path, span, region)
 
 
-def common_grid(
-    shape: tuple[int, ...], source: tuple[int, ...] | None, target: tuple[int, ...] | None
-) -> tuple[int, ...]:
-    """Extents on whose multiples both sides may be cut without touching a chunk twice.
+def common_grid(shape: tuple[int, ...], grids: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Extents on whose multiples a tensor may be cut without touching a chunk of any grid twice.
 
-    Only leading axes are cut: an axis is cut below its full extent only while all axes before it have extent 1
-    chunks, because a move must be contiguous in C order.
+    Only leading axes are cut: an axis is cut below its full extent only while all axes before it are cut to 1,
+    because a move must be contiguous in C order.
     """
-    grid: list[int] = []
+    cut: list[int] = []
     open_axis = True
     for axis, extent in enumerate(shape):
-        step = math.lcm(source[axis] if source else 1, target[axis] if target else 1)
-        grid.append(min(step, extent) if open_axis else extent)
+        step = math.lcm(*(grid[axis] for grid in grids))
+        cut.append(min(step, extent) if open_axis else extent)
         open_axis = open_axis and step == 1
-    return tuple(grid)
+    return tuple(cut)
 
 
 def _band_bytes(spec: TensorSpec, grid: tuple[int, ...]) -> int:
@@ -88,11 +84,9 @@ def _band_bytes(spec: TensorSpec, grid: tuple[int, ...]) -> int:
     return dtypes.canonical_size(spec.dtype, math.prod([*grid[:1], *rest[1:]])) if grid else spec.nbytes
 
 
-def largest_move(source: TensorSpec, target: TensorSpec, *, raw: bool) -> int:
+def largest_move(source: TensorSpec, targets: Sequence[TensorSpec], *, raw: bool) -> int:
     """Bytes of the largest move of a tensor, without listing its moves."""
-    if raw and target.chunks is None:
-        return min(RAW_BYTES, source.nbytes)
-    first = next(iter(moves_of(source, target, raw=raw)), None)
+    first = next(iter(moves_of(source, targets, raw=raw)), None)
     return first.span.nbytes if first else 0
 
 

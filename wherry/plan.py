@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry import dtypes
 from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.detect import absence
 from wherry.digest import sha256_of
-from wherry.errors import IncompleteError, UnrepresentableError, UnsupportedError, UsageError
+from wherry.errors import IncompleteError, UnsupportedError, UsageError
+from wherry.held import require_held
 from wherry.keypath import KeyPath, render
 from wherry.mapping import TREE_OPTIONS, Ignored, Mapped, map_tree
 from wherry.move import Move, largest_move, moves_of
@@ -26,14 +26,14 @@ from wherry.units import parse_size
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from wherry.detection import Detection
     from wherry.format import Format, Options
     from wherry.manifest import Manifest
+    from wherry.tensorspec import TensorSpec
 
 DEFAULT_MEMORY = "128MiB"
-_SHOWN_FAULTS = 3
 BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore
 
 
@@ -94,16 +94,13 @@ class Plan:
         return BASE_BYTES + max(min(self.memory, worker_count() * largest), largest)
 
     def moves(self) -> Iterator[Move]:
-        """The units of work, in the order of the target's tensors."""
-        for target, source in self.pairs.items():
-            yield from moves_of(
-                self.source_manifest.tensors[source], self.manifest.tensors[target], raw=source in self.raw
-            )
+        """The units of work, in the order of the source's tensors."""
+        return joint_moves([self])
 
     def _largest(self, target: KeyPath, source: KeyPath) -> int:
         spec = self.source_manifest.tensors[source]
         held = 1 if source in self.raw else 2
-        return held * largest_move(spec, self.manifest.tensors[target], raw=source in self.raw)
+        return held * largest_move(spec, [self.manifest.tensors[target]], raw=source in self.raw)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as `--json` prints it."""
@@ -138,6 +135,17 @@ class Plan:
             "lossless": True,
             "verify": self.verify,
         }
+
+
+def joint_moves(plans: Sequence[Plan]) -> Iterator[Move]:
+    """The units of work of several plans with one source, each part of which is read once."""
+    targets: dict[KeyPath, list[TensorSpec]] = {}
+    for one in plans:
+        for target, source in one.pairs.items():
+            targets.setdefault(source, []).append(one.manifest.tensors[target])
+    first = plans[0]
+    for source, specs in targets.items():
+        yield from moves_of(first.source_manifest.tensors[source], specs, raw=source in first.raw)
 
 
 def plan(
@@ -198,7 +206,7 @@ def make_plan(
     tree = {name: given.pop(name) for name in TREE_OPTIONS if name in given}
     checked = checked_options(row, given)
     mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=ignore, uri=str(target))
-    _require_held(mapped, row, str(target))
+    require_held(mapped.manifest, row, str(target))
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
     prepared = row.prepare(manifest, checked)
     return Plan(
@@ -234,41 +242,6 @@ def _require_present(checkpoint: Checkpoint) -> None:
         raise IncompleteError(
             reason, uri=checkpoint.uri, cure="restore the missing files, or take another step"
         )
-
-
-def _require_held(mapped: Mapped, row: Format, uri: str) -> None:
-    faults = list(_faults(mapped.manifest, row))
-    if faults:
-        more = len(faults) - _SHOWN_FAULTS
-        shown = "; ".join(faults[:_SHOWN_FAULTS]) + (f"; and {more} more" if more > 0 else "")
-        raise UnrepresentableError(
-            f"{row.name} cannot hold {shown}", uri=uri, cure=_cure(mapped.manifest, row)
-        )
-
-
-def _faults(manifest: Manifest, row: Format) -> Iterator[str]:
-    holds = row.holds
-    for spec in manifest.tensors.values():
-        if spec.dtype not in holds.dtypes:
-            yield f"dtype {spec.dtype} (tensor {spec.name})"
-        if not dtypes.known(spec.dtype):
-            yield f"unknown dtype {spec.dtype} (tensor {spec.name})"
-        if holds.depth is not None and len(spec.path) > holds.depth:
-            yield f"a key path of {len(spec.path)} parts (tensor {spec.name})"
-        if not holds.zero_size and spec.size == 0:
-            yield f"a tensor without elements (tensor {spec.name})"
-    if not holds.values:
-        yield from (f"the non-tensor leaf {render(path)}" for path in manifest.values)
-    if not holds.empties:
-        yield from (f"the empty node {render(path)}" for path in manifest.empties)
-
-
-def _cure(manifest: Manifest, row: Format) -> str:
-    if row.holds.depth is not None and any(len(path) > row.holds.depth for path in manifest.tensors):
-        return "join the parts of key paths with `--set join=.`, and see --only and --ignore"
-    if (manifest.values and not row.holds.values) or (manifest.empties and not row.holds.empties):
-        return "leave them behind by name: --ignore values,empties"
-    return f"choose a target that holds them; `wherry formats {row.name}` lists what this one holds"
 
 
 def _raw_paths(checkpoint: Checkpoint) -> frozenset[KeyPath]:

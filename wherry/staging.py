@@ -72,6 +72,7 @@ class Staging:
             raise UsageError(f"{target.store.protocol}:// is read-only here", uri=target.uri)
         self.target = target
         self.discarded: str | None = None
+        self._error: BaseException | None = None
         self._made: list[Path] = []
         self._local = target.store.capabilities.local
         self._parent = (
@@ -95,8 +96,9 @@ class Staging:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        resumable = isinstance(error, KeyboardInterrupt) or (
-            isinstance(error, WherryError) and error.retryable
+        cause = self._error or error
+        resumable = isinstance(cause, KeyboardInterrupt) or (
+            isinstance(cause, WherryError) and cause.retryable
         )
         if not resumable:
             self.clear()
@@ -124,11 +126,15 @@ class Staging:
         if not self._local:
             shutil.rmtree(self._parent, ignore_errors=True)
 
-    def commit(self, commit_member: str = "", beside: bytes | None = None) -> None:
+    def failed(self, error: WherryError) -> None:
+        """Say before the end that this area will not be committed, where others share the `with` block."""
+        self._error = error
+
+    def commit(self, commit_members: tuple[str, ...] = (), beside: bytes | None = None) -> None:
         """Make the staged file or folder appear at the target.
 
         Args:
-            commit_member: the member that is put last on an object store.
+            commit_members: the first of these that is there is put last on an object store.
             beside: contents of the sidecar of a single file, written as `<file>.wherry.json` just before.
 
         Raises:
@@ -139,7 +145,7 @@ class Staging:
             if self.target.store.capabilities.local:
                 self._commit_local(beside)
             else:
-                self._commit_objects(commit_member, beside)
+                self._commit_objects(commit_members, beside)
         except FileExistsError as error:
             raise TargetExistsError(
                 "the target appeared while it was being converted",
@@ -166,7 +172,7 @@ class Staging:
                 raise
         sync_folder(target.parent)
 
-    def _commit_objects(self, commit_member: str, beside: bytes | None) -> None:
+    def _commit_objects(self, commit_members: tuple[str, ...], beside: bytes | None) -> None:
         store, target = self.target.store, self.target
         if target.exists():
             raise FileExistsError(target.uri)
@@ -174,8 +180,9 @@ class Staging:
             store.put(f"{target.path}.wherry.json", beside)
         staged = Path(self.location.path)
         names = [""] if staged.is_file() else [entry.name for entry in self.location.walk()]
-        for name in sorted(names, key=lambda name: (name == commit_member, name)):
-            last = name in ("", commit_member)
+        marker = next((name for name in commit_members if name in names), "")
+        for name in sorted(names, key=lambda name: (name == marker, name)):
+            last = name in ("", marker)
             destination = target.join(name).path if name else target.path
             store.put(
                 destination, (staged / name).read_bytes() if name else staged.read_bytes(), create_only=last

@@ -133,7 +133,7 @@ FORMATS = (
         holds=Holds(dtypes=DTYPES, depth=1, companions=True),
         refines=("safetensors", "torch-zip"),
         aliases=("hf",),
-        commit_member="model.safetensors.index.json",
+        commit_members=("model.safetensors.index.json", "model.safetensors"),
         options={
             "max_shard_size": Option("5GB", "most bytes of one file, for example 200MB"),
             "metadata_format": METADATA_FORMAT,

@@ -227,7 +227,7 @@ FORMATS = (
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         aliases=("ocp",),
         companion_folder=f"{layout.ASSETS}/",
-        commit_member=layout.COMMITTED,
+        commit_members=(layout.COMMITTED,),
         options={
             "zarr": Option("2", "version of zarr", ("2", "3")),
             "ocdbt": Option(default=True, help="one OCDBT database rather than one folder per array"),

@@ -1,0 +1,107 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wherry.convert import Target
+
+as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
+memory = click.option("--memory", default="128MiB", show_default=True, help="Budget for bytes in flight.")
+quiet = click.option("--quiet", is_flag=True, help="No progress bar.")
+
+
+def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that say which checkpoint of a run or step is meant."""
+    for option in (
+        click.option("--item", metavar="NAME", help="Item of the step."),
+        click.option("--step", type=int, help="Step of the run; the newest complete one by default."),
+        click.option(
+            "--from", "format", metavar="FORMAT", help="Source format, where detection would not decide so."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def conversion(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that `plan` and `convert` share."""
+    for option in (
+        click.option("--verify", type=click.Choice(["digest", "none"]), default="digest", show_default=True,
+                     help="Read the target back before the commit."),
+        click.option("--ignore", metavar="RULES", default="",
+                     help="Leave behind by name what the target cannot hold: values, empties, companions."),
+        click.option("--only", type=click.Choice(["params"]), help="Carry the parameters alone."),
+        memory,
+        click.option("--set", "set_", multiple=True, metavar="NAME=VALUE",
+                     help="Option of the target format; `wherry formats NAME` lists them."),
+    ):  # fmt: skip
+        function = option(function)
+    return chosen(function)
+
+
+def writing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of `convert` alone."""
+    for option in (
+        click.option("--dry-run", is_flag=True, help="The same as `wherry plan`."),
+        click.option("--no-lineage", is_flag=True, help="Do not record the conversion in the ledger."),
+        click.option("--meta", multiple=True, metavar="KEY=VALUE", help="Keep in the manifest."),
+        click.option("--as-step", type=int, help="Step to write, where the source states none."),
+        click.option("--into", is_flag=True, help="TARGET is a run: make the step folder inside it."),
+        click.option("--if-exists", type=click.Choice(["fail", "skip", "resume"]), default="resume",
+                     show_default=True,
+                     help="Accept nothing at TARGET, anything that wherry wrote, or the result of this same "
+                          "conversion."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def settings(pairs: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE words as a mapping.
+
+    Raises:
+        UsageError: a word without `=`.
+    """
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"not NAME=VALUE: {pair!r}")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def rules(text: str) -> tuple[str, ...]:
+    """Comma-separated words."""
+    return tuple(rule.strip() for rule in text.split(",") if rule.strip())
+
+
+def matched_targets(uris: Sequence[str], formats: Sequence[str], options: dict[str, str]) -> list[Target]:
+    """Each target with its format and those of the options that the format takes.
+
+    Raises:
+        UsageError: their numbers differ, or an option is none of any target's.
+    """
+    from wherry.convert import Target
+    from wherry.mapping import TREE_OPTIONS
+    from wherry.registry import find_format
+
+    if len(uris) != len(formats):
+        raise UsageError(
+            f"{len(uris)} targets and {len(formats)} formats", cure="say --to FORMAT once for each target"
+        )
+    taken = {name: {*find_format(name).options, *TREE_OPTIONS} for name in formats}
+    unknown = sorted(set(options) - set[str]().union(*taken.values()))
+    if unknown:
+        raise UsageError(
+            f"{' and '.join(formats)} has no option {', '.join(unknown)}", cure="see `wherry formats NAME`"
+        )
+    return [
+        Target(uri, name, {key: value for key, value in options.items() if key in taken[name]})
+        for uri, name in zip(uris, formats, strict=True)
+    ]
