@@ -50,8 +50,9 @@ class ConvertSpec(BaseModel):
     )
     memory: str = Field(default="128MiB", description="Budget of what is in flight.")
     into: bool = Field(default=False, description="The target is a run; make the step folder inside it.")
-    if_exists: Literal["fail", "skip"] = Field(
-        default="fail", description="For a target that is not the result of this same conversion."
+    if_exists: Literal["fail", "skip", "resume"] = Field(
+        default="resume",
+        description="Accept nothing at the target, anything that wherry wrote, or the result of this conversion.",
     )
     read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
     verify: Literal["none", "structure", "present", "digest"] = Field(

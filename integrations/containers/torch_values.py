@@ -16,7 +16,7 @@ from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.integrations.containers.inert_values import Attributes, Global, Rules, dict_of, set_of
 
 # torch's dtype → ours, and the name of its typed storage where it has one.
-_DTYPES: tuple[tuple[str, str, str], ...] = (
+DTYPES: tuple[tuple[str, str, str], ...] = (
     ("float64", "float64", "DoubleStorage"),
     ("float32", "float32", "FloatStorage"),
     ("float16", "float16", "HalfStorage"),
@@ -39,8 +39,8 @@ _DTYPES: tuple[tuple[str, str, str], ...] = (
     ("float8_e5m2fnuz", "float8_e5m2fnuz", ""),
     ("float8_e8m0fnu", "float8_e8m0fnu", ""),
 )
-_OURS = {torch: ours for torch, ours, _ in _DTYPES}
-_OF_STORAGE = {storage: ours for _, ours, storage in _DTYPES if storage}
+_OURS = {torch: ours for torch, ours, _ in DTYPES}
+_OF_STORAGE = {storage: ours for _, ours, storage in DTYPES if storage}
 _UNTYPED = "UntypedStorage"
 _NUMPY = (
     "numpy.core.multiarray",
@@ -197,7 +197,7 @@ RULES = Rules(
         ("builtins", "frozenset"): set_of,
         ("argparse", "Namespace"): lambda _args: Attributes(),
         **{("torch", storage): None for storage in _OF_STORAGE},
-        **{("torch", torch): None for torch, _, _ in _DTYPES},
+        **{("torch", torch): None for torch, _, _ in DTYPES},
     },
     persistent=_storage,
     refusal=_refusal,

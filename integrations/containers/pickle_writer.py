@@ -1,0 +1,132 @@
+"""Emits pickles of protocol 2 by hand, so that the same values give the same bytes on any Python.
+
+Only what checkpoints need: plain scalars and containers, globals by name, calls of them, and objects that are made
+empty and given a state. Globals and repeated words are remembered in the memo; nothing else is, because Python's
+own memo depends on the identity of objects. Torch's `weights_only=True` reader knows every opcode used here.
+Source of the opcodes: the documentation strings of CPython's `pickletools`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_U1, _U2, _I4, _U4 = 1 << 8, 1 << 16, 1 << 31, struct.Struct("<I")
+
+
+class PickleWriter:
+    """One pickle; `done` gives its bytes."""
+
+    def __init__(self) -> None:
+        self._out = bytearray(b"\x80\x02")
+        self._memo: dict[object, bytes] = {}
+
+    def raw(self, opcodes: bytes) -> None:
+        """Opcodes as they are."""
+        self._out += opcodes
+
+    def name(self, module: str, name: str) -> None:
+        """A global."""
+        self._remembered((module, name), lambda: f"c{module}\n{name}\n".encode())
+
+    def word(self, text: str) -> None:
+        """A string that comes again."""
+        self._remembered(text, lambda: _text(text))
+
+    def value(self, value: Any) -> None:
+        """A plain value: None, bool, int, float, str, list, tuple, or dict of such.
+
+        Raises:
+            UnsupportedError: it is of another type.
+        """
+        if isinstance(value, dict):
+            self.mapping((key, lambda item=item: self.value(item)) for key, item in value.items())
+        elif isinstance(value, list):
+            self.sequence([lambda item=item: self.value(item) for item in value])
+        elif isinstance(value, tuple):
+            self.tuple_of(value)
+        else:
+            self._out += _scalar(value)
+
+    def tuple_of(self, items: tuple[Any, ...]) -> None:
+        """A tuple of plain values."""
+        short = {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}.get(len(items))
+        self._out += b"" if short else b"("
+        for item in items:
+            self.value(item)
+        self._out += short or b"t"
+
+    def mapping(self, items: Iterable[tuple[Any, Callable[[], None]]]) -> None:
+        """A dict: each key a plain value, or a function that emits it, with a function that emits the value."""
+        self._out += b"}("
+        empty = len(self._out)
+        for key, emit in items:
+            key() if callable(key) else self.value(key)
+            emit()
+        if len(self._out) == empty:
+            del self._out[-1:]
+        else:
+            self._out += b"u"
+
+    def sequence(self, emits: list[Callable[[], None]]) -> None:
+        """A list, each item emitted by a function."""
+        self._out += b"](" if emits else b"]"
+        for emit in emits:
+            emit()
+        self._out += b"e" if emits else b""
+
+    def state(self, module: str, name: str, fields: Iterable[tuple[str, Callable[[], None]]]) -> None:
+        """An object of a class, made empty and given attributes."""
+        self.name(module, name)
+        self._out += b")\x81"
+        self.mapping((lambda word=word: self.word(word), emit) for word, emit in fields)
+        self._out += b"b"
+
+    def done(self) -> bytes:
+        """The whole pickle."""
+        return bytes(self._out) + b"."
+
+    def _remembered(self, key: object, emit: Callable[[], bytes]) -> None:
+        if key in self._memo:
+            self._out += self._memo[key]
+            return
+        at = len(self._memo)
+        self._memo[key] = b"h" + bytes([at]) if at < _U1 else b"j" + _U4.pack(at)
+        self._out += emit() + (b"q" + bytes([at]) if at < _U1 else b"r" + _U4.pack(at))
+
+
+def _text(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return b"X" + _U4.pack(len(data)) + data
+
+
+def _scalar(value: Any) -> bytes:
+    if value is None:
+        return b"N"
+    if isinstance(value, bool):
+        return b"\x88" if value else b"\x89"
+    if isinstance(value, int):
+        return _integer(value)
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    if isinstance(value, str):
+        return _text(value)
+    raise UnsupportedError(f"a {type(value).__name__} is not written into pickles")
+
+
+def _integer(value: int) -> bytes:
+    if 0 <= value < _U1:
+        return b"K" + bytes([value])
+    if 0 <= value < _U2:
+        return b"M" + struct.pack("<H", value)
+    if -_I4 <= value < _I4:
+        return b"J" + struct.pack("<i", value)
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    if len(data) >= _U1:
+        raise UnsupportedError(f"an integer of {len(data)} bytes is not written into pickles")
+    return b"\x8a" + bytes([len(data)]) + data

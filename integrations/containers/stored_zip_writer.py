@@ -1,0 +1,159 @@
+"""Lays out zip archives as torch writes them, before the first byte of a tensor is there.
+
+Everything but the CRCs of the data is known beforehand, so the place of every byte is. Members are stored; flags
+0x0808 (sizes follow in a descriptor, names are UTF-8); version and date fields zero; the local header has no sizes
+(or, from 4 GiB on, zip64 ones), an extra field of id 0x4246 filled with `Z` pads so that data begins at a multiple
+of 64 from the archive's start; the descriptor has 8-byte sizes for zip64 members. The zip64 end record and locator
+are always there. torch's own C++ reader and its offset arithmetic (`calculate_storage_offsets`) rely on exactly this.
+Source: caffe2/serialize/inline_container.cc of torch 2.13, observed; APPNOTE 6.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wherry.keypath import KeyPath
+
+ALIGNMENT = 64
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR = struct.Struct("<4sIQI")
+_FLAGS = 0x0808
+_FULL, _MANY = 0xFFFFFFFF, 0xFFFF
+_ZIP64, _PADDING = 0x0001, 0x4246
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One member that will be written: small bytes that are known, or the data of a tensor.
+
+    Attributes:
+        name: its name in the archive.
+        data: its bytes; None for a tensor's.
+        size: how many.
+        path: key path of the tensor.
+    """
+
+    name: str
+    data: bytes | None
+    size: int
+    path: KeyPath | None = None
+
+    @property
+    def wide(self) -> bool:
+        """Whether it needs zip64."""
+        return self.size >= _FULL
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A record with its place: offsets of local header and data from the archive's start."""
+
+    record: Record
+    header: int
+    data: int
+
+    @property
+    def stop(self) -> int:
+        """End of its data."""
+        return self.data + self.record.size
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePlan:
+    """An archive that will be written.
+
+    Attributes:
+        start: its offset in the file.
+        slots: its members, in order.
+        directory: offset of the central directory from the archive's start.
+        length: bytes of all of it.
+    """
+
+    start: int
+    slots: tuple[Slot, ...]
+    directory: int
+    length: int
+
+
+def small(name: str, data: bytes) -> Record:
+    """A record whose bytes are known."""
+    return Record(name, data, len(data))
+
+
+def lay_out(records: Sequence[Record], start: int = 0) -> ArchivePlan:
+    """Give every record its place."""
+    slots: list[Slot] = []
+    position = 0
+    for record in records:
+        fixed = position + _LOCAL.size + len(record.name.encode()) + (20 if record.wide else 0) + 4
+        slots.append(Slot(record, position, -(-fixed // ALIGNMENT) * ALIGNMENT))
+        position = slots[-1].stop + len(_descriptor(record, 0))
+    entries = sum(len(_entry(slot, 0)) for slot in slots)
+    end = _END64.size + _LOCATOR.size + _END.size
+    return ArchivePlan(start, tuple(slots), position, position + entries + end)
+
+
+def frame(plan: ArchivePlan, crcs: Mapping[KeyPath, int]) -> Iterator[tuple[int, bytes]]:
+    """Every byte of an archive that is not a tensor's, as runs with their offsets in the file.
+
+    Args:
+        plan: the archive.
+        crcs: CRC-32 of each tensor's data.
+    """
+    at, run = 0, bytearray()
+    directory = bytearray()
+    for slot in plan.slots:
+        record = slot.record
+        run += _header(slot)
+        if record.data is None:
+            assert record.path is not None
+            yield plan.start + at, bytes(run)
+            at, run, crc = slot.stop, bytearray(), crcs[record.path]
+        else:
+            run += record.data
+            crc = crc32(record.data)
+        run += _descriptor(record, crc)
+        directory += _entry(slot, crc)
+    yield plan.start + at, bytes(run + directory + _ending(plan, len(directory)))
+
+
+def _header(slot: Slot) -> bytes:
+    record, name = slot.record, slot.record.name.encode()
+    wide = struct.pack("<2H2Q", _ZIP64, 16, record.size, record.size) if record.wide else b""
+    said = _FULL if record.wide else 0
+    padding = slot.data - slot.header - _LOCAL.size - len(name) - len(wide) - 4
+    extra = wide + struct.pack("<2H", _PADDING, padding) + b"Z" * padding
+    return _LOCAL.pack(b"PK\x03\x04", 0, _FLAGS, 0, 0, 0, 0, said, said, len(name), len(extra)) + name + extra
+
+
+def _descriptor(record: Record, crc: int) -> bytes:
+    return struct.pack("<4sI2Q" if record.wide else "<4s3I", b"PK\x07\x08", crc, record.size, record.size)
+
+
+def _entry(slot: Slot, crc: int) -> bytes:
+    record, name = slot.record, slot.record.name.encode()
+    far = slot.header >= _FULL
+    numbers = [record.size, record.size] * record.wide + [slot.header] * far
+    extra = struct.pack(f"<2H{len(numbers)}Q", _ZIP64, 8 * len(numbers), *numbers) if numbers else b""
+    size, header = (_FULL if record.wide else record.size), (_FULL if far else slot.header)
+    fixed = (b"PK\x01\x02", 0, 0, _FLAGS, 0, 0, 0, crc, size, size, len(name), len(extra), 0, 0, 0, 0, header)
+    return _CENTRAL.pack(*fixed) + name + extra
+
+
+def _ending(plan: ArchivePlan, size: int) -> bytes:
+    count, begin = len(plan.slots), plan.directory
+    # A record of version 4.5 from version 3.0 (torch writes 0x031e); its length leaves out the first 12 bytes.
+    wide = _END64.pack(b"PK\x06\x06", _END64.size - 12, 0x031E, 0x2D, 0, 0, count, count, size, begin)
+    locator = _LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)
+    few = min(count, _MANY)
+    end = _END.pack(b"PK\x05\x06", 0, 0, few, few, min(size, _FULL), min(begin, _FULL), 0)
+    return wide + locator + end

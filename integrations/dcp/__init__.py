@@ -1,0 +1,1 @@
+"""PyTorch's distributed checkpoints (DCP): their metadata, their items, and a writer, all without torch."""
