@@ -13,16 +13,20 @@ from wherry.detection import Detection, Evidence
 from wherry.errors import UnsupportedError, WherryError
 from wherry.format import Format, Holds, Opened
 from wherry.integrations.containers.stored_zip import LOCAL_MAGIC, first_name, read_directory
+from wherry.integrations.containers.torch_object import build, pickled
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.containers.torch_zip import CONSTANTS, PICKLE, read_archive, roots
+from wherry.integrations.containers.torch_zip_writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.manifest import Manifest
 from wherry.store import Entry
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from wherry.format import Glimpse
+    from wherry.format import Glimpse, Options
     from wherry.store import Location
+
+VERSION = "zip, version 3"
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
@@ -70,6 +74,11 @@ def _open(location: Location, detection: Detection) -> Opened:
     return Opened(precise, manifest, TorchReader(location, archive.placed, (member,)))
 
 
+def _create(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
+    archive = pickled(build(manifest, staging.uri))
+    return ArchivesWriter(staging.parent, {staging.name: place_archives([archive])})
+
+
 def _detect_script(glimpse: Glimpse) -> Detection | None:
     if not glimpse.head.startswith(LOCAL_MAGIC):
         return None
@@ -102,10 +111,12 @@ FORMATS = (
         title="torch.save, zip archive",
         detect=_detect,
         open=_open,
-        create=None,
-        holds=Holds(dtypes=frozenset()),
+        create=_create,
+        holds=Holds(dtypes=WRITABLE, values=True, empties=True),
         aliases=("pt", "bin"),
         single_file=True,
+        loaded_by="torch 2.13",
+        version=lambda _manifest, _options: VERSION,
     ),
     Format(
         name="torchscript",
