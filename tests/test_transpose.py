@@ -23,7 +23,9 @@ def test_small_arrays_of_any_rank(data, shape, itemsize):
     check(tuple(shape), itemsize, data.draw(st.permutations(range(len(shape)))))
 
 
-@pytest.mark.parametrize("shape", [(300, 257), (5, 200, 131), (129, 3, 140), (2, 130, 5, 64), (40, 40, 2, 33)])
+@pytest.mark.parametrize(
+    "shape", [(300, 257), (5, 200, 131), (129, 3, 140), (2, 130, 5, 64), (40, 40, 2, 33)]
+)
 @pytest.mark.parametrize("itemsize", [2, 8])
 def test_arrays_larger_than_a_tile_in_every_order(shape, itemsize):
     for order in itertools.permutations(range(len(shape))):

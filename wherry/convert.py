@@ -23,13 +23,14 @@ from wherry.progress import Meter, OnProgress
 from wherry.receipt import Receipt, utc_now
 from wherry.registry import find_format
 from wherry.sidecar import read_sidecar
-from wherry.store import Location, locate
+from wherry.store import locate
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
     from wherry.format import Format, Options
+    from wherry.location import Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,14 @@ from wherry.keypath import render
 from wherry.registry import find_format, formats
 from wherry.staging import is_staging
 from wherry.steps import Step, step_number, steps_among
-from wherry.store import Location, locate
+from wherry.store import locate
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
     from wherry.format import Format, Reader
+    from wherry.location import Location
 
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")

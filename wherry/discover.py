@@ -15,7 +15,7 @@ from wherry.errors import AmbiguousError, NotFoundError
 from wherry.format import Glimpse
 from wherry.registry import formats
 from wherry.staging import is_staging
-from wherry.store import Entry, Location, locate
+from wherry.store import locate
 
 if TYPE_CHECKING:
     import os
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from wherry.detection import Detection
     from wherry.format import Format
+    from wherry.location import Entry, Location
 
 
 class Skipped(NamedTuple):

@@ -17,9 +17,9 @@ from wherry.sidecar import Sidecar, read_sidecar
 from wherry.store import locate
 
 if TYPE_CHECKING:
+    from wherry.location import Location
     from wherry.plan import Plan
     from wherry.receipt import Receipt
-    from wherry.store import Location
 
 CHOICES = ("fail", "skip", "resume")
 

@@ -13,7 +13,7 @@ from wherry.digest import sha256_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wherry.store import Entry, Location
+    from wherry.location import Entry, Location
 
 
 def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = True) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wherry.detection import Detection
     from wherry.keypath import KeyPath
-    from wherry.store import Entry, Location
+    from wherry.location import Entry, Location
     from wherry.tensorspec import Region, Span, TensorSpec
 
 Options: TypeAlias = Mapping[str, Any]

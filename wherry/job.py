@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from wherry.format import Format, Writer
     from wherry.keypath import KeyPath
+    from wherry.location import Location
     from wherry.manifest import Companion, Manifest
     from wherry.plan import Plan
     from wherry.progress import OnProgress
-    from wherry.store import Location
     from wherry.tensorspec import TensorSpec
 
 

@@ -22,7 +22,7 @@ from wherry.receipt import CheckpointRef, Receipt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.store import Location
+    from wherry.location import Location
 
 FOLDER_NAME = "wherry.json"
 SCHEMA = 1

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Self
 
 from wherry.errors import TargetExistsError, UsageError, WherryError, storage_error
 from wherry.lease import Lease
-from wherry.store import Location
-from wherry.stores import LocalStore
+from wherry.location import Location
+from wherry.store import LocalStore
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wherry.format import Absent
     from wherry.integrations.containers.safetensors import Header
     from wherry.keypath import KeyPath
-    from wherry.store import Entry, Location
+    from wherry.location import Entry, Location
     from wherry.tensorspec import Region
 
 

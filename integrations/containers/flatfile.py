@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, storage_error
+from wherry.staging import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -82,7 +83,7 @@ class FlatFiles:
         """
         self.sync()
         self._checked(lambda: [self._guarded(name, os.fsync) for name in self._names])
-        self._checked(lambda: _sync_folder(self._folder))
+        self._checked(lambda: sync_folder(self._folder))
 
     def close(self) -> None:
         """Close every descriptor."""
@@ -142,11 +143,3 @@ def _write_all(descriptor: int, offset: int, view: memoryview) -> None:
 def _settle(descriptor: int, low: int, high: int) -> None:
     os.fdatasync(descriptor)
     os.posix_fadvise(descriptor, low, high - low, os.POSIX_FADV_DONTNEED)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

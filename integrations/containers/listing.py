@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import tensorstore as ts
 
-    from wherry.store import Location
+    from wherry.location import Location
 
 _METADATA_SUFFIXES = tuple(METADATA_NAMES.values())
 _MAX_HEIGHT = 16

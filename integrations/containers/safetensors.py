@@ -29,7 +29,7 @@ from wherry.keypath import render
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
-    from wherry.store import Location
+    from wherry.location import Location
     from wherry.tensorspec import TensorSpec
 
 MAX_HEADER = 100_000_000

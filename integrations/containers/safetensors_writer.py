@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from wherry.keypath import KeyPath
-    from wherry.store import Location
+    from wherry.location import Location
     from wherry.tensorspec import Region
 
 METADATA_FORMAT = Option("pt", "the `format` word of `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))

@@ -20,7 +20,7 @@ from wherry.errors import CorruptError, HostileError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.store import Location
+    from wherry.location import Location
 
 LOCAL_MAGIC = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -62,13 +62,16 @@ def first_name(head: bytes) -> str:
     return head[_LOCAL.size : _LOCAL.size + length].decode("utf-8", "replace")
 
 
-def read_directory(location: Location, start: int = 0, stop: int | None = None) -> Directory:
+def read_directory(
+    location: Location, start: int = 0, stop: int | None = None, tail: int = _TAIL
+) -> Directory:
     """Read the central directory of an archive.
 
     Args:
         location: the file.
         start: where the archive begins in it.
         stop: where it ends; the file's end by default.
+        tail: how many bytes before the end are searched for the end record.
 
     Raises:
         CorruptError: there is none, as when the file was cut, or it contradicts itself.
@@ -76,7 +79,7 @@ def read_directory(location: Location, start: int = 0, stop: int | None = None) 
     """
     entry = location.stat()
     end = (entry.size if entry else 0) if stop is None else stop
-    offset, size, count = _end_record(location, start, end)
+    offset, size, count = _end_record(location, max(end - tail, start), start, end)
     if size > _LARGEST_DIRECTORY or not start <= offset <= offset + size <= end:
         raise _corrupt(f"its directory of {size} bytes at {offset} is not inside", location)
     data = location.read(offset, offset + size)
@@ -94,9 +97,8 @@ def read_directory(location: Location, start: int = 0, stop: int | None = None) 
     return Directory(members, offset)
 
 
-def _end_record(location: Location, start: int, end: int) -> tuple[int, int, int]:
+def _end_record(location: Location, base: int, start: int, end: int) -> tuple[int, int, int]:
     """Offset of the directory in the file, its bytes, and its members."""
-    base = max(end - _TAIL, start)
     tail = location.read(base, end)
     found = tail.rfind(b"PK\x05\x06")
     if found < 0 or len(tail) - found < _END.size:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wherry.format import Absent
     from wherry.integrations.containers.torch_zip import PlacedTensor
     from wherry.keypath import KeyPath
-    from wherry.store import Entry, Location
+    from wherry.location import Entry, Location
     from wherry.tensorspec import Region, TensorSpec
 
 

@@ -27,7 +27,7 @@ from wherry.tensorspec import TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.store import Location
+    from wherry.location import Location
 
 PICKLE = "/data.pkl"
 CONSTANTS = "/constants.pkl"
@@ -50,6 +50,7 @@ class PlacedTensor:
         strides: in elements.
         dtype: our name.
         big_endian: whether the storage is.
+        crc: CRC-32 of the storage; 0 where none was taken.
     """
 
     file: Location
@@ -60,6 +61,7 @@ class PlacedTensor:
     strides: tuple[int, ...]
     dtype: str
     big_endian: bool
+    crc: int = 0
 
     @property
     def raw(self) -> bool:
@@ -108,23 +110,43 @@ def read_archive(location: Location) -> Archive:
         HostileError: a global that is not allowed, hidden members, sizes that no file has.
         CorruptError: it is cut, or contradicts itself.
     """
-    directory = read_directory(location)
+    archive = read_object(location, read_directory(location), {})
+    if not archive.placed:
+        raise NotACheckpointError(
+            "a torch file without tensors", uri=location.uri, cure="give the file of the weights"
+        )
+    _require_honest_size(archive.placed, location)
+    return archive
+
+
+def read_object(location: Location, directory: Directory, known: dict[bytes, Tree]) -> Archive:
+    """Interpret the pickle of an archive, which may hold no tensor, and lie anywhere in its file.
+
+    Args:
+        location: the file.
+        directory: the archive's members.
+        known: trees of pickles that were interpreted before, by their bytes; this one is added.
+
+    Raises:
+        NotACheckpointError, UnsupportedError, HostileError, CorruptError: as `read_archive`.
+    """
     root = _root(directory, location)
     data = _pickle(directory, root, location)
+    tree = known.get(data)
+    if tree is None:
+        tree = known[data] = _tree(data, location)
+    placer = _Placer(location, directory, root)
+    placed = {path: placer.place(path, tensor) for path, tensor in tree.tensors.items()}
+    return Archive(tree, placed, _specs(placed), _note(directory, f"{root}/version", location))
+
+
+def _tree(data: bytes, location: Location) -> Tree:
     value, end = load(data, RULES, location.uri)
     if end != len(data):
         raise CorruptError(
             f"{len(data) - end} bytes after the pickle", uri=location.uri, cure="restore the file"
         )
-    tree = flatten(value, len(data))
-    if not tree.tensors:
-        raise NotACheckpointError(
-            "a torch file without tensors", uri=location.uri, cure="give the file of the weights"
-        )
-    placer = _Placer(location, directory, root)
-    placed = {path: placer.place(path, tensor) for path, tensor in tree.tensors.items()}
-    _require_honest_size(placed, location)
-    return Archive(tree, placed, _specs(placed), _note(directory, f"{root}/version", location))
+    return flatten(value, len(data))
 
 
 def _root(directory: Directory, location: Location) -> str:
@@ -177,7 +199,7 @@ class _Placer:
             raise UnsupportedError(
                 f"{len(tensor.shape)} dimensions", uri=self._location.uri, path=render(path)
             )
-        start, length = self._storage(path, tensor.storage)
+        start, length, crc = self._storage(path, tensor.storage)
         width = dtypes.bits(tensor.dtype) // 8
         last = tensor.offset + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.strides, strict=True))
         if math.prod(tensor.shape) and (last + 1) * width > length:
@@ -189,10 +211,10 @@ class _Placer:
             )
         shape, strides = tensor.shape, tensor.strides
         return PlacedTensor(
-            self._location, start, length, tensor.offset, shape, strides, tensor.dtype, self._big
+            self._location, start, length, tensor.offset, shape, strides, tensor.dtype, self._big, crc
         )
 
-    def _storage(self, path: KeyPath, storage: Storage) -> tuple[int, int]:
+    def _storage(self, path: KeyPath, storage: Storage) -> tuple[int, int, int]:
         name = f"{self._root}/data/{storage.key}"
         member = self._directory.members.get(name)
         size = storage.elements * (dtypes.bits(storage.dtype) // 8 if storage.dtype else 1)
@@ -203,7 +225,7 @@ class _Placer:
             )
         if name not in self._starts:
             self._starts[name] = self._inside(data_offset(self._location, member), size, name)
-        return self._starts[name], size
+        return self._starts[name], size, member.crc
 
     def _inside(self, start: int, size: int, name: str) -> int:
         if start + size > self._directory.start:

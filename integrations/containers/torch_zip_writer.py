@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from wherry.integrations.containers.pickle_writer import PickleWriter
     from wherry.keypath import KeyPath
-    from wherry.store import Location
+    from wherry.location import Location
     from wherry.tensorspec import Region, TensorSpec
 
 ROOT = "archive"

@@ -8,39 +8,111 @@ Source: torch/distributed/checkpoint/filesystem.py of torch 2.13, and its files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from wherry.errors import CorruptError, HostileError
-from wherry.integrations.containers.inert_pickle import load
-from wherry.integrations.containers.stored_zip import (
-    Directory,
-    Member,
-    data_offset,
-    read_directory,
-    read_member,
-)
-from wherry.integrations.containers.torch_values import RULES, TorchTensor
-from wherry.integrations.containers.torch_zip import PICKLE, PlacedTensor, place_tensor, roots
-from wherry.store import Location
+from wherry.errors import CorruptError, IncompleteError, NotACheckpointError, NotFoundError
+from wherry.integrations.containers.stored_zip import read_directory
+from wherry.integrations.containers.torch_zip import Archive, PlacedTensor, read_object
+from wherry.location import Entry, Location
 
 if TYPE_CHECKING:
+    from wherry.integrations.containers.torch_tree import Tree
     from wherry.integrations.dcp.metadata import Stored
-    from wherry.store import Capabilities, Entry, Store
+    from wherry.location import Store
 
-_HEAD, _END = 1 << 10, 1 << 11
-_LARGEST_PICKLE = 1 << 29
+_HEAD, _TAIL = 1 << 10, 1 << 11
 _REMEMBERED = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """An item that was found.
+class _Window:
+    """A store that answers reads inside the two ends of an item from memory, all others from the file."""
 
-    Attributes:
-        value: what its pickle makes; a `TorchTensor` for a chunk.
-        pickle_bytes: length of its pickle.
-        location: its file.
-        directory: its members.
-        root: the folder in its archive.
-    """
+    def __init__(self, store: Store, path: str, stored: Stored, entry: Entry) -> None:
+        self.protocol = store.protocol
+        self.capabilities = store.capabilities
+        self._store = store
+        self._entry = entry
+        self._head_at, stop = stored.offset, stored.offset + stored.length
+        self._head = store.read(path, stored.offset, min(stored.offset + _HEAD, stop))
+        self._tail_at = max(stop - _TAIL, stored.offset)
+        self._tail = store.read(path, self._tail_at, stop)
+
+    def stat(self, path: str) -> Entry | None:
+        """See Store."""
+        del path
+        return self._entry
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store."""
+        return self._store.entries(path)
+
+    def read(self, path: str, start: int, stop: int | None) -> bytes:
+        """See Store."""
+        for at, held in ((self._tail_at, self._tail), (self._head_at, self._head)):
+            if at <= start and stop is not None and stop <= at + len(held):
+                return held[start - at : stop - at]
+        return self._store.read(path, start, stop)
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """See Store."""
+        return self._store.readinto(path, start, buffer)
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
+        """See Store."""
+        self._store.put(path, data, create_only=create_only)
+
+
+class Items:
+    """The items of one checkpoint."""
+
+    def __init__(self, folder: Location, files: dict[str, Entry]) -> None:
+        """Take the folder and those of its `.distcp` files that are there."""
+        self._folder = folder
+        self._files = files
+        self._known: dict[bytes, Tree] = {}
+
+    def read(self, stored: Stored, name: str) -> Archive:
+        """Interpret an item.
+
+        Args:
+            stored: where it lies.
+            name: of the tensor or object, for errors.
+
+        Raises:
+            IncompleteError: its file is not there.
+            CorruptError: it is no archive, or contradicts itself.
+            HostileError, UnsupportedError: as `torch_zip.read_object`.
+        """
+        file = self._folder.member(stored.file)
+        entry = self._files.get(stored.file)
+        if entry is None:
+            raise IncompleteError(
+                f"{stored.file} is not there", uri=self._folder.uri, path=name, cure="restore the file"
+            )
+        if len(self._known) > _REMEMBERED:
+            self._known.clear()
+        try:
+            window = Location(_Window(file.store, file.path, stored, entry), file.path)
+            directory = read_directory(window, stored.offset, stored.offset + stored.length, _TAIL)
+            return read_object(window, directory, self._known)
+        except (CorruptError, NotFoundError) as error:
+            error.path = error.path or name
+            raise
+        except NotACheckpointError as error:
+            raise CorruptError(
+                f"its item is no archive of torch: {error.what}", uri=file.uri, path=name
+            ) from error
+
+    def tensor(self, stored: Stored, name: str) -> PlacedTensor:
+        """A chunk's item.
+
+        Raises:
+            CorruptError: it is not one tensor; and as `read`.
+        """
+        archive = self.read(stored, name)
+        if set(archive.placed) != {()}:
+            raise CorruptError(
+                "its item is not one tensor", uri=self._folder.uri, path=name, cure="restore it"
+            )
+        return replace(archive.placed[()], file=self._folder.member(stored.file))

@@ -21,7 +21,7 @@ from wherry.integrations.containers.torch_values import DTYPES
 from wherry.integrations.dcp.pickled import METADATA_RULES, OLD_PROPERTIES
 
 if TYPE_CHECKING:
-    from wherry.store import Location
+    from wherry.location import Location
 
 _OURS = {torch: ours for torch, ours, _ in DTYPES}
 _PROPERTIES = (5, 6)

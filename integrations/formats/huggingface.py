@@ -33,7 +33,7 @@ from wherry.units import parse_size
 
 if TYPE_CHECKING:
     from wherry.format import Options
-    from wherry.store import Entry, Location
+    from wherry.location import Entry, Location
 
 _CONSOLIDATED = "consolidated safetensors"
 _CONSOLIDATOR = "torch HuggingFaceStorageWriter"

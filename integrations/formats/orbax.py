@@ -22,8 +22,8 @@ from wherry.steps import step_number
 
 if TYPE_CHECKING:
     from wherry.format import Options, Writer
+    from wherry.location import Location
     from wherry.manifest import Manifest
-    from wherry.store import Location
 
 _STEP_ITEM = "default"
 _RENAMELESS = ("gs", "gcs", "s3")

@@ -20,12 +20,12 @@ from wherry.integrations.containers.safetensors_writer import (
     SafetensorsWriter,
     kept_metadata,
 )
+from wherry.location import Entry
 from wherry.manifest import Manifest
-from wherry.store import Entry
 
 if TYPE_CHECKING:
     from wherry.format import Glimpse, Options
-    from wherry.store import Location
+    from wherry.location import Location
 
 SUFFIX = ".safetensors"
 VERSION = "single file"

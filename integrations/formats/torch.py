@@ -17,14 +17,14 @@ from wherry.integrations.containers.torch_object import build, pickled
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.containers.torch_zip import CONSTANTS, PICKLE, read_archive, roots
 from wherry.integrations.containers.torch_zip_writer import WRITABLE, ArchivesWriter, place_archives
+from wherry.location import Entry
 from wherry.manifest import Manifest
-from wherry.store import Entry
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
     from wherry.format import Glimpse, Options
-    from wherry.store import Location
+    from wherry.location import Location
 
 VERSION = "zip, version 3"
 

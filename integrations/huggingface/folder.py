@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from wherry.detection import Evidence
 from wherry.errors import CorruptError, IncompleteError
 from wherry.integrations.huggingface.weights import ADAPTER_CONFIG, CONFIG, find_weights, is_weights
+from wherry.location import Entry
 from wherry.sidecar import FOLDER_NAME
 from wherry.steps import step_number
-from wherry.store import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from wherry.store import Location
+    from wherry.location import Location
 
 _TRAINER = "trainer_state.json"
 _LARGEST_CONFIG = 16 << 20

@@ -20,7 +20,7 @@ from wherry.integrations.containers.flat_reader import placed_tensors
 from wherry.integrations.containers.torch_zip import PlacedTensor, read_archive
 from wherry.integrations.huggingface.folder import read_json
 from wherry.keypath import render
-from wherry.store import Entry
+from wherry.location import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from wherry.format import Extent
     from wherry.integrations.huggingface.weights import Weights
     from wherry.keypath import KeyPath
+    from wherry.location import Location
     from wherry.manifest import Value
-    from wherry.store import Location
     from wherry.tensorspec import TensorSpec
 
 _LARGEST_INDEX = 1 << 29

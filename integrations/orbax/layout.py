@@ -20,7 +20,7 @@ from wherry.format import Glimpse
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.store import Location
+    from wherry.location import Location
 
 JsonObject: TypeAlias = dict[str, Any]
 

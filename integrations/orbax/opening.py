@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import tensorstore as ts
 
     from wherry.integrations.containers.listing import Listing
-    from wherry.store import Location
+    from wherry.location import Location
 
 _FETCH_AGAIN = "copy the checkpoint again, or use another step"
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from wherry.integrations.containers.listing import Listing
     from wherry.keypath import KeyPath
-    from wherry.store import Entry, Location
+    from wherry.location import Entry, Location
 
 _OPEN_ARRAYS = 64
 _NAMED_PER_TENSOR = 1000

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wherry.detection import Kind
+    from wherry.location import Location
     from wherry.manifest import Manifest
-    from wherry.store import Location
 
 SEQUENCE, MAPPING = 1, 2
 _ARRAY_TYPES = frozenset({"jax.Array", "np.ndarray", "scalar"})

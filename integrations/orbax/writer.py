@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wherry.format import Options
+    from wherry.location import Location
     from wherry.manifest import Manifest
-    from wherry.store import Location
 
 _OPEN_ARRAYS = 64
 _PROCESS = f"{layout.PROCESS_PREFIX}0"

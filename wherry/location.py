@@ -1,0 +1,178 @@
+"""Location: a path in a store, and what a store must be able to say of itself.
+
+What a store can do is declared, not guessed (restic's `Properties`): whether a rename can refuse to overwrite,
+whether a put can be create-only, whether byte ranges can be read and written. `wherry.store` has the stores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from wherry.errors import HostileError, NotFoundError, storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can do.
+
+    Attributes:
+        atomic_rename: a folder appears under its final name in one step that cannot overwrite.
+        create_only_put: an object can be created on the condition that it does not exist yet.
+        ranged_writes: bytes can be written at any offset of a file.
+        local: paths are paths of this machine's file system.
+    """
+
+    atomic_rename: bool
+    create_only_put: bool
+    ranged_writes: bool
+    local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file or folder: its name within its parent (or its relative path), size and change mark."""
+
+    name: str
+    size: int
+    is_dir: bool
+    mark: str = ""
+
+
+class Store(Protocol):
+    """The operations that the rest of wherry may rely on; paths are absolute within the store."""
+
+    protocol: str
+    capabilities: Capabilities
+
+    def stat(self, path: str) -> Entry | None:
+        """The entry at a path, following links, or None."""
+        ...
+
+    def entries(self, path: str) -> list[Entry]:
+        """Children of a folder, sorted by name."""
+        ...
+
+    def read(self, path: str, start: int, stop: int | None) -> bytes:
+        """Bytes [start, stop) of a file; fewer where the file ends earlier."""
+        ...
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """Fill a buffer from an offset; the number of bytes that the file had."""
+        ...
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
+        """Write a small file whole; create-only raises FileExistsError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Location:
+    """A path in a store; what every function of wherry takes once a URI has been read."""
+
+    store: Store
+    path: str
+
+    @property
+    def uri(self) -> str:
+        """The printed form: a bare path for local files, a URI elsewhere."""
+        return self.path if self.store.capabilities.local else f"{self.store.protocol}://{self.path}"
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def parent(self) -> Location:
+        """The folder that holds it."""
+        head = self.path.rstrip("/").rpartition("/")[0]
+        return Location(self.store, head or "/")
+
+    def join(self, name: str) -> Location:
+        """A location below this one; `name` is trusted (`member` is for names that were read from data)."""
+        return Location(self.store, f"{self.path.rstrip('/')}/{name}")
+
+    def member(self, name: str) -> Location:
+        """A location below this one, for a name that was read from checkpoint data.
+
+        Raises:
+            HostileError: the name is absolute, empty, or has a `..` part.
+        """
+        parts = name.split("/")
+        if (
+            not name
+            or name.startswith("/")
+            or "\\" in name
+            or "\0" in name
+            or any(p in ("..", "") for p in parts)
+        ):
+            raise HostileError(
+                f"a file name in the data points outside its folder: {name!r}",
+                uri=self.uri,
+                cure="do not use this checkpoint; it was made or altered to reach other files",
+            )
+        return self.join(name)
+
+    @cached_property
+    def entry(self) -> Entry | None:
+        """What is there, looked up once."""
+        return self.stat()
+
+    def stat(self) -> Entry | None:
+        """What is there now."""
+        try:
+            return self.store.stat(self.path)
+        except OSError as error:
+            raise storage_error(error, self.uri) from error
+
+    def exists(self) -> bool:
+        """Whether anything is there now."""
+        return self.stat() is not None
+
+    def entries(self) -> list[Entry]:
+        """Children, sorted by name; empty for a file or where nothing is."""
+        try:
+            return self.store.entries(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise storage_error(error, self.uri) from error
+
+    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes [start, stop) of the file.
+
+        Raises:
+            NotFoundError: there is no such file.
+            StorageError: the storage failed.
+        """
+        try:
+            return self.store.read(self.path, start, stop)
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise NotFoundError("no such file", uri=self.uri) from error
+        except OSError as error:
+            raise storage_error(error, self.uri) from error
+
+    def put(self, data: bytes) -> None:
+        """Write a small file whole.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        try:
+            self.store.put(self.path, data)
+        except OSError as error:
+            raise storage_error(error, self.uri) from error
+
+    def walk(self, prefix: str = "") -> Iterator[Entry]:
+        """Every file below, with its path relative to this location."""
+        for entry in self.entries():
+            name = f"{prefix}{entry.name}"
+            if entry.is_dir:
+                yield from self.join(entry.name).walk(f"{name}/")
+            else:
+                yield Entry(name, entry.size, is_dir=False, mark=entry.mark)
