@@ -88,3 +88,16 @@ def test_inspect_hashes_are_those_of_the_canonical_bytes(pair):
     for name, array in load_file(pair[0]).items():
         assert found.sha256[name,] == hashlib.sha256(array.tobytes()).hexdigest()
     assert set(found.manifest.digests) == {("w",), ("b",)}
+
+
+def test_damage_is_a_verdict_not_an_error(pair, tmp_path):
+    source, out = pair
+    data = source.read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(data[:-9])
+    found = wherry.verify(tmp_path / "cut.safetensors")
+    assert (found.verdict, found.ok, found.exit_code) == ("corrupt", False, 5)
+    assert found.failed[0].reason
+    (out / "model.safetensors").write_bytes((out / "model.safetensors").read_bytes()[:-9])
+    assert wherry.verify(out, level="digest").exit_code == 5
+    with pytest.raises(NotFoundError):
+        wherry.verify(tmp_path / "nothing")

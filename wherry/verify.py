@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.detect import describe_absent
-from wherry.errors import NotFoundError, UsageError
+from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
 from wherry.hashing import Failure, compare, hash_checkpoint
 from wherry.keypath import render
 from wherry.mapping import recut
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from wherry.progress import OnProgress
 
 LEVELS = ("structure", "present", "digest")
-_EXIT_ALTERED = 9
-_EXIT_DAMAGED = 5
+# verdict → what the command line ends with.
+_EXIT_CODES = {"ok": 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class Verification:
     Attributes:
         uri: what was verified.
         level: how far.
-        verdict: `ok`, `incomplete` (something is not there) or `altered` (bytes are not the recorded ones).
+        verdict: `ok`, `incomplete` (something is not there), `corrupt` (it contradicts itself), `malicious`, or
+            `altered` (bytes are not the recorded ones).
         ok: whether the verdict is `ok`.
         checked: number of tensors.
         failed: those that failed, each with its reason and, where known, the damaged leaf.
@@ -62,13 +63,13 @@ class Verification:
     ok: bool
     checked: int
     failed: tuple[Failure, ...]
-    seconds: float
-    nbytes: int
+    seconds: float = 0.0
+    nbytes: int = 0
 
     @property
     def exit_code(self) -> int:
         """0, or what the command line ends with."""
-        return 0 if self.ok else (_EXIT_DAMAGED if self.verdict == "incomplete" else _EXIT_ALTERED)
+        return _EXIT_CODES[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
         """As `verify --json` prints it."""
@@ -110,29 +111,43 @@ def verify(
     Raises:
         UsageError: an unknown level.
         NotFoundError: level `digest` without a manifest beside the checkpoint and without `against`.
-        DamagedError, HostileError, …: it cannot be opened at all.
+        NotACheckpointError, UnsupportedError, StorageError: it is nothing that can be verified. Damage and hostile
+            data are verdicts here, not errors.
     """
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
     clock = time.monotonic()
-    with open_checkpoint(uri, format=format, step=step, item=item) as checkpoint:
-        missing = () if level == "structure" else tuple(_missing(checkpoint))
-        altered: tuple[Failure, ...] = ()
-        nbytes = 0
-        if not missing and (level == "digest" or against is not None):
-            altered = tuple(_altered(checkpoint, against, parse_size(memory), progress))
-            nbytes = checkpoint.manifest.nbytes
-        verdict = "incomplete" if missing else ("altered" if altered else "ok")
-        return Verification(
-            uri=checkpoint.uri,
-            level=level,
-            verdict=verdict,
-            ok=verdict == "ok",
-            checked=len(checkpoint.manifest.tensors),
-            failed=missing + altered,
-            seconds=round(time.monotonic() - clock, 3),
-            nbytes=nbytes,
+    try:
+        with open_checkpoint(uri, format=format, step=step, item=item) as checkpoint:
+            found = _look(checkpoint, level, against, parse_size(memory), progress)
+    except (DamagedError, HostileError) as error:
+        failure = Failure(error.path or "", error.what)
+        found = Verification(
+            error.uri or str(uri), level, error.verdict, ok=False, checked=0, failed=(failure,)
         )
+    return replace(found, seconds=round(time.monotonic() - clock, 3))
+
+
+def _look(
+    checkpoint: Checkpoint,
+    level: str,
+    against: str | os.PathLike[str] | None,
+    memory: int,
+    progress: OnProgress | None,
+) -> Verification:
+    missing = () if level == "structure" else tuple(_missing(checkpoint))
+    read = not missing and (level == "digest" or against is not None)
+    altered = tuple(_altered(checkpoint, against, memory, progress)) if read else ()
+    verdict = "incomplete" if missing else ("altered" if altered else "ok")
+    return Verification(
+        uri=checkpoint.uri,
+        level=level,
+        verdict=verdict,
+        ok=verdict == "ok",
+        checked=len(checkpoint.manifest.tensors),
+        failed=missing + altered,
+        nbytes=checkpoint.manifest.nbytes if read else 0,
+    )
 
 
 def _missing(checkpoint: Checkpoint) -> Iterator[Failure]:

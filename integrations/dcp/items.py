@@ -28,15 +28,15 @@ _REMEMBERED = 10_000
 class _Window:
     """A store that answers reads inside the two ends of an item from memory, all others from the file."""
 
-    def __init__(self, store: Store, path: str, stored: Stored, entry: Entry) -> None:
-        self.protocol = store.protocol
-        self.capabilities = store.capabilities
-        self._store = store
+    def __init__(self, file: Location, stored: Stored, entry: Entry) -> None:
+        self.protocol = file.store.protocol
+        self.capabilities = file.store.capabilities
+        self._store: Store = file.store
         self._entry = entry
         self._head_at, stop = stored.offset, stored.offset + stored.length
-        self._head = store.read(path, stored.offset, min(stored.offset + _HEAD, stop))
+        self._head = file.read(stored.offset, min(stored.offset + _HEAD, stop))
         self._tail_at = max(stop - _TAIL, stored.offset)
-        self._tail = store.read(path, self._tail_at, stop)
+        self._tail = file.read(self._tail_at, stop)
 
     def stat(self, path: str) -> Entry | None:
         """See Store."""
@@ -93,7 +93,7 @@ class Items:
         if len(self._known) > _REMEMBERED:
             self._known.clear()
         try:
-            window = Location(_Window(file.store, file.path, stored, entry), file.path)
+            window = Location(_Window(file, stored, entry), file.path)
             directory = read_directory(window, stored.offset, stored.offset + stored.length, _TAIL)
             return read_object(window, directory, self._known)
         except (CorruptError, NotFoundError) as error:
@@ -116,3 +116,7 @@ class Items:
                 "its item is not one tensor", uri=self._folder.uri, path=name, cure="restore it"
             )
         return replace(archive.placed[()], file=self._folder.member(stored.file))
+
+    def there(self, stored: Stored) -> bool:
+        """Whether an item's file is there."""
+        return stored.file in self._files

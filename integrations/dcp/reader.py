@@ -1,0 +1,219 @@
+"""Reads the tensors of a DCP checkpoint.
+
+Where a tensor's chunks are contiguous and follow each other in C order (row sharding, or one chunk), the mover reads
+them as raw extents; any other division is assembled region by region. Items are found when they are first asked for.
+A chunk that `read` or `read_bytes` takes whole is compared with the CRC-32 that torch stored beside it; extents are
+not, since their bytes are digested anyway.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from wherry import dtypes
+from wherry.errors import CorruptError, IncompleteError
+from wherry.format import Absent, Extent
+from wherry.integrations.containers.flat_reader import companion_location
+from wherry.integrations.containers.torch_reader import TorchReader
+from wherry.integrations.dcp.chunks import in_order, region_of, uncovered, with_elements
+from wherry.integrations.dcp.metadata import Chunk
+from wherry.tensorspec import TensorSpec, region_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from wherry.integrations.containers.torch_zip import PlacedTensor
+    from wherry.integrations.dcp.items import Items
+    from wherry.integrations.dcp.metadata import Index
+    from wherry.keypath import KeyPath
+    from wherry.store import Entry, Location
+    from wherry.tensorspec import Region
+
+
+class Piece(NamedTuple):
+    """A chunk with the place of its bytes."""
+
+    chunk: Chunk
+    placed: PlacedTensor
+
+
+class DcpReader:
+    """A reader of the engine's protocol."""
+
+    def __init__(
+        self,
+        location: Location,
+        index: Index,
+        items: Items,
+        files: tuple[Entry, ...],
+        inner: Mapping[KeyPath, PlacedTensor],
+        companions: frozenset[str] = frozenset(),
+    ) -> None:
+        """Take an opened checkpoint.
+
+        Args:
+            location: its folder.
+            index: its metadata.
+            items: its items.
+            files: every file of it, names relative to the location.
+            inner: tensors that lie inside objects, by key path.
+            companions: the names among the files that hold no tensors.
+        """
+        self._location = location
+        self._index = index
+        self._items = items
+        self._files = files
+        self._companions = companions
+        self._pieces: dict[KeyPath, tuple[Piece, ...]] = {
+            path: (Piece(Chunk((0,) * len(placed.shape), placed.shape), placed),)
+            for path, placed in inner.items()
+        }
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """See Reader."""
+        words = self._assemble(spec, region, dtypes.numpy_dtype(spec.dtype))
+        return words.reshape(region_shape(region))
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader."""
+        width = dtypes.bits(spec.dtype) // 8
+        return self._assemble(spec, spec.whole, np.dtype(f"V{width}")).tobytes()
+
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """See Reader."""
+        if not spec.size:
+            return ()
+        described = self._index.tensors.get(spec.path[0]) if spec.path not in self._pieces else None
+        if described is not None and not in_order(described.shape, with_elements(described.chunks)):
+            return None
+        pieces = self._placed(spec)
+        if not in_order(spec.shape, [piece.chunk for piece in pieces]):
+            return None
+        if not all(piece.placed.raw for piece in pieces):
+            return None
+        return tuple(_extent(piece) for piece in pieces)
+
+    def absent(self) -> Iterator[Absent]:
+        """See Reader: chunks and objects without an item or file, and parts that no chunk covers."""
+        for name in self._index.objects:
+            reason = self._missing(name, None)
+            if reason is not None:
+                yield Absent((name,), "(object)", reason)
+        for name, described in self._index.tensors.items():
+            chunks = with_elements(described.chunks)
+            for region in uncovered(described.shape, chunks):
+                yield Absent((name,), _text(region), "no chunk covers it")
+            for chunk in chunks:
+                reason = self._missing(name, chunk.offsets)
+                if reason is not None:
+                    yield Absent((name,), _text(region_of(chunk)), reason)
+
+    def companion(self, name: str) -> Location:
+        """See Reader."""
+        return companion_location(self._location, name, self._companions)
+
+    def members(self) -> Iterable[Entry]:
+        """See Reader."""
+        return self._files
+
+    def close(self) -> None:
+        """See Reader; nothing is held."""
+
+    def _missing(self, name: str, offsets: tuple[int, ...] | None) -> str | None:
+        stored = self._index.stored.get((name, offsets))
+        if stored is None:
+            return "no item holds it"
+        return None if self._items.there(stored) else f"{stored.file} is not there"
+
+    def _placed(self, spec: TensorSpec) -> tuple[Piece, ...]:
+        """The chunks of a tensor that have elements, in the order of their offsets."""
+        if spec.path not in self._pieces:
+            described = self._index.tensors[spec.path[0]]
+            self._pieces[spec.path] = tuple(
+                Piece(chunk, self._find(spec, chunk)) for chunk in with_elements(described.chunks)
+            )
+        return self._pieces[spec.path]
+
+    def _find(self, spec: TensorSpec, chunk: Chunk) -> PlacedTensor:
+        stored = self._index.stored.get((spec.path[0], chunk.offsets))
+        if stored is None:
+            raise IncompleteError(f"no item holds its chunk at {chunk.offsets}", path=spec.name)
+        placed = self._items.tensor(stored, spec.name)
+        if (placed.shape, placed.dtype) != (chunk.sizes, spec.dtype):
+            raise CorruptError(
+                f"its chunk at {chunk.offsets} is {placed.dtype}{list(placed.shape)} in {stored.file}, not "
+                f"{spec.dtype}{list(chunk.sizes)}: files of two saves are mixed",
+                uri=self._location.uri,
+                path=spec.name,
+                cure="take another checkpoint",
+            )
+        return placed
+
+    def _assemble(self, spec: TensorSpec, region: Region, dtype: np.dtype) -> np.ndarray:
+        result = np.empty(region_shape(region), dtype)
+        filled = 0
+        if result.size:
+            for piece in self._placed(spec):
+                filled += self._fill(result, region, piece, spec)
+        if filled != result.size:
+            raise IncompleteError("no chunk covers a part of it", uri=self._location.uri, path=spec.name)
+        return result
+
+    def _fill(self, result: np.ndarray, region: Region, piece: Piece, spec: TensorSpec) -> int:
+        """Copy what a chunk has of a region; the number of elements."""
+        offsets, sizes = piece.chunk
+        shared = [
+            (max(part.start, start), min(part.stop, start + extent))
+            for part, start, extent in zip(region, offsets, sizes, strict=True)
+        ]
+        if any(start >= stop for start, stop in shared):
+            return 0
+        inside = tuple(slice(a - start, b - start) for (a, b), start in zip(shared, offsets, strict=True))
+        target = tuple(
+            slice(a - part.start, b - part.start) for (a, b), part in zip(shared, region, strict=True)
+        )
+        data = self._piece(piece, inside, spec, result.dtype)
+        result[target] = data
+        return data.size
+
+    def _piece(self, piece: Piece, inside: Region, spec: TensorSpec, dtype: np.dtype) -> np.ndarray:
+        chunk = TensorSpec(spec.path, piece.chunk.sizes, spec.dtype)
+        reader = TorchReader(self._location, {spec.path: piece.placed}, ())
+        if dtypes.opaque(spec.dtype):
+            data = np.frombuffer(reader.read_bytes(chunk), dtype).reshape(chunk.shape)[inside]
+        else:
+            data = reader.read(chunk, inside).view(dtype)
+        if inside == chunk.whole:
+            self._check(piece.placed, data, spec)
+        return data
+
+    def _check(self, placed: PlacedTensor, data: np.ndarray, spec: TensorSpec) -> None:
+        """Compare a whole chunk with its stored CRC, where its bytes are the whole storage; 0 means none."""
+        whole = placed.raw and placed.length == data.nbytes
+        if whole and placed.crc and crc32(data.tobytes() if data.dtype.kind == "V" else _raw(data)) != placed.crc:
+            raise CorruptError(
+                f"its bytes at {placed.start} do not have the CRC that torch stored",
+                uri=placed.file.uri,
+                path=spec.name,
+                cure="restore the file, or take another checkpoint",
+            )
+
+
+def _raw(data: np.ndarray) -> np.ndarray:
+    return data.reshape(-1).view("u1")
+
+
+def _extent(piece: Piece) -> Extent:
+    placed = piece.placed
+    width = dtypes.bits(placed.dtype) // 8
+    length = width
+    for extent in placed.shape:
+        length *= extent
+    return Extent(placed.file.uri, placed.start + placed.offset * width, length)
+
+
+def _text(region: Region) -> str:
+    return f"[{', '.join(f'{part.start}:{part.stop}' for part in region)}]"
