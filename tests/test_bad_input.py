@@ -124,6 +124,7 @@ def refused(source, target, code, *more):
     done = wherry("convert", source, target, "--to", "orbax", "--json", *more)
     assert done.returncode == code, done.stderr + done.stdout
     assert json.loads(done.stdout)["exit_code"] == code
+    assert json.loads(done.stdout)["stage"] == "convert"
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
     assert snapshot(source) == before

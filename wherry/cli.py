@@ -268,6 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
+    error.stage = error.stage or next((word for word in words if word in cli.commands), None)
     if "--json" in words:
         import json
 
