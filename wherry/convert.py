@@ -23,6 +23,7 @@ from wherry.progress import Meter, OnProgress
 from wherry.receipt import Receipt, utc_now
 from wherry.registry import find_format
 from wherry.sidecar import read_sidecar
+from wherry.spill import Spill
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -168,14 +169,16 @@ def _move(jobs: list[Job], staged: list[Staged]) -> Hashes:
     checkpoint, memory = jobs[0].checkpoint, jobs[0].plan.memory
     wanted = {source for job in jobs for source in job.plan.pairs.values()}
     specs = {path: spec for path, spec in checkpoint.manifest.tensors.items() if path in wanted}
-    carrier = Carrier(
-        reader=checkpoint.reader,
-        specs=specs,
-        pool=Pool(memory),
-        meter=Meter("convert", sum(spec.nbytes for spec in specs.values()), jobs[0].progress),
-        outputs=tuple(one.output for one in staged),
-    )
-    carrier.carry(joint_moves([job.plan for job in jobs]))
+    pool = Pool(memory)
+    with Spill(checkpoint.reader, pool, staged[0].staging.spill) as source:
+        carrier = Carrier(
+            source=source,
+            specs=specs,
+            pool=pool,
+            meter=Meter("convert", sum(spec.nbytes for spec in specs.values()), jobs[0].progress),
+            outputs=tuple(one.output for one in staged),
+        )
+        carrier.carry(joint_moves([job.plan for job in jobs]))
     broken = [one.output.error for one in staged if one.output.error]
     if len(broken) == len(staged):
         raise broken[0]

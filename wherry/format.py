@@ -6,7 +6,8 @@ we write. Everything else (planning, moving, hashing, verifying, committing) is 
 for all.
 
 **Reader.** Given by `open`. Where a tensor's canonical bytes lie raw in files, `extents` names the byte ranges
-in order, and the mover reads them itself; else `read` decodes a region. `absent` is the presence check: it
+in order, and the mover reads them itself; else `read` decodes a region. Chunks that are too large to be decoded
+whole are taken piece by piece where the reader is a `StreamingReader`. `absent` is the presence check: it
 names every expected chunk that is not there, from metadata alone.
 
 **Writer.** Given by `create(staging, manifest, options)`. It writes into a staging folder or file that does not
@@ -17,10 +18,10 @@ bytes. `sync` makes everything written so far durable. `finish` completes the co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from wherry.manifest import Manifest, without_chunks
 
@@ -117,6 +118,31 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Release what is held."""
+        ...
+
+
+class Block(NamedTuple):
+    """A box of a tensor's elements in C order, little endian.
+
+    Attributes:
+        region: where it lies; may reach beyond the tensor's edge, and what lies there is padding.
+        pieces: its bytes; each piece is valid until the next is asked for.
+    """
+
+    region: Region
+    pieces: Iterator[memoryview]
+
+
+@runtime_checkable
+class StreamingReader(Protocol):
+    """What a Reader of encoded chunks may add: decoding a chunk in less memory than the chunk takes."""
+
+    def held(self, spec: TensorSpec, cell: Region) -> int | None:
+        """Bytes that `stream` holds at a time for one cell of the chunk grid; None where it cannot decode it."""
+        ...
+
+    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+        """The elements of one cell of the chunk grid, decoded piece by piece."""
         ...
 
 

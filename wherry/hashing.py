@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,9 +14,11 @@ from wherry.keypath import KeyPath, render
 from wherry.mover import Carrier, digest_moves, read_span, worker_count
 from wherry.pool import Pool
 from wherry.progress import Meter, OnProgress
+from wherry.spill import Spill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
 
     from typing_extensions import Buffer
 
@@ -73,8 +76,17 @@ def hash_checkpoint(
     progress: OnProgress | None = None,
     stage: str = "verify",
     paths: Collection[KeyPath] | None = None,
+    folder: Path | None = None,
 ) -> Hashes:
     """Read every tensor (or those of `paths`) once and digest it, in parallel and within the budget.
+
+    Args:
+        checkpoint: what to read.
+        memory: the budget in bytes.
+        progress: called a few times a second.
+        stage: the verb that reads it.
+        paths: which tensors; all by default.
+        folder: where spill files lie; a temporary folder by default.
 
     Raises:
         DamagedError: bytes are missing or contradict themselves.
@@ -82,13 +94,10 @@ def hash_checkpoint(
     """
     every = checkpoint.manifest.tensors
     specs = dict(every) if paths is None else {path: every[path] for path in paths}
-    carrier = Carrier(
-        reader=checkpoint.reader,
-        specs=specs,
-        pool=Pool(memory),
-        meter=Meter(stage, sum(spec.nbytes for spec in specs.values()), progress),
-    )
-    carrier.carry(digest_moves(specs.values(), checkpoint.reader))
+    pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
+    with Spill(checkpoint.reader, pool, folder) as source:
+        carrier = Carrier(source=source, specs=specs, pool=pool, meter=meter)
+        carrier.carry(digest_moves(specs.values(), source))
     return Hashes.of(specs, carrier.hashers)
 
 
@@ -124,31 +133,27 @@ def flat_hashes(
     """
     specs = checkpoint.manifest.tensors
     pool, meter = Pool(memory), Meter("inspect", checkpoint.manifest.nbytes, progress)
-    by_tensor: dict[KeyPath, list[Move]] = {path: [] for path in specs}
-    for move in digest_moves(specs.values(), checkpoint.reader):
-        by_tensor[move.source].append(move)
+    with Spill(checkpoint.reader, pool) as source:
 
-    def one(path: KeyPath) -> str:
-        state = hashlib.sha256()
-        for move in by_tensor[path]:
-            _feed(state.update, checkpoint, specs[path], move, pool)
-            meter.add(move.span.nbytes, specs[path].name)
-        return state.hexdigest()
+        def one(path: KeyPath) -> str:
+            state = hashlib.sha256()
+            for move in digest_moves([specs[path]], source):
+                _feed(state.update, source, specs[path], move, pool)
+                meter.add(move.span.nbytes, specs[path].name)
+            return state.hexdigest()
 
-    with ThreadPoolExecutor(worker_count(), thread_name_prefix="wherry") as executor:
-        return dict(zip(specs, executor.map(one, specs), strict=True))
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="wherry") as executor:
+            return dict(zip(specs, executor.map(one, specs), strict=True))
 
 
-def _feed(
-    update: Callable[[Buffer], None], checkpoint: Checkpoint, spec: TensorSpec, move: Move, pool: Pool
-) -> None:
-    extents = checkpoint.reader.extents(spec)
-    if extents is not None:
-        with pool.buffer(move.span.nbytes) as buffer:
-            read_span(extents, move.span, buffer, spec)
-            update(buffer)
-    elif dtypes.opaque(spec.dtype):
-        update(checkpoint.reader.read_bytes(spec))
-    else:
-        with pool.reserved(move.span.nbytes):
-            update(checkpoint.reader.read(spec, move.region or spec.whole).tobytes())
+def _feed(update: Callable[[Buffer], None], source: Spill, spec: TensorSpec, move: Move, pool: Pool) -> None:
+    with source.at(spec, move.span, threading.Event()) as extents:
+        if extents is not None:
+            with pool.buffer(move.span.nbytes) as buffer:
+                read_span(extents, move.span, buffer, spec)
+                update(buffer)
+        elif dtypes.opaque(spec.dtype):
+            update(source.reader.read_bytes(spec))
+        else:
+            with pool.reserved(move.span.nbytes):
+                update(source.reader.read(spec, move.region or spec.whole).tobytes())

@@ -132,7 +132,7 @@ def complete(staged: Staged, hashes: Hashes) -> Receipt:
         raise staged.output.error
     finish(staged.output.writer)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
-    verification = _read_back(job, place, ours) if job.plan.verify == "digest" else None
+    verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
     sidecar, receipt = _sidecar(staged, ours, hashes, verification)
     text = encode(sidecar)
     if not job.row.single_file:
@@ -167,11 +167,17 @@ def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
     return tuple(copied)
 
 
-def _read_back(job: Job, staged: Location, expected: Hashes) -> dict[str, Any]:
-    clock = time.monotonic()
-    with _opened(job, staged) as written:
+def _read_back(staged: Staged, expected: Hashes) -> dict[str, Any]:
+    clock, job = time.monotonic(), staged.job
+    with _opened(job, staged.staged) as written:
         _require_structure(job, written.manifest)
-        found = hash_checkpoint(written, memory=job.plan.memory, progress=job.progress, stage="verify")
+        found = hash_checkpoint(
+            written,
+            memory=job.plan.memory,
+            progress=job.progress,
+            stage="verify",
+            folder=staged.staging.spill,
+        )
     failed = compare(found, expected.digests, expected.leaves)
     if failed:
         raise MismatchError(
@@ -213,7 +219,9 @@ def _sidecar(
         mark = fingerprint(written.reader.members(), staged.staged, marks=local)
     target = reference(job.target.uri, plan.to, plan.format_version, manifest, mark)
     receipt = Receipt(
-        source=source_reference(job.checkpoint, hashes.digests, staged.companions, plan.memory),
+        source=source_reference(
+            job.checkpoint, hashes.digests, staged.companions, plan.memory, staged.staging.spill
+        ),
         target=target,
         plan_digest=plan.digest,
         options=dict(plan.options),

@@ -21,15 +21,17 @@ from wherry.digest import LeafHasher
 from wherry.errors import CorruptError, storage_error
 from wherry.move import Move, moves_of
 from wherry.output import Output, as_bytes
+from wherry.spill import StoppedError
 from wherry.store import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from wherry.format import Extent, Reader
+    from wherry.format import Extent
     from wherry.keypath import KeyPath
     from wherry.pool import Pool
     from wherry.progress import Meter
+    from wherry.spill import Spill
     from wherry.tensorspec import Span, TensorSpec
 
 _DECODE_FACTOR = 2  # a decoded region is held once by the codec and once as an array
@@ -45,7 +47,7 @@ class Carrier:
     """One pass over a checkpoint's bytes.
 
     Attributes:
-        reader: where they come from.
+        source: where they come from.
         specs: the source tensors by key path.
         pool: the buffers.
         meter: counts what is done.
@@ -53,15 +55,12 @@ class Carrier:
         hashers: one per source tensor, filled as the pass goes on.
     """
 
-    reader: Reader
+    source: Spill
     specs: dict[KeyPath, TensorSpec]
     pool: Pool
     meter: Meter
     outputs: tuple[Output, ...] = ()
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
-    _extents: dict[KeyPath, tuple[Extent, ...] | None] = field(
-        default_factory=dict["KeyPath", "tuple[Extent, ...] | None"]
-    )
     _stopped: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -110,6 +109,8 @@ class Carrier:
                 hasher = self._hasher(move.source)
             try:
                 self._move(move, hasher)
+            except StoppedError:
+                return
             except BaseException:
                 self._stopped.set()
                 raise
@@ -137,19 +138,19 @@ class Carrier:
 
     def _move(self, move: Move, hasher: LeafHasher) -> None:
         spec = self.specs[move.source]
-        extents = self._raw(spec)
-        if extents is not None:
-            with self.pool.buffer(move.span.nbytes) as buffer:
-                read_span(extents, move.span, buffer, spec)
-                self._deliver(move, buffer, hasher)
-        else:
-            with self.pool.reserved(move.span.nbytes * _DECODE_FACTOR):
-                self._deliver(move, self._decoded(spec, move), hasher)
+        with self.source.at(spec, move.span, self._stopped) as extents:
+            if extents is not None:
+                with self.pool.buffer(move.span.nbytes) as buffer:
+                    read_span(extents, move.span, buffer, spec)
+                    self._deliver(move, buffer, hasher)
+            else:
+                with self.pool.reserved(move.span.nbytes * _DECODE_FACTOR):
+                    self._deliver(move, self._decoded(spec, move), hasher)
 
     def _decoded(self, spec: TensorSpec, move: Move) -> memoryview:
         if dtypes.opaque(spec.dtype):
-            return memoryview(self.reader.read_bytes(spec))
-        return as_bytes(self.reader.read(spec, spec.whole if move.region is None else move.region))
+            return memoryview(self.source.reader.read_bytes(spec))
+        return as_bytes(self.source.reader.read(spec, spec.whole if move.region is None else move.region))
 
     def _deliver(self, move: Move, data: memoryview, hasher: LeafHasher) -> None:
         hasher.update(move.span.start, data)
@@ -158,17 +159,11 @@ class Carrier:
                 output.deliver(move, data)
                 output.delivered(move, self.hashers)
 
-    def _raw(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        with self._lock:
-            if spec.path not in self._extents:
-                self._extents[spec.path] = self.reader.extents(spec)
-            return self._extents[spec.path]
 
-
-def digest_moves(specs: Iterable[TensorSpec], reader: Reader) -> Iterator[Move]:
+def digest_moves(specs: Iterable[TensorSpec], source: Spill) -> Iterator[Move]:
     """The moves of a pass that only hashes."""
     for spec in specs:
-        yield from moves_of(spec, (), raw=reader.extents(spec) is not None)
+        yield from moves_of(spec, (), raw=source.by_span(spec))
 
 
 def read_span(extents: tuple[Extent, ...], span: Span, buffer: memoryview, spec: TensorSpec) -> None:

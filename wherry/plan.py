@@ -20,7 +20,9 @@ from wherry.keypath import KeyPath, render
 from wherry.mapping import TREE_OPTIONS, Ignored, Mapped, map_tree
 from wherry.move import Move, largest_move, moves_of
 from wherry.mover import worker_count
+from wherry.pool import Pool
 from wherry.registry import checked_options, find_format
+from wherry.spill import Spill
 from wherry.store import locate
 from wherry.units import parse_size
 
@@ -50,7 +52,8 @@ class Plan:
         manifest: what the target will hold.
         pairs: target key path → source key path.
         ignored: source entries that are not carried, each with its rule.
-        raw: source key paths whose bytes lie raw in files.
+        raw: source key paths of which any span can be read: bytes lie raw in files, or will in a spill file.
+        spilled: those among them that go through a spill file, because their chunks are too large to decode whole.
         expected_parameters: what the source's config says; None where it says nothing that we understand.
         memory: budget in bytes.
         verify: verification before the commit, `digest` or `none`.
@@ -67,6 +70,7 @@ class Plan:
     pairs: Mapping[KeyPath, KeyPath]
     ignored: tuple[Ignored, ...]
     raw: frozenset[KeyPath]
+    spilled: frozenset[KeyPath]
     expected_parameters: int | None
     memory: int
     verify: str
@@ -92,6 +96,11 @@ class Plan:
         """Most bytes resident at once: the base and what is in flight."""
         largest = max((self._largest(target, source) for target, source in self.pairs.items()), default=0)
         return BASE_BYTES + max(min(self.memory, worker_count() * largest), largest)
+
+    @property
+    def spill(self) -> int:
+        """Bytes that go through spill files; a band of chunks is removed once it has been read."""
+        return sum(self.source_manifest.tensors[path].nbytes for path in self.spilled)
 
     def moves(self) -> Iterator[Move]:
         """The units of work, in the order of the source's tensors."""
@@ -123,7 +132,7 @@ class Plan:
                 "agrees": None if expected is None else found == expected,
             },
             "peak_memory": self.peak_memory,
-            "spill": 0,
+            "spill": self.spill,
             "unmatched": [],
             "ignored": [
                 {"path": render(row.path), "rule": row.rule, "reason": row.reason} for row in self.ignored
@@ -143,9 +152,9 @@ def joint_moves(plans: Sequence[Plan]) -> Iterator[Move]:
     for one in plans:
         for target, source in one.pairs.items():
             targets.setdefault(source, []).append(one.manifest.tensors[target])
-    first = plans[0]
+    raw = frozenset[KeyPath]().union(*(one.raw for one in plans))
     for source, specs in targets.items():
-        yield from moves_of(first.source_manifest.tensors[source], specs, raw=source in first.raw)
+        yield from moves_of(plans[0].source_manifest.tensors[source], specs, raw=source in raw)
 
 
 def plan(
@@ -176,7 +185,8 @@ def plan(
         format, step, item: which checkpoint of the source.
 
     Raises:
-        UsageError, NotFoundError, NotACheckpointError, DamagedError, HostileError: the request or the source is bad.
+        UsageError, NotFoundError, NotACheckpointError, DamagedError, HostileError: the request or the source is bad,
+            or a chunk of the source cannot be decoded in that much memory.
         UnrepresentableError: the target cannot hold the source; every reason is named.
     """
     with open_checkpoint(source, format=format, step=step, item=item) as checkpoint:
@@ -209,6 +219,9 @@ def make_plan(
     require_held(mapped.manifest, row, str(target))
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
     prepared = row.prepare(manifest, checked)
+    carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
+    budget = parse_size(memory)
+    bytes_of = Spill(checkpoint.reader, Pool(budget))
     return Plan(
         source=checkpoint.detection,
         target=locate(target).uri,
@@ -219,9 +232,10 @@ def make_plan(
         source_manifest=checkpoint.manifest,
         pairs=mapped.pairs,
         ignored=mapped.ignored,
-        raw=_raw_paths(checkpoint),
+        raw=frozenset(spec.path for spec in carried if bytes_of.by_span(spec)),
+        spilled=frozenset(spec.path for spec in carried if bytes_of.spills(spec)),
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
-        memory=parse_size(memory),
+        memory=budget,
         verify=verify,
         digest=_digest(checkpoint, row, {**checked, **tree}, prepared, mapped),
     )
@@ -242,11 +256,6 @@ def _require_present(checkpoint: Checkpoint) -> None:
         raise IncompleteError(
             reason, uri=checkpoint.uri, cure="restore the missing files, or take another step"
         )
-
-
-def _raw_paths(checkpoint: Checkpoint) -> frozenset[KeyPath]:
-    extents = checkpoint.reader.extents
-    return frozenset(path for path, spec in checkpoint.manifest.tensors.items() if extents(spec) is not None)
 
 
 def _digest(

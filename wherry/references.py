@@ -15,6 +15,7 @@ from wherry.store import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from wherry.checkpoint import Checkpoint
     from wherry.keypath import KeyPath
@@ -47,7 +48,11 @@ def reference(uri: str, name: str, version: str | None, manifest: Manifest, mark
 
 
 def source_reference(
-    checkpoint: Checkpoint, digests: Mapping[KeyPath, str], companions: tuple[Companion, ...], memory: int
+    checkpoint: Checkpoint,
+    digests: Mapping[KeyPath, str],
+    companions: tuple[Companion, ...],
+    memory: int,
+    folder: Path | None = None,
 ) -> CheckpointRef:
     """The node of the checkpoint that was converted.
 
@@ -59,6 +64,7 @@ def source_reference(
         digests: source key path → tensor digest, of what was carried.
         companions: those that were copied, with their digests.
         memory: budget for reading what was not carried.
+        folder: where spill files of that lie; a temporary folder by default.
     """
     mark = present_fingerprint(checkpoint)
     detection, manifest = checkpoint.detection, checkpoint.manifest
@@ -66,7 +72,7 @@ def source_reference(
     if recorded is not None:
         return replace(recorded.checkpoint, uri=detection.uri, fingerprint=mark)
     rest = [path for path in manifest.tensors if path not in digests]
-    others = hash_checkpoint(checkpoint, memory=memory, paths=rest).digests if rest else {}
+    others = hash_checkpoint(checkpoint, memory=memory, paths=rest, folder=folder).digests if rest else {}
     known = {companion.name: companion for companion in companions}
     beside = tuple(known.get(c.name) or digested(checkpoint, c) for c in manifest.companions)
     full = manifest.with_digests({**digests, **others}, beside)

@@ -55,6 +55,7 @@ class Staging:
         target: where the checkpoint will appear.
         location: where it is written until then; always local.
         journal: the file that says which parts of it are done.
+        spill: a folder for what must be decoded on the way; never kept for a later run.
         discarded: why what an earlier run left for this target was not taken up; None where nothing was left.
     """
 
@@ -81,6 +82,7 @@ class Staging:
         self._stem = f"{PREFIX}{target.name}"
         self.location = Location(LocalStore(), str(self._parent / f"{self._stem}.{identity}"))
         self.journal = Path(f"{self.location.path}.journal")
+        self.spill = Path(f"{self.location.path}.spill")
         self._lease = Lease(self._parent / f"{self._stem}.lease", target.uri)
 
     def __enter__(self) -> Self:
@@ -91,15 +93,18 @@ class Staging:
             self._remove_parents()
             raise storage_error(error, self.target.uri) if isinstance(error, OSError) else error from error
         self._discard_others()
+        _remove(self.spill)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         cause = self._error or error
-        resumable = isinstance(cause, KeyboardInterrupt) or (
-            isinstance(cause, WherryError) and cause.retryable
+        begun = self._local and Path(self.location.path).exists()  # a local area has gone once it is committed
+        resumable = begun and (
+            isinstance(cause, KeyboardInterrupt) or (isinstance(cause, WherryError) and cause.retryable)
         )
+        _remove(self.spill)
         if not resumable:
             self.clear()
             self.journal.unlink(missing_ok=True)
@@ -113,8 +118,8 @@ class Staging:
 
     def _discard_others(self) -> None:
         """Areas of other conversions to this target: the lease says that nobody works on them."""
-        pattern = re.compile(re.escape(self._stem) + r"\.[0-9a-f]{8}(\.journal)?")
-        mine = (self.location.name, self.journal.name)
+        pattern = re.compile(re.escape(self._stem) + r"\.[0-9a-f]{8}(\.journal|\.spill)?")
+        mine = (self.location.name, self.journal.name, self.spill.name)
         for path in self._parent.iterdir():
             if pattern.fullmatch(path.name) and path.name not in mine:
                 _remove(path)

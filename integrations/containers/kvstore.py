@@ -117,6 +117,18 @@ def open_store(spec: JsonObject, using: ts.Context, uri: str) -> Store:
         raise translated(error, uri) from error
 
 
+def read_value(store: Store, key: str, uri: str) -> bytes:
+    """A small value; empty where there is none.
+
+    Raises:
+        DamagedError, StorageError: it cannot be read.
+    """
+    try:
+        return store.read(key).result().value
+    except (ValueError, OSError) as error:
+        raise translated(error, uri) from error
+
+
 def array_spec(spec: JsonObject, name: str, version: int, metadata: JsonObject | None = None) -> JsonObject:
     """The spec of one array in a store; with its metadata where that need not be read."""
     prefix = f"{name}/" if name else ""

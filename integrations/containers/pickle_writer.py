@@ -9,7 +9,8 @@ Source of the opcodes: the documentation strings of CPython's `pickletools`.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import UnsupportedError
 
@@ -32,11 +33,11 @@ class PickleWriter:
 
     def name(self, module: str, name: str) -> None:
         """A global."""
-        self._remembered((module, name), lambda: f"c{module}\n{name}\n".encode())
+        self._remembered((module, name), f"c{module}\n{name}\n".encode)
 
     def word(self, text: str) -> None:
         """A string that comes again."""
-        self._remembered(text, lambda: _text(text))
+        self._remembered(text, partial(_text, text))
 
     def value(self, value: Any) -> None:
         """A plain value: None, bool, int, float, str, list, tuple, or dict of such.
@@ -45,11 +46,12 @@ class PickleWriter:
             UnsupportedError: it is of another type.
         """
         if isinstance(value, dict):
-            self.mapping((key, lambda item=item: self.value(item)) for key, item in value.items())
+            children = cast("dict[Any, Any]", value)
+            self.mapping((key, partial(self.value, item)) for key, item in children.items())
         elif isinstance(value, list):
-            self.sequence([lambda item=item: self.value(item) for item in value])
+            self.sequence([partial(self.value, item) for item in cast("list[Any]", value)])
         elif isinstance(value, tuple):
-            self.tuple_of(value)
+            self.tuple_of(cast("tuple[Any, ...]", value))
         else:
             self._out += _scalar(value)
 
@@ -84,7 +86,7 @@ class PickleWriter:
         """An object of a class, made empty and given attributes."""
         self.name(module, name)
         self._out += b")\x81"
-        self.mapping((lambda word=word: self.word(word), emit) for word, emit in fields)
+        self.mapping((partial(self.word, word), emit) for word, emit in fields)
         self._out += b"b"
 
     def done(self) -> bytes:

@@ -6,7 +6,8 @@ Nodes are dicts, or lists where the manifest says so; tensors stay TensorSpecs u
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle_writer import PickleWriter
@@ -84,8 +85,9 @@ def _emit(out: PickleWriter, node: Any, specs: list[TensorSpec]) -> None:
         emit_tensor(out, node, str(len(specs)))
         specs.append(node)
     elif isinstance(node, dict):
-        out.mapping((key, lambda child=child: _emit(out, child, specs)) for key, child in node.items())
+        children = cast("dict[str, Any]", node)
+        out.mapping((key, partial(_emit, out, child, specs)) for key, child in children.items())
     elif isinstance(node, list):
-        out.sequence([lambda child=child: _emit(out, child, specs) for child in node])
+        out.sequence([partial(_emit, out, child, specs) for child in cast("list[Any]", node)])
     else:
         out.value(node)

@@ -9,13 +9,18 @@ length of the pickle.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, HostileError
 from wherry.integrations.containers.inert_values import Global, Record
 from wherry.integrations.containers.torch_values import TorchTensor
 from wherry.keypath import KeyPath, render
 from wherry.manifest import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from wherry.detection import Kind
 
 _MAX_DEPTH = 100
 _FREE_NODES = 10_000
@@ -34,13 +39,23 @@ class Tree:
     lists: set[KeyPath] = field(default_factory=set[KeyPath])
 
     @property
-    def kind(self) -> str:
-        """`train-state` where an optimizer lies beside the rest, `params` for a flat state dict, else `other`."""
-        tops = {path[0].lower() for path in (*self.tensors, *self.values, *self.empties) if path}
-        if tops & _OPTIMIZERS or tops & set(_OPTIMIZER_STATES):
-            return "train-state"
-        names = [path[-1].rsplit(".", 1)[-1] for path in self.tensors if path]
-        return "params" if any(name in _PARAMETER_NAMES for name in names) else "other"
+    def kind(self) -> Kind:
+        """See `kind_of`."""
+        return kind_of(self.tensors, (*self.values, *self.empties))
+
+
+def kind_of(tensors: Collection[KeyPath], others: Collection[KeyPath]) -> Kind:
+    """`train-state` where an optimizer lies beside the rest, `params` for a flat state dict, else `other`.
+
+    Args:
+        tensors: nested key paths of tensors.
+        others: those of other leaves.
+    """
+    tops = {path[0].lower() for path in (*tensors, *others) if path}
+    if tops & _OPTIMIZERS or tops & set(_OPTIMIZER_STATES):
+        return "train-state"
+    names = [path[-1].rsplit(".", 1)[-1] for path in tensors if path]
+    return "params" if any(name in _PARAMETER_NAMES for name in names) else "other"
 
 
 def flatten(root: Any, pickle_bytes: int) -> Tree:

@@ -16,24 +16,22 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 from wherry import dtypes
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
+from wherry.integrations.containers.zarr_codecs import STREAMED, JsonObject, encoding3, extents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wherry.tensorspec import Region
 
-JsonObject: TypeAlias = dict[str, Any]
-
 METADATA_NAMES = {2: ".zarray", 3: "zarr.json"}
 MAX_RANK = 32
 MAX_BYTES = 1 << 62
 MAX_CHUNK_BYTES = 1 << 40
 MAX_EXPANSION = 1 << 15  # zstd, the densest codec here, needs 4 bytes for a block of 128 KiB
-SHARD_INDEX_BYTES = 16 + 4  # offset and length of the one inner chunk, and a CRC-32C
 
 # Our dtype name → zarr 2 string. Types without a numpy string go by name; zarr 3 goes by name throughout.
 ZARR2_STRINGS: dict[str, str] = {
@@ -58,7 +56,6 @@ _NAMES = {string: name for name, string in ZARR2_STRINGS.items()}
 STORABLE = frozenset(ZARR2_STRINGS)
 
 _COMPRESSORS = frozenset({"zstd", "gzip", "zlib", "bz2", "blosc"})
-_CODECS = frozenset({"zstd", "gzip", "blosc"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +73,8 @@ class ZarrArray:
         prefix: what chunk keys begin with (`c` in zarr 3).
         separator: what stands between the numbers of a chunk key.
         trailer: bytes after the elements of a raw chunk.
+        streams: whether a chunk can be decoded piece by piece, in the order of its elements.
+        inner: extents of the chunks inside a shard; None where chunks are not shards.
     """
 
     version: int
@@ -88,6 +87,8 @@ class ZarrArray:
     prefix: str
     separator: str
     trailer: int = 0
+    streams: bool = False
+    inner: tuple[int, ...] | None = None
 
     @property
     def chunk_nbytes(self) -> int:
@@ -187,13 +188,6 @@ def dtype_name(string: object, uri: str) -> tuple[str, bool]:
     return name, big
 
 
-def _extents(values: object) -> tuple[int, ...]:
-    extents = tuple(cast("list[Any]", values))
-    if any(isinstance(extent, bool) or not isinstance(extent, int) for extent in extents):
-        raise TypeError(f"not a shape: {values!r}")
-    return cast("tuple[int, ...]", extents)
-
-
 def _parse2(fields: JsonObject, uri: str) -> ZarrArray:
     name, big = dtype_name(fields["dtype"], uri)
     compressor = fields["compressor"]
@@ -204,16 +198,18 @@ def _parse2(fields: JsonObject, uri: str) -> ZarrArray:
         raise UnsupportedError(f"zarr filters {fields['filters']!r} are not known", uri=uri)
     if fields["order"] not in ("C", "F") or fields["zarr_format"] != 2:  # noqa: PLR2004
         raise CorruptError(f"order {fields['order']!r} in zarr format {fields['zarr_format']!r}", uri=uri)
+    plain = fields["order"] == "C" and not big
     return ZarrArray(
         version=2,
-        shape=_extents(fields["shape"]),
-        chunks=_extents(fields["chunks"]),
+        shape=extents(fields["shape"]),
+        chunks=extents(fields["chunks"]),
         dtype=name,
         fill=fields["fill_value"],
-        raw=codec == "none" and fields["order"] == "C" and not big,
+        raw=codec == "none" and plain,
         codec=codec,
         prefix="",
         separator=_separator(fields.get("dimension_separator", "."), uri),
+        streams=codec in STREAMED and plain,
     )
 
 
@@ -228,42 +224,20 @@ def _parse3(fields: JsonObject, uri: str) -> ZarrArray:
             f"zarr grid {grid['name']!r} with keys {encoding['name']!r} is not known", uri=uri
         )
     default = encoding["name"] == "default"
-    chunks = _extents(grid["configuration"]["chunk_shape"])
-    codec, raw, trailer = _codecs(fields["codecs"], chunks, uri)
+    chunks = extents(grid["configuration"]["chunk_shape"])
+    codecs = encoding3(fields["codecs"], chunks, uri)
     return ZarrArray(
         version=3,
-        shape=_extents(fields["shape"]),
+        shape=extents(fields["shape"]),
         chunks=chunks,
         dtype=name,
         fill=fields["fill_value"],
-        raw=raw,
-        codec=codec,
         prefix="c" if default else "",
         separator=_separator(
             (encoding.get("configuration") or {}).get("separator", "/" if default else "."), uri
         ),
-        trailer=trailer,
+        **codecs._asdict(),
     )
-
-
-def _codecs(codecs: list[JsonObject], chunks: tuple[int, ...], uri: str) -> tuple[str, bool, int]:
-    """Compressor, whether a chunk begins with raw elements, and the bytes that follow them."""
-    names = [codec["name"] for codec in codecs]
-    if names == ["sharding_indexed"]:
-        inner = codecs[0]["configuration"]
-        codec, raw, trailer = _codecs(inner["codecs"], chunks, uri)
-        alone = _extents(inner["chunk_shape"]) == chunks and inner.get("index_location", "end") == "end"
-        index = [part["name"] for part in inner["index_codecs"]] == ["bytes", "crc32c"]
-        return codec, raw and alone and index and not trailer, SHARD_INDEX_BYTES
-    unknown = [name for name in names if name not in {"bytes", "transpose", "crc32c", *_CODECS}]
-    if unknown:
-        raise UnsupportedError(f"zarr codec {unknown[0]!r} is not known", uri=uri)
-    little = all(
-        (codec.get("configuration") or {}).get("endian", "little") == "little"
-        for codec in codecs
-        if codec["name"] == "bytes"
-    )
-    return next((name for name in names if name in _CODECS), "none"), names == ["bytes"] and little, 0
 
 
 def _separator(value: object, uri: str) -> str:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wherry.errors import CorruptError, UnsupportedError
-from wherry.integrations.dcp.metadata import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wherry.integrations.dcp.metadata import Chunk
     from wherry.tensorspec import Region
 
-_MOST_CELLS = 10_000_000
+_MOST_CELLS = 1_000_000
 
 
 def with_elements(chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -84,9 +84,7 @@ def uncovered(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterator[Regio
             raise CorruptError(f"two chunks overlap at {chunk.offsets}", cure="restore .metadata")
         seen[cell] = True
     for index in np.argwhere(~seen):
-        yield tuple(
-            slice(marks[place], marks[place + 1]) for marks, place in zip(bounds, index, strict=True)
-        )
+        yield tuple(slice(marks[place], marks[place + 1]) for marks, place in zip(bounds, index, strict=True))
 
 
 def _boundaries(axis: int, extent: int, chunks: Sequence[Chunk]) -> list[int]:

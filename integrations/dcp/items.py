@@ -115,7 +115,11 @@ class Items:
             raise CorruptError(
                 "its item is not one tensor", uri=self._folder.uri, path=name, cure="restore it"
             )
-        return replace(archive.placed[()], file=self._folder.member(stored.file))
+        return self.at_home(archive.placed[()], stored)
+
+    def at_home(self, placed: PlacedTensor, stored: Stored) -> PlacedTensor:
+        """A tensor of an archive that was read through a window, as one of its file."""
+        return replace(placed, file=self._folder.member(stored.file))
 
     def there(self, stored: Stored) -> bool:
         """Whether an item's file is there."""

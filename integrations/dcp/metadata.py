@@ -18,7 +18,7 @@ from wherry.errors import CorruptError, UnsupportedError
 from wherry.integrations.containers.inert_pickle import load
 from wherry.integrations.containers.inert_values import Global, Record
 from wherry.integrations.containers.torch_values import DTYPES
-from wherry.integrations.dcp.pickled import METADATA_RULES, OLD_PROPERTIES
+from wherry.integrations.dcp.pickled import METADATA_RULES, OLD_PROPERTIES, STRIDED
 
 if TYPE_CHECKING:
     from wherry.location import Location
@@ -107,23 +107,24 @@ def _merge(index: Index, state: dict[str, Any]) -> None:
     traits: set[str] = {"storage_meta"} & set(state)
     if state.get("version") is not None:
         traits.add("version")
+    saved = state.get("storage_meta")
+    if isinstance(saved, Record) and "modules" in _state(saved, "StorageMeta"):
+        traits.add("modules")
     for name, described in state["state_dict_metadata"].items():
         if described.kind.name == "BytesStorageMetadata":
             index.objects.append(_name(name))
         else:
             _add_tensor(index, _name(name), _state(described, "TensorStorageMetadata"), traits)
     for key, info in state["storage_data"].items():
-        _add_stored(index, _state(key, "MetadataIndex"), _state(info, "_StorageInfo"), traits)
+        _add_stored(index, _state(key, "MetadataIndex"), _state(info, "_StorageInfo"))
     for name, path in (state.get("planner_data") or {}).items():
-        index.nested[name] = _nested(path)
+        index.nested[_name(name)] = _nested(path)
     index.writer = _writer(traits)
 
 
 def _add_tensor(index: Index, name: str, state: dict[str, Any], traits: set[str]) -> None:
     dtype = _dtype(state["properties"], traits)
-    shape, chunks = state["size"], tuple(_chunk(chunk) for chunk in state["chunks"])
-    if type(shape) is not tuple or len(shape) > _MAX_RANK:
-        raise _corrupt(f"the size of {name!r} is no shape")
+    shape, chunks = _extents(state["size"]), tuple(_chunk(chunk) for chunk in state["chunks"])
     for chunk in chunks:
         if not len(chunk.offsets) == len(chunk.sizes) == len(shape) or any(
             start + extent > whole for start, extent, whole in zip(*chunk, shape, strict=True)
@@ -139,7 +140,16 @@ def _add_tensor(index: Index, name: str, state: dict[str, Any], traits: set[str]
 
 def _chunk(record: Any) -> Chunk:
     state = _state(record, "ChunkStorageMetadata")
-    return Chunk(state["offsets"], state["sizes"])
+    return Chunk(_extents(state["offsets"]), _extents(state["sizes"]))
+
+
+def _extents(value: Any) -> tuple[int, ...]:
+    """Extents or offsets; checked before anything hashes them, since a nested tuple can take for ever."""
+    if type(value) is not tuple or any(type(one) is not int or one < 0 for one in value):
+        raise _corrupt("a size or offset that is no tuple of natural numbers")
+    if len(value) > _MAX_RANK:
+        raise UnsupportedError(f"{len(value)} dimensions")
+    return value
 
 
 def _dtype(record: Any, traits: set[str]) -> str:
@@ -148,6 +158,8 @@ def _dtype(record: Any, traits: set[str]) -> str:
     properties = record.state
     if type(properties) is not tuple or len(properties) not in _PROPERTIES:
         raise UnsupportedError("tensor properties of a form that torch 2.0 to 2.15 do not write")
+    if properties[1] != STRIDED:
+        raise UnsupportedError("tensors without a strided layout", cure="save them as dense tensors")
     traits.add("old properties" if record.kind.module == OLD_PROPERTIES else "properties")
     if len(properties) == _PROPERTIES[1]:
         traits.add("strides")
@@ -157,19 +169,18 @@ def _dtype(record: Any, traits: set[str]) -> str:
     return _OURS[dtype.name]
 
 
-def _add_stored(index: Index, key: dict[str, Any], info: dict[str, Any], traits: set[str]) -> None:
+def _add_stored(index: Index, key: dict[str, Any], info: dict[str, Any]) -> None:
     transforms = info.get("transform_descriptors")
     if transforms:
         raise UnsupportedError(
             f"items transformed by {', '.join(map(str, transforms))}",
             cure="save the checkpoint without transforms (zstd) and convert that",
         )
-    if "transform_descriptors" in info:
-        traits.add("transforms")
     file, offset, length = info["relative_path"], info["offset"], info["length"]
     if type(file) is not str or type(offset) is not int or type(length) is not int or min(offset, length) < 0:
         raise _corrupt(f"the storage of {key['fqn']!r} is no file, offset and length")
-    index.stored[_name(key["fqn"]), key.get("offset")] = Stored(file, offset, length)
+    place = key.get("offset")
+    index.stored[_name(key["fqn"]), None if place is None else _extents(place)] = Stored(file, offset, length)
 
 
 def _nested(path: Any) -> tuple[str | int, ...]:
@@ -180,7 +191,7 @@ def _nested(path: Any) -> tuple[str | int, ...]:
 
 def _writer(traits: set[str]) -> str:
     """Each release adds something; the newest of these that is there was written by that one or a later one."""
-    marks = {"strides": "2.15", "version": "2.9", "transforms": "2.7", "storage_meta": "2.4"}
+    marks = {"strides": "2.15", "version": "2.9", "modules": "2.7", "storage_meta": "2.4"}
     found = next((since for trait, since in marks.items() if trait in traits), None)
     if found is None and "old properties" in traits:
         return "torch 2.0 to 2.2"

@@ -20,6 +20,7 @@ from wherry.integrations.containers.flat_reader import companion_location
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.dcp.chunks import in_order, region_of, uncovered, with_elements
 from wherry.integrations.dcp.metadata import Chunk
+from wherry.mover import as_bytes
 from wherry.tensorspec import TensorSpec, region_shape
 
 if TYPE_CHECKING:
@@ -193,17 +194,13 @@ class DcpReader:
     def _check(self, placed: PlacedTensor, data: np.ndarray, spec: TensorSpec) -> None:
         """Compare a whole chunk with its stored CRC, where its bytes are the whole storage; 0 means none."""
         whole = placed.raw and placed.length == data.nbytes
-        if whole and placed.crc and crc32(data.tobytes() if data.dtype.kind == "V" else _raw(data)) != placed.crc:
+        if whole and placed.crc and crc32(as_bytes(data)) != placed.crc:
             raise CorruptError(
                 f"its bytes at {placed.start} do not have the CRC that torch stored",
                 uri=placed.file.uri,
                 path=spec.name,
                 cure="restore the file, or take another checkpoint",
             )
-
-
-def _raw(data: np.ndarray) -> np.ndarray:
-    return data.reshape(-1).view("u1")
 
 
 def _extent(piece: Piece) -> Extent:

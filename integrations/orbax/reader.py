@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from wherry import dtypes
 from wherry.errors import CorruptError, HostileError, IncompleteError
 from wherry.format import Absent, Extent
-from wherry.integrations.containers import kvstore
+from wherry.integrations.containers import kvstore, zarr_stream
 from wherry.integrations.containers.zarr import MAX_EXPANSION, ZarrArray
 from wherry.integrations.orbax.layout import ASSETS, SIDECAR
 from wherry.keypath import render
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorstore as ts
 
+    from wherry.format import Block
     from wherry.integrations.containers.listing import Listing
     from wherry.keypath import KeyPath
     from wherry.location import Entry, Location
@@ -127,6 +128,35 @@ class OrbaxReader:
                 return None
             extents.append(Extent(self.location.member(value.file).uri, value.offset, length))
         return tuple(extents)
+
+    def held(self, spec: TensorSpec, cell: Region) -> int | None:
+        """See StreamingReader."""
+        array = self.arrays[spec.path]
+        return zarr_stream.held(array.zarr, self._stored(array, spec, cell)) if array.zarr.streams else None
+
+    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+        """See StreamingReader.
+
+        Raises:
+            IncompleteError: the chunk is not there.
+            CorruptError: it does not decode to what its metadata promises.
+        """
+        array = self.arrays[spec.path]
+        return zarr_stream.blocks(array.zarr, cell, self._stored(array, spec, cell))
+
+    def _stored(self, array: StoredArray, spec: TensorSpec, cell: Region) -> zarr_stream.Stored:
+        """The stored bytes of the one chunk of a cell."""
+        self._require(array, cell, spec)
+        assert self.listing is not None
+        (key,) = array.chunk_keys(cell)
+        value = self.listing.values[key]
+        if value.file is not None:
+            return zarr_stream.Stored(self.location.member(value.file), value.offset, value.length, key)
+        assert self._using is not None
+        store = kvstore.store_spec(self.location, ocdbt=self.ocdbt)
+        uri = self.location.uri
+        data = kvstore.read_value(kvstore.open_store(store, self._using, uri), key, uri)
+        return zarr_stream.Stored(None, 0, len(data), key, data)
 
     def absent(self) -> Iterator[Absent]:
         """See Reader; of one tensor at most a thousand chunks are named, the rest is counted."""

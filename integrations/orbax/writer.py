@@ -100,15 +100,15 @@ class OrbaxWriter:
         except BaseException:
             self._pending.release(len(data))
             raise
+        self._pending.add(future.commit, len(data))
         if not self._ocdbt:
             self._touch(path, where)
-        self._pending.add(future.commit, len(data))
 
     def sync(self) -> None:
         """See Writer."""
-        self._pending.wait()
-        with self._lock:
+        with self._lock:  # before the wait: whatever is named here is pending or there
             touched, self._touched = self._touched, set()
+        self._pending.wait()
         try:
             if self._ocdbt and self._stored:
                 self._sync_database()

@@ -1,0 +1,93 @@
+"""Every format that is written keeps the contract of writers, every format that is read that of readers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.formats_support import cases, expected, opened, place
+from wherry.errors import UnsupportedError
+from wherry.registry import find_format, formats
+from wherry.testing import readers, samples, writers
+
+WRITTEN = [name for name, row in formats().items() if row.create is not None]
+# Options that have no list of choices, or only matter together.
+FURTHER = {
+    "huggingface": [{"max_shard_size": "8MB"}],
+    "orbax": [{"ocdbt": False, "zarr": "3", "compression": "zstd"}, {"chunks": "1"}, {"chunks": "whole"}],
+}
+CASES = [
+    (name, options) for name in WRITTEN for options in [*samples.variants(find_format(name)), *FURTHER.get(name, [])]
+]  # fmt: skip
+
+
+def words(options) -> str:
+    return ",".join(f"{name}={value}" for name, value in options.items()) or "default"
+
+
+ids = [f"{name}-{words(options)}" for name, options in CASES]
+
+
+@pytest.fixture(scope="module")
+def sample_of():
+    """Samples, each made once."""
+    made = {}
+
+    def get(name, options=None, *, large=True):
+        key = (name, words(options or {}), large)
+        if key not in made:
+            made[key] = samples.sample(find_format(name), options, large=large)
+        return made[key]
+
+    yield get
+    made.clear()
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=ids)
+def test_random_order_threads_repeats_and_two_finishes(sample_of, tmp_path, name, options):
+    sample = sample_of(name, options, large=not options or options in FURTHER.get(name, []))
+    writers.check_writer(sample, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=ids)
+def test_abandoned_after_a_sync_and_taken_up(sample_of, tmp_path, name, options):
+    sample = sample_of(name, options, large=False)
+    for seed in range(2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        writers.check_kill_between(sample, folder, seed)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_however_it_was_written_it_is_the_same_checkpoint(sample_of, tmp_path, name):
+    sample = sample_of(name)
+    makers = (
+        writers.check_writer, writers.check_writer, writers.check_kill_between, writers.check_kill_after_finish,
+    )  # fmt: skip
+    digests, files = set(), set()
+    for number, make in enumerate(makers):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        digests.add(make(sample, folder, number))
+        if sample.row.single_file:
+            files.add(writers.file_bytes(writers.staging_place(folder)))
+    assert len(digests) == 1
+    assert len(files) <= 1, "two runs wrote different bytes"
+
+
+CORPUS_CASES = [name for row in formats() for name in cases(row)]
+LARGEST_CASE = 32 << 20
+
+
+@pytest.mark.parametrize("case", CORPUS_CASES)
+def test_readers_of_what_the_real_systems_wrote(case):
+    row = expected(case)
+    try:
+        found = opened(place(case), row["format"])
+    except UnsupportedError as error:
+        pytest.skip(error.what)
+    if found.manifest.nbytes > LARGEST_CASE:
+        pytest.skip(f"{found.manifest.nbytes} bytes")
+    try:
+        readers.check_reader(found, regions=2)
+    finally:
+        found.reader.close()

@@ -1,0 +1,193 @@
+"""Chunks of any size go through in bounded memory, and spill files are gone afterwards, whatever happened."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from safetensors import safe_open
+
+import wherry
+from tests.large_chunks import BLOSC, BYTES3, GZIP, MIB, NONE, ZSTD, ZSTD3, converted, shards, stored, values
+from wherry.errors import StorageError, UsageError
+from wherry.format import StreamingReader
+from wherry.pool import Pool
+from wherry.spill import Spill
+from wherry.tensorspec import Span
+
+BIG = (6144, 8192)  # 96 MiB of bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "ocdbt", "changes"),
+    [
+        ("zarr2", 2, False, ZSTD),
+        ("zarr2-ocdbt", 2, True, ZSTD),
+        ("zarr3", 3, False, {"codecs": [BYTES3, ZSTD3]}),
+        ("zarr3-shards-ocdbt", 3, True, shards(BIG, ZSTD3)),
+        ("gzip", 2, False, GZIP),
+    ],
+)
+def test_a_chunk_of_96_mib_in_a_budget_of_32(tmp_path, name, version, ocdbt, changes):
+    array, tiny = values(BIG), values((4, 8))
+    source = stored(tmp_path / name, array, BIG, version=version, ocdbt=ocdbt, **changes)
+    if "shards" in name:
+        changes = shards(tiny.shape, ZSTD3)
+    small = stored(tmp_path / "tiny", tiny, tiny.shape, version=version, ocdbt=ocdbt, **changes)
+    found = wherry.plan(source, tmp_path / "out.safetensors", to="safetensors", memory="32MiB")
+    assert found.spill == found.to_json()["spill"] == array.nbytes
+    base, _digest, _seconds = converted(small, tmp_path / "tiny.safetensors")
+    peak, _digest, _seconds = converted(source, tmp_path / "out.safetensors")
+    assert base < 90 * MIB, "the base: interpreter, numpy, tensorstore"
+    assert peak < base + 32 * MIB + 4 * MIB
+    with safe_open(tmp_path / "out.safetensors", "np") as file:
+        assert file.get_tensor("w").tobytes() == array.tobytes()
+    assert not [left for left in os.listdir(tmp_path) if left.startswith(".wherry")]
+
+
+@pytest.mark.slow
+def test_a_chunk_of_512_mib_in_the_default_budget(tmp_path):
+    array = np.concatenate([values((2048, 8192), seed=seed) for seed in range(16)])
+    assert array.nbytes == 512 * MIB
+    source = stored(tmp_path / "in", array, array.shape, ocdbt=True, **ZSTD)
+    small = stored(tmp_path / "tiny", array[:2, :2], (2, 2), ocdbt=True, **ZSTD)
+    base, _digest, _seconds = converted(small, tmp_path / "tiny.safetensors", "128MiB")
+    peak, _digest, _seconds = converted(source, tmp_path / "out.safetensors", "128MiB")
+    assert peak < base + 128 * MIB
+    with safe_open(tmp_path / "out.safetensors", "np") as file:
+        assert file.get_tensor("w").tobytes() == array.tobytes()
+
+
+def test_verify_and_inspect_spill_too_and_leave_nothing(tmp_path, monkeypatch):
+    array = values((4096, 3000))
+    folder = stored(tmp_path / "in", array, (4096, 1500), **ZSTD)
+    place_for = tmp_path / "spill"
+    place_for.mkdir()
+    monkeypatch.setenv("WHERRY_SPILL", str(place_for))
+    used = watched(monkeypatch)
+    found = wherry.inspect(folder, sha256=True, digest=True, memory="16MiB")
+    assert found.sha256["w",] == hashlib.sha256(array.tobytes()).hexdigest()
+    plain = wherry.inspect(folder, digest=True, memory="1GiB")
+    assert found.manifest.digests == plain.manifest.digests
+    assert wherry.verify(folder, against=folder, memory="16MiB").ok
+    assert {Path(path).parents[1] for path in used} == {place_for}
+    assert os.listdir(place_for) == []
+
+
+def watched(monkeypatch):
+    """Names of the spill files that are opened."""
+    from wherry import spill
+
+    used, real = [], spill._opened
+    monkeypatch.setattr(spill, "_opened", lambda path: (used.append(str(path)), real(path))[1])
+    return used
+
+
+def test_small_chunks_and_raw_ones_are_not_spilled(tmp_path, monkeypatch):
+    used = watched(monkeypatch)
+    small = stored(tmp_path / "small", values((4096, 3000)), (512, 3000), **ZSTD)
+    raw = stored(tmp_path / "raw", values((4096, 3000)), (4096, 3000), **NONE)
+    for folder in (small, raw):
+        target = tmp_path / f"{folder.name}.safetensors"
+        assert wherry.plan(folder, target, to="safetensors", memory="16MiB").spill == 0
+        wherry.convert(folder, target, to="safetensors", memory="16MiB", lineage=False)
+    assert used == []
+
+
+def test_a_codec_that_cannot_stream_is_refused_and_the_memory_named(tmp_path):
+    array = values((2048, 3000), "float32")
+    folder = stored(tmp_path / "in", array, array.shape, **BLOSC)
+    target = tmp_path / "out.safetensors"
+    for refused in (wherry.plan, wherry.convert):
+        with pytest.raises(UsageError, match="cannot be decoded in pieces") as caught:
+            refused(folder, target, to="safetensors", memory="64MiB")
+        assert caught.value.cure == "give it --memory 94MiB"
+    assert sorted(os.listdir(tmp_path)) == ["in"]
+    assert wherry.plan(folder, target, to="safetensors", memory="94MiB").spill == 0
+    wherry.convert(folder, target, to="safetensors", memory="94MiB", lineage=False)
+
+
+def test_a_codec_that_remembers_more_than_the_budget_is_refused(tmp_path):
+    array = values((2048, 3000), "float32")
+    folder = stored(tmp_path / "in", array, array.shape, **ZSTD)
+    wide = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    engine = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    (folder / "w" / "0.0").write_bytes(engine.compress(array.tobytes()) + engine.flush())
+    with pytest.raises(UsageError, match="its codec holds") as caught:
+        wherry.plan(folder, tmp_path / "out.safetensors", to="safetensors", memory="64MiB")
+    memory = caught.value.cure.split()[-1]
+    wherry.convert(folder, tmp_path / "o.safetensors", to="safetensors", memory=memory, lineage=False)
+    assert wherry.open(tmp_path / "o.safetensors").read("w").tobytes() == array.tobytes()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    array = values((1024, 6000))
+    folder = stored(tmp_path / "in", array, array.shape, **ZSTD)
+    real = os.pwrite
+
+    def full(descriptor, data, offset):
+        if ".spill/" in str(Path(f"/proc/self/fd/{descriptor}").readlink()) and offset > MIB:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StorageError, match="No space left") as caught:
+        wherry.convert(folder, tmp_path / "o.safetensors", to="safetensors", memory="16MiB", lineage=False)
+    assert not caught.value.retryable
+    assert os.listdir(tmp_path) == ["in"]
+
+
+KILLED = """
+import os, sys
+real, calls = os.pwrite, 0
+def deadly(descriptor, data, offset):
+    global calls
+    calls += 1
+    if calls == 5:
+        os.kill(os.getpid(), 9)
+    return real(descriptor, data, offset)
+os.pwrite = deadly
+from wherry.convert import convert
+convert(sys.argv[1], sys.argv[2], to="safetensors", memory="16MiB", lineage=False)
+"""
+
+
+def test_what_a_kill_leaves_goes_with_the_next_run_or_with_clean(tmp_path):
+    from wherry.clean import clean
+
+    array = values((1024, 6000))
+    folder = stored(tmp_path / "in", array, array.shape, **ZSTD)
+    (tmp_path / "to").mkdir()
+    target = tmp_path / "to" / "out.safetensors"
+
+    def killed():
+        done = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(target)], check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert list(target.parent.glob(".wherry-out.safetensors.*.spill/0"))
+
+    killed()
+    assert all(row.removed for row in clean(tmp_path, min_age=0))
+    assert os.listdir(target.parent) == []
+    killed()
+    wherry.convert(folder, target, to="safetensors", memory="1GiB", lineage=False)
+    assert sorted(os.listdir(target.parent)) == ["out.safetensors", "out.safetensors.wherry.json"]
+
+
+def test_a_stopped_pass_ends_between_two_pieces(tmp_path):
+    from wherry.spill import StoppedError
+
+    folder = stored(tmp_path / "in", values((1024, 6000)), (1024, 6000), **ZSTD)
+    stopped = threading.Event()
+    stopped.set()
+    with wherry.open(folder) as checkpoint, Spill(checkpoint.reader, Pool(16 * MIB)) as source:
+        assert isinstance(checkpoint.reader, StreamingReader)
+        with pytest.raises(StoppedError), source.at(checkpoint.spec("w"), Span(0, 8), stopped):
+            pytest.fail("nothing is there")

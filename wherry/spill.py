@@ -1,0 +1,293 @@
+"""Spill: the bytes of a source by span, in bounded memory, also where its chunks are too large to decode whole.
+
+Where bytes lie raw, they are read from where they lie. Encoded chunks up to a quarter of the budget are left to the
+reader, which decodes them whole. Beyond that, chunks are decoded piece by piece into spill files of exact canonical
+bytes, which are then read like any raw bytes. One spill file holds one **band**: the fewest whole chunks that are
+contiguous in the tensor. It is made when the first move needs it, by all workers that wait for it together (each
+decodes one chunk at a time), and is removed once every byte of it was read; what a pass that ends early leaves is
+removed with the folder.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from wherry import dtypes
+from wherry.errors import UsageError, storage_error
+from wherry.format import Block, Extent, Reader, StreamingReader
+from wherry.move import cells, common_grid
+from wherry.output import as_bytes
+from wherry.placing import band_at, place
+from wherry.staging import PREFIX
+from wherry.units import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+    from types import TracebackType
+
+    from wherry.keypath import KeyPath
+    from wherry.pool import Pool
+    from wherry.tensorspec import Region, Span, TensorSpec
+
+FOLDER_VARIABLE = "WHERRY_SPILL"
+_SHARE = 4  # what is decoded in memory is at most the budget divided by this,
+_LEAST = 4 << 20  # or this where the budget is very small
+_DECODE_FACTOR = 2  # a chunk that is decoded whole is held once by the codec and once as an array
+_MIB = 1 << 20
+
+
+class StoppedError(Exception):
+    """The pass was stopped while a band was being made; nothing is wrong."""
+
+
+@dataclass(slots=True)
+class _Band:
+    """One spill file.
+
+    Attributes:
+        path: where it is.
+        span: canonical bytes of the tensor that it holds.
+        cells: chunks that nobody has begun to decode.
+        left: bytes that no move has read.
+        running: chunks that are being decoded.
+        error: why it could not be made.
+    """
+
+    path: Path
+    span: Span
+    cells: Iterator[Region]
+    left: int
+    running: int = 0
+    error: BaseException | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def take(self) -> Region | None:
+        """A chunk to decode; None where none is left or the band has failed."""
+        with self.changed:
+            cell = None if self.error else next(self.cells, None)
+            self.running += cell is not None
+            return cell
+
+    def done(self, error: BaseException | None) -> None:
+        """A chunk that was taken is decoded, or failed."""
+        with self.changed:
+            self.running -= 1
+            self.error = self.error or error
+            self.changed.notify_all()
+
+    def wait(self, stopped: threading.Event) -> None:
+        """Until all of it is there; raises what went wrong."""
+        with self.changed:
+            while self.running and not self.error:
+                self.changed.wait(0.2)
+                if stopped.is_set():
+                    raise StoppedError
+        if self.error:
+            raise self.error
+
+
+class Spill:
+    """Gives spans of a source's tensors; use it in a `with` statement, which removes its files.
+
+    Nothing is written before a span is asked for, so a plan may ask what would be spilled.
+
+    Attributes:
+        reader: the source.
+    """
+
+    def __init__(self, reader: Reader, pool: Pool, folder: Path | None = None) -> None:
+        """Look at a source.
+
+        Args:
+            reader: the source.
+            pool: the budget, which decoding counts against.
+            folder: where spill files lie; a temporary folder (below `WHERRY_SPILL`, where that is set) by default.
+        """
+        self.reader = reader
+        self._pool = pool
+        self._limit = max(pool.budget // _SHARE, _LEAST)
+        self._folder = folder
+        self._made = False
+        self._extents: dict[KeyPath, tuple[Extent, ...] | None] = {}
+        self._cuts: dict[KeyPath, tuple[int, ...] | None] = {}
+        self._bands: dict[tuple[KeyPath, int], _Band] = {}
+        self._numbers = count()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._made and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def by_span(self, spec: TensorSpec) -> bool:
+        """Whether any span of a tensor can be had, raw or from a spill file; else only regions can."""
+        return self._raw(spec) is not None or self.spills(spec)
+
+    def spills(self, spec: TensorSpec) -> bool:
+        """Whether a tensor goes through spill files.
+
+        Raises:
+            UsageError: its chunks are too large to be decoded whole, and cannot be decoded piece by piece.
+        """
+        if spec.path not in self._cuts:
+            self._cuts[spec.path] = self._cut(spec) if self._raw(spec) is None else None
+        return self._cuts[spec.path] is not None
+
+    @contextmanager
+    def at(
+        self, spec: TensorSpec, span: Span, stopped: threading.Event
+    ) -> Generator[tuple[Extent, ...] | None]:
+        """Where a span's bytes lie while the block runs; None where they must be decoded by region.
+
+        Raises:
+            DamagedError: a chunk is missing or contradicts itself.
+            StorageError: the spill file could not be written.
+            StoppedError: `stopped` was set meanwhile.
+        """
+        if not self.spills(spec):
+            yield self._raw(spec)
+            return
+        bands = list(self._overlapping(spec, span))
+        for band in bands:
+            self._complete(spec, band, stopped)
+        before = Extent("", 0, bands[0].span.start)  # what lies there is not asked for
+        yield (before, *(Extent(str(band.path), 0, band.span.nbytes) for band in bands))
+        for band in bands:
+            self._read(spec, band, min(span.stop, band.span.stop) - max(span.start, band.span.start))
+
+    def _raw(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        with self._lock:
+            if spec.path not in self._extents:
+                self._extents[spec.path] = self.reader.extents(spec)
+            return self._extents[spec.path]
+
+    def _cut(self, spec: TensorSpec) -> tuple[int, ...] | None:
+        """Extents of one band, where the tensor must be spilled."""
+        if spec.chunks is None or spec.nbytes == 0 or dtypes.opaque(spec.dtype):
+            return None
+        cut = common_grid(spec.shape, [spec.chunks])
+        if dtypes.canonical_size(spec.dtype, math.prod(cut)) <= self._limit:
+            return None
+        self._held(spec, next(cells(spec.whole, spec.chunks)))
+        return cut
+
+    def _held(self, spec: TensorSpec, cell: Region) -> int | None:
+        """Bytes that decoding a chunk piece by piece holds; None where it is small enough to be decoded whole."""
+        chunk = _chunk_bytes(spec)
+        if chunk <= self._limit:
+            return None
+        held = self.reader.held(spec, cell) if isinstance(self.reader, StreamingReader) else None
+        if held is None or held > self._limit:
+            way = "it cannot be decoded in pieces" if held is None else f"its codec holds {show_size(held)}"
+            raise UsageError(
+                f"a chunk of {show_size(chunk)} does not fit a quarter of the memory budget, and {way}",
+                path=spec.name,
+                cure=f"give it --memory {-(-_SHARE * (held or chunk) // _MIB)}MiB",
+            )
+        return held
+
+    def _overlapping(self, spec: TensorSpec, span: Span) -> Iterator[_Band]:
+        start = span.start
+        while start < span.stop:
+            band = self._band(spec, start)
+            yield band
+            start = band.span.stop
+
+    def _band(self, spec: TensorSpec, at: int) -> _Band:
+        """The band that holds the byte at an offset."""
+        cut = self._cuts[spec.path]
+        assert cut is not None
+        assert spec.chunks is not None
+        region, span = band_at(spec, cut, at)
+        with self._lock:
+            key = (spec.path, span.start)
+            if key not in self._bands:
+                path = self._place() / str(next(self._numbers))
+                self._bands[key] = _Band(path, span, cells(region, spec.chunks), span.nbytes)
+            return self._bands[key]
+
+    def _place(self) -> Path:
+        if not self._made:
+            try:
+                self._folder = self._folder or Path(
+                    tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE))
+                )
+                self._folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise storage_error(error, str(self._folder or os.environ.get(FOLDER_VARIABLE))) from error
+            self._made = True
+        assert self._folder is not None
+        return self._folder
+
+    def _complete(self, spec: TensorSpec, band: _Band, stopped: threading.Event) -> None:
+        while (cell := band.take()) is not None:
+            try:
+                self._decode(spec, band, cell, stopped)
+            except BaseException as error:
+                band.done(error)
+                raise
+            band.done(None)
+        band.wait(stopped)
+
+    def _decode(self, spec: TensorSpec, band: _Band, cell: Region, stopped: threading.Event) -> None:
+        held = self._held(spec, cell)
+        nbytes = _DECODE_FACTOR * _chunk_bytes(spec) if held is None else held
+        with self._pool.reserved(nbytes), _opened(band.path) as write:
+            for block in self._blocks(spec, cell, streamed=held is not None):
+                pieces = _until(stopped, block.pieces)
+                place(spec, block.region, pieces, lambda data, at: write(data, at - band.span.start))
+
+    def _blocks(self, spec: TensorSpec, cell: Region, *, streamed: bool) -> Iterator[Block]:
+        if streamed and isinstance(self.reader, StreamingReader):
+            return self.reader.stream(spec, cell)
+        return iter([Block(cell, iter([as_bytes(self.reader.read(spec, cell))]))])
+
+    def _read(self, spec: TensorSpec, band: _Band, nbytes: int) -> None:
+        with self._lock:
+            band.left -= nbytes
+            if band.left == 0:
+                del self._bands[spec.path, band.span.start]
+                band.path.unlink()
+
+
+def _chunk_bytes(spec: TensorSpec) -> int:
+    return dtypes.canonical_size(spec.dtype, math.prod(spec.chunks or ()))
+
+
+def _until(stopped: threading.Event, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+    for piece in pieces:
+        if stopped.is_set():
+            raise StoppedError
+        yield piece
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[Callable[[memoryview, int], None]]:
+    """A file to write at offsets; it is made where it is not there."""
+
+    def write(data: memoryview, offset: int) -> None:
+        while data:
+            written = os.pwrite(descriptor, data, offset)
+            data, offset = data[written:], offset + written
+
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield write
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise storage_error(error, str(path)) from error

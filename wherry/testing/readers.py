@@ -1,0 +1,182 @@
+"""The contract of readers: what `wherry.format.Reader` and `Checkpoint` promise, checked on any opened checkpoint.
+
+Regions are slices of the whole; bytes are canonical (C order, little endian) whichever way they come; extents name
+exactly those bytes; wrong requests are refused with our errors; all of it from several threads.
+"""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry import dtypes
+from wherry.checkpoint import Checkpoint
+from wherry.errors import NotFoundError, UsageError, WherryError
+from wherry.store import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wherry.format import Opened
+    from wherry.keypath import KeyPath
+    from wherry.tensorspec import Region, TensorSpec
+
+THREADS = 8
+_REGIONS = 4
+
+
+def check_reader(
+    opened: Opened, contents: Mapping[KeyPath, bytes] | None = None, *, seed: int = 0, regions: int = _REGIONS
+) -> None:
+    """Check all promises of a reader on an opened checkpoint.
+
+    Args:
+        opened: what a format's `open` gave; it stays open.
+        contents: canonical bytes of each tensor, where they are known; else what `read` gives stands for them.
+        seed: of the regions.
+        regions: how many random regions of each tensor are read.
+
+    Raises:
+        AssertionError: a promise was broken.
+    """
+    checkpoint = Checkpoint(opened)
+    check_complete(opened)
+    check_refusals(checkpoint)
+    for path, spec in opened.manifest.tensors.items():
+        expected = canonical(opened, spec) if contents is None else contents[path]
+        check_tensor(checkpoint, spec, expected)
+    check_threads(checkpoint, contents or {}, seed=seed, regions=regions)
+
+
+def check_complete(opened: Opened) -> None:
+    """Nothing is absent, and every member is a file of the stated size."""
+    absent = list(opened.reader.absent())
+    assert not absent, f"absent: {absent[:3]}"
+    members = list(opened.reader.members())
+    assert members, "a checkpoint without files"
+    home = locate(opened.detection.uri)
+    for entry in members:
+        file = home if home.entry is not None and not home.entry.is_dir else home.join(entry.name)
+        there = file.stat()
+        assert there is not None, f"{entry.name} is a member but is not there"
+        assert (there.size, there.mark) == (entry.size, entry.mark), f"{entry.name}: another size or mark"
+    for companion in opened.manifest.companions:
+        size = len(opened.reader.companion(companion.name).read())
+        assert size == companion.size, f"{companion.name} has {size} bytes"
+
+
+def check_tensor(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) -> None:
+    """One tensor, whole: by `read`, `read_bytes` and extents."""
+    data = checkpoint.read_bytes(spec.path)
+    assert len(data) == spec.nbytes, f"{spec.name}: {len(data)} bytes, not {spec.nbytes}"
+    assert data == expected, f"{spec.name}: read_bytes differs"
+    assert checkpoint.reader.read_bytes(spec) == expected, f"{spec.name}: the reader's read_bytes differs"
+    _check_extents(checkpoint, spec, expected)
+    if dtypes.opaque(spec.dtype):
+        refused(UsageError, lambda: checkpoint.read(spec.path))
+        return
+    array = checkpoint.read(spec.path)
+    assert array.shape == spec.shape, f"{spec.name}: shape {array.shape}"
+    assert array.dtype == dtypes.numpy_dtype(spec.dtype), f"{spec.name}: {array.dtype}"
+    assert array.flags.c_contiguous, f"{spec.name}: not C order"
+    assert array.flags.writeable, f"{spec.name}: a view of something"
+    assert array.tobytes() == expected, f"{spec.name}: read differs"
+
+
+def check_refusals(checkpoint: Checkpoint) -> None:
+    """Paths that are not there and regions that do not fit are refused by name."""
+    refused(NotFoundError, lambda: checkpoint.read(("no", "such", "tensor")))
+    refused(NotFoundError, lambda: checkpoint.read_bytes("no/such/tensor"))
+    refused(NotFoundError, lambda: checkpoint.reader.companion("no such companion").read())
+    for path, spec in checkpoint.manifest.tensors.items():
+        if not dtypes.opaque(spec.dtype):
+            _check_bad_regions(checkpoint, path, spec)
+
+
+def _check_bad_regions(checkpoint: Checkpoint, path: KeyPath, spec: TensorSpec) -> None:
+    bad: list[Region] = [(*spec.whole, slice(0, 1))]
+    if spec.shape:
+        rest = spec.whole[1:]
+        outside = (slice(0, spec.shape[0] + 1), slice(-1, spec.shape[0]), slice(0, spec.shape[0], 2))
+        bad += [rest, *((part, *rest) for part in outside)]
+    for region in bad:
+        refused(UsageError, lambda region=region: checkpoint.read(path, region))
+
+
+def check_threads(
+    checkpoint: Checkpoint, contents: Mapping[KeyPath, bytes], *, seed: int = 0, regions: int = _REGIONS
+) -> None:
+    """Random regions of all tensors, read by eight threads at once, are slices of the whole."""
+    generator = random.Random(seed)  # noqa: S311
+    specs = [spec for spec in checkpoint.manifest.tensors.values() if not dtypes.opaque(spec.dtype)]
+    wanted = [(spec, random_region(spec, generator)) for spec in specs for _ in range(regions)]
+    generator.shuffle(wanted)
+    with ThreadPoolExecutor(THREADS) as executor:
+        done = [
+            executor.submit(_check_region, checkpoint, spec, region, contents.get(spec.path))
+            for spec, region in wanted
+        ]
+        for one in done:
+            one.result()
+
+
+def _check_region(checkpoint: Checkpoint, spec: TensorSpec, region: Region, known: bytes | None) -> None:
+    import numpy as np
+
+    whole = (
+        checkpoint.read(spec.path)
+        if known is None
+        else np.frombuffer(known, dtypes.numpy_dtype(spec.dtype)).reshape(spec.shape)
+    )
+    part, expected = checkpoint.read(spec.path, region), whole[region]
+    assert part.shape == expected.shape, f"{spec.name}{region}: shape {part.shape}"
+    assert part.dtype == expected.dtype, f"{spec.name}{region}: {part.dtype}"
+    assert part.flags.c_contiguous, f"{spec.name}{region}: not C order"
+    assert part.tobytes() == expected.tobytes(), f"{spec.name}{region}: differs from the slice of the whole"
+
+
+def random_region(spec: TensorSpec, generator: random.Random) -> Region:
+    """Step-1 slices inside the tensor, empty ones among them."""
+    return tuple(
+        slice(start, generator.randint(start, extent))
+        for extent in spec.shape
+        for start in (generator.randint(0, extent),)
+    )
+
+
+def canonical(opened: Opened, spec: TensorSpec) -> bytes:
+    """Canonical bytes of a whole tensor."""
+    return Checkpoint(opened).read_bytes(spec.path)
+
+
+def _check_extents(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) -> None:
+    extents = checkpoint.reader.extents(spec)
+    if extents is None:
+        return
+    position = 0
+    for extent in extents:
+        data = _file_range(extent.file, extent.offset, extent.length)
+        assert data == expected[position : position + extent.length], (
+            f"{spec.name}: {extent} holds other bytes"
+        )
+        position += extent.length
+    assert position == spec.nbytes, f"{spec.name}: its extents hold {position} bytes, not {spec.nbytes}"
+
+
+def _file_range(file: str, offset: int, length: int) -> bytes:
+    with Path(locate(file).path).open("rb") as opened:
+        opened.seek(offset)
+        return opened.read(length)
+
+
+def refused(kind: type[WherryError], act: Callable[[], object]) -> None:
+    """Assert that a call ends with this error of ours."""
+    try:
+        act()
+    except kind:
+        return
+    except WherryError as error:
+        raise AssertionError(f"{type(error).__name__} instead of {kind.__name__}: {error.what}") from error
+    raise AssertionError(f"no {kind.__name__} was raised")

@@ -1,0 +1,210 @@
+"""Samples: small checkpoints that hold everything that a format declares to hold, and the cuts to write them by.
+
+A sample follows from the format's `Holds` alone: each dtype in several ranks, tensors across leaves and chunks,
+tensors without elements, nested key paths, other values, empty nodes, companion files. Bytes are drawn at random
+from a seed among those that the dtype admits, so that no chunk equals a fill value and two samples are alike.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+from itertools import count, cycle, islice, pairwise
+from typing import TYPE_CHECKING, Any
+
+from wherry import dtypes
+from wherry.manifest import Companion, Manifest, Value
+from wherry.move import cells, region_span
+from wherry.registry import checked_options
+from wherry.tensorspec import Region, Span, TensorSpec, region_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.format import Format
+    from wherry.keypath import KeyPath
+
+SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (2, 3), (3, 1, 5), (2, 3, 4, 5), (1, 2, 1, 3, 2))
+_EVEN_SHAPES: tuple[tuple[int, ...], ...] = ((8,), (2, 4), (3, 2, 8))
+_EMPTY_SHAPES: tuple[tuple[int, ...], ...] = ((0,), (3, 0, 2))
+_LEAVES_SHAPE = (3, 7, 299_593)  # one byte an element: crosses a leaf, ends inside one
+_CHUNKS_SHAPE = (2620, 4099)  # four bytes an element, 41 MiB: several chunks, odd in both axes
+_PARTS = ("params", "größe 1", "w.b")
+_EMPTIES = {("nothing",): "none", ("state", "empty"): "dict", ("state", "rows"): "list"}
+_VALUES: dict[KeyPath, Value] = {
+    ("step",): 7,
+    ("state", "name"): "run é",
+    ("state", "rate"): 0.25,
+    ("flag",): True,
+}
+_COMPANIONS = {"tokenizer.json": b'{"version": "1.0"}', "notes.txt": "größe\n".encode()}
+_SHAPES_A_DTYPE = 3
+_BYTE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A checkpoint that a format must be able to hold.
+
+    Attributes:
+        row: the format.
+        options: its options, checked and complete.
+        manifest: what is to be written, as the format's `prepare` gives it.
+        contents: canonical bytes of each tensor.
+        companions: bytes of each companion file.
+    """
+
+    row: Format
+    options: Mapping[str, Any]
+    manifest: Manifest
+    contents: Mapping[KeyPath, bytes]
+    companions: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One call of `Writer.write`: a natural region of a gridded tensor, or a span of another one."""
+
+    path: KeyPath
+    where: Region | Span
+    data: bytes
+
+
+def sample(
+    row: Format, options: Mapping[str, Any] | None = None, *, large: bool = True, seed: int = 0
+) -> Sample:
+    """A sample of everything that a format holds.
+
+    Args:
+        row: the format; it must be written.
+        options: its options, as a user gives them.
+        large: whether tensors of 6 MiB and 41 MiB are among the tensors.
+        seed: of the contents.
+    """
+    checked = checked_options(row, options or {})
+    generator = random.Random(seed)  # noqa: S311  contents, not secrets
+    specs = [
+        replace(spec, path=path)
+        for spec, path in zip(_specs(row, large=large), _paths(row.holds.depth), strict=False)
+    ]
+    manifest = Manifest(
+        tensors={spec.path: spec for spec in specs},
+        values=_VALUES if row.holds.values else {},
+        empties=_EMPTIES if row.holds.empties else {},
+        lists=_lists(specs),
+        companions=_companions() if row.holds.companions else (),
+    )
+    prepared = row.prepare(manifest, checked)
+    contents = {spec.path: random_bytes(spec, generator) for spec in specs}
+    return Sample(row, checked, prepared, contents, _COMPANIONS if row.holds.companions else {})
+
+
+def variants(row: Format) -> Iterator[dict[str, Any]]:
+    """The options of a format: all by default, then each other choice of each option alone."""
+    yield {}
+    for name, option in row.options.items():
+        if isinstance(option.default, bool):
+            yield {name: not option.default}
+        yield from ({name: choice} for choice in option.choices if choice != option.default)
+
+
+def pieces(sample: Sample, seed: int = 0) -> list[Piece]:
+    """Cut all tensors of a sample into what a writer takes, in random order; each byte comes once.
+
+    Args:
+        sample: what is written.
+        seed: of the cuts and of the order.
+    """
+    generator = random.Random(seed)  # noqa: S311
+    found = [
+        piece
+        for spec in sample.manifest.tensors.values()
+        if spec.size
+        for piece in _cut(spec, sample.contents[spec.path], generator)
+    ]
+    generator.shuffle(found)
+    return found
+
+
+def random_bytes(spec: TensorSpec, generator: random.Random) -> bytes:
+    """Canonical bytes of a tensor, each element one that its dtype admits."""
+    raw = generator.randbytes(spec.nbytes)
+    if spec.dtype == "bool":
+        return bytes(byte & 1 for byte in raw)
+    narrow = _narrow_bits(spec.dtype)
+    if narrow is None:
+        return raw
+    most = 1 << narrow
+    signed = spec.dtype.startswith("int")
+    return bytes((byte % most - (most >> 1 if signed else 0)) & 0xFF for byte in raw)
+
+
+def _narrow_bits(dtype: str) -> int | None:
+    """Bits of an element that canonical bytes widen to a byte; None for all other dtypes."""
+    names = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
+    return names.get(dtype)
+
+
+def _specs(row: Format, *, large: bool) -> Iterator[TensorSpec]:
+    names = sorted(row.holds.dtypes)
+    shapes = cycle(SHAPES)
+    for name in names:
+        packed = dtypes.opaque(name) or _narrow_bits(name) is not None
+        for shape in _EVEN_SHAPES if packed else islice(shapes, _SHAPES_A_DTYPE):
+            yield TensorSpec((), shape, name)
+    if row.holds.zero_size:
+        yield from (TensorSpec((), shape, names[-1]) for shape in _EMPTY_SHAPES)
+    if large:
+        yield TensorSpec((), _LEAVES_SHAPE, next(name for name in names if dtypes.bits(name) == _BYTE))
+        yield TensorSpec((), _CHUNKS_SHAPE, "float32")
+
+
+def _paths(depth: int | None) -> Iterator[KeyPath]:
+    """Key paths of several depths, or of at most `depth`; the nodes `blocks` and `blocks/<n>/rows` are lists."""
+    for number in count():
+        last = f"{_PARTS[number % 3]}.{number}"
+        path = (last,) if number % 2 else (*_PARTS, last)
+        if depth is not None:
+            yield (*path[: depth - 1], last)
+        else:
+            yield path if number % 4 else ("blocks", str(number // 4), "rows", "0")
+
+
+def _lists(specs: list[TensorSpec]) -> frozenset[KeyPath]:
+    """The nodes of the paths of `_paths` that are sequences."""
+    prefixes = {spec.path[:depth] for spec in specs for depth in range(1, len(spec.path))}
+    return frozenset(path for path in prefixes if path[0] == "blocks" and path[-1] in ("blocks", "rows"))
+
+
+def _companions() -> tuple[Companion, ...]:
+    return tuple(Companion(name, len(data)) for name, data in _COMPANIONS.items())
+
+
+def _cut(spec: TensorSpec, data: bytes, generator: random.Random) -> Iterator[Piece]:
+    if spec.chunks is not None:
+        for region in cells(spec.whole, spec.chunks):
+            yield Piece(spec.path, region, _region_bytes(spec, data, region))
+        return
+    grain = math.lcm(dtypes.bits(spec.dtype), 2 * _BYTE) // _BYTE * (1 if spec.nbytes > _BYTE else 0)
+    inner = {generator.randrange(0, spec.nbytes, grain) for _ in range(4)} if grain else set[int]()
+    places = sorted({0, spec.nbytes, *inner})
+    for start, stop in pairwise(places):
+        yield Piece(spec.path, Span(start, stop), data[start:stop])
+
+
+def _region_bytes(spec: TensorSpec, data: bytes, region: Region) -> bytes:
+    span = region_span(spec, region)
+    if span == Span(0, spec.nbytes) or _contiguous(spec, region):
+        return data[span.start : span.stop]
+    import numpy as np
+
+    array = np.frombuffer(data, dtypes.numpy_dtype(spec.dtype)).reshape(spec.shape)
+    return array[region].tobytes()
+
+
+def _contiguous(spec: TensorSpec, region: Region) -> bool:
+    """Whether a region is one run of the tensor's bytes: one index, then a range, then all."""
+    shape = region_shape(region)
+    first = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))
+    return shape[first + 1 :] == spec.shape[first + 1 :]

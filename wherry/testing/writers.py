@@ -1,0 +1,241 @@
+"""The contract of writers: what `wherry.format.Writer` promises, checked for any format that is written.
+
+Random order, several threads, parts written twice, syncs in between, `finish` twice, a run abandoned and taken up
+by another writer: the result must hold exactly the sample, and nothing may pass for a checkpoint before `finish`.
+"""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.checkpoint import Checkpoint
+from wherry.detect import detect, examine
+from wherry.digest import checkpoint_digest
+from wherry.format import Glimpse
+from wherry.hashing import hash_checkpoint
+from wherry.store import locate, make_folder
+from wherry.testing.readers import canonical, check_reader
+from wherry.testing.samples import pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wherry.format import Opened, Writer
+    from wherry.location import Location
+    from wherry.testing.samples import Piece, Sample
+
+THREADS = 4
+_MEMORY = 64 << 20
+_SYNC_EVERY = 16
+_TWICE = 0.25
+
+
+def staging_place(folder: Path, name: str = "out") -> Location:
+    """Where the engine would stage a target of this name."""
+    return locate(folder / f".wherry-{name}.0123abcd")
+
+
+def start(sample: Sample, place: Location) -> Writer:
+    """A writer on a staging place as the engine makes it: companions are already there."""
+    for name, data in sample.companions.items():
+        member = place.join(f"{sample.row.companion_folder}{name}")
+        make_folder(member.parent)
+        member.put(data)
+    assert sample.row.create is not None, f"{sample.row.name} is not written"
+    return sample.row.create(place, sample.manifest, sample.options)
+
+
+def write_pieces(writer: Writer, parts: Sequence[Piece]) -> None:
+    """Write parts from several threads, with a sync after every few."""
+
+    def one(numbered: tuple[int, Piece]) -> None:
+        number, piece = numbered
+        writer.write(piece.path, piece.where, memoryview(piece.data))
+        if number % _SYNC_EVERY == _SYNC_EVERY - 1:
+            writer.sync()
+
+    with ThreadPoolExecutor(THREADS) as executor:
+        list(executor.map(one, enumerate(parts)))
+
+
+def repeated(parts: Sequence[Piece], seed: int = 0) -> list[Piece]:
+    """Parts in random order, a quarter of them twice."""
+    generator = random.Random(seed)  # noqa: S311
+    some = [*parts, *(piece for piece in parts if generator.random() < _TWICE)]
+    generator.shuffle(some)
+    return some
+
+
+def check_writer(sample: Sample, folder: Path, seed: int = 0) -> str:
+    """Write a sample in random order, twice over in places, and compare all of it.
+
+    Args:
+        sample: what is written.
+        folder: an empty folder to work in.
+        seed: of the cuts and of the order.
+
+    Returns:
+        The checkpoint digest of what was written.
+
+    Raises:
+        AssertionError: a promise was broken.
+    """
+    place = staging_place(folder)
+    writer = start(sample, place)
+    check_grids(sample, writer)
+    parts = pieces(sample, seed)
+    write_pieces(writer, repeated(parts, seed))
+    check_unfinished(sample, place)
+    finish_twice(writer)
+    return check_written(sample, place, seed)
+
+
+def check_kill_between(
+    sample: Sample, folder: Path, seed: int = 0, wreck: Callable[[Location], None] | None = None
+) -> str:
+    """Abandon a writer after a sync, take its place up with a new one that writes only the rest, and compare.
+
+    What was written after the last sync is written again, as a resumed run would.
+
+    Args:
+        sample: what is written.
+        folder: an empty folder to work in.
+        seed: of the cuts, the order and the moment.
+        wreck: done to the place between the two writers, for formats with a harsher idea of a crash.
+
+    Returns:
+        The checkpoint digest of what was written.
+
+    Raises:
+        AssertionError: a promise was broken.
+    """
+    place = staging_place(folder)
+    parts = pieces(sample, seed)
+    synced, late = len(parts) // 2, len(parts) * 3 // 4
+    first = start(sample, place)
+    write_pieces(first, parts[:synced])
+    first.sync()
+    for piece in parts[synced:late]:
+        first.write(piece.path, piece.where, memoryview(piece.data))
+    first.close()
+    check_unfinished(sample, place)
+    if wreck is not None:
+        wreck(place)
+    second = start(sample, place)
+    write_pieces(second, parts[synced:])
+    finish_twice(second)
+    return check_written(sample, place, seed)
+
+
+def check_kill_after_finish(sample: Sample, folder: Path, seed: int = 0) -> str:
+    """Take up a place that was finished but not committed: nothing is left to write, and `finish` must do.
+
+    Returns:
+        The checkpoint digest of what was written.
+
+    Raises:
+        AssertionError: a promise was broken.
+    """
+    place = staging_place(folder)
+    first = start(sample, place)
+    write_pieces(first, pieces(sample, seed))
+    first.finish()
+    first.close()
+    finish_twice(start(sample, place))
+    return check_written(sample, place, seed)
+
+
+def check_grids(sample: Sample, writer: Writer) -> None:
+    """The writer's grid of each tensor is the one that `prepare` promised."""
+    for path, spec in sample.manifest.tensors.items():
+        assert writer.grid(path) == spec.chunks, f"{spec.name}: grid {writer.grid(path)}, not {spec.chunks}"
+
+
+def check_unfinished(sample: Sample, place: Location) -> None:
+    """What is staged does not pass for a checkpoint.
+
+    The staging name alone must make `detect` refuse it. A format whose checkpoint lies below that name, in a step
+    folder, has no such shield there, so there the format itself must not call it whole.
+    """
+    found = detect(place.uri)
+    assert found.verdict != "ok", f"{place.name} passes for {found.format} before it is finished"
+    if sample.row.step_folder is not None and "/" in sample.row.step_folder(1):
+        claim = sample.row.detect(Glimpse(locate(place.uri)))
+        if claim is not None:
+            verdict = examine(locate(place.uri), claim).verdict
+            assert verdict != "ok", f"{sample.row.name} calls it whole before it is finished"
+
+
+def finish_twice(writer: Writer) -> None:
+    """Finish, finish again, and release."""
+    writer.finish()
+    writer.finish()
+    writer.close()
+    writer.close()
+
+
+def check_written(sample: Sample, place: Location, seed: int = 0) -> str:
+    """Open what was written with the same format and compare structure and every byte.
+
+    Returns:
+        The checkpoint digest.
+
+    Raises:
+        AssertionError: something differs.
+    """
+    opened = open_as(sample, place)
+    try:
+        check_structure(sample, opened)
+        check_reader(opened, sample.contents, seed=seed)
+        for name, data in sample.companions.items():
+            assert opened.reader.companion(name).read() == data, f"companion {name} differs"
+        return digest_of(opened)
+    finally:
+        opened.reader.close()
+
+
+def open_as(sample: Sample, place: Location) -> Opened:
+    """Open a place with the sample's own format."""
+    detection = sample.row.detect(Glimpse(locate(place.uri)))
+    assert detection is not None, f"{sample.row.name} does not recognise what it wrote"
+    examined = examine(locate(place.uri), detection)
+    assert examined.verdict == "ok", f"{sample.row.name}: {examined.verdict}: {examined.reason}"
+    return sample.row.open(locate(place.uri), detection)
+
+
+def check_structure(sample: Sample, opened: Opened) -> None:
+    """Key paths, shapes, dtypes and everything that is not a tensor came back."""
+    wanted, found = sample.manifest, opened.manifest
+    expected = {path: (spec.shape, spec.dtype) for path, spec in wanted.tensors.items()}
+    seen = {path: (spec.shape, spec.dtype) for path, spec in found.tensors.items()}
+    odd = sorted(set(expected.items()) ^ set(seen.items()))
+    assert not odd, f"structure differs at {odd[0]} and {len(odd) - 1} more"
+    for name in ("values", "empties", "lists"):
+        assert getattr(found, name) == getattr(wanted, name), (
+            f"{name} differ: {getattr(found, name)}, not {getattr(wanted, name)}"
+        )
+    names = sorted(companion.name for companion in found.companions)
+    assert names == sorted(sample.companions), f"companions are {names}"
+    version = sample.row.version(wanted, sample.options)
+    assert opened.detection.format == sample.row.name
+    assert opened.detection.format_version == version, f"{opened.detection.format_version}, not {version}"
+
+
+def digest_of(opened: Opened) -> str:
+    """The checkpoint digest, from every byte as it lies now."""
+    checkpoint = Checkpoint(opened)
+    manifest = opened.manifest.with_digests(hash_checkpoint(checkpoint, memory=_MEMORY).digests)
+    return checkpoint_digest(manifest, opened.detection.format, opened.detection.format_version)
+
+
+def file_bytes(place: Location) -> bytes:
+    """The bytes of a format's one file."""
+    return Path(place.path).read_bytes()
+
+
+def contents_of(opened: Opened) -> dict[tuple[str, ...], bytes]:
+    """Canonical bytes of every tensor, to compare two checkpoints of different formats."""
+    return {path: canonical(opened, spec) for path, spec in opened.manifest.tensors.items()}
