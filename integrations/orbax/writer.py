@@ -129,8 +129,11 @@ class OrbaxWriter:
                 source, kvstore.open_store(target, self._using, self._staging.uri), self._staging.uri
             )
         for name, text in self._small_files():
-            self._staging.store.put(self._staging.join(name).path, text.encode())
-        sync_everything(Path(self._staging.path))
+            self._staging.join(name).put(text.encode())
+        try:
+            sync_everything(Path(self._staging.path))
+        except OSError as error:
+            raise storage_error(error, self._staging.uri) from error
         self._finished = True
 
     def close(self) -> None:
@@ -247,9 +250,12 @@ def checkpoint_json(handlers: str | dict[str, str], started: int, manifest: Mani
 def finish_step(folder: Location, manifest: Manifest, item: str) -> None:
     """Complete a step folder of a CheckpointManager around its one item."""
     text = checkpoint_json({item: _HANDLER}, time.time_ns(), manifest)
-    folder.store.put(folder.join(layout.CHECKPOINT).path, text.encode())
-    folder.store.put(folder.join(layout.COMMITTED).path, b"Written by wherry.\n")
-    sync_folder(Path(folder.path))
+    folder.join(layout.CHECKPOINT).put(text.encode())
+    folder.join(layout.COMMITTED).put(b"Written by wherry.\n")
+    try:
+        sync_folder(Path(folder.path))
+    except OSError as error:
+        raise storage_error(error, folder.uri) from error
 
 
 def _require_one_chunk(spec: TensorSpec, where: Region, chunks: tuple[int, ...]) -> None:
