@@ -35,6 +35,16 @@ def test_row_bands_tile_the_tensor_and_are_contiguous(data, shape, limit):
 
 
 @settings(deadline=None)
+@given(shapes, st.integers(1, 40))
+def test_cuts_never_fall_inside_a_byte_of_two_elements(shape, limit):
+    spec = TensorSpec(("t",), shape, "float4_e2m1fn")
+    spans = [span for _region, span in row_bands(spec, limit)]
+    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
+    assert spans[-1].stop == spec.nbytes
+    assert all(span.start % 2 == 0 for span in spans)
+
+
+@settings(deadline=None)
 @given(st.data(), shapes)
 def test_moves_of_gridded_tensors_consist_of_whole_chunks(data, shape):
     source_grid = data.draw(st.none() | grids(shape))

@@ -102,6 +102,19 @@ def test_small_chunks_and_raw_ones_are_not_spilled(tmp_path, monkeypatch):
     assert used == []
 
 
+def test_the_plan_says_what_goes_through_spill_files(tmp_path, capsys):
+    from wherry.cli import main
+
+    folder = stored(tmp_path / "in", values((1024, 6000)), (1024, 6000), **ZSTD)
+    command = ["plan", str(folder), str(tmp_path / "o.safetensors"), "--to", "safetensors", "--memory"]
+    for memory, shown in (("16MiB", True), ("1GiB", False)):
+        with pytest.raises(SystemExit) as end:
+            main([*command, memory])
+        assert end.value.code in (0, None)
+        assert ("spill" in capsys.readouterr().out) == shown
+    assert os.listdir(tmp_path) == ["in"]
+
+
 def test_a_codec_that_cannot_stream_is_refused_and_the_memory_named(tmp_path):
     array = values((2048, 3000), "float32")
     folder = stored(tmp_path / "in", array, array.shape, **BLOSC)
@@ -182,7 +195,7 @@ def test_what_a_kill_leaves_goes_with_the_next_run_or_with_clean(tmp_path):
 
 
 def test_a_stopped_pass_ends_between_two_pieces(tmp_path):
-    from wherry.spill import StoppedError
+    from wherry.band import StoppedError
 
     folder = stored(tmp_path / "in", values((1024, 6000)), (1024, 6000), **ZSTD)
     stopped = threading.Event()

@@ -57,6 +57,11 @@ def opaque(name: str) -> bool:
     return name in _OPAQUE
 
 
+def paired(name: str) -> bool:
+    """Whether flat containers store two elements of this type in a byte, so that no cut may fall between them."""
+    return name == "float4_e2m1fn"
+
+
 def bits(name: str) -> int:
     """Bits of one element in canonical bytes (8 for every type below a byte that ml_dtypes holds).
 

@@ -155,5 +155,16 @@ def _feed(update: Callable[[Buffer], None], source: Spill, spec: TensorSpec, mov
         elif dtypes.opaque(spec.dtype):
             update(source.reader.read_bytes(spec))
         else:
-            with pool.reserved(move.span.nbytes):
-                update(source.reader.read(spec, move.region or spec.whole).tobytes())
+            _feed_decoded(update, source, spec, move, pool)
+
+
+def _feed_decoded(
+    update: Callable[[Buffer], None], source: Spill, spec: TensorSpec, move: Move, pool: Pool
+) -> None:
+    region = spec.whole if move.region is None else move.region
+    with pool.buffer(move.span.nbytes) as buffer:
+        if source.fill(spec, region, move.span, buffer):
+            update(buffer)
+            return
+    with pool.reserved(move.span.nbytes):
+        update(source.reader.read(spec, region).tobytes())

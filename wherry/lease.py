@@ -7,6 +7,7 @@ is gone. Taking over moves the old lease away in one step, so of two that try on
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 EXPIRY_SECONDS = 30.0
+DRAFT = ".draft"  # `.wherry-<name>.<8 hex>.draft`: a lease before or after its time; a kill may leave it
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without hard links says
 _HEARTBEAT_SECONDS = 5.0
 
 
@@ -63,14 +66,29 @@ class Lease:
         }
         for _attempt in range(2):
             try:
-                descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                self._create(json.dumps(owner).encode())
             except FileExistsError:
                 self._evict()
-                continue
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(owner, file)
-            return
+            except FileNotFoundError:
+                continue  # who holds it, or held it until now, has tidied the draft away
+            else:
+                return
         raise self._in_use({})
+
+    def _create(self, text: bytes) -> None:
+        """Make the lease appear with its owner in it: a kill in between must not leave one that nobody owns."""
+        draft = self._path.with_name(f"{self._path.stem}.{secrets.token_hex(4)}{DRAFT}")
+        try:
+            draft.write_bytes(text)
+            os.link(draft, self._path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text)
+        finally:
+            draft.unlink(missing_ok=True)
 
     def _evict(self) -> None:
         """Move a dead lease away; raise where it is alive."""
@@ -81,12 +99,12 @@ class Lease:
             return  # released at this moment
         if age < EXPIRY_SECONDS and not _is_dead(owner):
             raise self._in_use(owner)
-        grave = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
+        grave = self._path.with_name(f"{self._path.stem}.{secrets.token_hex(4)}{DRAFT}")
         try:
             self._path.rename(grave)
         except FileNotFoundError:
             return  # another run was quicker; the exclusive create decides
-        grave.unlink()
+        grave.unlink(missing_ok=True)  # the new holder tidies up too
 
     def _in_use(self, owner: dict[str, Any]) -> TargetInUseError:
         who = f"process {owner['pid']} on {owner['host']}" if owner else "another run"
@@ -106,7 +124,7 @@ def _owner(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except ValueError:
-        return {}  # being written, or torn: its age alone decides
+        return {}  # being written on a file system without links, or torn: its age alone decides
 
 
 def _is_dead(owner: dict[str, Any]) -> bool:

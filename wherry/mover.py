@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wherry import dtypes
+from wherry.band import StoppedError
 from wherry.digest import LeafHasher
 from wherry.errors import CorruptError, storage_error
 from wherry.move import Move, moves_of
 from wherry.output import Output, as_bytes
-from wherry.spill import StoppedError
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -143,11 +143,22 @@ class Carrier:
                 with self.pool.buffer(move.span.nbytes) as buffer:
                     read_span(extents, move.span, buffer, spec)
                     self._deliver(move, buffer, hasher)
-            else:
+            elif not self._streamed(spec, move, hasher):
                 with self.pool.reserved(move.span.nbytes * _DECODE_FACTOR):
                     self._deliver(move, self._decoded(spec, move), hasher)
 
+    def _streamed(self, spec: TensorSpec, move: Move, hasher: LeafHasher) -> bool:
+        """Decode into a reused buffer, where the chunks can be decoded piece by piece."""
+        if move.region is None or dtypes.opaque(spec.dtype):
+            return False
+        with self.pool.buffer(move.span.nbytes) as buffer:
+            filled = self.source.fill(spec, move.region, move.span, buffer)
+            if filled:
+                self._deliver(move, buffer, hasher)
+        return filled
+
     def _decoded(self, spec: TensorSpec, move: Move) -> memoryview:
+        """Decode as the reader does, into memory of its own."""
         if dtypes.opaque(spec.dtype):
             return memoryview(self.source.reader.read_bytes(spec))
         return as_bytes(self.source.reader.read(spec, spec.whole if move.region is None else move.region))

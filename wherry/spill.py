@@ -16,12 +16,12 @@ import shutil
 import tempfile
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from wherry import dtypes
+from wherry.band import Band, StoppedError
 from wherry.errors import UsageError, storage_error
 from wherry.format import Block, Extent, Reader, StreamingReader
 from wherry.move import cells, common_grid
@@ -43,56 +43,6 @@ _SHARE = 4  # what is decoded in memory is at most the budget divided by this,
 _LEAST = 4 << 20  # or this where the budget is very small
 _DECODE_FACTOR = 2  # a chunk that is decoded whole is held once by the codec and once as an array
 _MIB = 1 << 20
-
-
-class StoppedError(Exception):
-    """The pass was stopped while a band was being made; nothing is wrong."""
-
-
-@dataclass(slots=True)
-class _Band:
-    """One spill file.
-
-    Attributes:
-        path: where it is.
-        span: canonical bytes of the tensor that it holds.
-        cells: chunks that nobody has begun to decode.
-        left: bytes that no move has read.
-        running: chunks that are being decoded.
-        error: why it could not be made.
-    """
-
-    path: Path
-    span: Span
-    cells: Iterator[Region]
-    left: int
-    running: int = 0
-    error: BaseException | None = None
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def take(self) -> Region | None:
-        """A chunk to decode; None where none is left or the band has failed."""
-        with self.changed:
-            cell = None if self.error else next(self.cells, None)
-            self.running += cell is not None
-            return cell
-
-    def done(self, error: BaseException | None) -> None:
-        """A chunk that was taken is decoded, or failed."""
-        with self.changed:
-            self.running -= 1
-            self.error = self.error or error
-            self.changed.notify_all()
-
-    def wait(self, stopped: threading.Event) -> None:
-        """Until all of it is there; raises what went wrong."""
-        with self.changed:
-            while self.running and not self.error:
-                self.changed.wait(0.2)
-                if stopped.is_set():
-                    raise StoppedError
-        if self.error:
-            raise self.error
 
 
 class Spill:
@@ -119,7 +69,7 @@ class Spill:
         self._made = False
         self._extents: dict[KeyPath, tuple[Extent, ...] | None] = {}
         self._cuts: dict[KeyPath, tuple[int, ...] | None] = {}
-        self._bands: dict[tuple[KeyPath, int], _Band] = {}
+        self._bands: dict[tuple[KeyPath, int], Band] = {}
         self._numbers = count()
         self._lock = threading.Lock()
 
@@ -168,6 +118,35 @@ class Spill:
         for band in bands:
             self._read(spec, band, min(span.stop, band.span.stop) - max(span.start, band.span.start))
 
+    def fill(self, spec: TensorSpec, region: Region, span: Span, buffer: memoryview) -> bool:
+        """Decode whole chunks piece by piece straight into a buffer; False where the reader must decode them.
+
+        Args:
+            spec: the tensor.
+            region: what is wanted.
+            span: the canonical bytes that it covers.
+            buffer: takes them.
+
+        Raises:
+            DamagedError: a chunk is missing or contradicts itself.
+        """
+        reader, chunks = self.reader, spec.chunks
+        if not chunks or not _whole(region, chunks, spec.shape):
+            return False
+        if not isinstance(reader, StreamingReader):
+            return False
+        parts = list(cells(region, chunks))
+        if any(reader.held(spec, cell) is None for cell in parts):
+            return False
+
+        def write(data: memoryview, at: int) -> None:
+            buffer[at - span.start : at - span.start + len(data)] = data
+
+        for cell in parts:
+            for block in reader.stream(spec, cell):
+                place(spec, block.region, block.pieces, write)
+        return True
+
     def _raw(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         with self._lock:
             if spec.path not in self._extents:
@@ -199,14 +178,14 @@ class Spill:
             )
         return held
 
-    def _overlapping(self, spec: TensorSpec, span: Span) -> Iterator[_Band]:
+    def _overlapping(self, spec: TensorSpec, span: Span) -> Iterator[Band]:
         start = span.start
         while start < span.stop:
             band = self._band(spec, start)
             yield band
             start = band.span.stop
 
-    def _band(self, spec: TensorSpec, at: int) -> _Band:
+    def _band(self, spec: TensorSpec, at: int) -> Band:
         """The band that holds the byte at an offset."""
         cut = self._cuts[spec.path]
         assert cut is not None
@@ -216,7 +195,7 @@ class Spill:
             key = (spec.path, span.start)
             if key not in self._bands:
                 path = self._place() / str(next(self._numbers))
-                self._bands[key] = _Band(path, span, cells(region, spec.chunks), span.nbytes)
+                self._bands[key] = Band(path, span, cells(region, spec.chunks), span.nbytes)
             return self._bands[key]
 
     def _place(self) -> Path:
@@ -232,7 +211,7 @@ class Spill:
         assert self._folder is not None
         return self._folder
 
-    def _complete(self, spec: TensorSpec, band: _Band, stopped: threading.Event) -> None:
+    def _complete(self, spec: TensorSpec, band: Band, stopped: threading.Event) -> None:
         while (cell := band.take()) is not None:
             try:
                 self._decode(spec, band, cell, stopped)
@@ -242,7 +221,7 @@ class Spill:
             band.done(None)
         band.wait(stopped)
 
-    def _decode(self, spec: TensorSpec, band: _Band, cell: Region, stopped: threading.Event) -> None:
+    def _decode(self, spec: TensorSpec, band: Band, cell: Region, stopped: threading.Event) -> None:
         held = self._held(spec, cell)
         nbytes = _DECODE_FACTOR * _chunk_bytes(spec) if held is None else held
         with self._pool.reserved(nbytes), _opened(band.path) as write:
@@ -255,12 +234,20 @@ class Spill:
             return self.reader.stream(spec, cell)
         return iter([Block(cell, iter([as_bytes(self.reader.read(spec, cell))]))])
 
-    def _read(self, spec: TensorSpec, band: _Band, nbytes: int) -> None:
+    def _read(self, spec: TensorSpec, band: Band, nbytes: int) -> None:
         with self._lock:
             band.left -= nbytes
             if band.left == 0:
                 del self._bands[spec.path, band.span.start]
                 band.path.unlink()
+
+
+def _whole(region: Region, chunks: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a region consists of whole chunks."""
+    return all(
+        part.start % chunk == 0 and (part.stop % chunk == 0 or part.stop == extent)
+        for part, chunk, extent in zip(region, chunks, shape, strict=True)
+    )
 
 
 def _chunk_bytes(spec: TensorSpec) -> int:

@@ -20,14 +20,13 @@ import ctypes
 import errno
 import os
 import re
-import secrets
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from wherry.errors import TargetExistsError, UsageError, WherryError, storage_error
-from wherry.lease import Lease
+from wherry.lease import DRAFT, Lease
 from wherry.location import Location
 from wherry.store import LocalStore
 
@@ -83,6 +82,7 @@ class Staging:
         self.location = Location(LocalStore(), str(self._parent / f"{self._stem}.{identity}"))
         self.journal = Path(f"{self.location.path}.journal")
         self.spill = Path(f"{self.location.path}.spill")
+        self._sidecar = Path(f"{self.location.path}.sidecar")
         self._lease = Lease(self._parent / f"{self._stem}.lease", target.uri)
 
     def __enter__(self) -> Self:
@@ -94,13 +94,14 @@ class Staging:
             raise storage_error(error, self.target.uri) if isinstance(error, OSError) else error from error
         self._discard_others()
         _remove(self.spill)
+        _remove(self._sidecar)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         cause = self._error or error
-        begun = self._local and Path(self.location.path).exists()  # a local area has gone once it is committed
+        begun = self._local and Path(self.location.path).exists()  # once committed it has gone
         resumable = begun and (
             isinstance(cause, KeyboardInterrupt) or (isinstance(cause, WherryError) and cause.retryable)
         )
@@ -118,12 +119,13 @@ class Staging:
 
     def _discard_others(self) -> None:
         """Areas of other conversions to this target: the lease says that nobody works on them."""
-        pattern = re.compile(re.escape(self._stem) + r"\.[0-9a-f]{8}(\.journal|\.spill)?")
-        mine = (self.location.name, self.journal.name, self.spill.name)
+        pattern = re.compile(re.escape(self._stem) + r"\.[0-9a-f]{8}(\.journal|\.spill|\.sidecar|\.draft)?")
+        mine = (self.location.name, self.journal.name, self.spill.name, self._sidecar.name)
         for path in self._parent.iterdir():
             if pattern.fullmatch(path.name) and path.name not in mine:
                 _remove(path)
-                self.discarded = "an interrupted run had another source, plan or option"
+                if path.suffix != DRAFT:
+                    self.discarded = "an interrupted run had another source, plan or option"
 
     def _remove_parents(self) -> None:
         for parent in reversed(self._made):
@@ -169,13 +171,21 @@ class Staging:
         else:
             sidecar = Path(f"{target}.wherry.json")
             before = sidecar.read_bytes() if sidecar.exists() else None
-            _replace(sidecar, beside)
+            self._put_sidecar(sidecar, beside)
             try:
                 rename_without_replacing(staged, target)
             except BaseException:
-                sidecar.unlink() if before is None else _replace(sidecar, before)
+                sidecar.unlink() if before is None else self._put_sidecar(sidecar, before)
                 raise
         sync_folder(target.parent)
+
+    def _put_sidecar(self, sidecar: Path, data: bytes) -> None:
+        """Put a sidecar whole, over an older one; what a kill leaves bears the area's name and is found with it."""
+        try:
+            LocalStore().put(str(self._sidecar), data)
+            self._sidecar.replace(sidecar)
+        finally:
+            self._sidecar.unlink(missing_ok=True)
 
     def _commit_objects(self, commit_members: tuple[str, ...], beside: bytes | None) -> None:
         store, target = self.target.store, self.target
@@ -243,15 +253,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{PREFIX}{path.name}.{secrets.token_hex(4)}")
-    try:
-        LocalStore().put(str(temporary), data, create_only=True)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _remove_if_empty(folder: Path) -> None:

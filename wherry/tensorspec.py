@@ -125,7 +125,8 @@ def row_bands(
     """Cut a tensor into C-contiguous regions of at most `limit` bytes where that is possible.
 
     The cut runs along the first axis; where one row alone is larger than the limit, along the next axis within
-    that row, and so on. Only the last axis that is cut may exceed the limit (a single element never does).
+    that row, and so on. Only the last axis that is cut may exceed the limit (a single element never does), and
+    what is stored two elements a byte where an odd row would split a byte.
 
     Args:
         spec: the tensor; opaque dtypes cannot be cut and come as one region.
@@ -148,6 +149,8 @@ def _bands(
     rest = spec.shape[axis + 1 :]
     row = dtypes.canonical_size(spec.dtype, math.prod(rest))
     step = multiple[axis]
+    if dtypes.paired(spec.dtype) and row * step % 2:
+        step *= 2
     if row * step > limit and step == 1 and rest:
         for index in range(spec.shape[axis]):
             yield from _bands(spec, (*fixed, slice(index, index + 1)), limit, multiple)

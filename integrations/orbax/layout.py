@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, HostileError, IncompleteError
 from wherry.format import Glimpse
+from wherry.staging import is_staging
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -125,9 +126,11 @@ def look_at_item(glimpse: Glimpse) -> Item | None:
 
 
 def items_of_step(glimpse: Glimpse) -> dict[str, Item]:
-    """The items of a step folder by name, those without arrays left out."""
+    """The items of a step folder by name; those without arrays and our staging areas left out."""
     children = {
-        name: Glimpse(glimpse.location.join(name)) for name, entry in glimpse.entries.items() if entry.is_dir
+        name: Glimpse(glimpse.location.join(name))
+        for name, entry in glimpse.entries.items()
+        if entry.is_dir and not is_staging(name)
     }
     looks = {name: look_at_item(child) for name, child in children.items() if not uncommitted(name)}
     return {name: look for name, look in looks.items() if look is not None and look.has_arrays}

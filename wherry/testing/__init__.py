@@ -10,5 +10,6 @@ test framework: a broken promise is an `AssertionError` that says which.
     writers.check_kill_between(sample, folder)     # abandoned, then taken up
     readers.check_reader(opened)                   # regions, extents, errors, threads
 
-`faults` makes calls of the operating system fail or kill the process, in this process or in children.
+`faults` makes calls of the operating system fail, fall short or kill the process; `children` runs conversions in
+processes that may be killed.
 """

@@ -1,29 +1,20 @@
 """Faults: calls of the operating system that fail, fall short or kill the process at a chosen moment.
 
 `Faults` replaces functions while its `with` block runs, counts their calls and lets a `Fault` act at one of them.
-`Children` runs conversions in processes that may die of it. They are forked from one server that has imported
-everything and has started no thread, so that a kill costs 50 ms instead of a second and hundreds can be tried.
-Only what goes through Python is caught: what a library writes by itself is reached by `Order.file_size`, a limit
-that the kernel enforces.
+Only what goes through Python is caught: what a library writes by itself is reached by a limit that the kernel
+enforces, `wherry.testing.children.Order.file_size`. Conversions that are to be killed are run there too.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import resource
-import select
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
-
-from wherry.errors import WherryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -88,7 +79,7 @@ def tearing(function: Callable[..., Any], *arguments: Any, **options: Any) -> No
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-_ACTS = {"kill": killing, "tear": tearing}
+ACTS: dict[str, Any] = {"kill": killing, "tear": tearing}
 
 
 class Faults:
@@ -160,142 +151,3 @@ def small_steps(workers: int | None = 1) -> Generator[None]:
         if workers is not None:
             stack.enter_context(replaced("wherry.mover:worker_count", lambda: workers))
         yield
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A conversion that a child is to do.
-
-    Attributes:
-        source, target, to, options: as `wherry.convert` takes them.
-        number: the child dies at this call of a function of `places`; 0 for none.
-        place: of which function; None for all together.
-        act: `kill` before the call, or `tear` in the middle of it.
-        after: the child is killed after so many seconds; None lets it end.
-        file_size: most bytes of any file that it writes; the kernel refuses more with EFBIG.
-        places: the functions whose calls count.
-        workers: threads of the mover; None for as many as it takes by itself.
-    """
-
-    source: str
-    target: str
-    to: str
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    number: int = 0
-    place: str | None = None
-    act: str = "kill"
-    after: float | None = None
-    file_size: int | None = None
-    places: Sequence[str] = PLACES
-    workers: int | None = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a child.
-
-    Attributes:
-        killed: whether it died.
-        calls: place → calls, where it lived.
-        receipt: JSON of the receipt, where the conversion succeeded.
-        error: JSON of the error, where it failed.
-    """
-
-    killed: bool
-    calls: dict[str, int] = field(default_factory=dict[str, int])
-    receipt: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None
-
-
-class Children:
-    """Runs conversions in processes that may die; use it in a `with` statement."""
-
-    def __init__(self, preload: Sequence[str] = ()) -> None:
-        """Choose what is imported before the children are forked.
-
-        Args:
-            preload: modules that the conversions need; none of them may start threads.
-        """
-        self._preload = preload
-
-    def __enter__(self) -> Self:
-        code = f"from wherry.testing.faults import serve; serve({json.dumps(list(self._preload))})"
-        self._server = subprocess.Popen(  # noqa: S603  this interpreter, and code from the line above
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.communicate()
-
-    def run(self, order: Order) -> Outcome:
-        """Do one order; returns when the child has ended."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(asdict(order)) + "\n")
-        self._server.stdin.flush()
-        return Outcome(**json.loads(self._server.stdout.readline()))
-
-
-def serve(preload: Sequence[str]) -> None:
-    """Be the server of `Children`: an order a line comes in, an outcome a line goes out."""
-    for name in ("wherry.convert", "wherry.registry", *preload):
-        importlib.import_module(name)
-    from wherry.registry import formats
-
-    formats()
-    for line in sys.stdin:
-        outcome = _supervise(Order(**json.loads(line)))
-        sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
-        sys.stdout.flush()
-
-
-def _supervise(order: Order) -> Outcome:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        _be_child(order, writing)
-    os.close(writing)
-    if order.after is not None and not select.select([reading], [], [], order.after)[0]:
-        os.kill(child, signal.SIGKILL)
-    with os.fdopen(reading, "rb") as file:
-        text = file.read()
-    _pid, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return Outcome(killed=True)
-    return Outcome(killed=False, **json.loads(text))
-
-
-def _be_child(order: Order, writing: int) -> None:
-    """Do the order, report, and end without running anything of the server's."""
-    code = 1
-    try:
-        report = json.dumps(_obey(order)).encode()
-        with os.fdopen(writing, "wb") as file:
-            file.write(report)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def _obey(order: Order) -> dict[str, Any]:
-    from wherry.convert import convert
-
-    if order.file_size is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (order.file_size, resource.RLIM_INFINITY))
-    fault = Fault(_ACTS[order.act], order.number, order.place) if order.number else None
-    with small_steps(order.workers), Faults(fault, order.places) as faults:
-        try:
-            receipt = convert(
-                order.source, order.target, to=order.to, options=order.options, lineage=False
-            ).to_json()
-        except WherryError as error:
-            return {"calls": dict(faults.calls), "error": error.to_json()}
-    return {"calls": dict(faults.calls), "receipt": receipt}

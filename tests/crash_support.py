@@ -1,0 +1,97 @@
+"""What the tests of faults and of kills share: a source, what an undisturbed run makes of it, and what may be left."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+import wherry
+from wherry.clean import clean
+from wherry.errors import StorageError
+from wherry.registry import find_format, formats
+from wherry.testing import faults
+from wherry.testing.children import Order
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WRITTEN = [name for name, row in formats().items() if row.create is not None]
+FAILING = [place for place in faults.PLACES if place.split(":")[1] not in ("unlink", "rmdir")]
+RENAME = "wherry.staging:rename_without_replacing"
+PRELOAD = ["tensorstore", "wherry.integrations.orbax.writer"]
+OPTIONS = {"orbax": {"chunks": "1"}}
+
+
+def convert(source, target, to=None):
+    to = to or target.name.split(".")[0]
+    with faults.small_steps():
+        return wherry.convert(source, target, to=to, options=OPTIONS.get(to, {}), lineage=False).to_json()
+
+
+def failure_of(source, target):
+    """The storage error that a conversion ends with, or None."""
+    try:
+        convert(source, target)
+    except StorageError as error:
+        return error
+    return None
+
+
+def order(source, target, to, **more):
+    return Order(str(source), str(target), to, OPTIONS.get(to, {}), **more)
+
+
+def complete(target: Path) -> set[str]:
+    """What lies in the target's folder when all is done."""
+    to = target.name.split(".")[0]
+    return {target.name, f"{target.name}.wherry.json"} if find_format(to).single_file else {target.name}
+
+
+def assert_done(receipt, target, digest):
+    """The target is what an undisturbed run makes, and nothing else is left."""
+    assert receipt["target"]["checkpoint_digest"] == digest
+    left = set(os.listdir(target.parent)) - complete(target)
+    if receipt[
+        "already"
+    ]:  # killed after the commit: only the lease and the journal can be there, and mean nothing
+        assert all(re.fullmatch(rf"\.wherry-{target.name}\.(lease|\w+\.journal)", name) for name in left), (
+            left
+        )
+        assert all(row.removed for row in clean(target.parent, min_age=0))
+        left = set(os.listdir(target.parent)) - complete(target)
+    assert not left
+
+
+def assert_whole_or_absent(target):
+    if target.exists():
+        assert wherry.verify(target, level="digest").ok
+    for name in os.listdir(target.parent):
+        path = target.parent / name
+        if path != target:
+            assert name.startswith(".wherry-") or name == f"{target.name}.wherry.json", name
+            assert wherry.detect(path).verdict != "ok"
+    assert [one.uri for one in wherry.discover(target.parent)] in ([], [str(target)])
+
+
+def assert_left_after(failed, target):
+    """After an error: resumable state where a retry can help, else nothing; a target only if it is whole."""
+    if target.exists():  # the commit had happened, only making its name durable failed
+        assert_whole_or_absent(target)
+        assert set(os.listdir(target.parent)) == complete(target)
+    elif not failed.retryable:
+        assert not target.parent.exists(), os.listdir(target.parent)
+    elif target.parent.exists():
+        left = os.listdir(target.parent)
+        assert all(name.startswith(f".wherry-{target.name}.") for name in left), left
+        assert not any(name.endswith(".lease") for name in left), left
+
+
+def spread(total: int, most: int) -> list[int]:
+    """Up to so many call numbers, first and last among them."""
+    return sorted({1 + round(step * (total - 1) / (most - 1)) for step in range(most)}) if total else []
+
+
+written = pytest.mark.parametrize("to", WRITTEN)

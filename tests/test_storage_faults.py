@@ -1,0 +1,120 @@
+"""Storage that fails, is full or falls short: a clear error, nothing half done, and running again ends the same.
+
+The short version takes samples of the calls that can fail, the slow one all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from tests.crash_support import (
+    FAILING,
+    assert_done,
+    assert_left_after,
+    convert,
+    failure_of,
+    order,
+    spread,
+    written,
+)
+from wherry.testing import faults
+from wherry.testing.faults import Fault, Faults
+
+pytest_plugins = ("tests.crash_fixtures",)
+
+few_or_all = pytest.mark.parametrize(
+    "most", [3, pytest.param(1000, marks=pytest.mark.slow)], ids=["few", "all"]
+)
+
+
+@few_or_all
+@pytest.mark.parametrize(
+    ("code", "lasting"), [(errno.ENOSPC, True), (errno.EIO, False)], ids=["ENOSPC", "EIO"]
+)
+@written
+def test_storage_that_fails(source, undisturbed, tmp_path, to, code, lasting, most):
+    with Faults() as counted:
+        convert(source, tmp_path / "counted" / to)
+    moments = [(place, number) for place in FAILING for number in spread(counted.calls[place], most)]
+    assert len(moments) > 5
+    for place, number in moments:
+        target = tmp_path / f"{place}-{number}".replace(":", ".") / to
+        with Faults(Fault(faults.failing(code), number, place, lasting)) as injected:
+            failed = failure_of(source, target)
+        if failed is None:  # a folder was there already, or tensorstore made fewer files that must be synced
+            assert place == "os:mkdir" or not injected.struck, f"call {number} of {place}: nobody said so"
+        else:
+            assert (failed.exit_code, failed.retryable) == (10, code == errno.EIO), failed
+            assert_left_after(failed, target)
+        assert_done(convert(source, target), target, undisturbed[to])
+
+
+@written
+def test_short_writes_are_completed(source, undisturbed, tmp_path, to):
+    for place in faults.WRITES:
+        with Faults(Fault(faults.falling_short, 1, place, lasting=True)) as injected:
+            receipt = convert(source, tmp_path / place / to)
+        assert injected.struck or place == "os:pwrite"
+        assert_done(receipt, tmp_path / place / to, undisturbed[to])
+
+
+@written
+def test_the_kernel_refuses_larger_files(source, undisturbed, children, tmp_path, to):
+    for size in (2_000, 200_000, 6_000_000):
+        target = tmp_path / str(size) / to
+        outcome = children.run(order(source, target, to, file_size=size))
+        if outcome.error is None:
+            assert_done(outcome.receipt, target, undisturbed[to])  # its files are smaller
+            continue
+        assert outcome.error["exit_code"] == 10, outcome.error
+        assert "File too large" in outcome.error["what"]
+        assert not target.parent.exists()
+        assert_done(convert(source, target), target, undisturbed[to])
+
+
+TENSORSTORE = {
+    errno.ENOSPC: 'RESOURCE_EXHAUSTED: Error writing "x": [OS error 28: ENOSPC No space left on device]',
+    errno.EIO: 'UNKNOWN: Error writing "x": [OS error 5: EIO Input/output error]',
+}
+
+
+class Failed:
+    """A future of tensorstore that has failed."""
+
+    def __init__(self, code):
+        self.error = ValueError(TENSORSTORE[code])
+
+    def exception(self):
+        return self.error
+
+    def add_done_callback(self, call):
+        call(self)
+
+
+@pytest.mark.parametrize("code", TENSORSTORE, ids=errno.errorcode.get)
+@pytest.mark.parametrize("function", ["put_all", "link_all", "open_store", "open_to_write", "a chunk"])
+def test_tensorstore_fails(source, undisturbed, tmp_path, monkeypatch, function, code):
+    from wherry.integrations.containers import kvstore
+    from wherry.integrations.orbax.pending import Pending
+
+    def fails(*_arguments, **_options):
+        raise kvstore.translated(ValueError(TENSORSTORE[code]), "x")
+
+    target = tmp_path / "out" / "orbax"
+    if function == "a chunk":
+        real, calls = Pending.add, iter(range(100))
+        monkeypatch.setattr(
+            Pending,
+            "add",
+            lambda self, future, nbytes: real(self, Failed(code) if next(calls) == 9 else future, nbytes),
+        )
+    else:
+        monkeypatch.setattr(kvstore, function, fails)
+    failed = failure_of(source, target)
+    assert failed is not None
+    assert (failed.exit_code, failed.retryable) == (10, code == errno.EIO), failed
+    assert_left_after(failed, target)
+    monkeypatch.undo()
+    assert_done(convert(source, target), target, undisturbed["orbax"])
