@@ -39,6 +39,7 @@ class Lease:
     def __init__(self, path: Path, target: str) -> None:
         self._path = path
         self._target = target
+        self._id = secrets.token_hex(8)
         self._over = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="wherry-lease", daemon=True)
 
@@ -55,14 +56,22 @@ class Lease:
     ) -> None:
         self._over.set()
         self._heart.join()
-        self._path.unlink(missing_ok=True)
+        if self._holds():
+            self._path.unlink(missing_ok=True)
+
+    def _holds(self) -> bool:
+        """Whether the lease that is there is this one: a run that slept for too long may have lost it."""
+        try:
+            return _owner(self._path).get("id") == self._id
+        except FileNotFoundError:
+            return False
 
     def _take(self) -> None:
         owner = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "since": time.time(),
-            "id": secrets.token_hex(8),
+            "id": self._id,
         }
         for _attempt in range(2):
             try:
@@ -104,6 +113,11 @@ class Lease:
             self._path.rename(grave)
         except FileNotFoundError:
             return  # another run was quicker; the exclusive create decides
+        if _owner(grave) != owner:  # the dead lease had gone; this one is another run's, made just now
+            os.link(grave, self._path)
+            owner = _owner(grave)
+            grave.unlink(missing_ok=True)
+            raise self._in_use(owner)
         grave.unlink(missing_ok=True)  # the new holder tidies up too
 
     def _in_use(self, owner: dict[str, Any]) -> TargetInUseError:
@@ -116,7 +130,7 @@ class Lease:
         )
 
     def _beat(self) -> None:
-        while not self._over.wait(_HEARTBEAT_SECONDS):
+        while not self._over.wait(_HEARTBEAT_SECONDS) and self._holds():
             os.utime(self._path)
 
 
