@@ -28,7 +28,7 @@ def help_block(words: str) -> str:
 def format_table() -> str:
     """One row for each format of the registry."""
     rows = (
-        f"| `{name}` | {row.title} | yes | {'yes' if row.create else 'no'} | {row.loaded_by or '–'} |"
+        f"| `{name}` | {row.title} | {'yes' if row.readable else 'refused'} | {'yes' if row.create else 'no'} | {row.loaded_by or '–'} |"
         for name, row in formats().items()
     )
     return TABLE_HEAD + "\n".join(rows) + "\n"

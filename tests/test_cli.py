@@ -147,8 +147,8 @@ def test_readme_lists_every_format_with_what_works():
 
     text = README.read_text()
     for name, row in formats().items():
-        written = "yes" if row.create else "no"
-        assert re.search(rf"^\| `{re.escape(name)}` \|.*\| yes \| {written} \|", text, re.MULTILINE), name
+        works = f"{'yes' if row.readable else 'refused'} | {'yes' if row.create else 'no'}"
+        assert re.search(rf"^\| `{re.escape(name)}` \|.*\| {re.escape(works)} \|", text, re.MULTILINE), name
 
 
 def test_version_is_the_packages():

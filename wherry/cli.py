@@ -217,7 +217,7 @@ def lineage_show(uri: str, json_: bool) -> None:
 @as_json
 def formats(name: str | None, json_: bool) -> None:
     """List the formats, or what the format NAME holds and which options it takes."""
-    from wherry import console
+    from wherry import console_formats as console
     from wherry.registry import find_format, formats
 
     if name is None:

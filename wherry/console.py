@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from wherry.detection import Detection
     from wherry.discover import Skipped
     from wherry.doctor import Finding
-    from wherry.format import Format
     from wherry.inspect import Inspection
     from wherry.lineage import LineageTree
     from wherry.plan import Plan
@@ -229,49 +228,6 @@ def show_lineage(tree: LineageTree, *, json_: bool) -> None:
         print_json(tree.to_json())
     else:
         click.echo(render(tree))
-
-
-def show_formats(rows: list[Format], *, json_: bool) -> None:
-    """What is read and written."""
-    if json_:
-        print_json([_format_json(row) for row in rows])
-        return
-    cells = ([row.name, row.title, "yes", "yes" if row.create else "no", row.loaded_by] for row in rows)
-    print_table(["format", "system", "read", "written", "loaded by"], cells)
-
-
-def show_format(row: Format, *, json_: bool) -> None:
-    """What one format holds and which options it takes."""
-    if json_:
-        print_json(_format_json(row))
-        return
-    data = _format_json(row)
-    print_rows(
-        (name, ", ".join(value) if isinstance(value, list) else value)
-        for name, value in data.items()
-        if name != "options"
-    )
-    for name, option in row.options.items():
-        choices = f" ({' | '.join(option.choices)})" if option.choices else ""
-        click.echo(f"  --set {name}={option.default}{choices}  {option.help}")
-
-
-def _format_json(row: Format) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "title": row.title,
-        "aliases": list(row.aliases),
-        "refines": list(row.refines),
-        "written": row.create is not None,
-        "single_file": row.single_file,
-        "dtypes": sorted(row.holds.dtypes),
-        "depth": row.holds.depth,
-        "holds": [
-            name for name in ("zero_size", "values", "empties", "companions") if getattr(row.holds, name)
-        ],
-        "loaded_by": row.loaded_by,
-        "options": {name: asdict(option) for name, option in row.options.items()},
-    }
 
 
 def show_cleaned(rows: list[Cleaned], *, dry_run: bool, json_: bool) -> None:

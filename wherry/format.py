@@ -230,6 +230,7 @@ class Format:
         detect: says whether a location is of this format, from names and first bytes only (cheap: `discover`
             calls it on every folder); None where it is not.
         open: reads metadata and gives manifest and reader.
+        readable: whether `open` reads it; a format may also be there to be recognised and refused by name.
         create: starts a checkpoint in a staging location; None where the format is not written.
         holds: what it can hold.
         refines: formats of which it is a specialisation; it wins over them.
@@ -257,6 +258,7 @@ class Format:
     refines: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     single_file: bool = False
+    readable: bool = True
     companion_folder: str = ""
     commit_members: tuple[str, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict[str, Option])

@@ -124,6 +124,7 @@ FORMATS = (
         detect=_detect_script,
         open=_refuse_script,
         create=None,
+        readable=False,
         holds=Holds(dtypes=frozenset()),
         refines=("torch-zip",),
         single_file=True,
