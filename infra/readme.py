@@ -37,7 +37,8 @@ def format_table() -> str:
 def benchmark() -> str:
     """What `infra/bench` wrote last; empty before its first run."""
     results = ROOT / "infra" / "bench-results.md"
-    return results.read_text() if results.exists() else ""
+    text = results.read_text() if results.exists() else ""
+    return "\n" + text.partition("do not edit.\n\n")[2].replace("\n## ", "\n### ") if text else ""
 
 
 def main() -> None:
