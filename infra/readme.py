@@ -13,6 +13,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from wherry.cli import cli
+from wherry.format import Format
 from wherry.registry import formats
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,8 +28,12 @@ def help_block(words: str) -> str:
 
 def format_table() -> str:
     """One row for each format of the registry."""
+
+    def works(row: Format) -> str:
+        return f"{'yes' if row.readable else 'refused'} | {'yes' if row.create else 'no'}"
+
     rows = (
-        f"| `{name}` | {row.title} | {'yes' if row.readable else 'refused'} | {'yes' if row.create else 'no'} | {row.loaded_by or '–'} |"
+        f"| `{name}` | {row.title} | {works(row)} | {row.loaded_by or '–'} |"
         for name, row in formats().items()
     )
     return TABLE_HEAD + "\n".join(rows) + "\n"
