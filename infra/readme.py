@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
 
 from wherry.cli import cli
-from wherry.format import Format
 from wherry.registry import formats
+
+if TYPE_CHECKING:
+    from wherry.format import Format
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE_HEAD = "| format | system | read | written | loaded by |\n|---|---|---|---|---|\n"
