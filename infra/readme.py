@@ -46,7 +46,9 @@ def benchmark() -> str:
     """What `infra/bench` wrote last; empty before its first run."""
     results = ROOT / "infra" / "bench-results.md"
     text = results.read_text() if results.exists() else ""
-    return "\n" + text.partition("do not edit.\n\n")[2].replace("\n## ", "\n### ") if text else ""
+    table = text.partition("do not edit.\n\n")[2].split("## Every process")[0]
+    shown = table.replace("(bench-results.svg)", "(infra/bench-results.svg)").rstrip()
+    return f"\n{shown}\n\nEvery process by itself is in `infra/bench-results.md`.\n" if text else ""
 
 
 def main() -> None:

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-if TYPE_CHECKING:
-    from types import ModuleType
+from tests.infra_support import INFRA, ROOT, load
 
-ROOT = Path(__file__).resolve().parent.parent
-INFRA = ROOT / "infra"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(line.split("==") for line in (INFRA / "constraints.txt").read_text().splitlines())
-
-
-def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module of `infra/`, which is no package, loaded as its scripts load it."""
-    monkeypatch.syspath_prepend(str(INFRA))
-    spec = importlib.util.spec_from_file_location(
-        f"infra_{name.replace('.', '_')}", INFRA / f"{name.replace('.', '/')}.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("name", ["test", "demo", "bench"])
@@ -150,53 +133,3 @@ def test_a_missing_python_is_said_clearly(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("WHERRY_PYTHON", str(old))
     with pytest.raises(SystemExit, match=r"no Python >= 3\.11.*\n.*WHERRY_PYTHON"):
         environment.find_python()
-
-
-def test_measuring_sees_time_and_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    measure = load("benchmarks.measure", monkeypatch)
-    code = "import time; block = bytearray(80_000_000); time.sleep(0.3); print('{\"seconds\": 0.25}')"
-    cost = measure.measure([sys.executable, "-c", code], dict(os.environ), tmp_path)
-    assert cost.work == 0.25
-    assert 0.3 < cost.wall < 30
-    assert 80_000_000 < cost.anonymous <= cost.peak < 200_000_000
-    with pytest.raises(measure.RowFailedError):
-        measure.measure([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ), tmp_path)
-    with pytest.raises(measure.RowFailedError, match="no seconds"):
-        measure.measure(["true"], dict(os.environ), tmp_path)
-
-
-def test_measuring_counts_child_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    measure = load("benchmarks.measure", monkeypatch)
-    child = "import time; block = bytearray(80_000_000); time.sleep(0.3)"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print('{{\"seconds\": 1}}')"
-    cost = measure.measure([sys.executable, "-c", code], dict(os.environ), tmp_path)
-    assert 80_000_000 < cost.anonymous <= cost.peak
-
-
-def test_synthetic_models_have_201_tensors_of_the_asked_size(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    inputs = load("benchmarks.inputs", monkeypatch)
-    for size in (3_000_000, 2_000_000_000):
-        tensors = inputs.model(size)
-        assert len(tensors) == len({tensor.name for tensor in tensors}) == 201
-        assert size <= sum(tensor.nbytes for tensor in tensors) < 1.2 * size
-    inputs.make_huggingface(tmp_path / "model", 3_000_000)
-    from safetensors import safe_open
-
-    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())["weight_map"]
-    found = {}
-    for shard in sorted((tmp_path / "model").glob("*.safetensors")):
-        with safe_open(shard, "np") as file:
-            found |= {name: (tuple(file.get_slice(name).get_shape()), shard.name) for name in file.keys()}  # noqa: SIM118
-    assert found == {tensor.name: (tensor.shape, index[tensor.name]) for tensor in inputs.model(3_000_000)}
-
-
-def test_the_memory_limit_binds_our_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = load("benchmarks.report", monkeypatch)
-    rows = [
-        {"row": "wherry", "ours": True, "peak_bytes": report.LIMIT},
-        {"row": "small", "ours": True, "peak_bytes": report.LIMIT - 1},
-        {"row": "naive", "ours": False, "peak_bytes": 10 * report.LIMIT},
-    ]
-    assert report.over_limit(rows) == ["wherry: peak 400 MB, limit 400 MB"]

@@ -1,7 +1,8 @@
-"""Makes the checkpoints that the rows read: random bytes in the shapes of a Llama-like model.
+"""Makes the checkpoints that everything else is made from, in the shapes of a Llama-like model.
 
-Random bytes do not compress, so no row is flattered by a codec. `python -m benchmarks.inputs` runs it in the
-bench environment, since it needs numpy.
+The numbers are bfloat16 from a normal distribution, as those of a trained model nearly are: their exponents compress
+and their mantissas do not, so a codec has its real work. `python -m benchmarks.inputs` runs it in the bench
+environment, since it needs numpy.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 LAYERS = 22
-_SHARDS = 2
+SHARD = 0.55  # of the asked size: the larger of two files
 _BLOCK = 8 << 20
+_THREADS = 2
+_SIDE = 1024
 
 
 class Tensor(NamedTuple):
-    """One tensor of the synthetic model."""
+    """One bfloat16 tensor of the synthetic model."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,12 +35,12 @@ class Tensor(NamedTuple):
 
 
 def model(size: int) -> list[Tensor]:
-    """201 bfloat16 tensors in the proportions of TinyLlama that hold at least `size` bytes."""
-    step = 64 if size >= 1 << 28 else 8
+    """201 bfloat16 tensors in the proportions of TinyLlama that hold at least `size` bytes, in order of their names."""
+    step = 64 if size >= 1 << 28 else 16  # a head has an eighth, and rotary embeddings need it even
     hidden = step
     while sum(tensor.nbytes for tensor in _tensors(hidden)) < size:
         hidden += step
-    return _tensors(hidden)
+    return sorted(_tensors(hidden), key=lambda tensor: _natural(tensor.name))
 
 
 def _tensors(hidden: int) -> list[Tensor]:
@@ -63,29 +68,59 @@ def _tensors(hidden: int) -> list[Tensor]:
     ]
 
 
+def _natural(name: str) -> list[str | int]:
+    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
+
+
 def make_huggingface(folder: Path, size: int) -> None:
-    """Write a Hugging Face folder: two shards, their index, config.json."""
+    """Write a Hugging Face folder: shards of at most `SHARD` of the size, their index, config.json."""
     tensors = model(size)
+    _write_folder(folder, _shards(tensors, int(SHARD * size)))
+    vocabulary, hidden = tensors[0].shape
+    (folder / "config.json").write_text(json.dumps(_config(vocabulary, hidden), indent=1))
+
+
+def make_one_tensor(folder: Path, size: int) -> None:
+    """Write a Hugging Face folder whose only tensor has about so many bytes."""
+    _write_folder(folder, [[Tensor("model.embed_tokens.weight", (max(size // (2 * _SIDE), 1), _SIDE))]])
+
+
+def make_sparse(folder: Path, files: int, count: int) -> None:
+    """Write a Hugging Face folder whose tensors of 1 MiB are holes: they take no disk, and reading one would show."""
+    each = count // files
+    names = [f"model.layers.{index}.weight" for index in range(count)]
+    shards = [
+        [Tensor(name, (_SIDE // 2, _SIDE)) for name in names[at * each : (at + 1) * each]]
+        for at in range(files)
+    ]
+    _write_folder(folder, shards, filled=False)
+
+
+def _shards(tensors: list[Tensor], most: int) -> list[list[Tensor]]:
+    shards: list[list[Tensor]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(other.nbytes for other in shards[-1]) + tensor.nbytes > most:
+            shards.append([])
+        shards[-1].append(tensor)
+    return shards
+
+
+def _write_folder(folder: Path, shards: list[list[Tensor]], *, filled: bool = True) -> None:
     folder.mkdir(parents=True)
-    total = sum(tensor.nbytes for tensor in tensors)
+    if len(shards) == 1:
+        _write_safetensors(folder / "model.safetensors", shards[0], filled=filled)
+        return
     where: dict[str, str] = {}
-    start = 0
-    for number in range(_SHARDS):
-        name = f"model-{number + 1:05}-of-{_SHARDS:05}.safetensors"
-        stop, held = start, 0
-        while stop < len(tensors) and (held < total / _SHARDS or number == _SHARDS - 1):
-            held += tensors[stop].nbytes
-            stop += 1
-        _write_safetensors(folder / name, tensors[start:stop])
-        where |= {tensor.name: name for tensor in tensors[start:stop]}
-        start = stop
+    for number, tensors in enumerate(shards, 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        _write_safetensors(folder / name, tensors, filled=filled)
+        where |= {tensor.name: name for tensor in tensors}
+    total = sum(tensor.nbytes for tensors in shards for tensor in tensors)
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    (folder / "config.json").write_text(json.dumps(_config(tensors), indent=1))
 
 
-def _config(tensors: list[Tensor]) -> dict[str, object]:
-    vocabulary, hidden = tensors[0].shape
+def _config(vocabulary: int, hidden: int) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -100,24 +135,43 @@ def _config(tensors: list[Tensor]) -> dict[str, object]:
     }
 
 
-def _write_safetensors(path: Path, tensors: list[Tensor]) -> None:
-    import numpy as np
-
+def _write_safetensors(path: Path, tensors: list[Tensor], *, filled: bool) -> None:
     offset, header = 0, {}
     for tensor in tensors:
         end = offset + tensor.nbytes
         header[tensor.name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps(header).encode()
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
     text += b" " * (-len(text) % 8)
-    generator = np.random.Generator(np.random.SFC64(len(text)))
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for start in range(0, offset, _BLOCK):
-            file.write(generator.bytes(min(_BLOCK, offset - start)))
+        file.truncate(file.tell() + offset)
         file.flush()
+        if filled:
+            _fill(file.fileno(), 8 + len(text), offset)
         os.fsync(file.fileno())
 
 
+def _fill(file: int, start: int, size: int) -> None:
+    """Fill a range with bfloat16 numbers; each block has a seed of its own, so two threads give the same file."""
+
+    def fill(at: int) -> None:
+        os.pwrite(file, _weights(min(_BLOCK, size - at) // 2, at + size), start + at)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _done in pool.map(fill, range(0, size, _BLOCK)):
+            pass
+
+
+def _weights(count: int, seed: int) -> bytes:
+    import numpy as np
+
+    generator = np.random.Generator(np.random.SFC64(seed))
+    numbers = generator.standard_normal(count, np.float32) * np.float32(0.02)
+    return (numbers.view(np.uint32) >> 16).astype("<u2").tobytes()
+
+
+MAKERS = {"huggingface": make_huggingface, "one-tensor": make_one_tensor, "sparse": make_sparse}
+
 if __name__ == "__main__":
-    make_huggingface(Path(sys.argv[1]), int(sys.argv[2]))
+    MAKERS[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))

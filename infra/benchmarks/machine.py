@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("wherry", "tensorstore", "numpy", "safetensors", "orbax-checkpoint", "jax", "flax")
+_PACKAGES = (
+    "wherry", "tensorstore", "numpy", "safetensors", "torch", "transformers", "mergekit", "orbax-checkpoint", "jax",
+    "flax", "model-signing",
+)  # fmt: skip
 
 
 def describe(scratch: Path) -> dict[str, object]:
@@ -23,8 +26,16 @@ def describe(scratch: Path) -> dict[str, object]:
         "disk": f"{file_system} on {Path(device).name}",
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in _PACKAGES},
+        "versions": {package: package_version(package) or "absent" for package in _PACKAGES},
     }
+
+
+def package_version(package: str) -> str | None:
+    """The version of an installed distribution; None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _first(path: str, field: str) -> str:

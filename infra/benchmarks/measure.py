@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _INTERVAL = 0.01
 _KIB = 1024
+_ERROR = re.compile(r"(error|[\w.]*(Error|Exception|Exit)): ")
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/'\"]+/)+")
+_LONGEST = 240
 
 
 class Cost(NamedTuple):
@@ -29,10 +32,11 @@ class Cost(NamedTuple):
 
     Attributes:
         wall: seconds from the start of the process to its end; its output is durable then.
-        work: seconds of these that the process itself says it spent after its imports.
+        work: seconds of these that the process itself says it spent after its imports; `wall` where it says nothing.
         cpu: user and system seconds of the process tree.
         peak: bytes of resident memory of the tree at its highest, file pages that it maps included.
         anonymous: bytes of these that no file backs, at their highest.
+        value: the number that the process itself measured, where that is what its row is about.
     """
 
     wall: float
@@ -40,14 +44,30 @@ class Cost(NamedTuple):
     cpu: float
     peak: int
     anonymous: int
+    value: float | None = None
 
 
 class RowFailedError(RuntimeError):
     """The process of a row did not end well; the message is what it said."""
 
+    @property
+    def reason(self) -> str:
+        """One line for a table: the error named last, or the last words; no folders of this machine."""
+        lines = [line.strip() for line in str(self).splitlines() if line.strip()]
+        named = [line for line in lines if _ERROR.match(line)]
+        return _FOLDERS.sub("", (named or lines)[-1])[:_LONGEST]
 
-def measure(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Cost:
-    """Run a command that prints a JSON object with `seconds` last, and measure it.
+
+def measure(
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, *, speaks: bool = True
+) -> Cost:
+    """Run a command and measure it.
+
+    Args:
+        command: the process.
+        environment: its variables.
+        cwd: its folder.
+        speaks: whether it prints a JSON object with `seconds` last, and perhaps `value`.
 
     Raises:
         RowFailedError: it failed, or printed no such line.
@@ -61,7 +81,8 @@ def measure(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -
         texts = [_text(said), _text(complaint)]
     if process.returncode:
         raise RowFailedError("\n".join([f"exit code {process.returncode} of {' '.join(command)}", *texts]))
-    return Cost(wall, _work(texts[0], command), usage.ru_utime + usage.ru_stime, peak, anonymous)
+    work, value = _said(texts[0], command) if speaks else (wall, None)
+    return Cost(wall, work, usage.ru_utime + usage.ru_stime, peak, anonymous, value)
 
 
 def _watch(pid: int) -> tuple[int, int, int, struct_rusage]:
@@ -81,10 +102,11 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def _work(said: str, command: Sequence[str]) -> float:
+def _said(said: str, command: Sequence[str]) -> tuple[float, float | None]:
     start = max((found.start() for found in re.finditer(r"^\{", said, re.MULTILINE)), default=0)
     try:
-        return float(json.loads(said[start:])["seconds"])
+        found = json.loads(said[start:])
+        return float(found["seconds"]), found.get("value")
     except (ValueError, KeyError, TypeError) as error:
         raise RowFailedError(f"no seconds in what {' '.join(command)} printed: {said[-500:]!r}") from error
 

@@ -1,77 +1,91 @@
-"""Medians of the rounds, as a table for people and as JSON for machines."""
+"""The table for people, the same as JSON for machines, and where the plot goes."""
 
 from __future__ import annotations
 
 import json
-import statistics
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import plot
+from benchmarks.judge import Summary, Verdict
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from benchmarks.measure import Cost
-    from benchmarks.rows import Row
-
-LIMIT = 400_000_000
-_HEAD = ("", "wall s", "least – most", "work s", "CPU s", "peak MB", "anonymous MB", "GB/s", "× floor")
+NAME = "bench-results"
+DETAILS = "## Every process"  # README shows what stands above this line
+_PAIRS = (
+    "row", "peer", "peer s", "ours s", "ratio", "required", "with read-back s", "ratio", "required", "floor s",
+    "peak MB", "anonymous MB", "allowed MB", "peer's peak MB", "reached",
+)  # fmt: skip
+_PROBES = ("row", "measured", "required", "peak MB", "anonymous MB", "reached")
+_RUNS = ("process", "input", "GB", "s", "least – most", "work s", "CPU s", "peak MB", "anonymous MB", "value")
 _NOTES = """\
-Each row is a process of its own; the rounds go through all rows in turn, and the numbers are medians over the
-rounds. *wall* is the whole process, start of the interpreter and imports included, until its output is durable
-(the peers' output is fsynced within the measured time, since wherry's is); *work* is the part after the imports.
-*peak* is resident memory, file pages that a process maps included; *anonymous* is the part that no file backs.
-The source lies in the page cache before each run. *× floor* compares *wall* with the first row of the group,
-which copies and hashes the same bytes and knows nothing of checkpoints.
+Each process runs by itself, in turn with all others, {rounds} times; times are medians, memory is the highest of all
+rounds, over the process tree. *s* is the whole process, start of the interpreter and imports included, until its
+output is durable (what a peer writes is synced within its time). *ratio* is the peer's time divided by ours: first
+`wherry --verify none`, which digests every byte, as no peer does; then the default, which also reads everything back
+from storage, and of which half of the required ratio is asked. *floor* copies the same bytes durably and hashes them.
+*peak* is resident memory, mapped file pages included; *anonymous* is the part that no file backs. The source lies in
+the page cache before each run.
 """
 
 
-def summarise(row: Row, costs: Sequence[Cost], nbytes: int, floor: float | None) -> dict[str, Any]:
-    """Medians of one row; peaks are the highest of all rounds, since they are held against a limit."""
-    wall = statistics.median(cost.wall for cost in costs)
-    return {
-        "row": row.name,
-        "group": row.group,
-        "ours": row.ours,
-        "rounds": len(costs),
-        "source_bytes": nbytes,
-        "wall_s": wall,
-        "wall_least_s": min(cost.wall for cost in costs),
-        "wall_most_s": max(cost.wall for cost in costs),
-        "work_s": statistics.median(cost.work for cost in costs),
-        "cpu_s": statistics.median(cost.cpu for cost in costs),
-        "peak_bytes": max(cost.peak for cost in costs),
-        "anonymous_bytes": max(cost.anonymous for cost in costs),
-        "times_floor": wall / floor if floor else None,
+def write(
+    folder: Path, machine: Mapping[str, Any], verdicts: Sequence[Verdict], summaries: Sequence[Summary]
+) -> str:
+    """Write `bench-results.md`, `.json` and `.svg`, and return the first."""
+    text = markdown(machine, verdicts, summaries)
+    (folder / f"{NAME}.md").write_text(text)
+    record = {
+        "schema": 2,
+        "machine": machine,
+        "rows": [_record(verdict) for verdict in verdicts],
+        "processes": [summary._asdict() for summary in summaries],
     }
-
-
-def markdown(machine: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table, with the machine that it was measured on."""
-    parts = ["# Benchmark results", "Written by `infra/bench`; do not edit.", _machine(machine), _NOTES]
-    for group in dict.fromkeys(row["group"] for row in rows):
-        of_group = [row for row in rows if row["group"] == group]
-        size = of_group[0]["source_bytes"]
-        lines = [_line(_HEAD), _line(["---", *["---:"] * (len(_HEAD) - 1)]), *map(_cells, of_group)]
-        parts += [f"## {group}, {size / 1e9:.3g} GB", "\n".join(lines)]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
-
-
-def write(folder: Path, machine: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write `bench-results.md` and `.json`, and return the former."""
-    text = markdown(machine, rows)
-    (folder / "bench-results.md").write_text(text)
-    record = {"schema": 1, "machine": machine, "rows": rows}
-    (folder / "bench-results.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    (folder / f"{NAME}.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    (folder / f"{NAME}.svg").write_text(plot.svg(verdicts, f"{machine['date'][:10]}, {machine['processor']}"))
     return text
 
 
-def over_limit(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The rows of ours that needed more memory than they may."""
-    return [
-        f"{row['row']}: peak {row['peak_bytes'] / 1e6:.0f} MB, limit {LIMIT / 1e6:.0f} MB"
-        for row in rows
-        if row["ours"] and row["peak_bytes"] >= LIMIT
+def markdown(machine: Mapping[str, Any], verdicts: Sequence[Verdict], summaries: Sequence[Summary]) -> str:
+    """The tables, with the machine that they were measured on."""
+    rounds = max((summary.rounds for summary in summaries), default=0)
+    pairs, probes = [one for one in verdicts if one.peer], [one for one in verdicts if not one.peer]
+    parts = [
+        "# Benchmark results",
+        "Written by `infra/bench`; do not edit.",
+        _machine(machine),
+        f"![ratios]({NAME}.svg)",
+        _table(_PAIRS, map(_pair_cells, pairs), 2) if pairs else "",
+        _table(_PROBES, map(_probe_cells, probes), 1) if probes else "",
+        _unreached(verdicts),
+        _NOTES.format(rounds=rounds),
+        DETAILS,
+        _table(_RUNS, map(_run_cells, summaries), 2),
     ]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def problems(verdicts: Iterable[Verdict]) -> list[str]:
+    """The rows that do not reach what is required of them, or were not measured."""
+    return [f"{_title(verdict)}: {verdict.why}" for verdict in verdicts if not verdict.reached]
+
+
+def _unreached(verdicts: Iterable[Verdict]) -> str:
+    lines = [f"- {problem}" for problem in problems(verdicts)]
+    return "\n".join(["Not reached:\n", *lines]) if lines else "Every requirement is reached."
+
+
+def _title(verdict: Verdict) -> str:
+    return f"{verdict.row} ({verdict.peer})" if verdict.peer else verdict.row
+
+
+def _record(verdict: Verdict) -> dict[str, Any]:
+    """A verdict; the runs that it compares are named, and found among the processes."""
+    return {
+        name: value.run if isinstance(value, Summary) else value for name, value in verdict._asdict().items()
+    }
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
@@ -83,22 +97,66 @@ def _machine(machine: Mapping[str, Any]) -> str:
     )
 
 
-def _cells(row: Mapping[str, Any]) -> str:
-    times = "" if row["times_floor"] is None else f"{row['times_floor']:.2f}"
-    return _line(
-        [
-            row["row"],
-            f"{row['wall_s']:.2f}",
-            f"{row['wall_least_s']:.2f} – {row['wall_most_s']:.2f}",
-            f"{row['work_s']:.2f}",
-            f"{row['cpu_s']:.2f}",
-            f"{row['peak_bytes'] / 1e6:.0f}",
-            f"{row['anonymous_bytes'] / 1e6:.0f}",
-            f"{row['source_bytes'] / 1e9 / row['wall_s']:.2f}",
-            times,
-        ]
-    )
+def _pair_cells(one: Verdict) -> list[str]:
+    return [
+        one.row,
+        one.peer,
+        _seconds(one.other),
+        _seconds(one.ours),
+        _times(one.measured),
+        one.required,
+        _seconds(one.default),
+        _times(one.default_ratio),
+        f"≥ {one.default_bound:g}×" if one.default_bound else "",
+        _seconds(one.floor),
+        _megabytes(one.peak_bytes),
+        _megabytes(one.anonymous_bytes),
+        _megabytes(one.memory),
+        _megabytes(one.other.peak_bytes if one.other else None),
+        _reached(one),
+    ]
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _probe_cells(one: Verdict) -> list[str]:
+    measured = "" if one.measured is None else f"{one.measured:.3g} {one.unit}"
+    memory = (_megabytes(one.peak_bytes), _megabytes(one.anonymous_bytes))
+    return [one.row, measured, one.required, *memory, _reached(one)]
+
+
+def _run_cells(one: Summary) -> list[str]:
+    return [
+        one.run,
+        one.source,
+        f"{one.source_bytes / 1e9:.3g}",
+        f"{one.wall_s:.2f}",
+        f"{one.wall_least_s:.2f} – {one.wall_most_s:.2f}",
+        f"{one.work_s:.2f}",
+        f"{one.cpu_s:.2f}",
+        _megabytes(one.peak_bytes),
+        _megabytes(one.anonymous_bytes),
+        "" if one.value is None else f"{one.value:.3g}",
+    ]
+
+
+def _reached(one: Verdict) -> str:
+    if one.measured is None:
+        return "**not measured**"
+    return "yes" if one.reached else "**no**"
+
+
+def _seconds(one: Summary | None) -> str:
+    return "" if one is None else f"{one.wall_s:.2f}"
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}×"
+
+
+def _megabytes(nbytes: int | None) -> str:
+    return "" if nbytes is None else f"{nbytes / 1e6:.0f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
+    """A Markdown table whose first columns, so many, hold words and the others numbers."""
+    rule = ["---"] * words + ["---:"] * (len(head) - words)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))

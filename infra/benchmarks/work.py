@@ -1,147 +1,44 @@
-"""What the rows that are not wherry do, each in a process of its own: `python -m benchmarks.work ROW SOURCE TARGET`.
+"""Starts what the rows that are not wherry's own commands do: `python -m benchmarks.work NAME ARGUMENT...`.
 
-They are written as a user of these libraries would write them, with one addition: the output is made durable
-within the measured time, since wherry's is. The last line printed is `{"seconds": …}`, counted after the imports.
+Each runs in a process of its own, imports what it needs, and prints `{"seconds": …}` last, counted after its imports.
+What it writes is durable within that time, since wherry's output is.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING
+from importlib import import_module
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-_BLOCK = 8 << 20
-_SYNC_EVERY = 64 << 20
-_THREADS = 2
-
-
-def copy_and_hash(source: Path, target: Path) -> Callable[[], None]:
-    """The floor: copy every byte durably and hash it, in reused buffers, with nothing known of checkpoints."""
-
-    def run() -> None:
-        target.mkdir()
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for path in sorted(entry for entry in source.rglob("*") if entry.is_file()):
-                copy = target / path.relative_to(source)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                _copy_file(pool, path, copy)
-        _sync_folders(target)
-
-    return run
-
-
-def _copy_file(pool: ThreadPoolExecutor, source: Path, target: Path) -> None:
-    size = source.stat().st_size
-    reading = os.open(source, os.O_RDONLY)
-    writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        if size:
-            os.posix_fallocate(writing, 0, size)
-        lanes = [pool.submit(_copy_lane, reading, writing, size, lane) for lane in range(_THREADS)]
-        for lane in lanes:
-            lane.result()
-        os.fdatasync(writing)
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-def _copy_lane(reading: int, writing: int, size: int, lane: int) -> list[str]:
-    buffer, digests = memoryview(bytearray(_BLOCK)), []
-    for start in range(lane * _BLOCK, size, _THREADS * _BLOCK):
-        block = buffer[: min(_BLOCK, size - start)]
-        _read_whole(reading, block, start)
-        digests.append(hashlib.sha256(block).hexdigest())
-        os.pwrite(writing, block, start)
-        if lane == 0 and start // _SYNC_EVERY != (start + _THREADS * _BLOCK) // _SYNC_EVERY:
-            os.fdatasync(writing)
-    return digests
-
-
-def _read_whole(file: int, block: memoryview, start: int) -> None:
-    done = 0
-    while done < len(block):
-        got = os.preadv(file, [block[done:]], start + done)
-        if not got:
-            raise OSError(f"the file ended at {start + done}")
-        done += got
-
-
-def naive_to_orbax(source: Path, target: Path) -> Callable[[], None]:
-    """Load every shard with safetensors, save the whole with Orbax."""
-    import orbax.checkpoint as ocp
-    from safetensors.flax import load_file
-
-    def run() -> None:
-        tree = {}
-        for shard in sorted(source.glob("*.safetensors")):
-            tree |= load_file(shard)
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(target.resolve(), tree)
-            checkpointer.wait_until_finished()
-        _sync_tree(target)
-
-    return run
-
-
-def naive_to_safetensors(source: Path, target: Path) -> Callable[[], None]:
-    """Restore the whole with Orbax, save it with safetensors."""
-    import orbax.checkpoint as ocp
-    from safetensors.flax import save_file
-
-    def run() -> None:
-        with ocp.StandardCheckpointer() as checkpointer:
-            tree = checkpointer.restore(source.resolve())
-        save_file(tree, target)
-        _sync(target)
-
-    return run
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in _files(folder):
-        _sync(path)
-    _sync_folders(folder)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
-
-
-def _sync_folders(folder: Path) -> None:
-    for path in (folder.parent, folder, *(entry for entry in folder.rglob("*") if entry.is_dir())):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-ROWS = {
-    "copy-and-hash": copy_and_hash,
-    "naive-to-orbax": naive_to_orbax,
-    "naive-to-safetensors": naive_to_safetensors,
+# name → module and function; the function does its imports and returns what is to be timed.
+WORKS = {
+    "copy-and-hash": "floor:copy_and_hash",
+    "torch-save": "peers_torch:torch_save",
+    "torch-to-dcp": "peers_torch:torch_to_dcp",
+    "dcp-to-torch": "peers_torch:dcp_to_torch",
+    "dcp-to-safetensors": "peers_torch:dcp_to_safetensors",
+    "safetensors-to-dcp": "peers_torch:safetensors_to_dcp",
+    "torch-to-safetensors": "peers_torch:torch_to_safetensors",
+    "safetensors-to-orbax": "peers:safetensors_to_orbax",
+    "orbax-to-safetensors": "peers:orbax_to_safetensors",
+    "transformers": "peers:transformers_reshard",
+    "mergekit": "peers:mergekit_reshard",
+    "sign": "peers:sign",
+    "kernel": "kernel:kernel",
+    "resume": "probes:resume",
+    "plan": "probes:plan",
 }
 
 
 def main() -> None:
-    name, source, target = sys.argv[1:]
-    run = ROWS[name](Path(source), Path(target))
+    """Do one piece of work and print its seconds, and its value where it has one."""
+    name, *arguments = sys.argv[1:]
+    module, _, function = WORKS[name].partition(":")
+    run = getattr(import_module(f"benchmarks.{module}"), function)(*arguments)
     started = time.monotonic()
-    run()
-    print(json.dumps({"seconds": time.monotonic() - started}))
+    value = run()
+    print(json.dumps({"seconds": time.monotonic() - started, "value": value}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,241 @@
+"""The table of issue 3 as data: which conversions are measured, against which peers, and what ours must reach.
+
+A `Pair` compares processes that do the same job on the same input; a `Probe` measures one number of ours. A new
+format is a new entry in `CASES`, with an input in `INPUTS` when it reads something new. Words of a command that
+stand in braces are filled in: `python`, `bin` (its scripts), `source`, `target`, `size` (bytes of the input to make),
+`shard` (bytes of the larger of its two files) and `part` (bytes of a fifth).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+Command: TypeAlias = tuple[str, ...]
+
+WORK = ("{python}", "-m", "benchmarks.work")
+_CONVERT = ("{python}", "-m", "wherry.cli", "convert")
+_NO_READ_BACK = ("--verify", "none")
+_SMALL = 130_000_000
+NOMINAL = (
+    2_200_000_000  # bytes of the issue's input; the sizes of the memory rows keep their proportion to it
+)
+
+
+class Run(NamedTuple):
+    """One process that is measured.
+
+    Attributes:
+        name: unique; cases that share a run measure it once a round.
+        source: name of the input; empty if it needs none.
+        target: file name of the output.
+        command: the process.
+        speaks: whether it prints a JSON object with `seconds`; the real tools' own commands do not.
+        package: distribution that it needs in the environment.
+    """
+
+    name: str
+    source: str
+    target: str
+    command: Command
+    speaks: bool = True
+    package: str = "wherry"
+
+
+class Pair(NamedTuple):
+    """One job done by us and by others.
+
+    Attributes:
+        name: as `--rows` selects it and the table prints it.
+        ours: without read-back.
+        default: with it, where the job has one.
+        peers: what ours is compared with, each on its own.
+        faster: the peer's time divided by ours must be at least this.
+        halved: whether the default must reach half of `faster`.
+        memory: peak resident bytes that ours may have.
+        formats: what wherry must be able to write for it.
+    """
+
+    name: str
+    ours: Run
+    default: Run | None
+    peers: tuple[Run, ...]
+    faster: float
+    halved: bool = True
+    memory: int | None = _SMALL
+    formats: tuple[str, ...] = ()
+
+
+class Probe(NamedTuple):
+    """A number of ours that has a bound.
+
+    Attributes:
+        name: as `--rows` selects it and the table prints it.
+        runs: the processes.
+        of: `value` (the largest that a run prints) or `peak` (the largest peak divided by the smallest).
+        most: the bound.
+        unit: printed behind the numbers.
+        formats: what wherry must be able to write for it.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    of: str
+    most: float
+    unit: str
+    formats: tuple[str, ...] = ()
+
+
+class Made(NamedTuple):
+    """How an input is made.
+
+    Attributes:
+        command: the process.
+        source: the input that it is made from, if any.
+        scale: bytes, as a part of `--size`.
+        sparse: whether its tensors are holes that must never be read.
+    """
+
+    command: Command
+    source: str | None = None
+    scale: float = 1.0
+    sparse: bool = False
+
+
+def made(what: str, source: str) -> Made:
+    return Made((*WORK, what, "{source}", "{target}"), source)
+
+
+def of_size(gigabytes: float, what: str = "huggingface") -> Made:
+    command = ("{python}", "-m", "benchmarks.inputs", what, "{target}", "{size}")
+    return Made(command, None, gigabytes * 1e9 / NOMINAL)
+
+
+def sparse(files: int, tensors: int) -> Made:
+    command = ("{python}", "-m", "benchmarks.inputs", "sparse", "{target}", str(files), str(tensors))
+    return Made(command, sparse=True)
+
+
+INPUTS: dict[str, Made] = {
+    "huggingface": Made(("{python}", "-m", "benchmarks.inputs", "huggingface", "{target}", "{size}")),
+    "torch": made("torch-save", "huggingface"),
+    "dcp": made("safetensors-to-dcp", "huggingface"),
+    "orbax": made("safetensors-to-orbax", "huggingface"),
+    "signed": made("sign", "huggingface"),
+    "0.5 GB": of_size(0.5),
+    "2 GB": of_size(2),
+    "8 GB": of_size(8),
+    "one tensor of 4 GB": of_size(4, "one-tensor"),
+    "1000 tensors": sparse(100, 1000),
+    "100,000 tensors": sparse(10, 100_000),
+}
+
+
+def floor(source: str) -> Run:
+    """Copy every byte of an input durably and hash it; what no conversion can beat by much."""
+    return Run(f"copy + SHA-256 ({source})", source, "copy", (*WORK, "copy-and-hash", "{source}", "{target}"))
+
+
+def peer(name: str, what: str, source: str, target: str, package: str) -> Run:
+    return Run(name, source, target, (*WORK, what, "{source}", "{target}"), package=package)
+
+
+def convert(source: str, to: str, *options: str) -> Command:
+    """The documented call of wherry."""
+    where = "{source}/model.pt" if source == "torch" else "{source}"
+    return (*_CONVERT, where, "{target}", "--to", to, *options, "--json")
+
+
+def ours(name: str, source: str, target: str, to: str, *options: str) -> tuple[Run, Run]:
+    """Our run without read-back, and with it."""
+    command = convert(source, to, *options)
+    return (
+        Run(f"{name}: wherry --verify none", source, target, (*command, *_NO_READ_BACK)),
+        Run(f"{name}: wherry", source, target, command),
+    )
+
+
+def _pair(
+    source: str, to: str, peers: tuple[Run, ...], faster: float, memory: int = _SMALL,
+    *, file: str = "out", name: str = "", options: Command = (),
+) -> Pair:  # fmt: skip
+    """A conversion from the input `source` to the format `to`."""
+    return Pair(name, *ours(name, source, file, to, *options), peers, faster, memory=memory, formats=(to,))
+
+
+_FILE = "model.safetensors"
+_STANDARD = peer("StandardCheckpointer", "safetensors-to-orbax", "huggingface", "out", "orbax-checkpoint")
+_RESHARDING = (
+    peer("mergekit passthrough", "mergekit", "huggingface", "out", "mergekit"),
+    peer("transformers save_pretrained", "transformers", "huggingface", "out", "transformers"),
+)
+_RESHARDING = tuple(run._replace(command=(*run.command, "{part}")) for run in _RESHARDING)
+_COPY = Run(
+    "cp -r && sync", "huggingface", "out",
+    ("sh", "-c", 'cp -r "$1" "$2" && sync', "sh", "{source}", "{target}"), speaks=False,
+)  # fmt: skip
+_SIGNATURE = ("--signature", "{source}/model.sig", "--public_key", "{source}/public.pem")
+_SIGNING = Run(
+    "model-signing sha256", "signed", "out",
+    ("{bin}/model_signing", "verify", "key", "{source}/model", *_SIGNATURE), speaks=False, package="model-signing",
+)  # fmt: skip
+_VERIFY = ("{python}", "-m", "wherry.cli", "verify", "{source}/model", "--level", "digest", "--json")
+
+
+def _sized(to: str) -> tuple[Run, ...]:
+    """The same conversion of inputs of very different sizes."""
+    return tuple(
+        Run(f"{name} → {to}", name, "out", convert(name, to))
+        for name in ("0.5 GB", "2 GB", "8 GB", "one tensor of 4 GB")
+    )
+
+
+def _resumed(to: str) -> Run:
+    return Run(
+        f"killed and resumed: {to}", "huggingface", "out", (*WORK, "resume", "{source}", "{target}", to)
+    )
+
+
+def _planned(source: str) -> Run:
+    return Run(f"plan: {source}", source, "out", (*WORK, "plan", "{source}", "{target}"))
+
+
+CASES: tuple[Pair | Probe, ...] = (
+    _pair("torch", "dcp", (peer("torch_save_to_dcp", "torch-to-dcp", "torch", "out", "torch"),), 4.5,
+          name="torch .pt → DCP"),
+    _pair("dcp", "torch-zip", (peer("dcp_to_torch_save", "dcp-to-torch", "dcp", "model.pt", "torch"),), 4.5,
+          file="model.pt", name="DCP → torch .pt"),
+    _pair("dcp", "safetensors", (peer("DCP load + save_file", "dcp-to-safetensors", "dcp", _FILE, "torch"),), 5,
+          file=_FILE, name="DCP → safetensors"),
+    _pair("huggingface", "dcp", (peer("dcp.save", "safetensors-to-dcp", "huggingface", "out", "torch"),), 4,
+          name="safetensors → DCP"),
+    _pair("torch", "safetensors",
+          (peer("torch.load(mmap) + save_file", "torch-to-safetensors", "torch", _FILE, "torch"),), 2.5,
+          file=_FILE, name="torch .pt → safetensors"),
+    _pair("huggingface", "huggingface", _RESHARDING, 4.5, name="safetensors reshard",
+          options=("--set", "max_shard_size={part}")),
+    _pair("huggingface", "orbax", (_STANDARD,), 3.5, 400_000_000, name="safetensors → Orbax, zstd",
+          options=("--set", "compression=zstd")),
+    _pair("huggingface", "orbax", (_STANDARD,), 4, 400_000_000, name="safetensors → Orbax, uncompressed"),
+    _pair("orbax", "safetensors",
+          (peer("restore + save_file", "orbax-to-safetensors", "orbax", _FILE, "orbax-checkpoint"),), 3.5,
+          300_000_000, file=_FILE, name="Orbax → safetensors"),
+    _pair("huggingface", "huggingface", (_COPY,), 0.8, name="same-layout rewrite with digests",
+          options=("--set", "max_shard_size={shard}"))._replace(halved=False, memory=None),
+    Pair("verify (digest of all tensors)", Run("verify: wherry", "signed", "out", _VERIFY), None, (_SIGNING,), 1.2),
+    Probe("1 GB kernel, every axis order", (Run("kernel", "", "out", (*WORK, "kernel", "{size}")),),
+          "value", 2.5, "× copy + SHA-256"),
+    Probe("0.5 / 2 / 8 GB and one tensor of 4 GB → DCP", _sized("dcp"), "peak", 1.1, "× the smallest peak", ("dcp",)),
+    Probe("0.5 / 2 / 8 GB and one tensor of 4 GB → Orbax", _sized("orbax"), "peak", 1.1, "× the smallest peak"),
+    Probe("kill -9 at half, run again", (_resumed("dcp"), _resumed("orbax")), "value", 0.55, "of the bytes",
+          ("dcp",)),
+    Probe("detect + plan, 1000 tensors in 100 files", (_planned("1000 tensors"),), "value", 0.6, "s"),
+    Probe("detect + plan, 100,000 tensors", (_planned("100,000 tensors"),), "value", 10, "s"),
+)  # fmt: skip
+
+
+def runs_of(case: Pair | Probe) -> tuple[Run, ...]:
+    """Every process that a case is measured by, its floor first."""
+    if isinstance(case, Probe):
+        return case.runs
+    read_back = () if case.default is None else (case.default,)
+    return (floor(case.ours.source), case.ours, *read_back, *case.peers)

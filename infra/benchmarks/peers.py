@@ -1,0 +1,107 @@
+"""The other peers: Orbax, transformers, mergekit, model-signing, called as their documentation says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.files import make_durable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BIN = Path(sys.executable).parent
+
+
+def safetensors_to_orbax(source: str, target: str) -> Callable[[], None]:
+    """Load every shard with safetensors, save the whole with StandardCheckpointer."""
+    import orbax.checkpoint as ocp
+    from safetensors.flax import load_file
+
+    def run() -> None:
+        tree = {}
+        for shard in sorted(Path(source).glob("*.safetensors")):
+            tree |= load_file(shard)
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(Path(target).resolve(), tree)
+            checkpointer.wait_until_finished()
+        make_durable(Path(target))
+
+    return run
+
+
+def orbax_to_safetensors(source: str, target: str) -> Callable[[], None]:
+    """Restore the whole with StandardCheckpointer, save it with safetensors."""
+    import orbax.checkpoint as ocp
+    from safetensors.flax import save_file
+
+    def run() -> None:
+        with ocp.StandardCheckpointer() as checkpointer:
+            tree = checkpointer.restore(Path(source).resolve())
+        save_file(tree, target)
+        make_durable(Path(target))
+
+    return run
+
+
+def transformers_reshard(source: str, target: str, part: str) -> Callable[[], None]:
+    """from_pretrained, then save_pretrained with smaller shards."""
+    from transformers import AutoModelForCausalLM
+
+    def run() -> None:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+        model.save_pretrained(target, max_shard_size=int(part))
+        make_durable(Path(target))
+
+    return run
+
+
+def mergekit_reshard(source: str, target: str, part: str) -> Callable[[], None]:
+    """mergekit-yaml with a passthrough merge of one model; its shards are counted in numbers of two bytes."""
+    recipe = Path(target).with_suffix(".yaml")
+    recipe.write_text(f"merge_method: passthrough\ndtype: bfloat16\nmodels:\n  - model: {source}\n")
+    options = ("--no-copy-tokenizer", "--out-shard-size", str(int(part) // 2))
+
+    def run() -> None:
+        subprocess.run([_BIN / "mergekit-yaml", recipe, target, *options], check=True)
+        make_durable(Path(target))
+
+    return run
+
+
+def sign(source: str, target: str) -> Callable[[], None]:
+    """Make the input `signed`: a model that wherry wrote, with its sidecar, signed by model-signing."""
+    folder = Path(target)
+
+    def run() -> None:
+        folder.mkdir(parents=True)
+        convert = (
+            sys.executable,
+            "-m",
+            "wherry.cli",
+            "convert",
+            source,
+            folder / "model",
+            "--to",
+            "huggingface",
+        )
+        subprocess.run([*convert, "--quiet"], check=True)
+        private = _write_keys(folder)
+        options = ("--private_key", private, "--signature", folder / "model.sig")
+        subprocess.run([_BIN / "model_signing", "sign", "key", folder / "model", *options], check=True)
+
+    return run
+
+
+def _write_keys(folder: Path) -> Path:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, pem = ec.generate_private_key(ec.SECP256R1()), serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (folder / "private.pem").write_bytes(private)
+    (folder / "public.pem").write_bytes(public)
+    return folder / "private.pem"
