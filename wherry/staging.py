@@ -92,9 +92,13 @@ class Staging:
         except BaseException as error:
             self._remove_parents()
             raise storage_error(error, self.target.uri) if isinstance(error, OSError) else error from error
-        self._discard_others()
-        _remove(self.spill)
-        _remove(self._sidecar)
+        try:
+            self._discard_others()
+            _remove(self.spill)
+            _remove(self._sidecar)
+        except OSError as error:
+            self._lease.__exit__(type(error), error, None)
+            raise storage_error(error, self.target.uri) from error
         return self
 
     def __exit__(
