@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -274,3 +275,12 @@ def test_one_target_that_fails_does_not_stop_the_others(model, tmp_path, monkeyp
 def test_two_targets_in_one_place_are_refused(model, tmp_path):
     with pytest.raises(UsageError, match="two targets are the same"):
         convert_all(model, [Target(str(tmp_path / "a"), "orbax"), Target(str(tmp_path / "a"), "hf")])
+
+
+def test_a_rerun_tidies_up_after_a_kill_that_came_just_after_the_commit(model, tmp_path):
+    wherry.convert(model, tmp_path / "out", to="orbax")
+    (tmp_path / ".wherry-out.lease").write_text(json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1}))
+    (tmp_path / ".wherry-out.0123abcd.journal").write_text("{}")
+    (tmp_path / ".wherry-out2.0123abcd.journal").write_text("theirs")
+    assert wherry.convert(model, tmp_path / "out", to="orbax").already
+    assert sorted(os.listdir(tmp_path)) == [".wherry-out2.0123abcd.journal", "model", "out"]

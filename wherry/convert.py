@@ -24,6 +24,7 @@ from wherry.receipt import Receipt, utc_now
 from wherry.registry import find_format
 from wherry.sidecar import read_sidecar
 from wherry.spill import Spill
+from wherry.staging import tidy
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -217,7 +218,10 @@ def _places(
 
 
 def _existing(job: Job, if_exists: str | None) -> Receipt | None:
-    return existing_result(job.checkpoint, job.plan, job.target, job.committed, if_exists)
+    receipt = existing_result(job.checkpoint, job.plan, job.target, job.committed, if_exists)
+    if receipt is not None:
+        tidy(job.committed)
+    return receipt
 
 
 def _require_apart(checkpoint: Checkpoint, target: Location) -> None:

@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from wherry.errors import TargetExistsError, UsageError, WherryError, storage_error
+from wherry.errors import TargetExistsError, TargetInUseError, UsageError, WherryError, storage_error
 from wherry.lease import DRAFT, Lease
 from wherry.location import Location
 from wherry.store import LocalStore
@@ -221,6 +221,20 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def tidy(target: Location) -> None:
+    """Remove what a run left that was killed just after its commit; nothing while another run holds the target."""
+    folder, stem = Path(target.path).parent, f"{PREFIX}{target.name}."
+    if not target.store.capabilities.local or not any(
+        path.name.startswith(stem) for path in folder.iterdir()
+    ):
+        return
+    try:
+        with Staging(target, "0" * 8):
+            pass  # entering discards what others left, leaving frees the lease
+    except TargetInUseError:
+        return
 
 
 def rename_without_replacing(source: Path, target: Path) -> None:
