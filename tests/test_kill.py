@@ -37,6 +37,9 @@ for module, names in ((os, ("fsync", "fdatasync", "pwrite", "mkdir", "rename", "
                       (staging, ("rename_without_replacing", "sync_folder"))):
     for name in names:
         setattr(module, name, deadly(getattr(module, name)))
+import wherry.mover, wherry.output
+wherry.mover.worker_count = lambda: 1  # one thread and no clock: every run makes the same calls
+wherry.output._GROUP_SECONDS, wherry.output._GROUP_BYTES = 1e9, 3 << 20
 convert(source, target, to=to, lineage=False)
 print(calls)
 """
