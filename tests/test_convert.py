@@ -242,14 +242,18 @@ def test_several_targets_are_made_in_one_pass(model, tmp_path, monkeypatch):
         Target(str(tmp_path / "b"), "hf", {"max_shard_size": "1MB"}),
         Target(str(tmp_path / "c.safetensors"), "safetensors"),
     ]
-    receipts = convert_all(model, targets, verify="none")
+    group = convert_all(model, targets, verify="none")
+    receipts = group.receipts
+    assert {receipt.group for receipt in receipts} == {group.group}
+    assert group.to_json()["bytes_written"] == 3 * group.to_json()["bytes_read"]
+    assert read_sidecar(locate(targets[0].uri)).receipt.group == group.group
     assert sum(read) == sum(array.nbytes for array in TENSORS.values())
     assert len({receipt.target.weights_digest for receipt in receipts}) == 1
     assert len({receipt.source.checkpoint_digest for receipt in receipts}) == 1
     assert len({receipt.target.checkpoint_digest for receipt in receipts}) == 3
     for target in targets:
         assert wherry.verify(target.uri, level="digest").ok
-    assert all(receipt.already for receipt in convert_all(model, targets))
+    assert all(receipt.already for receipt in convert_all(model, targets).receipts)
 
 
 def test_one_target_that_fails_does_not_stop_the_others(model, tmp_path, monkeypatch):
@@ -261,13 +265,19 @@ def test_one_target_that_fails_does_not_stop_the_others(model, tmp_path, monkeyp
 
     monkeypatch.setattr(FlatFiles, "write", full)
     with pytest.raises(StorageError, match="No space"):
-        convert_all(model, [Target(str(tmp_path / "a"), "orbax"), Target(str(tmp_path / "b"), "hf")])
+        convert_all(
+            model,
+            [Target(str(tmp_path / "a"), "orbax", {"ocdbt": "false"}), Target(str(tmp_path / "b"), "hf")],
+        )
     assert sorted(os.listdir(tmp_path)) == ["model"]
     monkeypatch.undo()
 
     monkeypatch.setattr(FlatFiles, "sync", full)
     with pytest.raises(StorageError, match="No space"):
-        convert_all(model, [Target(str(tmp_path / "a"), "orbax"), Target(str(tmp_path / "b"), "hf")])
+        convert_all(
+            model,
+            [Target(str(tmp_path / "a"), "orbax", {"ocdbt": "false"}), Target(str(tmp_path / "b"), "hf")],
+        )
     assert sorted(os.listdir(tmp_path)) == ["a", "model"]
     assert wherry.verify(tmp_path / "a", level="digest").ok
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wherry.lineage import LineageTree
     from wherry.plan import Plan
     from wherry.progress import OnProgress, Progress
-    from wherry.receipt import Receipt
+    from wherry.receipt import GroupReceipt, Receipt
     from wherry.register import Registration
     from wherry.verify import Verification
 
@@ -172,13 +172,12 @@ def show_plan(plan: Plan, *, json_: bool) -> None:
         click.echo(f"  ignored {row['path']} by rule {row['rule']}: {row['reason']}")
 
 
-def show_receipts(receipts: Sequence[Receipt], *, json_: bool) -> None:
-    """What a conversion did; as JSON the receipt itself, or a list of them where there are several targets."""
+def show_receipts(group: GroupReceipt, *, json_: bool) -> None:
+    """What a conversion did; as JSON the receipt itself, or the group where there are several targets."""
     if json_:
-        rows = [receipt.to_json() for receipt in receipts]
-        print_json(rows[0] if len(rows) == 1 else rows)
+        print_json((group if group.group else group.receipts[0]).to_json())
         return
-    for receipt in receipts:
+    for receipt in group.receipts:
         _show_receipt(receipt)
 
 

@@ -6,12 +6,15 @@ of targets; its leaves are hashed on the way, and where it has a sidecar of ours
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import Checkpoint, open_checkpoint
+from wherry.digest import sha256_of
 from wherry.errors import MismatchError, UsageError, WherryError
 from wherry.existing import existing_result
 from wherry.hashing import Hashes, compare
@@ -20,7 +23,7 @@ from wherry.mover import Carrier
 from wherry.plan import DEFAULT_MEMORY, joint_moves, make_plan
 from wherry.pool import Pool
 from wherry.progress import Meter, OnProgress
-from wherry.receipt import Receipt, utc_now
+from wherry.receipt import GroupReceipt, Receipt, utc_now
 from wherry.registry import find_format
 from wherry.sidecar import read_sidecar
 from wherry.spill import Spill
@@ -74,7 +77,7 @@ def convert(
     Raises:
         WherryError: see the tree in `wherry.errors`; nothing is left at the destination.
     """
-    return convert_all(source, [Target(str(target), to, options or {})], **common)[0]
+    return convert_all(source, [Target(str(target), to, options or {})], **common).receipts[0]
 
 
 def convert_all(
@@ -94,7 +97,7 @@ def convert_all(
     meta: Mapping[str, str] | None = None,
     into: bool = False,
     as_step: int | None = None,
-) -> list[Receipt]:
+) -> GroupReceipt:
     """Convert a checkpoint to several targets, reading it once.
 
     Each target commits, resumes and is verified on its own: where one fails, the others are still made.
@@ -115,7 +118,7 @@ def convert_all(
         as_step: the step to write, where the source states none (or another one is wanted).
 
     Returns:
-        One receipt for each target, in order; `already` where nothing had to be done.
+        The receipts of all targets, in order; `already` where nothing had to be done.
 
     Raises:
         WherryError: the first error of any target, after the others were made; nothing is left at its destination.
@@ -133,10 +136,26 @@ def convert_all(
             )  # fmt: skip
             jobs.append(Job(checkpoint, plan, row, place, committed, progress, meta or {}, started, clock))
         _require_distinct(jobs)
+        group = _group(jobs)
+        jobs = [replace(job, group=group) for job in jobs]
+        if lineage:
+            _import_ahead("wherry.ledger")
         there = {index: receipt for index, job in enumerate(jobs) if (receipt := _existing(job, if_exists))}
         made = _make([job for index, job in enumerate(jobs) if index not in there])
     receipts = [there[index] if index in there else next(made) for index in range(len(jobs))]
-    return [_record(one) if lineage and not one.already else one for one in receipts]
+    return GroupReceipt(
+        group, tuple(_record(one) if lineage and not one.already else one for one in receipts)
+    )
+
+
+def _group(jobs: Sequence[Job]) -> str:
+    """The name of a pass: the same for the same plans, so that a resumed pass keeps it."""
+    return sha256_of("group", [job.plan.digest for job in jobs]) if len(jobs) > 1 else ""
+
+
+def _import_ahead(module: str) -> None:
+    """Import what the end needs while bytes move: SQLAlchemy costs a fifth of a second."""
+    threading.Thread(target=import_module, args=(module,), name="wherry-import", daemon=True).start()
 
 
 def _make(jobs: list[Job]) -> Iterator[Receipt]:
@@ -207,6 +226,7 @@ def _places(
 ) -> tuple[Location, Location]:
     """What is committed in one step, and where the checkpoint lies in it."""
     if not into:
+        row.guard(target, into)
         return target, target
     step = checkpoint.manifest.step if as_step is None else as_step
     if row.step_folder is None:
@@ -214,6 +234,7 @@ def _places(
     if step is None:
         raise UsageError("the source states no step", uri=checkpoint.uri, cure="say --as-step N")
     folder = row.step_folder(step)
+    row.guard(target.join(folder), into)
     return target.join(folder.split("/")[0]), target.join(folder)
 
 
@@ -241,6 +262,6 @@ def _require_distinct(jobs: list[Job]) -> None:
 
 
 def _record(receipt: Receipt) -> Receipt:
-    from wherry.lineage import record  # SQLAlchemy costs a fifth of a second
+    from wherry.lineage import record
 
     return replace(receipt, lineage=record(receipt))

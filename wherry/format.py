@@ -13,7 +13,8 @@ names every expected chunk that is not there, from metadata alone.
 **Writer.** Given by `create(staging, manifest, options)`. It writes into a staging folder or file that does not
 carry the final name. `grid(path)` is the tensor's natural region (a chunk), or None where any span of canonical
 bytes can be written. `write` may be called in any order, from several threads, and more than once with the same
-bytes. `sync` makes everything written so far durable. `finish` completes the container and is idempotent.
+bytes. `sync` makes everything durable whose `write` has returned; several threads may call it. `finish` completes the
+container and is idempotent.
 """
 
 from __future__ import annotations
@@ -39,11 +40,19 @@ HEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A byte range of a file that holds canonical bytes of a tensor."""
+    """A byte range of a file that holds canonical bytes of a tensor.
+
+    Attributes:
+        file: URI.
+        offset: of its first byte.
+        length: bytes.
+        crc32: CRC-32 of these bytes as their writer recorded it; None where there is none for exactly them.
+    """
 
     file: str
     offset: int
     length: int
+    crc32: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +167,11 @@ class Writer(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make durable what was written so far."""
+        """Make durable what was written so far: contents, names, and the folders that hold the names.
+
+        Several threads may call it at once; no call returns before everything that was written before it is durable,
+        also where another call is already at work on it.
+        """
         ...
 
     def finish(self) -> None:
@@ -181,6 +194,7 @@ class Holds:
         values: non-tensor leaves.
         empties: empty nodes.
         companions: companion files.
+        needs: companion files that a checkpoint cannot be without, each with the least that is accepted.
     """
 
     dtypes: frozenset[str]
@@ -189,6 +203,22 @@ class Holds:
     values: bool = False
     empties: bool = False
     companions: bool = False
+    needs: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A source's tree under the names that a target system gives it.
+
+    Attributes:
+        names: key path in the source → key path in the target, for every tensor, value and empty.
+        lists: the target's nodes that are sequences.
+        custom: what is added to the manifest's `custom`.
+    """
+
+    names: Mapping[KeyPath, KeyPath]
+    lists: frozenset[KeyPath]
+    custom: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +277,11 @@ class Format:
         finish_step: completes the step folder around an item, where the system wants files there.
         prepare: the manifest as this format will hold it: what comes in has the source's chunk grids, what goes
             out must have the target's (None for every tensor that takes any span).
+        adapt: for a system that knows one way of naming only: the source's tree under its names, where the user
+            gives no `split` or `join`; refuses what the system could not load. Takes the source's manifest and the
+            target's URI.
+        guard: refuses a target that the system itself would stumble over; the flag says whether it was chosen by
+            `--into`.
     """
 
     name: str
@@ -267,3 +302,5 @@ class Format:
     step_folder: Callable[[int], str] | None = None
     finish_step: Callable[[Location, Manifest], None] | None = None
     prepare: Callable[[Manifest, Options], Manifest] = lambda manifest, _options: without_chunks(manifest)
+    adapt: Callable[[Manifest, str], Adapted] | None = None
+    guard: Callable[[Location, bool], None] = lambda _target, _into: None

@@ -54,6 +54,7 @@ class Job:
         meta: what the user wants to keep with the checkpoint.
         started: UTC.
         clock: monotonic seconds at the start.
+        group: see Receipt.
     """
 
     checkpoint: Checkpoint
@@ -65,6 +66,7 @@ class Job:
     meta: Mapping[str, str]
     started: str
     clock: float
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,5 +236,6 @@ def _sidecar(
         resumed_bytes=staged.journal.nbytes,
         note=staged.staging.discarded or staged.journal.reason,
         verification=verification,
+        group=job.group,
     )
     return Sidecar(manifest, target, receipt, ours.leaves), receipt

@@ -22,6 +22,7 @@ from wherry.digest import LeafHasher
 from wherry.errors import CorruptError, storage_error
 from wherry.move import Move, moves_of
 from wherry.output import Output, as_bytes
+from wherry.recorded import Recorded
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ _DECODE_FACTOR = 2  # a decoded region is held once by the codec and once as an 
 
 
 def worker_count() -> int:
-    """Threads of the mover: one per core, two at least so that reading and writing overlap, eight at most."""
-    return min(max(os.cpu_count() or 2, 2), 8)
+    """Threads of the mover: two per core, so that one hashes while the other waits for storage; eight at most."""
+    return min(2 * (os.cpu_count() or 2), 8)
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class Carrier:
         pool: the buffers.
         meter: counts what is done.
         outputs: where they go; none for a digest pass.
+        recorded: checks the CRCs that the source's containers state.
         hashers: one per source tensor, filled as the pass goes on.
     """
 
@@ -60,6 +62,7 @@ class Carrier:
     pool: Pool
     meter: Meter
     outputs: tuple[Output, ...] = ()
+    recorded: Recorded = field(default_factory=Recorded)
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     _stopped: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -87,6 +90,7 @@ class Carrier:
                 raise
             finally:
                 self._stopped.set()
+        self.recorded.finish()
         self._settle()
 
     def _settle(self) -> None:
@@ -142,6 +146,7 @@ class Carrier:
             if extents is not None:
                 with self.pool.buffer(move.span.nbytes) as buffer:
                     read_span(extents, move.span, buffer, spec)
+                    self.recorded.update(extents, move.span, buffer, spec)
                     self._deliver(move, buffer, hasher)
             elif not self._streamed(spec, move, hasher):
                 with self.pool.reserved(move.span.nbytes * _DECODE_FACTOR):

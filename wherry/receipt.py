@@ -71,6 +71,7 @@ class Receipt:
         note: why an interrupted run was not taken up, where there was one.
         already: True when the target was found to be the result of this same conversion and nothing was written.
         lineage: `recorded`, or why it was not.
+        group: names the pass that made several targets at once; the same in the receipt of each, empty for one.
     """
 
     source: CheckpointRef
@@ -89,10 +90,42 @@ class Receipt:
     note: str | None = None
     already: bool = False
     lineage: str = "not recorded"
+    group: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """JSON form; the inverse of `from_json`."""
         return {"schema": SCHEMA, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReceipt:
+    """What one pass over a source did for all its targets.
+
+    Attributes:
+        group: as in each of the receipts.
+        receipts: one for each target, in the order in which they were asked for.
+    """
+
+    group: str
+    receipts: tuple[Receipt, ...]
+
+    @property
+    def source(self) -> CheckpointRef:
+        """The checkpoint that was read, once."""
+        return self.receipts[0].source
+
+    def to_json(self) -> dict[str, Any]:
+        """The source once, and what was done for each target."""
+        rows = [receipt.to_json() for receipt in self.receipts]
+        return {
+            "schema": SCHEMA,
+            "group": self.group,
+            "source": rows[0]["source"],
+            "seconds": max(receipt.seconds for receipt in self.receipts),
+            "bytes_read": max(receipt.bytes_read for receipt in self.receipts),
+            "bytes_written": sum(receipt.bytes_written for receipt in self.receipts),
+            "receipts": rows,
+        }
 
 
 def from_json(data: dict[str, Any], uri: str = "") -> Receipt:

@@ -38,18 +38,29 @@ class FlatFiles:
             StorageError: the storage is full or failed.
         """
         self._folder = folder
-        self._names = tuple(sizes)
+        self._names: list[str] = []
         self._lock = threading.Lock()
         self._open: OrderedDict[str, int] = OrderedDict()
         self._users: dict[str, int] = {}
-        self._dirty: dict[str, tuple[int, int]] = {}
+        self._dirty: set[str] = set()
         self._failed: StorageError | None = None
         try:
             for name, size in sizes.items():
-                self._guarded(name, lambda fd, size=size: _allocate(fd, size))
+                self.add(name, size)
+            for parent in {(folder / name).parent for name in sizes}:
+                self._checked(lambda parent=parent: sync_folder(parent))
         except BaseException:
             self.close()
             raise
+
+    def add(self, name: str, size: int) -> None:
+        """Create one more file; what it holds beyond its size is cut off.
+
+        Raises:
+            StorageError: the storage is full or failed.
+        """
+        self._names.append(name)
+        self._guarded(name, lambda fd: _allocate(fd, size))
 
     def write(self, name: str, offset: int, data: memoryview | bytes) -> None:
         """Write bytes at an offset of a file.
@@ -60,8 +71,7 @@ class FlatFiles:
         view = memoryview(data).cast("B")
         self._guarded(name, lambda fd: _write_all(fd, offset, view))
         with self._lock:
-            low, high = self._dirty.get(name, (offset, offset))
-            self._dirty[name] = (min(low, offset), max(high, offset + len(view)))
+            self._dirty.add(name)
 
     def sync(self) -> None:
         """Make everything durable whose `write` has returned.
@@ -70,10 +80,8 @@ class FlatFiles:
             StorageError: the storage failed, now or in an earlier call.
         """
         with self._lock:
-            dirty, self._dirty = self._dirty, {}
-        self._checked(
-            lambda: [self._guarded(name, lambda fd, r=r: _settle(fd, *r)) for name, r in dirty.items()]
-        )
+            dirty, self._dirty = self._dirty, set()
+        self._checked(lambda: [self._guarded(name, _settle) for name in sorted(dirty)])
 
     def finish(self) -> None:
         """Make the files and their names durable.
@@ -140,6 +148,6 @@ def _write_all(descriptor: int, offset: int, view: memoryview) -> None:
         done += os.pwrite(descriptor, view[done:], offset + done)
 
 
-def _settle(descriptor: int, low: int, high: int) -> None:
+def _settle(descriptor: int) -> None:
     os.fdatasync(descriptor)
-    os.posix_fadvise(descriptor, low, high - low, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # pages used again cost less than fresh ones

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import UnsupportedError, UsageError, storage_error
-from wherry.integrations.containers.crc32 import PieceCrc
+from wherry.crc32 import PieceCrc
 from wherry.integrations.containers.flatfile import FlatFiles
 from wherry.integrations.containers.stored_zip_writer import (
     ALIGNMENT,

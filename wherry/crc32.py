@@ -12,7 +12,10 @@ from __future__ import annotations
 import threading
 from functools import cache
 from typing import TYPE_CHECKING
-from zlib import crc32
+
+# Seven times as fast as zlib's. (isal's is as fast, but leaves the vector registers in a state in which the SHA
+# instructions that follow on the same thread take a third longer: measured on an AMD EPYC.)
+from zlib_ng.zlib_ng import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Callable
