@@ -4,6 +4,9 @@
 digests (so that a mismatch can name the damaged 4 MiB), the checkpoint as lineage knows it, and the receipt of
 the conversion that made it. From these alone conversions and edges can be rebuilt when every database is lost.
 An orphan sidecar (its file is gone) means nothing.
+
+Beside a file with a step's name it is `.<file>.wherry.json`: flax takes every file whose name begins like a step's
+for a step, so it would restore from it, and delete it as the oldest.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from wherry.errors import CorruptError, NotFoundError
 from wherry.keypath import KeyPath, parse, render
 from wherry.manifest import Manifest, from_json
 from wherry.receipt import CheckpointRef, Receipt
+from wherry.steps import step_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +55,12 @@ def sidecar_location(location: Location) -> Location:
     entry = location.entry
     if entry is not None and entry.is_dir:
         return location.join(FOLDER_NAME)
-    return location.parent.join(f"{location.name}.{FOLDER_NAME}")
+    return location.parent.join(sidecar_name(location.name))
+
+
+def sidecar_name(file: str) -> str:
+    """The name of the sidecar beside a file."""
+    return f"{'.' if step_number(file) is not None else ''}{file}.{FOLDER_NAME}"
 
 
 def read_sidecar(location: Location) -> Sidecar | None:

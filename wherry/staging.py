@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Self
 from wherry.errors import TargetExistsError, TargetInUseError, UsageError, WherryError, storage_error
 from wherry.lease import DRAFT, Lease
 from wherry.location import Location
+from wherry.sidecar import sidecar_name
 from wherry.store import LocalStore
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Staging:
 
         Args:
             commit_members: the first of these that is there is put last on an object store.
-            beside: contents of the sidecar of a single file, written as `<file>.wherry.json` just before.
+            beside: contents of the sidecar of a single file, written beside it just before.
 
         Raises:
             TargetExistsError: something is at the target now; it was not touched.
@@ -173,7 +174,7 @@ class Staging:
         if beside is None:
             rename_without_replacing(staged, target)
         else:
-            sidecar = Path(f"{target}.wherry.json")
+            sidecar = target.parent / sidecar_name(target.name)
             before = sidecar.read_bytes() if sidecar.exists() else None
             self._put_sidecar(sidecar, beside)
             try:
@@ -196,7 +197,7 @@ class Staging:
         if target.exists():
             raise FileExistsError(target.uri)
         if beside is not None:
-            store.put(f"{target.path}.wherry.json", beside)
+            store.put(target.parent.join(sidecar_name(target.name)).path, beside)
         staged = Path(self.location.path)
         names = [""] if staged.is_file() else [entry.name for entry in self.location.walk()]
         marker = next((name for name in commit_members if name in names), "")

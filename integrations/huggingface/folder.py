@@ -14,19 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.detection import Evidence
 from wherry.errors import CorruptError, IncompleteError
-from wherry.integrations.huggingface.weights import ADAPTER_CONFIG, CONFIG, find_weights, is_weights
+from wherry.integrations.huggingface.weights import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    PIPELINE,
+    find_weights,
+    is_weights,
+)
 from wherry.location import Entry
 from wherry.sidecar import FOLDER_NAME
 from wherry.steps import step_number
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from wherry.location import Location
 
 _TRAINER = "trainer_state.json"
 _LARGEST_CONFIG = 16 << 20
 _DEEPEST = 3
+_ORIGINAL = "original"  # where hub repositories keep it, Meta's consolidated.NN.pth for one
 
 # model_type → family, where they differ; a type that begins with a row's key belongs to it.
 _FAMILIES = {"qwen": "qwen", "gemma": "gemma", "deepseek": "deepseek", "gpt_oss": "gpt-oss"}
@@ -101,6 +108,11 @@ def read_facts(location: Location, names: Collection[str]) -> Facts:
         "architectures": config.get("architectures"),
         **_adapter(location, names),
     }
+    if "peft_type" in origin:
+        base = origin.get("base_model", "a model that it does not name")
+        evidence += (
+            Evidence(ADAPTER_CONFIG, f"a {origin['peft_type']} adapter of {base}, not a whole model"),
+        )
     if isinstance(model_type, str):
         evidence += (Evidence(CONFIG, f"model_type {model_type}"),)
     if isinstance(version, str):
@@ -173,9 +185,26 @@ def _collect(folder: Location, prefix: str, own: Collection[str], found: Surroun
 def _enter(folder: Location, name: str, own: Collection[str], found: Surroundings) -> None:
     if name.count("/") + 1 >= _DEEPEST:
         found.left.append(Evidence(name, f"deeper than {_DEEPEST} folders: not carried"))
-    elif step_number(folder.name) is not None and find_weights(
-        {entry.name: entry for entry in folder.entries()}
-    ):
-        found.left.append(Evidence(name, "a checkpoint of its own: not carried"))
+        return
+    names = {entry.name: entry for entry in folder.entries()}
+    if folder.name == _ORIGINAL and any(map(is_weights, names)):
+        found.left.append(
+            Evidence(name, "the same weights in the form of their first publisher: not carried")
+        )
+    elif find_weights(names):
+        found.left.append(Evidence(name, "weights of its own: not carried"))
     else:
         _collect(folder, f"{name}/", own, found)
+
+
+def pipeline_parts(location: Location, names: Mapping[str, Entry]) -> list[str]:
+    """The models of a diffusers pipeline: the folders that its `model_index.json` names and that hold weights.
+
+    Raises:
+        CorruptError: `model_index.json` is no JSON object.
+    """
+    if PIPELINE not in names:
+        return []
+    said = read_json(location.join(PIPELINE), _LARGEST_CONFIG)
+    folders = [name for name, entry in names.items() if entry.is_dir and isinstance(said.get(name), list)]
+    return [name for name in folders if find_weights({e.name: e for e in location.join(name).entries()})]

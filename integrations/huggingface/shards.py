@@ -1,6 +1,7 @@
 """Opens the weights of a Hugging Face folder and holds index and shards against each other.
 
-`*.index.json` is {metadata: {total_size, ...}, weight_map: {tensor: file}}, the same for safetensors and `.bin`.
+`*.index.json` is {metadata: {total_size, ...}, weight_map: {tensor: file}}, the same for safetensors, `.bin` and flax
+msgpack, where a tensor's name is its key path joined by `/`.
 Every tensor must lie in exactly the file that the map names and nowhere else. `total_size` is only reported
 where it differs: writers have disagreed on whether tied tensors count twice. torch's HuggingFaceStorageWriter
 describes cut tensors in `DCP_SHARDING_INFO` of `__metadata__`, without their full shapes; such pieces are not a
@@ -17,6 +18,8 @@ from wherry.detection import Evidence
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.integrations.containers import safetensors
 from wherry.integrations.containers.flat_reader import placed_tensors
+from wherry.integrations.containers.msgpack_contents import gather
+from wherry.integrations.containers.msgpack_index import index_file
 from wherry.integrations.containers.torch_zip import PlacedTensor, read_archive
 from wherry.integrations.huggingface.folder import read_json
 from wherry.keypath import render
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.format import Extent
+    from wherry.integrations.containers.msgpack_contents import Place
     from wherry.integrations.huggingface.weights import Weights
     from wherry.keypath import KeyPath
     from wherry.location import Location
@@ -46,7 +50,8 @@ class Contents:
         files: the weight files and the index.
         places: where raw tensors lie (safetensors).
         placed: where tensors of torch archives lie (bin).
-        values, empties, lists: non-tensor leaves of torch archives.
+        flax: where tensors of flax files lie (msgpack).
+        values, empties, lists: non-tensor leaves of torch archives and flax files.
         custom: `metadata` of the index and `__metadata__` of the files.
         bare: whether no safetensors file has any `__metadata__`.
         evidence: what was seen.
@@ -56,6 +61,7 @@ class Contents:
     files: list[Entry] = field(default_factory=list[Entry])
     places: dict[KeyPath, tuple[Extent, ...]] = field(default_factory=dict["KeyPath", "tuple[Extent, ...]"])
     placed: dict[KeyPath, PlacedTensor] = field(default_factory=dict["KeyPath", PlacedTensor])
+    flax: dict[KeyPath, Place] = field(default_factory=dict["KeyPath", "Place"])
     values: dict[KeyPath, Value] = field(default_factory=dict["KeyPath", "Value"])
     empties: dict[KeyPath, str] = field(default_factory=dict["KeyPath", str])
     lists: set[KeyPath] = field(default_factory=set["KeyPath"])
@@ -119,8 +125,10 @@ def _read(location: Location, name: str, weights: Weights, contents: Contents) -
     place = location.member(name)
     if weights.container == "safetensors":
         _read_safetensors(place, name, contents)
-    else:
+    elif weights.container == "bin":
         _read_bin(place, contents)
+    else:
+        _read_msgpack(place, contents)
     _add_file(place, name, contents)
 
 
@@ -152,6 +160,16 @@ def _read_bin(place: Location, contents: Contents) -> None:
     contents.lists |= archive.tree.lists
 
 
+def _read_msgpack(place: Location, contents: Contents) -> None:
+    tree = gather(index_file(place), place.uri)
+    for path, spec in tree.specs.items():
+        _require_new(path, place.name, contents, place)
+        contents.specs[path], contents.flax[path] = spec, tree.places[path]
+    contents.values |= tree.values
+    contents.empties |= tree.empties
+    contents.lists |= tree.lists
+
+
 def _add_file(place: Location, name: str, contents: Contents) -> None:
     entry = place.stat()
     assert entry is not None
@@ -164,7 +182,7 @@ def _require_new(path: KeyPath, name: str, contents: Contents, place: Location) 
 
 
 def _require_mapped(path: KeyPath, name: str, weight_map: Mapping[str, str], location: Location) -> None:
-    said = weight_map.get(path[0]) if len(path) == 1 else None
+    said = weight_map.get("/".join(path))
     if said != name:
         what = (
             f"{name} holds it, but the index says {said}"
@@ -175,8 +193,9 @@ def _require_mapped(path: KeyPath, name: str, weight_map: Mapping[str, str], loc
 
 
 def _require_present(weight_map: Mapping[str, str], contents: Contents, location: Location) -> None:
+    held = {"/".join(path) for path in contents.specs}
     for tensor, name in weight_map.items():
-        if (tensor,) not in contents.specs:
+        if tensor not in held:
             what = f"the index says that it lies in {name}, which does not hold it"
             raise CorruptError(
                 what, uri=location.uri, path=render((tensor,)), cure="restore the index or the file"

@@ -3,9 +3,10 @@
 Names, in the order in which transformers (5.23, `modeling_utils.py`) looks: `model.safetensors`, then
 `model.safetensors.index.json` with `model-00001-of-0000N.safetensors`, each also with a variant
 (`model.fp16.safetensors`, `model.safetensors.index.fp16.json`); safetensors before `pytorch_model.bin` and its
-index. PEFT adapters are `adapter_model.safetensors` or `.bin` beside `adapter_config.json`, diffusers writes
+index; transformers 4 then took `flax_model.msgpack` and its index, whose names are key paths joined by `/`, and 5
+has dropped it. PEFT adapters are `adapter_model.safetensors` or `.bin` beside `adapter_config.json`, diffusers writes
 `diffusion_pytorch_model.safetensors`. torch's HuggingFaceStorageWriter gives every save an index, also of one
-file, and distributed saves none.
+file, and distributed saves none. A diffusers pipeline is a folder of such folders, which `model_index.json` lists.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Container: TypeAlias = Literal["safetensors", "bin"]
+Container: TypeAlias = Literal["safetensors", "bin", "msgpack"]
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
+PIPELINE = "model_index.json"
+ADAPTER = "adapter_model"
+PRECEDENCE = "safetensors come before .bin before msgpack, and each without a variant before with one"
 
+_ORDER: tuple[Container, ...] = ("safetensors", "bin", "msgpack")
 # Stem and ending of the weights, most wanted first.
 _STEMS: tuple[tuple[str, Container], ...] = (
     ("model", "safetensors"),
@@ -29,7 +34,10 @@ _STEMS: tuple[tuple[str, Container], ...] = (
     ("pytorch_model", "bin"),
     ("diffusion_pytorch_model", "bin"),
     ("adapter_model", "bin"),
+    ("flax_model", "msgpack"),
+    ("diffusion_flax_model", "msgpack"),
 )
+_CONTAINER_WORDS = {"safetensors": "safetensors", "bin": "pytorch_model.bin", "msgpack": "flax_model.msgpack"}
 _VARIANT = r"(?:\.(?P<variant>[A-Za-z0-9_]+))?"
 _ANY_INDEX = re.compile(rf".+\.safetensors\.index{_VARIANT}\.json")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
@@ -45,7 +53,7 @@ class Weights:
     """The weights of a folder by name.
 
     Attributes:
-        container: `safetensors` or `bin`.
+        container: `safetensors`, `bin` or `msgpack`.
         file: the one file, or the index, or the first of several shards without an index.
         form: which of the three it is.
         stem: `model`, `adapter_model` and so on.
@@ -62,22 +70,24 @@ class Weights:
     def version(self) -> str:
         """The format version, as far as names tell it."""
         word = "single" if self.form == "single" else "sharded"
-        return f"{word} {'pytorch_model.bin' if self.container == 'bin' else 'safetensors'}"
+        return f"{word} {_CONTAINER_WORDS[self.container]}"
 
 
 def find_weights(names: Mapping[str, object]) -> Weights | None:
     """The weights that transformers would load from a folder with these children, or None."""
-    for container in ("safetensors", "bin"):
-        found = [weights for weights in _named(names, container) if weights is not None]
-        if found:
-            return min(
-                found, key=lambda weights: (_rank(weights), weights.variant or "", weights.form != "single")
-            )
-        if container == "safetensors":
-            other = _without_a_known_stem(names)
-            if other is not None:
-                return other
-    return None
+    sets = weight_sets(names)
+    if sets and sets[0].container == _ORDER[0]:
+        return sets[0]
+    return _without_a_known_stem(names) or (sets[0] if sets else None)
+
+
+def weight_sets(names: Mapping[str, object]) -> list[Weights]:
+    """Every set of weights with a known stem, most wanted first."""
+    found = [weights for container in _ORDER for weights in _named(names, container) if weights is not None]
+    return sorted(
+        found,
+        key=lambda weights: (_rank(weights), weights.variant or "", weights.form != "single", weights.file),
+    )
 
 
 def _rank(weights: Weights) -> int:

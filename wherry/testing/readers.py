@@ -51,14 +51,15 @@ def check_reader(
 
 
 def check_complete(opened: Opened) -> None:
-    """Nothing is absent, and every member is a file of the stated size."""
+    """Nothing is absent, and every member is a file of the stated size, in the folder or beside the one file."""
     absent = list(opened.reader.absent())
     assert not absent, f"absent: {absent[:3]}"
     members = list(opened.reader.members())
     assert members, "a checkpoint without files"
     home = locate(opened.detection.uri)
+    folder = home if home.entry is None or home.entry.is_dir else home.parent
     for entry in members:
-        file = home if home.entry is not None and not home.entry.is_dir else home.join(entry.name)
+        file = folder.join(entry.name)
         there = file.stat()
         assert there is not None, f"{entry.name} is a member but is not there"
         assert (there.size, there.mark) == (entry.size, entry.mark), f"{entry.name}: another size or mark"

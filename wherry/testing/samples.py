@@ -88,16 +88,17 @@ def sample(
         replace(spec, path=path)
         for spec, path in zip(_specs(row, large=large), _paths(row.holds.depth), strict=False)
     ]
+    companions = {**_COMPANIONS, **row.holds.needs} if row.holds.companions else {}
     manifest = Manifest(
         tensors={spec.path: spec for spec in specs},
         values=_VALUES if row.holds.values else {},
         empties=_EMPTIES if row.holds.empties else {},
         lists=_lists(specs),
-        companions=_companions() if row.holds.companions else (),
+        companions=tuple(Companion(name, len(data)) for name, data in companions.items()),
     )
     prepared = row.prepare(manifest, checked)
     contents = {spec.path: random_bytes(spec, generator) for spec in specs}
-    return Sample(row, checked, prepared, contents, _COMPANIONS if row.holds.companions else {})
+    return Sample(row, checked, prepared, contents, companions)
 
 
 def variants(row: Format) -> Iterator[dict[str, Any]]:
@@ -175,10 +176,6 @@ def _lists(specs: list[TensorSpec]) -> frozenset[KeyPath]:
     """The nodes of the paths of `_paths` that are sequences."""
     prefixes = {spec.path[:depth] for spec in specs for depth in range(1, len(spec.path))}
     return frozenset(path for path in prefixes if path[0] == "blocks" and path[-1] in ("blocks", "rows"))
-
-
-def _companions() -> tuple[Companion, ...]:
-    return tuple(Companion(name, len(data)) for name, data in _COMPANIONS.items())
 
 
 def _cut(spec: TensorSpec, data: bytes, generator: random.Random) -> Iterator[Piece]:
