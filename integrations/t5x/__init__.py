@@ -1,0 +1,1 @@
+"""T5X: its legacy checkpoints (a msgpack tree beside zarr arrays) and those it saves through Orbax."""
