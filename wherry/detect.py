@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from wherry.detection import Detection, Evidence, Verdict
 from wherry.errors import (
@@ -22,6 +22,7 @@ from wherry.errors import (
 )
 from wherry.format import Absent, Glimpse
 from wherry.keypath import render
+from wherry.location import Location
 from wherry.registry import find_format, formats
 from wherry.staging import is_staging
 from wherry.steps import Step, step_number, steps_among
@@ -29,13 +30,23 @@ from wherry.store import locate
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from wherry.format import Format, Reader
-    from wherry.location import Location
+    from wherry.keypath import KeyPath
+    from wherry.location import Entry
 
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")
+
+
+@runtime_checkable
+class ReckoningReader(Protocol):
+    """What a Reader may add: saying what is missing as a whole, where `absent` names single chunks."""
+
+    def shortfall(self) -> str | None:
+        """How much is there of how much, and whose share, in one phrase; None where nothing is missing."""
+        ...
 
 
 def detect(
@@ -135,20 +146,32 @@ def examine(location: Location, found: Detection) -> Detection:
         return replace(found, verdict=_verdict(error), reason=error.what)
     try:
         reason = absence(opened.reader)
+    except OSError:
+        raise
+    except WherryError as error:  # chunks that overlap, for example
+        return replace(found, verdict=_verdict(error), reason=error.what)
     finally:
         opened.reader.close()
     detection = replace(opened.detection, also=found.also)
     return replace(detection, verdict="incomplete", reason=reason) if reason else detection
 
 
-def absence(reader: Reader, shown: int = 3) -> str | None:
-    """One sentence about the chunks that are not there; None when all are."""
-    absent = list(reader.absent())
+def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] | None = None) -> str | None:
+    """One sentence about the chunks that are not there; None when all are, or nobody asks for those that are not.
+
+    Args:
+        reader: of the checkpoint.
+        shown: how many chunks are named.
+        left: whether a leaf is not asked for.
+    """
+    absent = [piece for piece in reader.absent() if left is None or not left(piece.path)]
     if not absent:
         return None
     first = ", ".join(describe_absent(piece) for piece in islice(absent, shown))
     more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
-    return f"{len(absent)} expected chunks are missing: {first}{more}"
+    sentence = f"{len(absent)} expected chunks are missing: {first}{more}"
+    whole = reader.shortfall() if isinstance(reader, ReckoningReader) else None
+    return f"{whole}; {sentence}" if whole else sentence
 
 
 def describe_absent(piece: Absent) -> str:
@@ -165,7 +188,7 @@ def _in_run(location: Location, rows: Mapping[str, Format]) -> Detection | None:
     """The newest complete step below a run folder."""
     for root in (location, *(location.join(name) for name in _STEP_ROOTS)):
         glimpse = Glimpse(root)
-        steps = steps_among([name for name, entry in glimpse.entries.items() if entry.is_dir])
+        steps = steps_among([name for name, entry in glimpse.entries.items() if _may_be_step(entry)])
         found = _newest_complete(root, steps, rows)
         if found is not None:
             return found
@@ -215,14 +238,23 @@ def _empty_step(location: Location, rows: Mapping[str, Format]) -> Detection | N
 
 def _step_folder(location: Location, step: int) -> Location:
     for root in (location, *(location.join(name) for name in _STEP_ROOTS)):
-        steps = steps_among([entry.name for entry in root.entries() if entry.is_dir])
+        steps = steps_among([entry.name for entry in root.entries() if _may_be_step(entry)])
         for found in steps:
             if found.number == step:
                 return root.join(found.name)
     raise NotFoundError(f"no step {step}", uri=location.uri, cure="`wherry discover` lists the steps")
 
 
+def _may_be_step(entry: Entry) -> bool:
+    """Whether a child of a run can be a step: a folder, or a file with a step's full name (flax's are files)."""
+    return entry.is_dir or (step_number(entry.name) is not None and not entry.name.isdecimal())
+
+
 def _existing(location: Location) -> Location:
+    """The location itself; for the prefix by which TensorFlow names a checkpoint, its index file."""
+    index = Location(location.store, f"{location.path}.index")
+    if location.entry is None and index.entry is not None:
+        return index
     if location.entry is None:
         raise NotFoundError(
             "nothing is there", uri=location.uri, cure="check the path; `wherry discover` looks below it"

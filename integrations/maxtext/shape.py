@@ -1,0 +1,156 @@
+"""The MaxText tree: how it is told from other trees, and whether its layers are scanned.
+
+Facts (MaxText 0.2.5 and its Linen era, looked at): parameters lie below `params/params` (`decoder`, `token_embedder`);
+the optimizer repeats one `params` level (`opt_state/0/mu/params/decoder/…`, `adam_pax` without the `0`);
+`nnx_aux/model` holds every variable that is no parameter. Fine-tuned and RL states lack the wrappers: `decoder` lies
+at the root, below `base`, `model_params` or a single `params`; T5X has such trees too, so there the item's name or the
+recorded `scan_layers` must confirm it.
+
+Scanned layers lie together (`decoder/layers/…`, also `dense_layers`, `moe_layers`, `scanned_blocks`, and blocks such as
+`layers/layers_0`) and carry a layer axis, `param_scan_axis`, by default 1. Unscanned ones are `layers_<i>`,
+`dense_layers_<i>`, `moe_layers_<j>`; releases with a faulty renaming wrote `layers/<i>` and `dense_layer_<i>`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wherry.detection import Kind
+    from wherry.keypath import KeyPath
+    from wherry.tensorspec import TensorSpec
+
+WRAPPED: KeyPath = ("params", "params")
+_OTHER_ROOTS: tuple[KeyPath, ...] = (("params",), ("base",), ("model_params",), ())
+_MODEL_PARTS = frozenset({"decoder", "token_embedder"})
+_FOREIGN_PARTS = frozenset({"encoder", "target"})
+_SCANNED = re.compile(r"layers|dense_layers|moe_layers|scanned_blocks")
+_UNSCANNED = re.compile(r"(layers|dense_layers|dense_layer|moe_layers|moe_layer)_\d+")
+_ALIASES = re.compile(r"(dense_layer|moe_layer)_\d+")
+_DEFAULT_AXIS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a MaxText tree shows of itself.
+
+    Attributes:
+        root: key path of the node that holds `decoder`.
+        scanned: whether layers are scanned; None where the tree shows no layers, or both forms.
+        groups: scanned group → (axis of the layers or None where it cannot be told, their number).
+        aliases: names of layers that only faulty releases wrote.
+        mixed: whether both forms are there.
+        nnx_aux: whether variables that are no parameters are there.
+    """
+
+    root: KeyPath
+    scanned: bool | None = None
+    groups: Mapping[str, tuple[int | None, int | None]] = field(
+        default_factory=dict[str, tuple[int | None, int | None]]
+    )
+    aliases: tuple[str, ...] = ()
+    mixed: bool = False
+    nnx_aux: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What the manifest keeps of it, as `custom["maxtext"]`."""
+        groups = {name: {"axis": axis, "layers": layers} for name, (axis, layers) in self.groups.items()}
+        fields: dict[str, Any] = {"parameters": "/".join(self.root), "nnx_aux": self.nnx_aux}
+        if self.scanned is not None:
+            fields["scan_layers"] = self.scanned
+        return (
+            fields
+            | ({"scanned": groups} if groups else {})
+            | ({"aliases": list(self.aliases)} if self.aliases else {})
+        )
+
+
+def parameter_root(paths: Iterable[KeyPath], *, confirmed: bool) -> KeyPath | None:
+    """Where the model's parameters lie, if this is a MaxText tree.
+
+    Args:
+        paths: key paths of the arrays.
+        confirmed: whether something beside the tree says MaxText, so that trees without its wrappers count too.
+    """
+    seen = list(paths)
+    if _has_model(seen, WRAPPED):
+        return WRAPPED
+    if not confirmed or any(part in _FOREIGN_PARTS for path in seen for part in path[:2]):
+        return None
+    return next((root for root in _OTHER_ROOTS if _has_model(seen, root)), None)
+
+
+def look(specs: Mapping[KeyPath, TensorSpec] | Iterable[KeyPath], root: KeyPath) -> Shape:
+    """Read the form of a tree.
+
+    Args:
+        specs: the arrays; where only key paths are given, the axes of scanned layers stay unknown.
+        root: what `parameter_root` gave.
+    """
+    paths = list(specs)
+    decoder = (*root, "decoder")
+    below = [path for path in paths if path[: len(decoder)] == decoder]
+    groups: dict[KeyPath, list[KeyPath]] = {}
+    unscanned: set[str] = set()
+    aliases: set[str] = set()
+    for path in below:
+        group, single = _layer_node(path, len(decoder))
+        if group is not None:
+            groups.setdefault(group, []).append(path)
+        if single is not None:
+            unscanned.add(single)
+            aliases |= {single} if "/" in single or _ALIASES.fullmatch(single) else set()
+    known = specs if hasattr(specs, "items") else {}
+    return Shape(
+        root=root,
+        scanned=None if bool(groups) == bool(unscanned) else bool(groups),
+        groups={"/".join(group): _axis(members, known) for group, members in sorted(groups.items())},  # pyright: ignore[reportArgumentType]
+        aliases=tuple(sorted(aliases)),
+        mixed=bool(groups) and bool(unscanned),
+        nnx_aux=any(path[0] == "nnx_aux" for path in paths if path),
+    )
+
+
+def kind_of(paths: Iterable[KeyPath]) -> Kind:
+    """A train state where moments are there, else parameters (a step of 0 and an empty `opt_state` go with them)."""
+    return "train-state" if any(path[:1] == ("opt_state",) for path in paths) else "params"
+
+
+def _has_model(paths: list[KeyPath], root: KeyPath) -> bool:
+    depth = len(root)
+    return any(
+        len(path) > depth + 1 and path[:depth] == root and path[depth] in _MODEL_PARTS for path in paths
+    )
+
+
+def _layer_node(path: KeyPath, depth: int) -> tuple[KeyPath | None, str | None]:
+    """The scanned group that an array belongs to, or the name of its unscanned layer; neither for the rest.
+
+    A pipeline's node may stand between the decoder and its layers; `layers_remainder` holds what is left of scanned
+    blocks.
+    """
+    for at in range(depth, len(path) - 1):
+        part = path[at]
+        if part == "layers_remainder":
+            return None, None
+        if _SCANNED.fullmatch(part):
+            if path[at + 1].isdecimal():
+                return None, f"{part}/{path[at + 1]}"
+            return path[: at + 1], None
+        if _UNSCANNED.fullmatch(part):
+            return None, part
+    return None, None
+
+
+def _axis(members: list[KeyPath], specs: Mapping[KeyPath, TensorSpec]) -> tuple[int | None, int | None]:
+    """The axis on which all arrays of a group have one extent, and that extent; the default where several would do."""
+    shapes = [specs[path].shape for path in members if path in specs]
+    rank = min((len(shape) for shape in shapes), default=0)
+    fitting = [axis for axis in range(rank) if len({shape[axis] for shape in shapes}) == 1]
+    if _DEFAULT_AXIS in fitting:
+        return _DEFAULT_AXIS, shapes[0][_DEFAULT_AXIS]
+    return (fitting[0], shapes[0][fitting[0]]) if len(fitting) == 1 else (None, None)

@@ -1,0 +1,113 @@
+"""PaxML's flat names: a key path as one folder name, and what the names tell of optimizer and layers.
+
+Facts (paxml 1.4.0, `extract_prefixed_keys_from_nested_map`): parts are joined with `.`; the index of a list or tuple
+is glued to the part before it as `_<i>`, without brackets. Nothing on disk says where a glued index begins, so a name
+is split at `.` and left glued. `opt_states_<k>` is the k-th learner. With repeated layers a group follows,
+`no_prefix_<j>` for single and `p#<dims>#<sharding>_<j>` for stacked variables, j being the place in the optax chain;
+without any stacked variable the index is glued to the learner, `opt_states_0_2`. Neither j nor the sharding code is
+fixed: the group of the moments is the one that has them (`m` and `v` for Adam).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UnrepresentableError
+from wherry.keypath import render
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from wherry.detection import Kind
+    from wherry.keypath import KeyPath
+    from wherry.tensorspec import TensorSpec
+
+SEPARATOR = "."
+VARIABLES = "mdl_vars"
+OPTIMIZER = "opt_states"
+_STACKED = re.compile(r"p#([\d.]*)#.*")
+_LAYER = re.compile(r"x_layers_(\d+)")
+_REPEAT = "repeat"
+_MOMENTS_OF = "params"
+
+
+def flat_name(path: KeyPath, lists: Collection[KeyPath]) -> str:
+    """The folder name of an array.
+
+    Args:
+        path: its key path; an index of a list or tuple is a part of its own.
+        lists: the paths of the nodes that are lists or tuples.
+
+    Raises:
+        UnrepresentableError: it has no part that is a name, or begins with an index.
+    """
+    parts: list[str] = []
+    for depth, part in enumerate(path):
+        if path[:depth] not in lists:
+            parts.append(part)
+        elif parts:
+            parts[-1] = f"{parts[-1]}_{part}"
+        else:
+            parts.append("")
+    name = SEPARATOR.join(parts)
+    if not name or name.startswith("_"):
+        raise UnrepresentableError(
+            "PaxML has no name for a bare leaf or a list at the root",
+            path=render(path),
+            cure="put it into a dict",
+        )
+    return name
+
+
+def split_name(name: str) -> KeyPath:
+    """The key path that a folder name states: its parts, list indices still glued."""
+    return tuple(name.split(SEPARATOR))
+
+
+def kind_of(paths: Iterable[KeyPath]) -> Kind | None:
+    """A train state where optimizer states are there, parameters where only variables are; None for another tree."""
+    roots = {path[0] for path in paths if path}
+    if any(root == OPTIMIZER or root.startswith(f"{OPTIMIZER}_") for root in roots):
+        return "train-state"
+    return "params" if VARIABLES in roots else None
+
+
+def optimizer_groups(specs: Mapping[KeyPath, TensorSpec]) -> dict[str, dict[str, Any]]:
+    """The groups of the optimizer by what they contain.
+
+    Returns:
+        Printed path of each group → its `fields` (`count`, `m`, `v`, …) and, where its name says that it is stacked,
+        the extents of the stack.
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for path in specs:
+        if not path or not path[0].startswith(OPTIMIZER):
+            continue
+        depth = _field_depth(path)
+        if depth is None:
+            continue
+        row = groups.setdefault(render(path[:depth]), {"fields": set[str]()})
+        row["fields"].add(path[depth])
+        stack = next((found for part in path[:depth] if (found := _STACKED.fullmatch(part))), None)
+        if stack is not None:
+            row["stacked"] = [int(extent) for extent in stack.group(1).split(".") if extent]
+    return {name: {**row, "fields": sorted(row["fields"])} for name, row in sorted(groups.items())}
+
+
+def layers(paths: Iterable[KeyPath]) -> dict[str, Any] | None:
+    """How the layers of the model lie: `repeated` (stacked on axis 0) with the sublayers of a block, or one by one."""
+    variables = [path for path in paths if path[:1] == (VARIABLES,)]
+    found = [(path, at) for path in variables for at, part in enumerate(path) if _LAYER.fullmatch(part)]
+    if not found:
+        return None
+    numbers = {int(part[len("x_layers_") :]) for path, at in found for part in (path[at],)}
+    return {"repeated": any(_REPEAT in path[:at] for path, at in found), "x_layers": len(numbers)}
+
+
+def _field_depth(path: KeyPath) -> int | None:
+    """Where the field of an optimizer state stands: before the moments' `params`, else last."""
+    if _MOMENTS_OF in path:
+        depth = path.index(_MOMENTS_OF) - 1
+        return depth if depth > 0 else None
+    return len(path) - 1 if len(path) > 1 else None

@@ -1,0 +1,166 @@
+"""The names of PaxML's Flax leaves, which exist only as the text that jax prints of a tree's structure.
+
+`PyTreeDef(CustomNode(TrainState[()], [*, {'params': …}, [CustomNode(NestedMap[('no_prefix',)], [(…)])], ()]))`:
+a leaf is `*`; dicts, lists and tuples look as in Python; a custom node has its type, what the type keeps beside its
+children in brackets, and the children. A NestedMap keeps the names of its children there. The text is parsed, never
+evaluated. jax abbreviates long texts (`...`): then the names are lost.
+
+Facts (praxis 1.4.0): TrainState has the children step, mdl_vars, opt_states and, since 1.0, extra_state.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.keypath import KeyPath
+
+_FIELDS = {"TrainState": ("step", "mdl_vars", "opt_states", "extra_state")}
+_CLOSING = {"[": "]", "(": ")"}
+_DEEPEST = 200
+_LONGEST = 1 << 24
+_LONGEST_KEPT = 1 << 20
+_TOKEN = re.compile(
+    r"""\s*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\*|None|CustomNode|PyTreeDef|-?\d+|[{}\[\]():,])"""
+)
+
+
+class _NotUnderstoodError(Exception):
+    """The text is not what jax prints, or was abbreviated."""
+
+
+def leaf_names(text: str) -> list[KeyPath] | None:
+    """The key path of each leaf, in order; None where the text does not tell all of them."""
+    if len(text) > _LONGEST:
+        return None
+    reader = _Text(text)
+    try:
+        reader.expect("PyTreeDef")
+        reader.expect("(")
+        names = list(_node(reader, (), 0))
+        reader.expect(")")
+    except (_NotUnderstoodError, ValueError, SyntaxError):
+        return None
+    return names
+
+
+class _Text:
+    """A position in the text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def peek(self) -> str:
+        """The next token, not taken."""
+        found = _TOKEN.match(self._text, self._at)
+        if found is None:
+            raise _NotUnderstoodError
+        return found.group(1)
+
+    def take(self) -> str:
+        """The next token."""
+        found = _TOKEN.match(self._text, self._at)
+        if found is None:
+            raise _NotUnderstoodError
+        self._at = found.end()
+        return found.group(1)
+
+    def expect(self, sign: str) -> None:
+        """Take a certain token."""
+        if self.take() != sign:
+            raise _NotUnderstoodError
+
+    def type_name(self) -> tuple[str, str]:
+        """A custom node's type and what stands in the brackets behind it, up to the comma before its children."""
+        start = self._text.find("[", self._at)
+        if start < 0:
+            raise _NotUnderstoodError
+        name = self._text[self._at : start]
+        stop = _closing(self._text, start)
+        self._at = stop + 1
+        return name, self._text[start + 1 : stop]
+
+
+def _node(reader: _Text, path: KeyPath, depth: int) -> Iterator[KeyPath]:
+    sign = reader.take()
+    if depth > _DEEPEST:
+        raise _NotUnderstoodError
+    if sign == "*":
+        yield path
+    elif sign == "{":
+        yield from _entries(reader, path, depth)
+    elif sign in _CLOSING:
+        yield from _items(reader, _CLOSING[sign], path, depth, ())
+    elif sign == "CustomNode":
+        yield from _custom(reader, path, depth)
+    elif sign != "None":
+        raise _NotUnderstoodError
+
+
+def _entries(reader: _Text, path: KeyPath, depth: int) -> Iterator[KeyPath]:
+    while reader.peek() != "}":
+        key = str(ast.literal_eval(reader.take()))
+        reader.expect(":")
+        yield from _node(reader, (*path, key), depth + 1)
+        if reader.peek() != "}":
+            reader.expect(",")
+    reader.take()
+
+
+def _items(
+    reader: _Text, closing: str, path: KeyPath, depth: int, names: tuple[str, ...]
+) -> Iterator[KeyPath]:
+    number = 0
+    while reader.peek() != closing:
+        part = names[number] if number < len(names) else str(number)
+        yield from _node(reader, (*path, part), depth + 1)
+        number += 1
+        if reader.peek() != closing:
+            reader.expect(",")
+    reader.take()
+
+
+def _custom(reader: _Text, path: KeyPath, depth: int) -> Iterator[KeyPath]:
+    reader.expect("(")
+    kind, kept = reader.type_name()
+    reader.expect(",")
+    reader.expect("[")
+    known = next((fields for name, fields in _FIELDS.items() if name in kind), None)
+    yield from _items(reader, "]", path, depth, known or _names_in(kept))
+    reader.expect(")")
+
+
+def _names_in(kept: str) -> tuple[str, ...]:
+    """The names that a NestedMap keeps; none for a type that keeps something else."""
+    if len(kept) > _LONGEST_KEPT:
+        return ()
+    try:
+        value = ast.literal_eval(kept)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return ()
+    if isinstance(value, (tuple, list)) and all(isinstance(name, str) for name in value):  # pyright: ignore[reportUnknownVariableType]
+        return tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return ()
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the bracket at `start` is closed, quotes skipped."""
+    depth, at = 0, start
+    while at < len(text):
+        letter = text[at]
+        if letter in "'\"":
+            end = re.compile(rf"{letter}(?:[^{letter}\\]|\\.)*{letter}").match(text, at)
+            if end is None:
+                break
+            at = end.end()
+            continue
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if not depth:
+            return at
+        at += 1
+    raise _NotUnderstoodError
