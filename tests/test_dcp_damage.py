@@ -73,6 +73,11 @@ def _transformed(root):
         info.transform_descriptors = ["stream.zstd/1"]
 
 
+def _other_transform(root):
+    for info in root.storage_data.values():
+        info.transform_descriptors = ["stream.rot13/1"]
+
+
 def _other_dtype(root):
     properties = root.state_dict_metadata["a"].properties
     properties.dtype = torch.int32
@@ -94,7 +99,8 @@ def _bomb(root):
         (_hole, IncompleteError),
         (_overlap, CorruptError),
         (_outside, CorruptError),
-        (_transformed, UnsupportedError),
+        (_transformed, CorruptError),
+        (_other_transform, UnsupportedError),
         (_other_dtype, CorruptError),
         (_unstored, IncompleteError),
         (_bomb, HostileError),

@@ -29,6 +29,7 @@ from wherry.manifest import Manifest, without_chunks
 if TYPE_CHECKING:
     import numpy as np
 
+    from wherry.adapted import Adapted
     from wherry.detection import Detection
     from wherry.keypath import KeyPath
     from wherry.location import Entry, Location
@@ -204,21 +205,6 @@ class Holds:
     empties: bool = False
     companions: bool = False
     needs: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-
-
-@dataclass(frozen=True, slots=True)
-class Adapted:
-    """A source's tree under the names that a target system gives it.
-
-    Attributes:
-        names: key path in the source → key path in the target, for every tensor, value and empty.
-        lists: the target's nodes that are sequences.
-        custom: what is added to the manifest's `custom`.
-    """
-
-    names: Mapping[KeyPath, KeyPath]
-    lists: frozenset[KeyPath]
-    custom: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

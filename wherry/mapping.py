@@ -25,6 +25,7 @@ TREE_OPTIONS = {
 }
 RULES = ("values", "empties", "companions")
 _PARAMETER_ROOTS = ("params", "target", "model")
+_NESTED = "planner_data"  # in `custom`: one-part name → parts of its nested path
 _Held = TypeVar("_Held")
 
 
@@ -83,7 +84,9 @@ def map_tree(
     """
     rules = _checked_rules(ignore)
     kept, ignored = _select(source, only, uri)
-    rename = recut(tree)
+    chosen = replace(source, tensors={path: source.tensors[path] for path in kept})
+    adapted = None if tree or row.adapt is None else row.adapt(chosen, uri)
+    rename = recut(tree) if adapted is None else adapted.names.__getitem__
     names = _unique({path: rename(path) for path in kept}, uri)
     tensors = {names[path]: replace(source.tensors[path], path=names[path]) for path in kept}
     manifest = replace(
@@ -91,7 +94,8 @@ def map_tree(
         tensors=tensors,
         values=_carried(source.values, rename),
         empties=_carried(source.empties, rename),
-        lists=frozenset() if tree else source.lists,
+        lists=adapted.lists if adapted else frozenset() if tree else source.lists,
+        custom={**source.custom, **adapted.custom} if adapted else source.custom,
         kind="params" if only == "params" else source.kind,
         digests={},
     )
@@ -115,8 +119,9 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
         return paths, ()
     if only != "params":
         raise UsageError(f"--only {only} is not possible", cure="write --only params")
-    roots = [root for root in _PARAMETER_ROOTS if any(path[0] == root for path in paths if path)]
-    kept = [path for path in paths if path and path[0] in roots] if roots else []
+    first = {path: _root(path, source) for path in paths}
+    roots = [root for root in _PARAMETER_ROOTS if root in first.values()]
+    kept = [path for path in paths if first[path] in roots]
     if source.kind == "params" and not kept:
         kept = paths
     if not kept:
@@ -126,6 +131,13 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
     chosen = set(kept)
     reason = "not a parameter: only the parameters were asked for"
     return kept, tuple(Ignored(path, "only params", reason) for path in paths if path not in chosen)
+
+
+def _root(path: KeyPath, source: Manifest) -> str | None:
+    """The node at the top that holds a tensor; names that a planner joined (PyTorch DCP) are taken apart."""
+    planned = source.custom.get(_NESTED)
+    parts = planned.get(path[0]) if isinstance(planned, dict) and path else None
+    return next(iter(parts or path), None)
 
 
 def recut(tree: Mapping[str, Any]) -> Callable[[KeyPath], KeyPath]:

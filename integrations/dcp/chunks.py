@@ -34,6 +34,20 @@ def region_of(chunk: Chunk) -> Region:
     )
 
 
+def grid_of(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> tuple[int, ...] | None:
+    """Extents of a cell where the chunks are the cells of a regular grid; None where they are not."""
+    if not chunks or not shape:
+        return None
+    cell = chunks[0].sizes
+    for chunk in chunks:
+        whole = tuple(
+            min(step, extent - start) for step, extent, start in zip(cell, shape, chunk.offsets, strict=True)
+        )
+        if whole != chunk.sizes or any(start % step for start, step in zip(chunk.offsets, cell, strict=True)):
+            return None
+    return cell
+
+
 def in_order(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
     """Whether sorted chunks, one after the other, are the tensor in C order."""
     position = 0

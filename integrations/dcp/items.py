@@ -1,42 +1,53 @@
 """One item of a `.distcp` file: a complete torch.save archive, for one chunk of a tensor or one other object.
 
 Its end is read once and its beginning once; directory, pickle and local header all lie in these two, so that a
-checkpoint of a hundred thousand items opens in seconds. Pickles of equal bytes are interpreted once: those of equal
-chunks are equal. The archive's data begins at a multiple of 64 of the item, not of the file.
+checkpoint of a hundred thousand items opens in seconds. Small items that follow each other are read together. Pickles
+of equal bytes are interpreted once: those of equal chunks are equal; and so are the archives around them, see `alike`.
+The archive's data begins at a multiple of 64 of the item, not of the file.
 Source: torch/distributed/checkpoint/filesystem.py of torch 2.13, and its files.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import CorruptError, IncompleteError, NotACheckpointError, NotFoundError
 from wherry.integrations.containers.stored_zip import read_directory
 from wherry.integrations.containers.torch_zip import Archive, PlacedTensor, read_object
+from wherry.integrations.dcp.alike import Alike
+from wherry.integrations.dcp.transforms import Inflated
 from wherry.location import Entry, Location
 
 if TYPE_CHECKING:
+    from wherry.integrations.containers.stored_zip import Directory
     from wherry.integrations.containers.torch_tree import Tree
     from wherry.integrations.dcp.metadata import Stored
     from wherry.location import Store
 
-_HEAD, _TAIL = 1 << 10, 1 << 11
+HEAD, TAIL = 1 << 10, 1 << 11
 _REMEMBERED = 10_000
+_SMALL, _AHEAD = 1 << 14, 1 << 18
+_OVERHEAD = 1 << 20  # what an archive may have besides its tensor
+_LARGEST_OBJECT = 1 << 26  # decompressed
+
+
+class _Block(NamedTuple):
+    file: str
+    start: int
+    data: bytes
 
 
 class _Window:
     """A store that answers reads inside the two ends of an item from memory, all others from the file."""
 
-    def __init__(self, file: Location, stored: Stored, entry: Entry) -> None:
+    def __init__(self, file: Location, stored: Stored, entry: Entry, head: bytes, tail: bytes) -> None:
         self.protocol = file.store.protocol
         self.capabilities = file.store.capabilities
         self._store: Store = file.store
         self._entry = entry
-        self._head_at, stop = stored.offset, stored.offset + stored.length
-        self._head = file.read(stored.offset, min(stored.offset + _HEAD, stop))
-        self._tail_at = max(stop - _TAIL, stored.offset)
-        self._tail = file.read(self._tail_at, stop)
+        self._head_at, self._head = stored.offset, head
+        self._tail_at, self._tail = stored.offset + stored.length - len(tail), tail
 
     def stat(self, path: str) -> Entry | None:
         """See Store."""
@@ -70,57 +81,115 @@ class Items:
         """Take the folder and those of its `.distcp` files that are there."""
         self._folder = folder
         self._files = files
+        self._places = {name: folder.member(name) for name in files}
         self._known: dict[bytes, Tree] = {}
+        self._alike = Alike()
+        self._block = _Block("", 0, b"")
+        self._end = ("", 0)
 
-    def read(self, stored: Stored, name: str) -> Archive:
+    def read(self, stored: Stored, name: str, most: int = _LARGEST_OBJECT) -> Archive:
         """Interpret an item.
 
         Args:
             stored: where it lies.
             name: of the tensor or object, for errors.
+            most: bytes that it may become, where it is compressed.
 
         Raises:
             IncompleteError: its file is not there.
             CorruptError: it is no archive, or contradicts itself.
-            HostileError, UnsupportedError: as `torch_zip.read_object`.
+            HostileError, UnsupportedError: as `torch_zip.read_object`; or it becomes larger than it may.
         """
-        file = self._folder.member(stored.file)
-        entry = self._files.get(stored.file)
-        if entry is None:
+        file = self._file(stored, name)
+        if stored.transforms:
+            inside = Inflated(file, stored, most)
+            return self._interpret(Location(inside, file.path), 0, inside.size, name)[1]
+        return self._in_window(file, stored, *self._ends(file, stored), name)[1]
+
+    def tensor(self, stored: Stored, name: str, nbytes: int) -> PlacedTensor:
+        """A chunk's item.
+
+        Args:
+            stored: where it lies.
+            name: of the tensor, for errors.
+            nbytes: of the chunk, as the metadata has it.
+
+        Raises:
+            CorruptError: it is not one tensor; and as `read`.
+        """
+        file = self._file(stored, name)
+        if stored.transforms:
+            return self.at_home(self._only(self.read(stored, name, nbytes + _OVERHEAD), name), stored)
+        head, tail = self._ends(file, stored)
+        known = self._alike.find(stored, head, tail, file)
+        if known is not None:
+            return known
+        directory, archive = self._in_window(file, stored, head, tail, name)
+        placed = self.at_home(self._only(archive, name), stored)
+        self._alike.learn(stored, head, tail, placed, directory)
+        return placed
+
+    def at_home(self, placed: PlacedTensor, stored: Stored) -> PlacedTensor:
+        """A tensor of an archive that was read through a window, as one of its file."""
+        if stored.transforms:
+            return replace(placed, decoded=True)
+        return replace(placed, file=self._places[stored.file])
+
+    def there(self, stored: Stored) -> bool:
+        """Whether an item's file is there."""
+        return stored.file in self._files
+
+    def _file(self, stored: Stored, name: str) -> Location:
+        file = self._places.get(stored.file)
+        if file is None:
             raise IncompleteError(
                 f"{stored.file} is not there", uri=self._folder.uri, path=name, cure="restore the file"
             )
+        return file
+
+    def _in_window(
+        self, file: Location, stored: Stored, head: bytes, tail: bytes, name: str
+    ) -> tuple[Directory, Archive]:
+        window = _Window(file, stored, self._files[stored.file], head, tail)
+        stop = stored.offset + stored.length
+        return self._interpret(Location(window, file.path), stored.offset, stop, name)
+
+    def _interpret(self, window: Location, start: int, stop: int, name: str) -> tuple[Directory, Archive]:
         if len(self._known) > _REMEMBERED:
             self._known.clear()
         try:
-            window = Location(_Window(file, stored, entry), file.path)
-            directory = read_directory(window, stored.offset, stored.offset + stored.length, _TAIL)
-            return read_object(window, directory, self._known)
+            directory = read_directory(window, start, stop, TAIL)
+            return directory, read_object(window, directory, self._known)
         except (CorruptError, NotFoundError) as error:
             error.path = error.path or name
             raise
         except NotACheckpointError as error:
             raise CorruptError(
-                f"its item is no archive of torch: {error.what}", uri=file.uri, path=name
+                f"its item is no archive of torch: {error.what}", uri=window.uri, path=name
             ) from error
 
-    def tensor(self, stored: Stored, name: str) -> PlacedTensor:
-        """A chunk's item.
-
-        Raises:
-            CorruptError: it is not one tensor; and as `read`.
-        """
-        archive = self.read(stored, name)
+    def _only(self, archive: Archive, name: str) -> PlacedTensor:
         if set(archive.placed) != {()}:
             raise CorruptError(
                 "its item is not one tensor", uri=self._folder.uri, path=name, cure="restore it"
             )
-        return self.at_home(archive.placed[()], stored)
+        return archive.placed[()]
 
-    def at_home(self, placed: PlacedTensor, stored: Stored) -> PlacedTensor:
-        """A tensor of an archive that was read through a window, as one of its file."""
-        return replace(placed, file=self._folder.member(stored.file))
+    def _ends(self, file: Location, stored: Stored) -> tuple[bytes, bytes]:
+        """The first and the last bytes of an item."""
+        start, stop = stored.offset, stored.offset + stored.length
+        if stored.length > _SMALL:
+            return file.read(start, start + HEAD), file.read(stop - TAIL, stop)
+        whole = self._small(file, stored)
+        return whole[:HEAD], whole[-TAIL:]
 
-    def there(self, stored: Stored) -> bool:
-        """Whether an item's file is there."""
-        return stored.file in self._files
+    def _small(self, file: Location, stored: Stored) -> bytes:
+        """A small item whole; where items are asked for in the order of the file, the next ones are read with it."""
+        block = self._block  # another thread may replace it meanwhile
+        start = stored.offset - block.start
+        if block.file != stored.file or start < 0 or start + stored.length > len(block.data):
+            ahead = _AHEAD if self._end == (stored.file, stored.offset) else stored.length
+            block = _Block(stored.file, stored.offset, file.read(stored.offset, stored.offset + ahead))
+            self._block, start = block, 0
+        self._end = (stored.file, stored.offset + stored.length)
+        return block.data[start : start + stored.length]

@@ -19,6 +19,7 @@ from wherry.integrations.containers.inert_pickle import load
 from wherry.integrations.containers.inert_values import Global, Record
 from wherry.integrations.containers.torch_values import DTYPES
 from wherry.integrations.dcp.pickled import METADATA_RULES, OLD_PROPERTIES, STRIDED
+from wherry.integrations.dcp.transforms import require_known
 
 if TYPE_CHECKING:
     from wherry.location import Location
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _OURS = {torch: ours for torch, ours, _ in DTYPES}
 _PROPERTIES = (5, 6)
 _MAX_RANK = 64
+_INTEGER = frozenset({int})
 Offsets: TypeAlias = tuple[int, ...] | None
 
 
@@ -37,11 +39,12 @@ class Chunk(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """An item: bytes [offset, offset + length) of a file of the checkpoint."""
+    """An item: bytes [offset, offset + length) of a file of the checkpoint, and what was done to them."""
 
     file: str
     offset: int
     length: int
+    transforms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def read_index(locations: list[Location]) -> Index:
 
     Raises:
         HostileError: a global that is not allowed, or limits of the inert machine.
-        UnsupportedError: dtypes, layouts or transformed items that are not read.
+        UnsupportedError: dtypes, layouts or transforms that are not read.
         CorruptError: it contradicts itself.
     """
     index = Index()
@@ -145,7 +148,7 @@ def _chunk(record: Any) -> Chunk:
 
 def _extents(value: Any) -> tuple[int, ...]:
     """Extents or offsets; checked before anything hashes them, since a nested tuple can take for ever."""
-    if type(value) is not tuple or any(type(one) is not int or one < 0 for one in value):
+    if type(value) is not tuple or not _INTEGER.issuperset(map(type, value)) or min(value, default=0) < 0:
         raise _corrupt("a size or offset that is no tuple of natural numbers")
     if len(value) > _MAX_RANK:
         raise UnsupportedError(f"{len(value)} dimensions")
@@ -170,17 +173,14 @@ def _dtype(record: Any, traits: set[str]) -> str:
 
 
 def _add_stored(index: Index, key: dict[str, Any], info: dict[str, Any]) -> None:
-    transforms = info.get("transform_descriptors")
-    if transforms:
-        raise UnsupportedError(
-            f"items transformed by {', '.join(map(str, transforms))}",
-            cure="save the checkpoint without transforms (zstd) and convert that",
-        )
+    name = _name(key["fqn"])
+    said = info.get("transform_descriptors")
+    transforms = require_known(said, name) if said else ()
     file, offset, length = info["relative_path"], info["offset"], info["length"]
     if type(file) is not str or type(offset) is not int or type(length) is not int or min(offset, length) < 0:
-        raise _corrupt(f"the storage of {key['fqn']!r} is no file, offset and length")
+        raise _corrupt(f"the storage of {name!r} is no file, offset and length")
     place = key.get("offset")
-    index.stored[_name(key["fqn"]), None if place is None else _extents(place)] = Stored(file, offset, length)
+    index.stored[name, None if place is None else _extents(place)] = Stored(file, offset, length, transforms)
 
 
 def _nested(path: Any) -> tuple[str | int, ...]:

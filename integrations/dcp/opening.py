@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 
 from wherry import dtypes
 from wherry.errors import CorruptError, HostileError, IncompleteError
+from wherry.integrations.containers.torch_tree import Tree
+from wherry.integrations.dcp.chunks import grid_of, with_elements
 from wherry.integrations.dcp.items import Items
 from wherry.integrations.dcp.metadata import Index, read_index
 from wherry.integrations.huggingface.weights import is_weights
 from wherry.sidecar import FOLDER_NAME
 from wherry.tensorspec import TensorSpec
+from wherry.uncollected import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +36,7 @@ METADATA = ".metadata"
 SUFFIX = ".distcp"
 _OF_RANK = re.compile(r"__\d+\.metadata")
 _EXPANSION = 64  # expanded tensors are written out in full by torch; metadata that claims more is made up
+_RATIO = 1 << 10  # what zstd makes of zeros is this times smaller again
 _FREE_BYTES = 1 << 20
 
 
@@ -44,6 +48,7 @@ class Contents:
         index: its metadata.
         items: the way to its items.
         inner: tensors that lie inside objects.
+        notes: classes and keys that key paths do not tell; its other fields are empty.
         files: metadata and data files.
         companions: other files beside them.
     """
@@ -57,6 +62,7 @@ class Contents:
     empties: dict[KeyPath, str] = field(default_factory=dict["KeyPath", str])
     lists: set[KeyPath] = field(default_factory=set["KeyPath"])
     inner: dict[KeyPath, PlacedTensor] = field(default_factory=dict["KeyPath", "PlacedTensor"])
+    notes: Tree = field(default_factory=Tree)
 
 
 def metadata_names(names: Mapping[str, Entry]) -> list[str]:
@@ -83,16 +89,31 @@ def read_contents(location: Location) -> Contents:
             uri=location.uri,
             cure="take another checkpoint; data files without .metadata do not say what they hold",
         )
-    index = read_index([location.join(name) for name in marks])
+    with uncollected():
+        index = read_index([location.join(name) for name in marks])
+        return _contents(location, index, names, marks)
+
+
+def _contents(location: Location, index: Index, names: Mapping[str, Entry], marks: list[str]) -> Contents:
     files = _files(index, location, names)
     _require_inside(index, files, location)
     own = (*(names[name] for name in marks), *files.values())
     contents = Contents(index, Items(location, files), own, _companions(names, set(files) | set(marks)))
     for name, described in index.tensors.items():
-        contents.tensors[name,] = TensorSpec((name,), described.shape, described.dtype)
+        grid = _grid(index, name)
+        contents.tensors[name,] = TensorSpec((name,), described.shape, described.dtype, chunks=grid)
     for name in index.objects:
         _read_object(contents, name)
     return contents
+
+
+def _grid(index: Index, name: str) -> tuple[int, ...] | None:
+    """The chunk grid of a tensor whose chunks must be decoded; None where regions are read as they lie."""
+    described = index.tensors[name]
+    stored = index.stored.get((name, described.chunks[0].offsets)) if described.chunks else None
+    if stored is None or not stored.transforms:
+        return None
+    return grid_of(described.shape, with_elements(described.chunks))
 
 
 def _files(index: Index, location: Location, names: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -110,7 +131,7 @@ def _require_inside(index: Index, files: Mapping[str, Entry], location: Location
     stored_bytes = 0
     for (name, _), stored in index.stored.items():
         entry = files.get(stored.file)
-        stored_bytes += stored.length
+        stored_bytes += stored.length * (_RATIO if stored.transforms else 1)
         if entry is not None and stored.offset + stored.length > entry.size:
             raise CorruptError(
                 f"{stored.file} has {entry.size} bytes, an item lies at {stored.offset} + {stored.length}",
@@ -155,3 +176,5 @@ def _read_object(contents: Contents, name: str) -> None:
     contents.values |= {(name, *path): value for path, value in tree.values.items()}
     contents.empties |= {(name, *path): kind for path, kind in tree.empties.items()}
     contents.lists |= {(name, *path) for path in tree.lists}
+    contents.notes.types.update({(name, *path): kind for path, kind in tree.types.items()})
+    contents.notes.keys.update({(name, *path): key for path, key in tree.keys.items()})

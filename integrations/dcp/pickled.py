@@ -21,12 +21,17 @@ METADATA = "torch.distributed.checkpoint.metadata"
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 OLD_PROPERTIES = "torch.distributed._shard.sharded_tensor.metadata"
 STRIDED = "torch.strided"
+_INTEGER = frozenset({int})
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
 
 
 def _size(args: tuple[Any, ...]) -> tuple[int, ...]:
     (extents,) = args
-    if type(extents) not in (tuple, list) or any(type(one) is not int or one < 0 for one in extents):
+    if (
+        type(extents) not in (tuple, list)
+        or not _INTEGER.issuperset(map(type, extents))
+        or min(extents, default=0) < 0
+    ):
         raise CorruptError("a torch.Size that is no tuple of natural numbers", cure="restore .metadata")
     return tuple(extents)
 

@@ -2,12 +2,13 @@
 
 Where a tensor's chunks are contiguous and follow each other in C order (row sharding, or one chunk), the mover reads
 them as raw extents; any other division is assembled region by region. Items are found when they are first asked for.
-A chunk that `read` or `read_bytes` takes whole is compared with the CRC-32 that torch stored beside it; extents are
-not, since their bytes are digested anyway.
+A chunk that `read` or `read_bytes` takes whole is compared with the CRC-32 that torch stored beside it; extents carry
+that CRC, for the mover to compare.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
@@ -15,11 +16,12 @@ import numpy as np
 
 from wherry import dtypes
 from wherry.errors import CorruptError, IncompleteError
-from wherry.format import Absent, Extent
+from wherry.format import Absent, Block, Extent
 from wherry.integrations.containers.flat_reader import companion_location
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.dcp.chunks import in_order, region_of, uncovered, with_elements
 from wherry.integrations.dcp.metadata import Chunk
+from wherry.integrations.dcp.transforms import HELD, Inflated
 from wherry.mover import as_bytes
 from wherry.tensorspec import TensorSpec, region_shape
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from wherry.integrations.containers.torch_zip import PlacedTensor
     from wherry.integrations.dcp.items import Items
     from wherry.integrations.dcp.metadata import Index
+    from wherry.integrations.dcp.shards import Shards
     from wherry.keypath import KeyPath
     from wherry.store import Entry, Location
     from wherry.tensorspec import Region
@@ -48,7 +51,7 @@ class DcpReader:
         self,
         location: Location,
         index: Index,
-        items: Items,
+        items: Items | Shards,
         files: tuple[Entry, ...],
         inner: Mapping[KeyPath, PlacedTensor],
         companions: frozenset[str] = frozenset(),
@@ -87,15 +90,25 @@ class DcpReader:
         """See Reader."""
         if not spec.size:
             return ()
-        described = self._index.tensors.get(spec.path[0]) if spec.path not in self._pieces else None
-        if described is not None and not in_order(described.shape, with_elements(described.chunks)):
+        if spec.path not in self._pieces and not self._maybe_raw(spec):
             return None
         pieces = self._placed(spec)
-        if not in_order(spec.shape, [piece.chunk for piece in pieces]):
+        if len(pieces) > 1 and not in_order(spec.shape, [piece.chunk for piece in pieces]):
             return None
         if not all(piece.placed.raw for piece in pieces):
             return None
         return tuple(_extent(piece) for piece in pieces)
+
+    def held(self, spec: TensorSpec, cell: Region) -> int | None:
+        """See StreamingReader: only items that a transform went over are decoded piece by piece."""
+        piece = self._cell(spec, cell)
+        return HELD if piece is not None and piece.placed.decoded and piece.placed.contiguous else None
+
+    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+        """See StreamingReader."""
+        piece = self._cell(spec, cell)
+        assert piece is not None
+        yield Block(cell, self._inflated(piece.placed, spec))
 
     def absent(self) -> Iterator[Absent]:
         """See Reader: chunks and objects without an item or file, and parts that no chunk covers."""
@@ -123,6 +136,33 @@ class DcpReader:
     def close(self) -> None:
         """See Reader; nothing is held."""
 
+    def _cell(self, spec: TensorSpec, cell: Region) -> Piece | None:
+        """The chunk that is one cell of a tensor's grid."""
+        return next((piece for piece in self._placed(spec) if region_of(piece.chunk) == cell), None)
+
+    def _inflated(self, placed: PlacedTensor, spec: TensorSpec) -> Iterator[memoryview]:
+        """The bytes of a contiguous tensor of a transformed item, compared with their CRC at the end."""
+        store = placed.file.store
+        assert isinstance(store, Inflated)
+        width = dtypes.bits(placed.dtype) // 8
+        start, left = placed.start + placed.offset * width, math.prod(placed.shape) * width
+        crc = 0
+        for piece in store.between(start, start + left):
+            left -= len(piece)
+            crc = crc32(piece, crc)
+            yield memoryview(piece)
+        if left or (placed.whole and placed.crc not in (0, crc)):
+            raise _damaged(placed, spec)
+
+    def _maybe_raw(self, spec: TensorSpec) -> bool:
+        """Whether the metadata lets a tensor's bytes lie raw and in order."""
+        described = self._index.tensors[spec.path[0]]
+        chunks = with_elements(described.chunks)
+        stored = (self._index.stored.get((spec.path[0], chunk.offsets)) for chunk in chunks)
+        if any(one is not None and one.transforms for one in stored):
+            return False
+        return in_order(described.shape, chunks)
+
     def _missing(self, name: str, offsets: tuple[int, ...] | None) -> str | None:
         stored = self._index.stored.get((name, offsets))
         if stored is None:
@@ -142,7 +182,9 @@ class DcpReader:
         stored = self._index.stored.get((spec.path[0], chunk.offsets))
         if stored is None:
             raise IncompleteError(f"no item holds its chunk at {chunk.offsets}", path=spec.name)
-        placed = self._items.tensor(stored, spec.name)
+        placed = self._items.tensor(
+            stored, spec.name, dtypes.canonical_size(spec.dtype, math.prod(chunk.sizes))
+        )
         if (placed.shape, placed.dtype) != (chunk.sizes, spec.dtype):
             raise CorruptError(
                 f"its chunk at {chunk.offsets} is {placed.dtype}{list(placed.shape)} in {stored.file}, not "
@@ -193,14 +235,17 @@ class DcpReader:
 
     def _check(self, placed: PlacedTensor, data: np.ndarray, spec: TensorSpec) -> None:
         """Compare a whole chunk with its stored CRC, where its bytes are the whole storage; 0 means none."""
-        whole = placed.raw and placed.length == data.nbytes
-        if whole and placed.crc and crc32(as_bytes(data)) != placed.crc:
-            raise CorruptError(
-                f"its bytes at {placed.start} do not have the CRC that torch stored",
-                uri=placed.file.uri,
-                path=spec.name,
-                cure="restore the file, or take another checkpoint",
-            )
+        if placed.whole and not placed.big_endian and placed.crc not in (0, crc32(as_bytes(data))):
+            raise _damaged(placed, spec)
+
+
+def _damaged(placed: PlacedTensor, spec: TensorSpec) -> CorruptError:
+    return CorruptError(
+        f"its bytes at {placed.start} do not have the CRC that torch stored",
+        uri=placed.file.uri,
+        path=spec.name,
+        cure="restore the file, or take another checkpoint",
+    )
 
 
 def _extent(piece: Piece) -> Extent:
@@ -209,7 +254,8 @@ def _extent(piece: Piece) -> Extent:
     length = width
     for extent in placed.shape:
         length *= extent
-    return Extent(placed.file.uri, placed.start + placed.offset * width, length)
+    crc = placed.crc if placed.crc and placed.whole else None
+    return Extent(placed.file.uri, placed.start + placed.offset * width, length, crc)
 
 
 def _text(region: Region) -> str:

@@ -35,8 +35,8 @@ _STEPS = ("step", "global_step", "train.step", "train_state.step", "trainer.step
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
-    seen = _seen(glimpse)
-    if seen is None:
+    evidence = seen(glimpse)
+    if evidence is None:
         return None
     return Detection(
         uri=glimpse.location.uri,
@@ -44,11 +44,12 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         format_version=VERSION,
         writer="torch",
         step=step_number(glimpse.location.name),
-        evidence=(seen,),
+        evidence=(evidence,),
     )
 
 
-def _seen(glimpse: Glimpse) -> Evidence | None:
+def seen(glimpse: Glimpse) -> Evidence | None:
+    """What speaks for a folder of DCP files; None where nothing does."""
     data = [name for name in glimpse.entries if name.endswith(SUFFIX)]
     marks = metadata_names(glimpse.entries)
     if marks and (data or _WORDS in glimpse.location.join(marks[0]).read(0, _HEAD)):
@@ -58,7 +59,8 @@ def _seen(glimpse: Glimpse) -> Evidence | None:
     return None
 
 
-def _open(location: Location, detection: Detection) -> Opened:
+def open_folder(location: Location, detection: Detection) -> Opened:
+    """Open a folder of `.metadata` and `.distcp` files."""
     contents = read_contents(location)
     index = contents.index
     paths = [_nested(contents, name) for name in index.tensors]
@@ -78,11 +80,11 @@ def _open(location: Location, detection: Detection) -> Opened:
     names = frozenset(entry.name for entry in contents.companions)
     reader = DcpReader(location, index, contents.items, files, contents.inner, names)
     chunks = sum(len(one.chunks) for one in index.tensors.values())
-    seen = Evidence(
+    counted = Evidence(
         METADATA, f"{len(index.tensors)} tensors in {chunks} chunks, {len(index.objects)} objects"
     )
     precise = replace(detection, writer=index.writer, kind=kind, step=step)
-    return Opened(precise.seen(seen), manifest, reader)
+    return Opened(precise.seen(counted), manifest, reader)
 
 
 def _nested(contents: Contents, name: str) -> tuple[str, ...]:
@@ -92,9 +94,9 @@ def _nested(contents: Contents, name: str) -> tuple[str, ...]:
 
 
 def _custom(contents: Contents) -> dict[str, Any]:
-    """Nested paths that say more than the flat name does."""
+    """Nested paths that say more than the flat name does, and what key paths of objects do not tell."""
     nested = {name: list(path) for name, path in contents.index.nested.items() if path != (name,)}
-    return {NESTED: nested} if nested else {}
+    return {**({NESTED: nested} if nested else {}), **contents.notes.custom}
 
 
 def _step(contents: Contents) -> int | None:
@@ -102,7 +104,8 @@ def _step(contents: Contents) -> int | None:
     return next((step for step in found if type(step) is int), None)
 
 
-def _create(staging: Location, manifest: Manifest, options: Options) -> DcpWriter:
+def create_folder(staging: Location, manifest: Manifest, options: Options) -> DcpWriter:
+    """Start a folder of DCP files."""
     make_folder(staging)
     layout = lay_out(manifest, parse_size(options["shard_size"]), staging.uri)
     nested = manifest.custom.get(NESTED)
@@ -111,20 +114,21 @@ def _create(staging: Location, manifest: Manifest, options: Options) -> DcpWrite
     return DcpWriter(staging, layout, text)
 
 
+OPTIONS = {
+    "shard_size": Option("2GB", "most bytes of one .distcp file, for example 500MB"),
+    "for_torch": Option("default", f"`{WIDEST}` is read by torch 2.0 to 2.15", ("default", WIDEST)),
+}
 FORMATS = (
     Format(
         name="dcp",
         title="PyTorch DCP",
         detect=_detect,
-        open=_open,
-        create=_create,
+        open=open_folder,
+        create=create_folder,
         holds=Holds(dtypes=WRITABLE, depth=1, values=True, empties=True, companions=True),
         aliases=("distcp", "torch-dcp"),
         commit_members=(METADATA,),
-        options={
-            "shard_size": Option("2GB", "most bytes of one .distcp file, for example 500MB"),
-            "for_torch": Option("default", f"`{WIDEST}` is read by torch 2.0 to 2.15", ("default", WIDEST)),
-        },
+        options=OPTIONS,
         loaded_by="torch 2.13",
         version=lambda _manifest, _options: VERSION,
     ),

@@ -1,0 +1,86 @@
+"""PyTorch's distributed checkpoints in safetensors: what HuggingFaceStorageWriter saves from every rank.
+
+Recognised by the names of its files. Consolidated output is an ordinary Hugging Face folder and belongs to that
+format; these pieces are what it was made from, or all there is. `dcp/shards.py` has the facts. They are read only:
+whoever wants such weights written asks for `huggingface`, which the same reader of torch loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.detection import Detection, Evidence
+from wherry.format import Format, Holds, Opened
+from wherry.integrations.containers.torch_tree import kind_of
+from wherry.integrations.dcp.reader import DcpReader
+from wherry.integrations.dcp.shards import missing_ranks, read_shards, require_files, shard_names
+from wherry.integrations.huggingface.folder import surroundings
+from wherry.manifest import Companion, Manifest
+from wherry.steps import step_number
+from wherry.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    from wherry.format import Glimpse
+    from wherry.location import Location
+
+_VERSION = "safetensors pieces"
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    names = shard_names(glimpse.entries)
+    if not names:
+        return None
+    return Detection(
+        uri=glimpse.location.uri,
+        format="dcp-safetensors",
+        format_version=_VERSION,
+        writer="torch HuggingFaceStorageWriter",
+        step=step_number(glimpse.location.name),
+        evidence=(
+            Evidence(names[0], f"{len(names)} files named after ranks by torch's HuggingFaceStorageWriter"),
+        ),
+    )
+
+
+def _open(location: Location, detection: Detection) -> Opened:
+    entries = {entry.name: entry for entry in location.entries()}
+    files = [entries[name] for name in shard_names(entries)]
+    require_files(files, location)
+    shards = read_shards(location, files)
+    beside = surroundings(location, {entry.name for entry in files})
+    tensors = {
+        (name,): TensorSpec((name,), one.shape, one.dtype) for name, one in shards.index.tensors.items()
+    }
+    kind = kind_of([tuple(path[0].split(".", 1)) for path in tensors], ())
+    manifest = Manifest(
+        tensors=tensors,
+        step=detection.step,
+        kind=kind,
+        companions=tuple(Companion(entry.name, entry.size) for entry in beside.companions),
+    )
+    names = frozenset(entry.name for entry in beside.companions)
+    reader = DcpReader(location, shards.index, shards, (*files, *beside.companions), {}, names)
+    seen = [
+        Evidence(
+            files[0].name, "full shapes are not stored: they are inferred from the pieces that are there"
+        )
+    ]
+    ranks = missing_ranks(entry.name for entry in files)
+    if ranks:
+        seen.append(Evidence(".", f"no file of rank {ranks[0]}: it held nothing, or its file is missing"))
+    return Opened(replace(detection, kind=kind).seen(*seen, *beside.left), manifest, reader)
+
+
+FORMATS = (
+    Format(
+        name="dcp-safetensors",
+        title="PyTorch DCP in safetensors, pieces",
+        detect=_detect,
+        open=_open,
+        create=None,
+        holds=Holds(dtypes=frozenset()),
+        refines=("huggingface",),
+        loaded_by="",
+    ),
+)
