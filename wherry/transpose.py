@@ -51,7 +51,7 @@ def transposed_into(
     fused_shape, fused_order = fused(shape, order)
     array = np.frombuffer(source, _WORDS[itemsize]).reshape(fused_shape)
     target = np.frombuffer(out, _WORDS[itemsize]).reshape([fused_shape[axis] for axis in fused_order])
-    _permute(array.transpose(fused_order), target)
+    permute(array.transpose(fused_order), target)
 
 
 def fused(shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], Order]:
@@ -69,15 +69,15 @@ def fused(shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], 
     return extents, tuple(by_source.index(group) for group in groups)
 
 
-def _permute(view: np.ndarray, out: np.ndarray) -> None:
-    """Copy a transposed view into a C-order array of the same shape."""
+def permute(view: np.ndarray, out: np.ndarray) -> None:
+    """Copy a transposed view into an array of the same shape; the last axis of `out` should be contiguous."""
     if view.ndim < 2 or view.strides[-1] == view.itemsize:  # noqa: PLR2004  one axis has no order
         out[...] = view
         return
     inner = min(range(view.ndim), key=lambda axis: view.strides[axis])
     others = [range(extent) if axis not in (inner, view.ndim - 1) else [slice(None)]
               for axis, extent in enumerate(view.shape)]  # fmt: skip
-    small = min(view.shape[inner], view.shape[-1]) < _TILE // 4
+    small = min(view.shape[inner], view.shape[-1]) <= _TILE // 4
     if small and math.prod(view.shape) > view.shape[inner] * view.shape[-1]:
         _blocks(view, out, inner)
         return

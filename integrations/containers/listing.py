@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.errors import CorruptError, IncompleteError
-from wherry.integrations.containers.kvstore import open_store, store_spec, translated
+from wherry.errors import IncompleteError
+from wherry.integrations.containers.ocdbt import Reference
+from wherry.integrations.containers.ocdbt_reader import read_database
 from wherry.integrations.containers.zarr import METADATA_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import tensorstore as ts
-
     from wherry.location import Location
 
 _METADATA_SUFFIXES = tuple(METADATA_NAMES.values())
-_MAX_HEIGHT = 16
-MANIFEST = "manifest.ocdbt"
 
 
 class Value(NamedTuple):
@@ -67,7 +63,7 @@ class Listing:
             return "absent"
         if value.file is None:
             return None
-        size = self._size(value.file)
+        size = self.size(value.file)
         if size is None:
             return f"data file {value.file} is missing"
         if size < value.offset + value.length:
@@ -88,7 +84,8 @@ class Listing:
             raise IncompleteError(f"{key} cannot be read: {reason}", uri=self.location.uri)
         return self.location.member(value.file).read(value.offset, value.offset + value.length)
 
-    def _size(self, file: str) -> int | None:
+    def size(self, file: str) -> int | None:
+        """Bytes of a file; None where it is missing."""
         folder, _, name = file.rpartition("/")
         if folder not in self._sizes:
             place = self.location.member(folder) if folder else self.location
@@ -102,7 +99,7 @@ def list_files(location: Location) -> Listing:
     return Listing(location, {name: Value(size, name) for name, size in _files(location, "", seen)})
 
 
-def list_ocdbt(location: Location, using: ts.Context) -> Listing:
+def list_ocdbt(location: Location) -> Listing:
     """The values of an OCDBT database.
 
     Raises:
@@ -110,73 +107,28 @@ def list_ocdbt(location: Location, using: ts.Context) -> Listing:
         CorruptError: a node contradicts itself.
         HostileError: a reference points outside the folder.
     """
-    import tensorstore
-
-    base = open_store(store_spec(location, ocdbt=False), using, location.uri)
     listing = Listing(location, {})
-    try:
-        versions = tensorstore.ocdbt.dump(base).result()["versions"]
-    except (ValueError, OSError) as error:
-        raise translated(error, location.join(MANIFEST).uri) from error
-    root = versions[-1]["root"] if versions else {}
-    if root.get("location"):
-        _walk(listing, base, root["location"], b"", _MAX_HEIGHT)
+    for key, value in read_database(location, lambda node: _require_node(listing, node)):
+        name = key.decode("utf-8", "surrogateescape")
+        if isinstance(value, Reference):
+            location.member(value.file)
+            listing.values[name] = Value(value.length, value.file, value.offset)
+        else:
+            kept = value if name.endswith(_METADATA_SUFFIXES) else None
+            listing.values[name] = Value(len(value), inline=kept)
     return listing
 
 
-def _walk(listing: Listing, base: ts.KvStore, reference: str, prefix: bytes, height: int) -> None:
-    import tensorstore
-
-    _require_node(listing, reference)
-    try:
-        node: dict[str, Any] = tensorstore.ocdbt.dump(base, node=reference).result()
-    except (ValueError, OSError) as error:
-        raise translated(error, listing.location.uri) from error
-    if not 0 <= node["height"] < height:
-        raise CorruptError(f"an OCDBT tree whose heights do not fall: {reference}", uri=listing.location.uri)
-    for entry in node["entries"]:
-        if node["height"]:
-            inner = prefix + _bytes(entry["subtree_common_prefix"])
-            _walk(listing, base, entry["location"], inner, node["height"])
-        else:
-            name = (prefix + _bytes(entry["key"])).decode("utf-8", "surrogateescape")
-            listing.values[name] = _value(listing, name, entry)
-
-
-def _value(listing: Listing, name: str, entry: dict[str, Any]) -> Value:
-    if "inline_value" in entry:
-        data = _bytes(entry["inline_value"])
-        return Value(len(data), inline=data if name.endswith(_METADATA_SUFFIXES) else None)
-    file, offset, length = _parts(listing, entry["indirect_value"])
-    return Value(length, file, offset)
-
-
-def _require_node(listing: Listing, reference: str) -> None:
-    file, offset, length = _parts(listing, reference)
-    listing.values[file] = Value(length, file, offset)
-    reason = listing.lack(file)
-    del listing.values[file]
-    if reason:
+def _require_node(listing: Listing, node: Reference) -> None:
+    listing.location.member(node.file)
+    size = listing.size(node.file)
+    if size is None or size < node.offset + node.length:
+        reason = f"data file {node.file} {'is missing' if size is None else f'ends at {size}'}"
         raise IncompleteError(
             f"a node of the OCDBT tree cannot be read: {reason}",
             uri=listing.location.uri,
             cure="copy the checkpoint again, or use another step",
         )
-
-
-def _parts(listing: Listing, reference: str) -> tuple[str, int, int]:
-    """File, offset and length of a reference `<kind>:<base>:<file>:<offset>:<length>`, percent-encoded."""
-    try:
-        _kind, folder, name, offset, length = reference.split(":")
-        file, first, count = unquote(folder) + unquote(name), int(offset), int(length)
-    except ValueError as error:
-        raise CorruptError(f"not an OCDBT reference: {reference!r}", uri=listing.location.uri) from error
-    listing.location.member(file)
-    return file, first, count
-
-
-def _bytes(value: bytes | str) -> bytes:
-    return value if isinstance(value, bytes) else value.encode()
 
 
 def _files(location: Location, prefix: str, seen: set[str]) -> Iterator[tuple[str, int]]:

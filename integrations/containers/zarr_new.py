@@ -1,6 +1,6 @@
 """New zarr arrays: the metadata that we write, and how large their chunks are.
 
-Chunks are 8 to 32 MiB, cut along the first axes only, so that they are contiguous in the tensor: they are formed
+Chunks are 4 to 8 MiB (decision 005), cut along the first axes only, so that they are contiguous in the tensor: they are formed
 from one span, and read back as one. zarr 2 gets `fill_value` null, zarr 3 cannot have that; there the reader is
 told by `store_array_data_equal_to_fill_value` in `_METADATA` that every chunk was stored.
 """
@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 from wherry import dtypes
 from wherry.integrations.containers.zarr import ZARR2_STRINGS, JsonObject
 
-Compression: TypeAlias = Literal["none", "zstd"]
-_ZSTD_LEVEL = 1
+Compression: TypeAlias = Literal["none", "zstd", "gzip"]
+_LEVEL = 1
 _MIB = 1 << 20
 
 
@@ -28,7 +28,7 @@ def build(
             "shape": list(shape),
             "chunks": list(chunks),
             "dtype": ZARR2_STRINGS[dtype],
-            "compressor": {"id": "zstd", "level": _ZSTD_LEVEL} if compression == "zstd" else None,
+            "compressor": None if compression == "none" else {"id": compression, "level": _LEVEL},
             "fill_value": None,
             "filters": None,
             "order": "C",
@@ -36,7 +36,9 @@ def build(
         }
     codecs: list[JsonObject] = [{"name": "bytes", "configuration": {"endian": "little"}}]
     if compression == "zstd":
-        codecs.append({"name": "zstd", "configuration": {"level": _ZSTD_LEVEL, "checksum": True}})
+        codecs.append({"name": "zstd", "configuration": {"level": _LEVEL, "checksum": True}})
+    elif compression == "gzip":
+        codecs.append({"name": "gzip", "configuration": {"level": _LEVEL}})
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -49,27 +51,25 @@ def build(
     }
 
 
-def auto_chunks(shape: tuple[int, ...], dtype: str, least: int = 8 * _MIB) -> tuple[int, ...]:
-    """Extents of a chunk of 8 to 32 MiB, cut along the first axes only.
+def auto_chunks(shape: tuple[int, ...], dtype: str, most: int = 8 * _MIB) -> tuple[int, ...]:
+    """Extents of a chunk of 4 to 8 MiB, cut along the first axes only.
 
     Where it is possible a chunk is a multiple of 4 MiB, so that leaves of the digest do not straddle chunks.
 
     Args:
         shape: extents of the tensor.
         dtype: its dtype.
-        least: bytes that a chunk should have at least; at most four times as many are taken.
+        most: bytes that a chunk may have.
     """
-    most = 4 * least
     if not shape or dtypes.canonical_size(dtype, math.prod(shape)) <= most:
         return tuple(max(extent, 1) for extent in shape)
     row = dtypes.canonical_size(dtype, math.prod(shape[1:]))
     if row > most:
-        return (1, *auto_chunks(shape[1:], dtype, least))
+        return (1, *auto_chunks(shape[1:], dtype, most))
     unit = 4 * _MIB // math.gcd(row, 4 * _MIB)
     if unit * row > most:
         unit = 1
-    rows = -(-least // (unit * row)) * unit
-    return (min(rows, shape[0]), *shape[1:])
+    return (most // (unit * row) * unit, *shape[1:])
 
 
 def _zero(dtype: str) -> Any:

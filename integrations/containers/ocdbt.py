@@ -1,0 +1,209 @@
+"""Encodes an OCDBT database: the B-tree over values whose bytes lie in data files, and the manifest that names it.
+
+tensorstore would write the values too, but it holds them in memory on the way, hides when they are durable, and
+rewrites the tree with every commit. Here values are put into data files by offset, and the tree is made once.
+
+Layout, all numbers little endian, `varint` is unsigned LEB128:
+
+- node and manifest: magic (4 bytes, big endian), length of all of it (8 bytes), varint version 0, varint compression
+  (1: zstd), body, CRC-32C of everything before (4 bytes);
+- node body: height (1 byte), table of data files, varint count of entries, then columns: key prefix lengths (all but
+  the first), key suffix lengths, in interior nodes the subtrees' common prefix lengths, key suffixes; a leaf goes on
+  with value lengths, kinds (0 inline, 1 in a file), file numbers, offsets, inline values; an interior node with
+  children: file numbers, offsets, lengths, and keys, tree bytes and value bytes below each;
+- manifest body: configuration, table of data files, one version (generation, height, root as above, time), and no
+  older versions;
+- table of data files: count, prefix lengths (all but the first), suffix lengths, base path lengths, suffixes.
+
+Source: the storage format chapter of tensorstore's OCDBT documentation and its format/*.cc, checked against
+databases of tensorstore 0.1.8x, which reads these in tests.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+
+import zstandard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+NODE_MAGIC, MANIFEST_MAGIC = 0x0CDB20DE, 0x0CDB3A2A
+_ZSTD = b"\x01"
+_CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, reflected
+_MOST_ENTRIES = 20_000  # of one node: some 10 MB decoded with the longest keys in use
+# As Orbax configures its databases: tiny values inline, large nodes, versions in the manifest itself.
+_INLINE_BYTES, _NODE_BYTES, _ARITY_LOG2 = 1024, 100_000_000, 4
+
+
+class Reference(NamedTuple):
+    """Where a value lies: a file relative to the database, offset and length."""
+
+    file: str
+    offset: int
+    length: int
+
+
+Value: TypeAlias = bytes | Reference
+_Entry = TypeVar("_Entry")
+
+
+class _Child(NamedTuple):
+    """An encoded node, as its parent describes it."""
+
+    key: bytes
+    place: Reference
+    keys: int
+    tree_bytes: int
+    value_bytes: int
+
+
+def encode_database(
+    values: Mapping[str, Value], nodes: str, uuid: bytes, nanoseconds: int
+) -> tuple[bytes, bytes]:
+    """Encode a database of one version.
+
+    Args:
+        values: key → the value itself, or where it lies.
+        nodes: the data file that will hold the tree, relative to the database.
+        uuid: 16 bytes that name the database.
+        nanoseconds: time of the commit since 1970.
+
+    Returns:
+        Contents of `nodes` and of `manifest.ocdbt`.
+    """
+    data = bytearray()
+    entries = sorted((key.encode("utf-8", "surrogateescape"), value) for key, value in values.items())
+    level = [_put(data, nodes, *_leaf(part)) for part in _parts(entries)]
+    height = 0
+    while len(level) > 1:
+        height += 1
+        level = [_put(data, nodes, *_interior(part, height)) for part in _parts(level)]
+    return bytes(data), _manifest(level, height, uuid, nanoseconds)
+
+
+def _parts(entries: Sequence[_Entry]) -> Iterable[Sequence[_Entry]]:
+    return (entries[at : at + _MOST_ENTRIES] for at in range(0, len(entries), _MOST_ENTRIES))
+
+
+def _put(data: bytearray, file: str, body: bytes, child: _Child) -> _Child:
+    node = _sealed(NODE_MAGIC, body)
+    place = Reference(file, len(data), len(node))
+    data += node
+    return child._replace(place=place, tree_bytes=child.tree_bytes + len(node))
+
+
+def _leaf(entries: Sequence[tuple[bytes, Value]]) -> tuple[bytes, _Child]:
+    """Body of a leaf, and what its parent will say of it but the place."""
+    outside = [value for _, value in entries if isinstance(value, Reference)]
+    files = sorted({value.file for value in outside})
+    sizes = [value.length if isinstance(value, Reference) else len(value) for _, value in entries]
+    body = b"".join((
+        b"\x00", _files(files), _varint(len(entries)), _keys([key for key, _ in entries]),
+        _varints(sizes),
+        bytes(isinstance(value, Reference) for _, value in entries),
+        _varints(files.index(value.file) for value in outside),
+        _varints(value.offset for value in outside),
+        *(value for _, value in entries if not isinstance(value, Reference)),
+    ))  # fmt: skip
+    below = sum(value.length for value in outside)
+    return body, _Child(entries[0][0], Reference("", 0, 0), len(entries), 0, below)
+
+
+def _interior(children: Sequence[_Child], height: int) -> tuple[bytes, _Child]:
+    """Body of a node above others; no prefix is taken out of the keys of a subtree."""
+    body = b"".join((
+        bytes([height]), _files(sorted({child.place.file for child in children})), _varint(len(children)),
+        _keys([child.key for child in children], _varints(0 for _ in children)),
+        _children(children),
+    ))  # fmt: skip
+    sums = [sum(numbers) for numbers in zip(*(child[2:] for child in children), strict=True)]
+    return body, _Child(children[0].key, Reference("", 0, 0), *sums)
+
+
+def _children(children: Sequence[_Child]) -> bytes:
+    files = sorted({child.place.file for child in children})
+    return b"".join((
+        _varints(files.index(child.place.file) for child in children),
+        _varints(child.place.offset for child in children),
+        _varints(child.place.length for child in children),
+        _varints(child.keys for child in children),
+        _varints(child.tree_bytes for child in children),
+        _varints(child.value_bytes for child in children),
+    ))  # fmt: skip
+
+
+def _manifest(roots: Sequence[_Child], height: int, uuid: bytes, nanoseconds: int) -> bytes:
+    config = b"".join((
+        uuid, b"\x00", _varint(_INLINE_BYTES), _varint(_NODE_BYTES), bytes([_ARITY_LOG2]),
+        _ZSTD, struct.pack("<i", 0),
+    ))  # fmt: skip
+    versions = b"".join((
+        _varint(1), _varint(1), bytes([height]), _children(roots), struct.pack("<Q", nanoseconds),
+    ))  # fmt: skip
+    return _sealed(
+        MANIFEST_MAGIC, config + _files([root.place.file for root in roots]) + versions + _varint(0)
+    )
+
+
+def _sealed(magic: int, body: bytes) -> bytes:
+    packed = b"\x00" + _ZSTD + zstandard.compress(body, 1)
+    whole = struct.pack(">I", magic) + struct.pack("<Q", 16 + len(packed)) + packed
+    return whole + struct.pack("<I", crc32c(whole))
+
+
+def _files(files: Sequence[str]) -> bytes:
+    """The table of data files; all paths count from the database, so no base path is ever needed."""
+    names = [file.encode() for file in files]
+    shared = [_common(one, other) for one, other in pairwise(names)]
+    suffixes = [name[length:] for name, length in zip(names, [0, *shared], strict=False)]
+    return b"".join((
+        _varint(len(names)), _varints(shared), _varints(map(len, suffixes)),
+        _varints(0 for _ in names), *suffixes,
+    ))  # fmt: skip
+
+
+def _keys(keys: Sequence[bytes], between: bytes = b"") -> bytes:
+    shared = [_common(one, other) for one, other in pairwise(keys)]
+    suffixes = [key[length:] for key, length in zip(keys, [0, *shared], strict=False)]
+    return b"".join((_varints(shared), _varints(map(len, suffixes)), between, *suffixes))
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Length of the prefix that two keys share."""
+    same = min(len(one), len(other))
+    return next((at for at in range(same) if one[at] != other[at]), same)
+
+
+def _varints(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(_varint, numbers))
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:  # noqa: PLR2004  seven bits a byte
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C; byte by byte, since nodes are small."""
+    table, value = _table(), 0xFFFFFFFF
+    for byte in data:
+        value = table[(value ^ byte) & 0xFF] ^ (value >> 8)
+    return value ^ 0xFFFFFFFF
+
+
+@cache
+def _table() -> tuple[int, ...]:
+    def entry(value: int) -> int:
+        for _ in range(8):
+            value = value >> 1 ^ (_CASTAGNOLI if value & 1 else 0)
+        return value
+
+    return tuple(map(entry, range(256)))
