@@ -141,3 +141,56 @@ def test_unknown_types_are_named(tmp_path):
     key = base64.urlsafe_b64encode(b"bool").decode()
     (folder / "_sharding").write_text(json.dumps({key: json.dumps({"sharding_type": "SpiralSharding"})}))
     assert any("SpiralSharding" in row.seen for row in opened(folder).detection.evidence)
+
+
+@needs_corpus
+def test_a_newer_writer_is_named_and_read(tmp_path):
+    folder = copied("orbax-0128-standard", tmp_path)
+    metadata = json.loads((folder / "_METADATA").read_text()) | {"use_zarr4": False}
+    for row in metadata["tree_metadata"].values():
+        row["value_metadata"]["entropy"] = 3
+    (folder / "_METADATA").write_text(json.dumps(metadata))
+    assert verdict_of(folder)[0] == "ok"
+    seen = " ".join(row.seen for row in opened(folder).detection.evidence)
+    assert "'use_zarr4' is not written by Orbax up to 0.12.8" in seen
+    assert "'entropy' is not written" in seen
+
+
+@needs_corpus
+def test_a_newer_writer_whose_meaning_is_unknown_is_refused(tmp_path):
+    folder = copied("orbax-0128-standard", tmp_path)
+    text = (folder / "_METADATA").read_text()
+    (folder / "_METADATA").write_text(text.replace('"key_type": 2', '"key_type": 3'))
+    with pytest.raises(UnsupportedError, match="key of type 3"):
+        opened(folder)
+
+
+@needs_corpus
+def test_two_trees_that_contradict_each_other(tmp_path):
+    folder = copied("orbax-044-aggregate", tmp_path)
+    text = (folder / "_METADATA").read_text()
+    metadata = json.loads(text)
+    metadata["tree_metadata"]["('bool',)"]["value_metadata"]["value_type"] = "None"
+    (folder / "_METADATA").write_text(json.dumps(metadata))
+    with pytest.raises(CorruptError, match="says that it is none"):
+        opened(folder)
+
+
+@needs_corpus
+def test_an_aggregate_that_was_cut_short(tmp_path):
+    folder = copied("orbax-017-aggregate", tmp_path)
+    with (folder / "checkpoint").open("r+b") as file:
+        file.truncate((folder / "checkpoint").stat().st_size - 1)
+    assert verdict_of(folder)[0] == "corrupt"
+
+
+@needs_corpus
+def test_an_aggregate_whose_msgpack_lacks_an_array(tmp_path):
+    folder = copied("orbax-044-aggregate", tmp_path)
+    metadata = json.loads((folder / "_METADATA").read_text())
+    keys = [{"key": "more", "key_type": 2}]
+    value = {"value_type": "jax.Array", "skip_deserialize": True}
+    metadata["tree_metadata"]["('more',)"] = {"key_metadata": keys, "value_metadata": value}
+    (folder / "_METADATA").write_text(json.dumps(metadata))
+    with pytest.raises(IncompleteError, match="checkpoint has no bytes of them"):
+        opened(folder)

@@ -51,3 +51,15 @@ def test_what_orbax_has_no_place_for_is_kept(tmp_path):
     assert found.custom["item"]["wherry"]["custom"] == {"format": "pt"}
     assert found.custom["checkpoint"] == {"b": 2}
     assert ocp.StandardCheckpointer().metadata(tmp_path / "item").custom_metadata["b"] == 2
+
+
+def test_wrappers_are_told_apart_from_parameters_called_value():
+    from wherry.integrations.orbax import marks
+
+    old = [("layers", "0", "kernel", "raw_value"), ("layers", "0", "bias", "raw_value")]
+    assert "2 of 2 arrays are NNX variables (`raw_value`, Flax 0.8)" in marks.wrappers(old)[0].seen
+    boxed = [("params", "wi", "kernel", "value"), ("params", "norm", "scale")]
+    assert "1 of 2 arrays are in linen partition boxes" in marks.wrappers(boxed)[0].seen
+    assert marks.wrapped([("a", "value"), ("a", "other")], "value") == set()
+    assert marks.wrapped([("a", "value"), ("a", "b", "c")], "value") == set()
+    assert marks.wrapped([("attention", "value", "kernel"), ("value",)], "value") == set()

@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.digest import sha256_of
@@ -123,29 +123,63 @@ def convert_all(
     Raises:
         WherryError: the first error of any target, after the others were made; nothing is left at its destination.
     """
-    started, clock = utc_now(), time.monotonic()
+    asked = _Asked(
+        memory, verify, only, ignore, into, as_step, progress, meta or {}, utc_now(), time.monotonic()
+    )
     with open_checkpoint(source, format=format, step=step, item=item) as checkpoint:
-        jobs: list[Job] = []
-        for target in targets:
-            row = find_format(target.to)
-            committed, place = _places(locate(target.uri), row, checkpoint, into=into, as_step=as_step)
-            _require_apart(checkpoint, place)
-            plan = make_plan(
-                checkpoint, place.uri, to=target.to, options=target.options, memory=memory, only=only,
-                ignore=ignore, verify=verify, as_step=as_step,
-            )  # fmt: skip
-            jobs.append(Job(checkpoint, plan, row, place, committed, progress, meta or {}, started, clock))
-        _require_distinct(jobs)
-        group = _group(jobs)
-        jobs = [replace(job, group=group) for job in jobs]
+        jobs = _jobs(checkpoint, targets, asked)
         if lineage:
             _import_ahead("wherry.ledger")
         there = {index: receipt for index, job in enumerate(jobs) if (receipt := _existing(job, if_exists))}
         made = _make([job for index, job in enumerate(jobs) if index not in there])
     receipts = [there[index] if index in there else next(made) for index in range(len(jobs))]
-    return GroupReceipt(
-        group, tuple(_record(one) if lineage and not one.already else one for one in receipts)
-    )
+    recorded = (_record(one) if lineage and not one.already else one for one in receipts)
+    return GroupReceipt(jobs[0].group, tuple(recorded))
+
+
+class _Asked(NamedTuple):
+    """What is the same for all targets; see `convert_all`."""
+
+    memory: str | int
+    verify: str
+    only: str | None
+    ignore: tuple[str, ...]
+    into: bool
+    as_step: int | None
+    progress: OnProgress | None
+    meta: Mapping[str, str]
+    started: str
+    clock: float
+
+
+def _jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: _Asked) -> list[Job]:
+    """Plan every target; nothing is written."""
+    jobs: list[Job] = []
+    for target in targets:
+        row = find_format(target.to)
+        committed, place = _places(
+            locate(target.uri), row, checkpoint, into=asked.into, as_step=asked.as_step
+        )
+        _require_apart(checkpoint, place)
+        plan = make_plan(
+            checkpoint, place.uri, to=target.to, options=target.options, memory=asked.memory, only=asked.only,
+            ignore=asked.ignore, verify=asked.verify, as_step=asked.as_step,
+        )  # fmt: skip
+        jobs.append(
+            Job(
+                checkpoint,
+                plan,
+                row,
+                place,
+                committed,
+                asked.progress,
+                asked.meta,
+                asked.started,
+                asked.clock,
+            )
+        )
+    _require_distinct(jobs)
+    return [replace(job, group=_group(jobs)) for job in jobs]
 
 
 def _group(jobs: Sequence[Job]) -> str:

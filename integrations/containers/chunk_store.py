@@ -59,6 +59,7 @@ class FileChunks:
         self._folder = folder
         self._fresh: set[str] = set()
         self._lock = threading.Lock()
+        self._syncing = threading.Lock()
 
     def put(self, key: str, data: memoryview) -> None:
         """See ChunkStore."""
@@ -73,14 +74,15 @@ class FileChunks:
 
     def sync(self) -> None:
         """See ChunkStore; folders that are new count as well."""
-        with self._lock:
-            fresh, self._fresh = self._fresh, set()
-        try:
-            _sync_files(self._folder, fresh)
-        except OSError as error:
+        with self._syncing:  # a second caller returns when what the first took is durable
             with self._lock:
-                self._fresh |= fresh
-            raise storage_error(error, str(self._folder)) from error
+                fresh, self._fresh = self._fresh, set()
+            try:
+                _sync_files(self._folder, fresh)
+            except OSError as error:
+                with self._lock:
+                    self._fresh |= fresh
+                raise storage_error(error, str(self._folder)) from error
 
     def finish(self, values: Mapping[str, bytes]) -> None:
         """See ChunkStore."""
@@ -107,6 +109,7 @@ class DatabaseChunks:
         self._known = _recall(folder)
         self._fresh: dict[str, Reference] = {}
         self._lock = threading.Lock()
+        self._syncing = threading.Lock()
         ends = {_data_file(0): 0}
         for place in (self._places if sizes else self._known).values():
             ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
@@ -126,6 +129,10 @@ class DatabaseChunks:
 
     def sync(self) -> None:
         """See ChunkStore."""
+        with self._syncing:
+            self._sync()
+
+    def _sync(self) -> None:
         with self._lock:
             fresh = dict(self._fresh)
         self._files.sync()

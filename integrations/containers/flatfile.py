@@ -40,6 +40,7 @@ class FlatFiles:
         self._folder = folder
         self._names: list[str] = []
         self._lock = threading.Lock()
+        self._syncing = threading.Lock()
         self._open: OrderedDict[str, int] = OrderedDict()
         self._users: dict[str, int] = {}
         self._dirty: set[str] = set()
@@ -79,9 +80,10 @@ class FlatFiles:
         Raises:
             StorageError: the storage failed, now or in an earlier call.
         """
-        with self._lock:
-            dirty, self._dirty = self._dirty, set()
-        self._checked(lambda: [self._guarded(name, _settle) for name in sorted(dirty)])
+        with self._syncing:  # a second caller returns when what the first took is durable
+            with self._lock:
+                dirty, self._dirty = self._dirty, set()
+            self._checked(lambda: [self._guarded(name, _settle) for name in sorted(dirty)])
 
     def finish(self) -> None:
         """Make the files and their names durable.

@@ -147,7 +147,11 @@ def open_to_read(spec: JsonObject, using: ts.Context, uri: str, path: str) -> Ar
 
     try:
         return tensorstore.open(
-            {**spec, "fill_missing_data_reads": False}, context=using, open=True, read=True
+            {**spec, "fill_missing_data_reads": False},
+            context=using,
+            open=True,
+            read=True,
+            assume_metadata="metadata" in spec,
         ).result()
     except (ValueError, OSError) as error:
         raise translated(error, uri, path) from error

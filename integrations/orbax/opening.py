@@ -1,8 +1,8 @@
 """Opening an Orbax item: its small files become a Manifest, its array metadata the TensorSpecs.
 
-Everything here is metadata: `_METADATA` for the tree, one listing of the store, and the `.zarray` or `zarr.json` of
-each array, which OCDBT keeps inside its tree. An item whose tree is lost, whose save was never finished or whose
-arrays lie in the msgpack tree of the oldest generations is refused by name.
+Everything here is metadata: `_METADATA` or the msgpack tree of the older generations, one listing of the store, and
+the `.zarray` or `zarr.json` of each array, which OCDBT keeps inside its tree. An item whose tree is lost or whose save
+was never finished is refused by name.
 """
 
 from __future__ import annotations
@@ -13,78 +13,86 @@ from typing import TYPE_CHECKING, Any
 from wherry.detection import Detection, Evidence
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
 from wherry.format import Glimpse, Opened
-from wherry.integrations.containers import zarr
-from wherry.integrations.orbax import layout, tree
+from wherry.integrations.orbax import aggregate, layout, marks, tree
+from wherry.integrations.orbax.arrays import Arrays, open_arrays
 from wherry.integrations.orbax.reader import OrbaxReader, StoredArray
 from wherry.keypath import KeyPath, render
 from wherry.manifest import Companion, Manifest
-from wherry.tensorspec import Sharding, TensorSpec
+from wherry.tensorspec import AxisName, Sharding, TensorSpec
 
 if TYPE_CHECKING:
-    import tensorstore as ts
+    from collections.abc import Iterable
 
-    from wherry.integrations.containers.listing import Listing
+    from wherry.integrations.containers.msgpack_contents import PlacedReader
     from wherry.location import Location
 
 _FETCH_AGAIN = "copy the checkpoint again, or use another step"
 
 
-def open_item(location: Location, detection: Detection) -> Opened:
+def open_item(location: Location, detection: Detection, *, partial: bool = False) -> Opened:
     """Open one item folder.
+
+    Args:
+        location: the item.
+        detection: what names and first bytes have shown.
+        partial: whether to open it, as long as any array is left, where others lack their metadata; these are
+            then absent by name.
 
     Raises:
         IncompleteError: it was never committed, or its tree, its OCDBT manifest or array metadata are missing.
         CorruptError: its metadata contradicts itself.
-        UnsupportedError: it is of a generation, or holds a type, that is not read.
+        UnsupportedError: it holds a type that is not read.
         HostileError: a name in it points outside, or a size is absurd.
     """
     glimpse = Glimpse(location)
     item = layout.look_at_item(glimpse)
     require_whole(location, item)
     assert item is not None
-    metadata = layout.read_json(location.join(layout.TREE))
-    leaves = tree.parse_tree(metadata, location.uri)
-    listing, using = _list(location, item, leaves)
-    arrays = _arrays(location, listing, leaves, item)
+    metadata = layout.read_json(location.join(layout.TREE)) if item.tree else {}
+    leaves = aggregate.read_tree(location, item, metadata)
+    arrays = open_arrays(location, leaves.arrays, ocdbt=item.ocdbt)
+    if arrays.without and not (partial and (arrays.found or leaves.inline)):
+        raise _no_metadata(location, arrays, leaves)
     shardings, unknown = (
-        tree.read_shardings(location) if layout.SHARDING in glimpse.entries else ({}, frozenset())
+        tree.read_shardings(location, set(leaves.arrays.values()))
+        if layout.SHARDING in glimpse.entries
+        else ({}, frozenset())
     )
     own = own_notes(metadata)
     reader = OrbaxReader(
         location,
-        arrays,
-        listing,
-        using,
+        arrays.found,
+        arrays.listing,
+        None,
         ocdbt=item.ocdbt,
         zeros_stored=bool(metadata.get("store_array_data_equal_to_fill_value")),
+        inline=placed_reader(location, leaves),
     )
+    reader.lost = dict.fromkeys(arrays.without, "no .zarray or zarr.json: nothing states its shape or dtype")
     manifest = Manifest(
-        tensors=_specs(arrays, shardings, _prng(location, glimpse, own)),
-        values=tree.read_strings(location, leaves),
+        tensors=_specs(arrays.found, leaves, shardings, _prng(location, glimpse, own), own_axes(own)),
+        values={**tree.read_strings(location, leaves), **leaves.texts},
         empties=leaves.empties,
         lists=frozenset(leaves.lists),
         step=detection.step,
-        kind=tree.kind_of(arrays, leaves.strings),
-        companions=_companions(location, glimpse, arrays),
+        kind=tree.kind_of(leaves.tensors, leaves.others),
+        companions=_companions(location, glimpse, arrays.found),
         custom=_custom(location, glimpse, metadata),
     )
     manifest, reader.arrays = _own_scalars(manifest, reader, own.get("scalars"))
-    notes = tuple(
-        Evidence(layout.SHARDING, f"sharding type {kind} is not understood") for kind in sorted(unknown)
-    )
-    zarr3 = any(array.zarr.version == 3 for array in arrays.values())  # noqa: PLR2004  zarr 3
-    version = layout.layout_words(item, zarr3=zarr3) if arrays else detection.format_version
-    return Opened(
-        replace(detection.seen(*notes), kind=manifest.kind, format_version=version), manifest, reader
-    )
+    notes = _notes(item, leaves, unknown)
+    zarr3 = any(array.zarr.version == 3 for array in arrays.found.values())  # noqa: PLR2004  zarr 3
+    version = layout.layout_words(item, zarr3=zarr3, arrays=bool(arrays.found))
+    version = version if leaves.tensors else detection.format_version
+    precise = replace(detection.seen(*notes), kind=manifest.kind, format_version=version)
+    return Opened(precise, manifest, reader)
 
 
 def require_whole(location: Location, item: layout.Item | None) -> None:
-    """Refuse what names and the listing of the folder already show to be unfinished or of a form that is not read.
+    """Refuse what names and the listing of the folder already show to be unfinished.
 
     Raises:
-        IncompleteError: never committed, no `_METADATA` beside arrays, or OCDBT databases that were never merged.
-        UnsupportedError: a msgpack tree without `_METADATA`.
+        IncompleteError: never committed, no tree beside arrays, or OCDBT databases that were never merged.
     """
     if any(layout.uncommitted(name) for name in (location.name, location.parent.name)):
         raise IncompleteError(
@@ -98,20 +106,23 @@ def require_whole(location: Location, item: layout.Item | None) -> None:
         raise IncompleteError(
             f"no {layout.MANIFEST}: the per-process stores {', '.join(item.processes)} were never merged",
             uri=location.uri,
-            cure="the arrays can be salvaged from the per-process stores; to train on, use another step",
+            cure="merge them (wherry.integrations.orbax.rewrite.merge), or use another step",
         )
-    if not item.tree and item.msgpack:
-        raise UnsupportedError(
-            "a msgpack tree without _METADATA (Orbax before 0.4.4) is not read by this version",
-            uri=location.uri,
-            cure="restore and save it once with a current Orbax",
-        )
-    if not item.tree:
+    if not item.tree and not item.msgpack:
         raise IncompleteError(
             f"no {layout.TREE}: the tree structure is lost",
             uri=location.uri,
             cure="the arrays can be salvaged by name",
         )
+
+
+def placed_reader(location: Location, leaves: tree.Tree) -> PlacedReader | None:
+    """The reader of the tensors in the msgpack tree; None where there are none."""
+    if not leaves.inline:
+        return None
+    from wherry.integrations.containers.msgpack_contents import PlacedReader
+
+    return PlacedReader(location, leaves.places, ())
 
 
 def own_notes(metadata: layout.JsonObject) -> dict[str, Any]:
@@ -121,84 +132,68 @@ def own_notes(metadata: layout.JsonObject) -> dict[str, Any]:
     return own if isinstance(own, dict) else {}
 
 
-def _list(
-    location: Location, item: layout.Item, leaves: tree.Tree
-) -> tuple[Listing | None, ts.Context | None]:
-    from wherry.integrations.containers import kvstore, listing
-
-    if not leaves.arrays:
-        return None, None
-    using = kvstore.context()
-    kvstore.base_spec(location)
-    return listing.list_ocdbt(location, using) if item.ocdbt else listing.list_files(location), using
-
-
-def _arrays(
-    location: Location, listing: Listing | None, leaves: tree.Tree, item: layout.Item
-) -> dict[KeyPath, StoredArray]:
-    if listing is None:
+def own_axes(own: dict[str, Any]) -> dict[str, tuple[AxisName, ...]]:
+    """Stored name → logical axis names, as our own writer noted them."""
+    rows = own.get("axes")
+    if not isinstance(rows, dict):
         return {}
-    arrays: dict[KeyPath, StoredArray] = {}
-    without: list[KeyPath] = []
-    for path, name in leaves.arrays.items():
-        if name and not item.ocdbt:
-            location.member(name)
-        found = _zarr(listing, name, f"{location.uri}/{name}")
-        if found is None:
-            without.append(path)
-        else:
-            arrays[path] = StoredArray(name, found)
-    if without:
-        raise _no_metadata(location, listing, leaves, without)
-    return arrays
+    return {
+        str(name): tuple(tuple(map(str, axis)) if isinstance(axis, list) else axis for axis in axes)
+        for name, axes in rows.items()
+        if isinstance(axes, list)
+    }
 
 
-def _zarr(listing: Listing, name: str, uri: str) -> zarr.ZarrArray | None:
-    for version, file in zarr.METADATA_NAMES.items():
-        data = listing.read(f"{name}/{file}" if name else file)
-        if data is not None:
-            return zarr.parse(data, version, uri)
-    return None
-
-
-def _no_metadata(
-    location: Location, listing: Listing, leaves: tree.Tree, without: list[KeyPath]
-) -> Exception:
-    first = without[0]
-    if leaves.aggregated.issuperset(without) and Glimpse(location).entries.get(layout.MSGPACK):
+def _no_metadata(location: Location, arrays: Arrays, leaves: tree.Tree) -> Exception:
+    path, name = next(iter(arrays.without.items()))
+    if arrays.listing is not None and f"{name}/{layout.MANIFEST}" in arrays.listing.values:
         return UnsupportedError(
-            f"{len(without)} leaves lie in the msgpack tree (Orbax <= 0.5.15, aggregate), which is not read by this "
-            "version",
-            uri=location.uri,
-            path=render(first),
-            cure="restore and save it once with a current Orbax",
+            "an OCDBT database per array (Orbax 0.4.1) is not read", uri=location.uri, path=render(path)
         )
-    if f"{leaves.arrays[first]}/{layout.MANIFEST}" in listing.values:
-        return UnsupportedError(
-            "an OCDBT database per array (Orbax 0.4.1) is not read", uri=location.uri, path=render(first)
-        )
+    where = f", and {layout.MSGPACK} has no bytes of them" if path in leaves.aggregated else ""
     return IncompleteError(
-        f"{len(without)} arrays have no .zarray or zarr.json: nothing states their shape or dtype",
+        f"{len(arrays.without)} arrays have no .zarray or zarr.json: nothing states their shape or dtype{where}",
         uri=location.uri,
-        path=render(first),
+        path=render(path),
         cure=_FETCH_AGAIN,
     )
 
 
 def _specs(
-    arrays: dict[KeyPath, StoredArray], shardings: dict[str, Sharding], prng: dict[str, str]
+    arrays: dict[KeyPath, StoredArray],
+    leaves: tree.Tree,
+    shardings: dict[str, Sharding],
+    prng: dict[str, str],
+    axes: dict[str, tuple[AxisName, ...]],
 ) -> dict[KeyPath, TensorSpec]:
-    return {
+    stored = {
         path: TensorSpec(
             path=path,
             shape=array.zarr.shape,
             dtype=array.zarr.dtype,
             chunks=array.zarr.chunks,
+            axes=_fitting(axes.get(array.name), array),
             sharding=shardings.get(array.name),
             tags={"prng": prng[array.name]} if array.name in prng else None,
         )
         for path, array in arrays.items()
     }
+    return stored | leaves.inline
+
+
+def _fitting(axes: tuple[AxisName, ...] | None, array: StoredArray) -> tuple[AxisName, ...] | None:
+    """Axis names that were noted for a tensor of this rank; a note about another one says nothing."""
+    return axes if axes is not None and len(axes) == len(array.zarr.shape) else None
+
+
+def _notes(item: layout.Item, leaves: tree.Tree, unknown: Iterable[str]) -> list[Evidence]:
+    """What only opening shows; the look at `_METADATA` has already said the rest."""
+    notes = [] if item.tree else marks.wrappers(leaves.tensors)
+    if leaves.inline:
+        notes.append(Evidence(layout.MSGPACK, f"{len(leaves.inline)} arrays lie in the msgpack tree"))
+    return notes + [
+        Evidence(layout.SHARDING, f"sharding type {kind} is not understood") for kind in sorted(unknown)
+    ]
 
 
 def _prng(location: Location, glimpse: Glimpse, own: dict[str, Any]) -> dict[str, str]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from wherry.format import Block
     from wherry.integrations.containers.listing import Listing
+    from wherry.integrations.containers.msgpack_contents import PlacedReader
+    from wherry.integrations.containers.zarr import JsonObject
     from wherry.keypath import KeyPath
     from wherry.location import Entry, Location
 
@@ -40,10 +42,17 @@ _SMALLEST_SUSPECT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """One array of an item: its stored name and its zarr metadata."""
+    """One array of an item: its stored name and its zarr metadata.
+
+    Attributes:
+        name: the stored name.
+        zarr: its metadata, as stored.
+        metadata: the same as JSON, where no file of the store holds it.
+    """
 
     name: str
     zarr: ZarrArray
+    metadata: JsonObject | None = None
 
     def chunk_keys(self, region: Region | None = None) -> Iterator[str]:
         """Keys in the store of the chunks that a region touches."""
@@ -60,6 +69,8 @@ class OrbaxReader:
         listing: what the store holds; None where the item has no arrays.
         ocdbt: whether the store is an OCDBT database.
         zeros_stored: whether the writer stored chunks that equal the fill value.
+        inline: reads the tensors that lie in the msgpack tree; None where there are none.
+        lost: leaves of which nothing on disk states shape or dtype, with the reason; they are absent by name.
     """
 
     def __init__(
@@ -71,12 +82,15 @@ class OrbaxReader:
         *,
         ocdbt: bool,
         zeros_stored: bool,
+        inline: PlacedReader | None = None,
     ) -> None:
         self.location = location
         self.arrays = arrays
         self.listing = listing
         self.ocdbt = ocdbt
         self.zeros_stored = zeros_stored
+        self.inline = inline
+        self.lost: Mapping[KeyPath, str] = {}
         self._using = using
         self._lock = threading.Lock()
         self._handles: OrderedDict[str, kvstore.Array] = OrderedDict()
@@ -90,6 +104,8 @@ class OrbaxReader:
         """
         import numpy  # noqa: ICN001  a third of the time of `wherry --help`
 
+        if self.inline is not None and spec.path in self.inline.places:
+            return self.inline.read(spec, region)
         wanted = dtypes.numpy_dtype(spec.dtype)
         shape = region_shape(region)
         if 0 in shape:
@@ -109,6 +125,8 @@ class OrbaxReader:
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         """See Reader: raw chunks that in order are the tensor's bytes, none of them inside a B-tree node."""
+        if self.inline is not None and spec.path in self.inline.places:
+            return self.inline.extents(spec)
         array = self.arrays[spec.path]
         axis = array.zarr.contiguous_axis()
         listing = self.listing
@@ -131,7 +149,9 @@ class OrbaxReader:
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
         """See StreamingReader."""
-        array = self.arrays[spec.path]
+        array = self.arrays.get(spec.path)
+        if array is None:
+            return None
         return zarr_stream.held(array.zarr, self._stored(array, spec, cell)) if array.zarr.streams else None
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
@@ -152,14 +172,14 @@ class OrbaxReader:
         value = self.listing.values[key]
         if value.file is not None:
             return zarr_stream.Stored(self.location.member(value.file), value.offset, value.length, key)
-        assert self._using is not None
         store = kvstore.store_spec(self.location, ocdbt=self.ocdbt)
         uri = self.location.uri
-        data = kvstore.read_value(kvstore.open_store(store, self._using, uri), key, uri)
+        data = kvstore.read_value(kvstore.open_store(store, self._context(), uri), key, uri)
         return zarr_stream.Stored(None, 0, len(data), key, data)
 
     def absent(self) -> Iterator[Absent]:
         """See Reader; of one tensor at most a thousand chunks are named, the rest is counted."""
+        yield from (Absent(path, "metadata", reason) for path, reason in self.lost.items())
         for path, array in self.arrays.items():
             expected = array.zarr.chunk_count
             lacking = ((key, reason) for key in array.chunk_keys() if (reason := self._lack(key)) is not None)
@@ -222,21 +242,26 @@ class OrbaxReader:
                 path=spec.name,
             )
 
+    def _context(self) -> ts.Context:
+        """The tensorstore context, made when the first value is decoded by it: raw bytes never need it."""
+        with self._lock:
+            self._using = self._using or kvstore.context()
+            return self._using
+
     def _handle(self, array: StoredArray, spec: TensorSpec) -> kvstore.Array:
         with self._lock:
             if array.name in self._handles:
                 self._handles.move_to_end(array.name)
                 return self._handles[array.name]
-        assert self._using is not None
         store = kvstore.store_spec(self.location, ocdbt=self.ocdbt)
         handle = kvstore.open_to_read(
-            kvstore.array_spec(store, array.name, array.zarr.version),
-            self._using,
+            kvstore.array_spec(store, array.name, array.zarr.version, array.metadata),
+            self._context(),
             self.location.uri,
             spec.name,
         )
         found = (tuple(handle.shape), handle.dtype.name)
-        if found != (spec.shape, spec.dtype):
+        if found != (array.zarr.shape, array.zarr.dtype):
             raise CorruptError(f"tensorstore finds {found} in {render(spec.path)}", uri=self.location.uri)
         with self._lock:
             self._handles[array.name] = handle

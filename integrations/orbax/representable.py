@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.integrations.containers import zarr, zarr_new
+from wherry.integrations.orbax import partition
 from wherry.integrations.orbax.layout import reserved
-from wherry.integrations.orbax.pending import LOCK_SUFFIX
 from wherry.integrations.orbax.tree import stored_name
 from wherry.keypath import KeyPath, joined_names, render
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from wherry.manifest import Manifest
     from wherry.tensorspec import TensorSpec
 
+LOCK_SUFFIX = (
+    ".__lock"  # tensorstore takes such a file for one that it has not renamed yet, and does not see it
+)
 _INT64 = range(-(1 << 63), 1 << 63)
 _WHOLE_MIB = 1 << 20
 
@@ -63,15 +66,20 @@ def _refuse_file_names(names: dict[str, KeyPath], uri: str) -> None:
 
 
 def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:
-    """The chunk grid of a tensor under the option `chunks`.
+    """The chunk grid of a tensor under the option `chunks`; see `partition`.
 
     Raises:
-        UsageError: the option is neither `auto`, `whole` nor a number of MiB.
+        UsageError: the option is of none of its forms, or does not fit the tensor.
     """
     if option == "auto":
         return zarr_new.auto_chunks(spec.shape, spec.dtype)
     if option == "whole":
         return tuple(max(extent, 1) for extent in spec.shape)
+    if partition.matches(option):
+        return partition.chunks_for(spec, option)
     if not option.isdecimal() or not int(option):
-        raise UsageError(f"chunks={option} is not possible", cure="choose auto, whole or a number of MiB")
+        raise UsageError(
+            f"chunks={option} is not possible",
+            cure="choose auto, whole, a number of MiB, parts along each axis (8x1), or mesh:…;spec:… for a mesh",
+        )
     return zarr_new.auto_chunks(spec.shape, spec.dtype, int(option) * _WHOLE_MIB)

@@ -18,20 +18,22 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import CorruptError, UnsupportedError
 from wherry.integrations.orbax.layout import ARRAY_METADATAS, SHARDING, STRINGS, TREE, JsonObject, read_json
 from wherry.keypath import KeyPath, render
-from wherry.tensorspec import AxisName, Sharding
+from wherry.tensorspec import AxisName, Sharding, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from wherry.detection import Kind
+    from wherry.integrations.containers.msgpack_contents import Place
     from wherry.location import Location
-    from wherry.manifest import Manifest
+    from wherry.manifest import Manifest, Value
 
 SEQUENCE, MAPPING = 1, 2
 _ARRAY_TYPES = frozenset({"jax.Array", "np.ndarray", "scalar"})
 # Orbax's word for an empty node → ours. An empty NamedTuple (optax EmptyState) is usually stored as `None`.
 _EMPTIES = {"None": "none", "Dict": "dict", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
 _EMPTY_WORDS = {"none": "None", "dict": "Dict", "list": "List", "tuple": "Tuple"}
+_ROW_FIELDS = frozenset({"value_type", "skip_deserialize", "write_shape"})
 _SHARDINGS_WITHOUT_MESH = frozenset({"SingleDeviceSharding", "PositionalSharding", "GSPMDSharding"})
 
 _OPTIMIZER_PARTS = frozenset(
@@ -52,6 +54,10 @@ class Tree:
         strings: key path of each string leaf → its stored name.
         empties: key path of each node without children → what it is.
         lists: paths of the nodes that are sequences.
+        inline: key path of each tensor whose bytes lie in the msgpack tree → its spec.
+        places: where those bytes lie, or the bytes themselves.
+        texts: key path of each text, number or bool in the msgpack tree → its value.
+        unknown: fields of the rows that no release up to 0.12.8 writes.
     """
 
     arrays: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
@@ -59,6 +65,20 @@ class Tree:
     strings: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     empties: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     lists: set[KeyPath] = field(default_factory=set[KeyPath])
+    inline: dict[KeyPath, TensorSpec] = field(default_factory=dict[KeyPath, TensorSpec])
+    places: dict[KeyPath, Place] = field(default_factory=dict[KeyPath, "Place"])
+    texts: dict[KeyPath, Value] = field(default_factory=dict[KeyPath, "Value"])
+    unknown: set[str] = field(default_factory=set[str])
+
+    @property
+    def tensors(self) -> tuple[KeyPath, ...]:
+        """Key paths of everything that is an array, wherever its bytes lie."""
+        return (*self.arrays, *self.inline)
+
+    @property
+    def others(self) -> tuple[KeyPath, ...]:
+        """Key paths of the leaves that are no arrays."""
+        return (*self.strings, *self.texts)
 
 
 def stored_name(path: KeyPath) -> str:
@@ -76,11 +96,11 @@ def parse_tree(metadata: JsonObject, uri: str) -> Tree:
     tree = Tree()
     try:
         for row in metadata["tree_metadata"].values():
-            path = _path(row["key_metadata"], tree.lists)
+            path = _path(row["key_metadata"], tree.lists, uri)
             _leaf(tree, path, row["value_metadata"], uri)
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptError(f"{TREE} does not describe a tree: {error!r}", uri=uri) from error
-    _refuse_shared_names({**tree.arrays, **tree.strings}, uri)
+    refuse_shared_names({**tree.arrays, **tree.strings}, uri)
     return tree
 
 
@@ -99,19 +119,28 @@ def read_strings(location: Location, tree: Tree) -> dict[KeyPath, str]:
     return {path: texts[name] for path, name in tree.strings.items()}
 
 
-def read_shardings(location: Location) -> tuple[dict[str, Sharding], frozenset[str]]:
+def read_shardings(
+    location: Location, names: Collection[str] = ()
+) -> tuple[dict[str, Sharding], frozenset[str]]:
     """Stored name → how the writer had laid the array over devices; and the types that are not understood.
+
+    Args:
+        location: the item folder.
+        names: the stored names of its arrays; where every key is one of them, keys are not encoded (0.4.1).
 
     Raises:
         CorruptError: an entry is not base64 or not JSON.
     """
     shardings: dict[str, Sharding] = {}
     unknown: set[str] = set()
-    for key, text in read_json(location.join(SHARDING)).items():
+    rows = read_json(location.join(SHARDING))
+    plain = all(key in names for key in rows)
+    for key, text in rows.items():
         if not text:
             continue  # 0.4.1 recorded single-device arrays so
         try:
-            name, fields = base64.urlsafe_b64decode(key).decode(), json.loads(text)
+            name = key if plain else base64.urlsafe_b64decode(key).decode()
+            fields = json.loads(text)
             kind = fields["sharding_type"]
             if kind == "NamedSharding":
                 shardings[name] = _named_sharding(fields)
@@ -197,11 +226,13 @@ def _value_type(value: object) -> str:
     return "string" if isinstance(value, str) else "scalar"
 
 
-def _path(keys: list[JsonObject], lists: set[KeyPath]) -> KeyPath:
+def _path(keys: list[JsonObject], lists: set[KeyPath], uri: str) -> KeyPath:
     path: KeyPath = ()
     for key in keys:
         if key["key_type"] not in (SEQUENCE, MAPPING):
-            raise TypeError(f"key_type {key['key_type']!r}")
+            raise UnsupportedError(
+                f"a key of type {key['key_type']!r}, which Orbax up to 0.12.8 does not write", uri=uri
+            )
         if key["key_type"] == SEQUENCE:
             lists.add(path)
         path = (*path, str(key["key"]))
@@ -210,6 +241,7 @@ def _path(keys: list[JsonObject], lists: set[KeyPath]) -> KeyPath:
 
 def _leaf(tree: Tree, path: KeyPath, fields: JsonObject, uri: str) -> None:
     word = fields["value_type"]
+    tree.unknown |= fields.keys() - _ROW_FIELDS
     if word in _ARRAY_TYPES:
         tree.arrays[path] = stored_name(path)
         if fields.get("skip_deserialize"):
@@ -222,14 +254,19 @@ def _leaf(tree: Tree, path: KeyPath, fields: JsonObject, uri: str) -> None:
         raise UnsupportedError(f"a leaf of type {word!r}", uri=uri, path=render(path))
 
 
-def _refuse_shared_names(names: Mapping[KeyPath, str], uri: str) -> None:
+def refuse_shared_names(names: Mapping[KeyPath, str], uri: str) -> None:
+    """Refuse a tree in which two leaves were stored under one name.
+
+    Raises:
+        CorruptError: both are named.
+    """
     owners: defaultdict[str, list[KeyPath]] = defaultdict(list)
     for path, name in names.items():
         owners[name].append(path)
     shared = next((paths for paths in owners.values() if len(paths) > 1), None)
     if shared:
         raise CorruptError(
-            f"{' and '.join(render(path) for path in shared)} were both stored as {stored_name(shared[0])!r}: "
+            f"{' and '.join(render(path) for path in shared)} were both stored as {names[shared[0]]!r}: "
             "Orbax kept one of them and lost the others when it saved this",
             uri=uri,
             cure="save it again with other names; nothing on disk tells which tensor is left",

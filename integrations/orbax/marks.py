@@ -1,0 +1,65 @@
+"""What the key paths of a tree tell of the program that held it: Flax boxes, NNX variables, Penzai arrays.
+
+Facts (written by each release and looked at): a linen box (`nn.Partitioned`, `LogicallyPartitioned`) is a node with
+the one child `value`; its axis names are lost, and trees are mixed because some parameters have no box. A saved
+`nnx.State` wraps every variable: `raw_value` in Flax 0.8, `value` since 0.9. A Penzai `NamedArray` keeps only its
+`data_array`. A parameter may really be called `value`, so a node counts only where it has no other child. Key paths
+stay as they are stored: the marks are evidence, not a change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.detection import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wherry.keypath import KeyPath
+
+BOX = "value"
+OLD_VARIABLE = "raw_value"
+NAMED_ARRAY = "data_array"
+_PARAMS = "params"
+
+
+def wrapped(paths: Iterable[KeyPath], word: str) -> set[KeyPath]:
+    """The leaves that are the one child, called `word`, of their node."""
+    every = list(paths)
+    children: dict[KeyPath, int] = {}
+    for path in every:
+        for depth in range(len(path)):
+            node = path[:depth]
+            children[node] = children.get(node, 0) + (depth == len(path) - 1)
+    inner = {path[:depth] for path in every for depth in range(len(path) - 1)}
+    return {
+        path
+        for path in every
+        if len(path) > 1 and path[-1] == word and children[path[:-1]] == 1 and path[:-1] not in inner
+    }
+
+
+def wrappers(paths: Iterable[KeyPath]) -> list[Evidence]:
+    """Evidence of boxes and wrappers in a tree."""
+    every = list(paths)
+    boxes, old, named = (len(wrapped(every, word)) for word in (BOX, OLD_VARIABLE, NAMED_ARRAY))
+    found: list[Evidence] = []
+    if old:
+        found.append(
+            Evidence(".", f"{old} of {len(every)} arrays are NNX variables (`{OLD_VARIABLE}`, Flax 0.8)")
+        )
+    if boxes and not named:
+        found.append(Evidence(".", f"{boxes} of {len(every)} arrays are {_holder(every, boxes)}"))
+    if named:
+        found.append(
+            Evidence(".", f"{named} of {len(every)} arrays are Penzai NamedArrays (`{NAMED_ARRAY}`)")
+        )
+    return found
+
+
+def _holder(paths: list[KeyPath], boxes: int) -> str:
+    """Linen boxes only some parameters and keeps them below `params`; an NNX state wraps every variable."""
+    if boxes < len(paths) or any(_PARAMS in path for path in paths):
+        return f"in linen partition boxes (`{BOX}`); their axis names are not stored in the tree"
+    return f"NNX variables (`{BOX}`, Flax 0.9 and later)"
