@@ -18,6 +18,18 @@ memory = click.option("--memory", default="128MiB", show_default=True, help="Bud
 quiet = click.option("--quiet", is_flag=True, help="No progress bar.")
 
 
+def _let_pass(context: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> None:
+    from wherry.opaque import allowing
+
+    context.with_resource(allowing(names))
+
+
+opaque = click.option(
+    "--allow-opaque", multiple=True, metavar="NAME", expose_value=False, callback=_let_pass,
+    help="Read around objects of the class NAME (package.module.Class) in pickles; nothing is called.",
+)  # fmt: skip
+
+
 def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options that say which checkpoint of a run or step is meant."""
     for option in (
@@ -26,7 +38,19 @@ def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--from", "format", metavar="FORMAT", help="Source format, where detection would not decide so."
         ),
+        opaque,
     ):
+        function = option(function)
+    return function
+
+
+def walking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that say what counts in a walk."""
+    for option in (
+        click.option("--newest", is_flag=True, help="Of each run only the newest complete step."),
+        click.option("--min-age", type=click.FloatRange(0), default=0.0, metavar="SECONDS",
+                     help="Pass over what changed more recently and does not prove that it is committed."),
+    ):  # fmt: skip
         function = option(function)
     return function
 

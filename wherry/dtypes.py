@@ -3,7 +3,7 @@
 A dtype is known by its numpy or ml_dtypes name. Types of less than a byte that ml_dtypes has (int2, int4,
 uint2, uint4, float4_e2m1fn) are held one byte per element, in arrays and in digests. Types that numpy cannot
 hold (the 6-bit floats, complex32, quantised blocks) are opaque: their canonical bytes are the stored ones,
-and only `read_bytes` gives them.
+and only `read_bytes` gives them. Quantised blocks are called `ggml:<type>`: so many elements share so many bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,20 @@ _BITS: dict[str, int] = {
     "float6_e3m2fn": 6,
     "complex32": 32,
 }
-_OPAQUE = frozenset({"float6_e2m3fn", "float6_e3m2fn", "complex32"})
+# name → (elements, bytes) of one block. Source: GGML_QUANT_SIZES of gguf 0.19.
+_BLOCKS: dict[str, tuple[int, int]] = {
+    **{f"ggml:{name}": (32, size) for name, size in (
+        ("Q4_0", 18), ("Q4_1", 20), ("Q5_0", 22), ("Q5_1", 24), ("Q8_0", 34), ("IQ4_NL", 18), ("MXFP4", 17),
+    )},
+    **{f"ggml:{name}": (256, size) for name, size in (
+        ("Q2_K", 84), ("Q3_K", 110), ("Q4_K", 144), ("Q5_K", 176), ("Q6_K", 210), ("Q8_K", 292),
+        ("IQ1_S", 50), ("IQ1_M", 56), ("IQ2_XXS", 66), ("IQ2_XS", 74), ("IQ2_S", 82), ("IQ3_XXS", 98),
+        ("IQ3_S", 110), ("IQ4_XS", 136), ("TQ1_0", 54), ("TQ2_0", 66),
+    )},
+    "ggml:NVFP4": (64, 36),
+    "ggml:Q1_0": (128, 18),
+}  # fmt: skip
+_OPAQUE = frozenset({"float6_e2m3fn", "float6_e3m2fn", "complex32", *_BLOCKS})
 _NUMPY_OWN = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -49,7 +62,12 @@ _NUMPY_OWN = frozenset(
 
 def known(name: str) -> bool:
     """Whether this name is one that a TensorSpec may carry."""
-    return name in _BITS
+    return name in _BITS or name in _BLOCKS
+
+
+def block_elements(name: str) -> int:
+    """Elements that are stored together and cannot be told apart; 1 for all but quantised blocks."""
+    return _BLOCKS[name][0] if name in _BLOCKS else 1
 
 
 def opaque(name: str) -> bool:
@@ -66,7 +84,7 @@ def bits(name: str) -> int:
     """Bits of one element in canonical bytes (8 for every type below a byte that ml_dtypes holds).
 
     Raises:
-        UnsupportedError: the name is unknown.
+        UnsupportedError: the name is unknown, or that of quantised blocks, whose elements have no bytes of their own.
     """
     if name not in _BITS:
         raise UnsupportedError(f"unknown dtype {name!r}")
@@ -74,7 +92,10 @@ def bits(name: str) -> int:
 
 
 def canonical_size(name: str, elements: int) -> int:
-    """Bytes of so many elements in canonical form (opaque types are packed, rounded up to a byte)."""
+    """Bytes of so many elements in canonical form (opaque types are packed, rounded up to a byte or block)."""
+    if name in _BLOCKS:
+        block, size = _BLOCKS[name]
+        return -(-elements // block) * size
     return (bits(name) * elements + 7) // 8
 
 

@@ -1,4 +1,4 @@
-"""Step folders: which names are steps, and which steps a run folder has.
+"""Step folders: which names are steps, which are not finished, and which steps a run folder has.
 
 Orbax names steps `<int>`, zero padded, or `<prefix>_<int>`; T5X, PaxML and Flax `checkpoint_<int>`; the Hugging
 Face trainer `checkpoint-<int>`, torchtitan `step-<int>`, Lingua ten digits. A model folder called `llama-3` is
@@ -12,6 +12,14 @@ from typing import NamedTuple
 
 _KNOWN = re.compile(r"(?:(?:checkpoint|ckpt|global_step|step|iteration|iter|epoch|save)[-_]?)?(\d+)")
 _ANY_PREFIX = re.compile(r"(?:.+_)?(\d+)")
+# Names under which a system writes what it has not finished; all of them rename at the end.
+_UNFINISHED: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r".+\.orbax-checkpoint-tmp(-\d+)?"), "Orbax never finished this save"),
+    (re.compile(r".+\.tmp-\d+"), "T5X never finished this save"),
+    (re.compile(r"tmp-checkpoint-\d+"), "the Hugging Face trainer never finished this save"),
+    (re.compile(r"checkpoint_tmp(_gda)?"), "Flax never finished this save"),
+    (re.compile(r".+\.(incomplete|partial|part)"), "a download or copy that has not finished"),
+)
 
 
 class Step(NamedTuple):
@@ -36,3 +44,8 @@ def steps_among(names: list[str]) -> list[Step]:
     """The step folders among the children of a run, newest first."""
     found = [(step_number(name, any_prefix=True), name) for name in names]
     return sorted((Step(number, name) for number, name in found if number is not None), reverse=True)
+
+
+def unfinished(name: str) -> str | None:
+    """Why a name says that what bears it is still being written, or was given up; None where it does not."""
+    return next((reason for pattern, reason in _UNFINISHED if pattern.fullmatch(name)), None)

@@ -33,6 +33,7 @@ _LARGEST_DIRECTORY = 1 << 29
 _ZIP64 = 0x0001
 _FULL = 0xFFFFFFFF
 _ENCRYPTED = 0x0001
+STORED, DEFLATED = 0, 8
 
 
 class Member(NamedTuple):
@@ -52,6 +53,15 @@ class Directory(NamedTuple):
 
     members: Mapping[str, Member]
     start: int
+
+
+def local_member(head: bytes) -> tuple[str, int, bool]:
+    """Name of the member whose local header begins here, where its bytes begin, and whether they are compressed."""
+    if len(head) < _LOCAL.size or not head.startswith(LOCAL_MAGIC):
+        return "", 0, False
+    fields = _LOCAL.unpack_from(head)
+    name = head[_LOCAL.size : _LOCAL.size + fields[9]].decode("utf-8", "backslashreplace")
+    return name, _LOCAL.size + fields[9] + fields[10], bool(fields[3])
 
 
 def first_name(head: bytes) -> str:
@@ -157,31 +167,51 @@ def _wide(extra: bytes, numbers: list[int], location: Location) -> list[int]:
     raise _corrupt("a member has no zip64 sizes", location)
 
 
-def data_offset(location: Location, member: Member) -> int:
-    """Where a stored member's bytes begin in the file.
+def data_offset(location: Location, member: Member, methods: tuple[int, ...] = (STORED,)) -> int:
+    """Where a member's bytes begin in the file.
+
+    Args:
+        location: the file.
+        member: one of its members.
+        methods: the ways of storing that are expected.
 
     Raises:
-        HostileError: it is compressed or encrypted, or its local header is another member's.
+        HostileError: it is stored in another way or encrypted, or its local header is another member's.
         CorruptError: there is no local header.
     """
-    if member.method or member.flags & _ENCRYPTED or member.size != member.full_size:
+    unequal = member.method == STORED and member.size != member.full_size
+    if member.method not in methods or member.flags & _ENCRYPTED or unequal:
         raise HostileError(
-            f"member {member.name!r} is compressed or encrypted, which torch never does",
+            f"member {member.name!r} is compressed or encrypted, which its writer never does",
             uri=location.uri,
             cure="do not use this file; it may hide something from scanners",
         )
+    start, fields, name = _local_header(location, member)
+    if name != member.name or fields[3] != member.method or fields[2] & _ENCRYPTED:
+        raise HostileError(
+            f"member {member.name!r} is called {name!r} in its local header, or is stored otherwise there",
+            uri=location.uri,
+            cure="do not use this file; it may hide something from scanners",
+        )
+    return start
+
+
+def data_place(location: Location, member: Member) -> int:
+    """Where a member's bytes begin, whatever it is called and however it is packed: for looking, not for reading.
+
+    Raises:
+        CorruptError: there is no local header.
+    """
+    return _local_header(location, member)[0]
+
+
+def _local_header(location: Location, member: Member) -> tuple[int, tuple[int, ...], str]:
     head = location.read(member.header, member.header + _LOCAL.size + 4 * len(member.name) + 64)
     if len(head) < _LOCAL.size or not head.startswith(LOCAL_MAGIC):
         raise _corrupt(f"member {member.name!r} has no local header", location)
     fields = _LOCAL.unpack_from(head)
     name = head[_LOCAL.size : _LOCAL.size + fields[9]].decode("utf-8", "backslashreplace")
-    if name != member.name or fields[3] or fields[2] & _ENCRYPTED:
-        raise HostileError(
-            f"member {member.name!r} is called {name!r} in its local header, or is compressed there",
-            uri=location.uri,
-            cure="do not use this file; it may hide something from scanners",
-        )
-    return member.header + _LOCAL.size + fields[9] + fields[10]
+    return member.header + _LOCAL.size + fields[9] + fields[10], fields, name
 
 
 def read_member(location: Location, member: Member, most: int) -> bytes:

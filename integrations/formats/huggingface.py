@@ -1,20 +1,23 @@
 """A Hugging Face model folder: weights with config, tokenizer and whatever lies beside them.
 
 Recognised by the names of the weights (`huggingface/weights.py`), so a folder without a config counts. Read:
-safetensors, single or sharded by an index, with variants and adapters, and `pytorch_model.bin` in the zip form.
+safetensors, single or sharded by an index, with variants and adapters; `pytorch_model.bin` in the zip form;
+`flax_model.msgpack`.
 Written: safetensors, always with `{"format": "pt"}` in `__metadata__`, which transformers asks for. A tensor's
-key path is one part, its name.
+key path is one part, its name; in flax files it is the path in their tree.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.detection import Detection, Evidence
-from wherry.errors import CorruptError, IncompleteError
+from wherry.errors import AmbiguousError, CorruptError, IncompleteError
 from wherry.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.flat_reader import FlatReader
+from wherry.integrations.containers.msgpack_contents import PlacedReader
 from wherry.integrations.containers.safetensors_dtypes import DTYPES
 from wherry.integrations.containers.safetensors_writer import (
     METADATA_FORMAT,
@@ -22,11 +25,19 @@ from wherry.integrations.containers.safetensors_writer import (
     kept_metadata,
 )
 from wherry.integrations.containers.torch_reader import TorchReader
-from wherry.integrations.huggingface.folder import Facts, read_facts, surroundings
+from wherry.integrations.huggingface.folder import Facts, pipeline_parts, read_facts, surroundings
 from wherry.integrations.huggingface.parameters import expected_elements
 from wherry.integrations.huggingface.sharding import Shards, spread
 from wherry.integrations.huggingface.shards import Contents, read_weights
-from wherry.integrations.huggingface.weights import ADAPTER_CONFIG, CONFIG, Weights, find_weights
+from wherry.integrations.huggingface.weights import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CONFIG,
+    PRECEDENCE,
+    Weights,
+    find_weights,
+    weight_sets,
+)
 from wherry.manifest import Companion, Manifest
 from wherry.store import make_folder
 from wherry.units import parse_size
@@ -40,8 +51,14 @@ _CONSOLIDATOR = "torch HuggingFaceStorageWriter"
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
+    """A folder with weights.
+
+    Raises:
+        AmbiguousError: a diffusers pipeline of several models.
+    """
     weights = find_weights(glimpse.entries)
     if weights is None:
+        _require_no_pipeline(glimpse)
         return None
     try:
         facts = read_facts(glimpse.location, glimpse.entries)
@@ -55,8 +72,27 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         step=facts.step,
         kind="params",
         family=facts.family,
-        evidence=(Evidence(weights.file, _weights_seen(weights)), *facts.evidence),
+        evidence=(*_weights_evidence(glimpse, weights), *facts.evidence),
     )
+
+
+def _require_no_pipeline(glimpse: Glimpse) -> None:
+    try:
+        parts = pipeline_parts(glimpse.location, glimpse.entries)
+    except CorruptError:
+        return  # what cannot be read lists no models
+    if parts:
+        raise AmbiguousError(
+            f"a diffusers pipeline of {len(parts)} models: {', '.join(parts)}",
+            uri=glimpse.location.uri,
+            cure=f"take one of them with --item {parts[0]}",
+        )
+
+
+def _weights_evidence(glimpse: Glimpse, weights: Weights) -> list[Evidence]:
+    others = [other.file for other in weight_sets(glimpse.entries) if other.file != weights.file]
+    passed = [Evidence(name, f"weights that are passed over: {PRECEDENCE}") for name in others]
+    return [Evidence(weights.file, _weights_seen(weights)), *passed]
 
 
 def _weights_seen(weights: Weights) -> str:
@@ -73,7 +109,9 @@ def _open(location: Location, detection: Detection) -> Opened:
     facts = read_facts(location, names)
     contents = read_weights(location, weights)
     beside = surroundings(location, {entry.name for entry in contents.files})
-    expected = expected_elements(facts.config, contents.specs.values())
+    # The counts were compared with what torch saves.
+    counted = weights.container != "msgpack"
+    expected = expected_elements(facts.config, contents.specs.values()) if counted else None
     manifest = Manifest(
         tensors=contents.specs,
         values=contents.values,
@@ -102,18 +140,21 @@ def _precise(detection: Detection, weights: Weights, contents: Contents) -> Dete
 
 def _reader(
     location: Location, weights: Weights, contents: Contents, companions: list[Entry]
-) -> FlatReader | TorchReader:
+) -> FlatReader | TorchReader | PlacedReader:
     files = (*contents.files, *companions)
     names = frozenset(entry.name for entry in companions)
     if weights.container == "bin":
         return TorchReader(location, contents.placed, files, names)
+    if weights.container == "msgpack":
+        return PlacedReader(location, contents.flax, files, names)
     return FlatReader(location, contents.places, files, names)
 
 
 def _shards(manifest: Manifest, options: Options) -> Shards:
     names = {companion.name for companion in manifest.companions}
-    stem = "adapter_model" if ADAPTER_CONFIG in names and CONFIG not in names else "model"
-    return spread(manifest.tensors.values(), parse_size(options["max_shard_size"]), stem)
+    if ADAPTER_CONFIG in names and CONFIG not in names:
+        return spread(manifest.tensors.values(), sys.maxsize, ADAPTER)  # PEFT knows no index
+    return spread(manifest.tensors.values(), parse_size(options["max_shard_size"]), "model")
 
 
 def _create(staging: Location, manifest: Manifest, options: Options) -> SafetensorsWriter:

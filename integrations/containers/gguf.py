@@ -1,0 +1,235 @@
+"""The header of a GGUF file: metadata, and where each tensor lies.
+
+On disk, little endian: `GGUF`, version (uint32), number of tensors and of metadata pairs (uint64; uint32 in version
+1), the pairs (key, type, value), then for each tensor its name, number of dimensions, extents (fastest first: the
+reverse of ours), type and offset from the data section, which begins at the next multiple of `general.alignment` (32).
+Strings are a length and UTF-8. A big-endian file has its version in the upper bytes. Block-quantised tensors are
+`ggml:<type>`: their canonical bytes are the stored blocks. Source: the specification in ggml's docs/gguf.md, and
+GGUFReader and constants of gguf 0.19.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wherry import dtypes
+from wherry.errors import CorruptError, HostileError, UnsupportedError
+from wherry.format import Extent
+from wherry.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    from wherry.keypath import KeyPath
+    from wherry.location import Location
+
+MAGIC = b"GGUF"
+VERSIONS = (1, 2, 3)
+_PIECE = 1 << 20
+_LONGEST_KEY = 1 << 16
+_LONGEST_TEXT = 1 << 16  # longer metadata strings (chat templates are shorter) are named, not kept
+_MOST_RANK = 8
+_MOST_DEPTH = 4
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+# type number → its name in ggml.
+TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
+    13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
+    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
+_PLAIN = {
+    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
+    "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class GgufHeader:
+    """What a header says.
+
+    Attributes:
+        version: of the container.
+        metadata: its scalars and short strings.
+        left: keys of what is not kept: arrays (the tokenizer's vocabulary) and long strings.
+        specs: the tensors.
+        places: where each lies.
+        types: ggml names of the types that occur, in the order of their numbers.
+    """
+
+    version: int
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    left: list[str] = field(default_factory=list[str])
+    specs: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", TensorSpec])
+    places: dict[KeyPath, tuple[Extent, ...]] = field(default_factory=dict["KeyPath", tuple[Extent, ...]])
+    types: list[str] = field(default_factory=list[str])
+
+
+def read_header(location: Location) -> GgufHeader:
+    """Read everything but the tensors.
+
+    Raises:
+        CorruptError: it is cut, or contradicts itself.
+        UnsupportedError: another version, byte order or type of tensor.
+        HostileError: sizes that no file has, or tensors that overlap.
+    """
+    cursor = _Cursor(location)
+    if cursor.take(len(MAGIC)) != MAGIC:
+        raise cursor.corrupt("does not begin with GGUF")
+    header = GgufHeader(cursor.number("I"))
+    if header.version not in VERSIONS:
+        big = struct.unpack(">I", struct.pack("<I", header.version))[0] in VERSIONS
+        what = "a big-endian GGUF file" if big else f"a GGUF file of version {header.version}"
+        raise UnsupportedError(what, uri=location.uri, cure="convert it with the gguf package")
+    cursor.size = "I" if header.version == 1 else "Q"
+    tensors, pairs = cursor.number(cursor.size), cursor.number(cursor.size)
+    for _ in range(cursor.plausible(pairs, 12)):
+        key = cursor.text(_LONGEST_KEY)
+        _keep(header, key, cursor.value(cursor.number("I"), 0))
+    rows = [_row(cursor) for _ in range(cursor.plausible(tensors, 24))]
+    _place(header, rows, cursor)
+    return header
+
+
+def _keep(header: GgufHeader, key: str, value: Any) -> None:
+    if key in header.metadata or key in header.left:
+        raise CorruptError(f"metadata key {key!r} occurs twice", cure="restore the file")
+    if value is None:
+        header.left.append(key)
+    else:
+        header.metadata[key] = value
+
+
+def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    """Name, shape, type number and offset of one tensor."""
+    name, rank = cursor.text(_LONGEST_KEY), cursor.number("I")
+    if rank > _MOST_RANK:
+        raise cursor.corrupt(f"has tensor {name!r} of {rank} dimensions")
+    extents = [cursor.number(cursor.size) for _ in range(rank)]
+    return name, tuple(reversed(extents)), cursor.number("I"), cursor.number("Q")
+
+
+def _place(header: GgufHeader, rows: list[tuple[str, tuple[int, ...], int, int]], cursor: _Cursor) -> None:
+    alignment = header.metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise cursor.corrupt(f"has the alignment {alignment!r}")
+    base = -(-cursor.at // alignment) * alignment
+    end = 0
+    for name, shape, number, offset in sorted(rows, key=lambda row: row[3]):
+        spec = _spec(name, shape, number, cursor)
+        if spec.path in header.specs or offset < end:
+            raise HostileError(
+                f"tensor {name!r} occurs twice, or overlaps another",
+                uri=cursor.uri,
+                cure="do not use this file",
+            )
+        end = offset + spec.nbytes
+        if base + end > cursor.end:
+            raise cursor.corrupt(f"has {cursor.end} bytes; tensor {name!r} ends at {base + end}")
+        header.specs[spec.path] = spec
+        header.places[spec.path] = (Extent(cursor.uri, base + offset, spec.nbytes),)
+    header.types = [TYPES[number] for number in sorted({row[2] for row in rows})]
+
+
+def _spec(name: str, shape: tuple[int, ...], number: int, cursor: _Cursor) -> TensorSpec:
+    if number not in TYPES:
+        raise UnsupportedError(
+            f"tensor {name!r} is of the unknown ggml type {number}", uri=cursor.uri, cure="use a newer wherry"
+        )
+    kind = TYPES[number]
+    dtype = _PLAIN.get(kind, f"ggml:{kind}")
+    if (shape[-1] if shape else 1) % dtypes.block_elements(dtype):
+        raise cursor.corrupt(f"has tensor {name!r} of {shape}, whose rows are no whole blocks of {kind}")
+    if math.prod(shape) > 1 << 62:
+        raise cursor.corrupt(f"has tensor {name!r} of {shape}")
+    return TensorSpec((name,), shape, dtype)
+
+
+class _Cursor:
+    """The bytes of a file in order, read in pieces of 1 MiB; knows where it is and how much there is."""
+
+    def __init__(self, location: Location) -> None:
+        self.uri = location.uri
+        self.at = 0
+        self.size = "Q"
+        entry = location.stat()
+        self.end = entry.size if entry else 0
+        self._location = location
+        self._piece, self._start = b"", 0
+
+    def take(self, count: int) -> bytes:
+        """The next so many bytes."""
+        if count > self.end - self.at:
+            raise self.corrupt("ends inside its header")
+        inside = self.at - self._start
+        if inside + count > len(self._piece):
+            self._piece = self._location.read(self.at, self.at + max(count, _PIECE))
+            self._start, inside = self.at, 0
+        data = self._piece[inside : inside + count]
+        if len(data) != count:
+            raise self.corrupt("ends inside its header")
+        self.at += count
+        return data
+
+    def skip(self, count: int) -> None:
+        """Pass over so many bytes."""
+        if count > self.end - self.at:
+            raise self.corrupt("ends inside its header")
+        self.at += count
+        if not self._start <= self.at <= self._start + len(self._piece):
+            self._piece, self._start = b"", self.at
+
+    def number(self, code: str) -> int:
+        """The next number of a `struct` type."""
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
+
+    def plausible(self, count: int, least: int) -> int:
+        """A count of things of at least so many bytes each, where the file has room for them."""
+        if count * least > self.end - self.at:
+            raise self.corrupt(f"announces {count} entries, more than it has room for")
+        return count
+
+    def text(self, most: int) -> str:
+        """The next string."""
+        length = self.number(self.size)
+        if length > most:
+            raise self.corrupt(f"has a name of {length} bytes")
+        return self._decoded(self.take(length))
+
+    def value(self, kind: int, depth: int) -> Any:
+        """The next metadata value; None for what is passed over."""
+        if kind in _NUMBERS:
+            return self.number(_NUMBERS[kind])
+        if kind == _STRING:
+            length = self.number(self.size)
+            if length <= _LONGEST_TEXT:
+                return self._decoded(self.take(length))
+            self.skip(length)
+            return None
+        if kind == _ARRAY and depth < _MOST_DEPTH:
+            self._skip_array(depth)
+            return None
+        raise self.corrupt(f"has metadata of the unknown type {kind}")
+
+    def _skip_array(self, depth: int) -> None:
+        kind, count = self.number("I"), self.number(self.size)
+        if kind in _NUMBERS:
+            self.skip(count * struct.calcsize(f"<{_NUMBERS[kind]}"))
+        elif kind == _STRING:
+            for _ in range(self.plausible(count, struct.calcsize(f"<{self.size}"))):
+                self.skip(self.number(self.size))
+        else:
+            for _ in range(self.plausible(count, 12)):
+                self.value(kind, depth + 1)
+
+    def _decoded(self, data: bytes) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise self.corrupt("has a name that is no text") from error
+
+    def corrupt(self, reason: str) -> CorruptError:
+        """What says that the file contradicts itself."""
+        return CorruptError(f"the file {reason}", uri=self.uri, cure="fetch the file again, or restore it")

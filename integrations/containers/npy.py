@@ -1,0 +1,207 @@
+r"""The `.npy` record: a header that says dtype, order and shape, then the elements.
+
+On disk: `\x93NUMPY`, major and minor version, the header's length (two bytes in version 1.0, four in 2.0 and 3.0),
+and the header: a Python literal `{'descr': ..., 'fortran_order': ..., 'shape': ...}`, padded with spaces and a line
+feed so that the elements begin at a multiple of 64 (of 16 before numpy 1.14). Version 3.0 is UTF-8 instead of Latin-1.
+Python 2 wrote extents as `3L`. Source: numpy.lib.format of numpy 2.4 (NEP 1), and what it wrote.
+
+numpy has no name for the types of ml_dtypes: it writes bfloat16 as `<V2`, two untyped bytes. bfloat16 is the only
+two-byte type of ml_dtypes, so `V2` is read as bfloat16, and written so; with numpy alone it comes back by
+`.view(ml_dtypes.bfloat16)`. One untyped byte (`V1`) may be any 8-bit float or 4-bit integer and is refused, save
+float8_e5m2, which numpy happens to call `<f1` (and cannot load). Object arrays hold a pickle and are refused too.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from zlib import crc32
+
+from wherry.errors import CorruptError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAGIC = b"\x93NUMPY"
+ALIGNMENT = 64
+_SHORTEST = 12  # magic, version and length of version 2.0
+_FIRST = 4096
+_LARGEST = 1 << 17
+_MAX_RANK = 64  # numpy's own limit
+_KEYS = {"descr", "fortran_order", "shape"}
+_LONG = re.compile(r"(?<=\d)L(?=[,)\s])")
+_DESCR = re.compile(r"([<>|=]?)([A-Za-z])(\d*)(?:\[.*\])?")
+
+# numpy's kind and bytes → our name.
+TO_OURS = {
+    "b1": "bool",
+    **{f"i{size}": f"int{8 * size}" for size in (1, 2, 4, 8)},
+    **{f"u{size}": f"uint{8 * size}" for size in (1, 2, 4, 8)},
+    **{f"f{size}": f"float{8 * size}" for size in (2, 4, 8)},
+    **{f"c{size}": f"complex{8 * size}" for size in (8, 16)},
+    "V2": "bfloat16",
+    "f1": "float8_e5m2",
+}
+_TO_STORED = {ours: stored for stored, ours in TO_OURS.items() if stored != "f1"}
+WRITABLE = frozenset(_TO_STORED)
+# kind → what such an array is, where we do not read it.
+_REFUSED = {
+    "O": ("an object array, whose content is a pickle", "save it as plain arrays: nothing is unpickled here"),
+    "U": ("an array of strings", "leave it out, or save it elsewhere"),
+    "S": ("an array of byte strings", "leave it out, or save it elsewhere"),
+    "M": ("an array of dates", "save it as int64"),
+    "m": ("an array of time spans", "save it as int64"),
+    "V": ("an array of untyped bytes", "save it as uint8, or a container that names its types"),
+}
+
+
+class NpyHeader(NamedTuple):
+    """What a record's header says.
+
+    Attributes:
+        dtype: our name; `str` or `bytes` for a single string.
+        shape: its extents.
+        fortran: whether the first axis varies fastest.
+        big_endian: whether the elements are stored so.
+        length: bytes of magic, version, length and header: where the elements begin.
+        nbytes: bytes of the elements.
+        version: `1.0`, `2.0` or `3.0`.
+        descr: the dtype as numpy wrote it.
+        crc: CRC-32 of the header's bytes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    fortran: bool
+    big_endian: bool
+    length: int
+    nbytes: int
+    version: str
+    descr: str
+    crc: int
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in elements, as stored."""
+        axes = range(len(self.shape)) if self.fortran else range(len(self.shape) - 1, -1, -1)
+        steps, step = [0] * len(self.shape), 1
+        for axis in axes:
+            steps[axis] = step
+            step *= self.shape[axis]
+        return tuple(steps)
+
+
+def read_header(read: Callable[[int, int], bytes], uri: str, name: str) -> NpyHeader:
+    """Read the header of a record.
+
+    Args:
+        read: gives bytes [start, stop) of the record, fewer where it ends.
+        uri: the file, for errors.
+        name: the record, for errors.
+
+    Raises:
+        CorruptError: it is no `.npy` record, or is cut.
+        UnsupportedError: a version, or a type of element, that is not read.
+    """
+    head = read(0, _FIRST)
+    if len(head) < _SHORTEST or not head.startswith(MAGIC):
+        raise CorruptError(f"{name} is not a .npy record", uri=uri, cure="restore the file")
+    version, (start, size) = f"{head[6]}.{head[7]}", _extent(head, uri, name)
+    if size > _LARGEST:
+        raise CorruptError(f"{name} has a header of {size} bytes", uri=uri, cure="do not use this file")
+    if start + size > len(head):
+        head = read(0, start + size)
+    text = head[start : start + size]
+    if len(text) != size:
+        raise CorruptError(f"{name} ends inside its header", uri=uri, cure="restore the file")
+    return _interpret(text, version, start + size, crc32(head[: start + size]), uri, name)
+
+
+def _extent(head: bytes, uri: str, name: str) -> tuple[int, int]:
+    """Where the header text begins, and its length."""
+    if head[6:8] == b"\x01\x00":
+        return 10, struct.unpack_from("<H", head, 8)[0]
+    if head[6:8] in (b"\x02\x00", b"\x03\x00"):
+        return 12, struct.unpack_from("<I", head, 8)[0]
+    raise UnsupportedError(
+        f"{name} is of .npy version {head[6]}.{head[7]}", uri=uri, cure="use a newer wherry"
+    )
+
+
+def _interpret(text: bytes, version: str, length: int, crc: int, uri: str, name: str) -> NpyHeader:
+    try:
+        source = text.decode("utf-8" if version == "3.0" else "latin-1")
+        said: Any = ast.literal_eval(_LONG.sub("", source.strip()))
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
+        raise CorruptError(
+            f"{name} has a header that is no literal", uri=uri, cure="restore the file"
+        ) from error
+    if not isinstance(said, dict) or set(cast("dict[Any, Any]", said)) != _KEYS:
+        raise CorruptError(f"{name} has a header without {', '.join(sorted(_KEYS))}", uri=uri)
+    fortran: Any = said["fortran_order"]
+    if not isinstance(fortran, bool):
+        raise CorruptError(f"{name} has the order {fortran!r}", uri=uri, cure="restore the file")
+    extents = _extents(said["shape"], uri, name)
+    dtype, big, width = _element(said["descr"], extents, uri, name)
+    nbytes = width * math.prod(extents)
+    return NpyHeader(dtype, extents, fortran, big, length, nbytes, version, str(said["descr"]), crc)
+
+
+def _extents(shape: Any, uri: str, name: str) -> tuple[int, ...]:
+    extents = cast("tuple[Any, ...]", shape)
+    if not isinstance(shape, tuple) or not all(type(extent) is int and extent >= 0 for extent in extents):
+        raise CorruptError(f"{name} has the shape {shape!r:.200}", uri=uri, cure="restore the file")
+    if len(extents) > _MAX_RANK:
+        raise CorruptError(f"{name} has {len(extents)} dimensions", uri=uri, cure="do not use this file")
+    return extents
+
+
+def _element(descr: Any, shape: tuple[int, ...], uri: str, name: str) -> tuple[str, bool, int]:
+    """Our name, whether it is stored big endian, and its bytes."""
+    found = _DESCR.fullmatch(descr) if isinstance(descr, str) else None
+    if found is None:
+        what = "a structured array" if isinstance(descr, list) else "an array of an unknown type"
+        raise _refusal(what, descr, "save each field as an array of its own", uri, name)
+    order, kind, digits = found.groups()
+    size = int(digits or 0)
+    if kind + digits in TO_OURS:
+        return TO_OURS[kind + digits], order == ">", size
+    if kind in "US" and not shape and size:
+        return {"U": "str", "S": "bytes"}[kind], order == ">", 4 * size if kind == "U" else size
+    if kind == "V" and size == 1:
+        raise _refusal("one untyped byte an element, which may be any 8-bit float or 4-bit integer", descr,
+                "save it as uint8 with its type in the name, or as safetensors", uri, name)  # fmt: skip
+    what, cure = _REFUSED.get(kind, ("an array of a type that is not read", "save it as another type"))
+    raise _refusal(what, descr, cure, uri, name)
+
+
+def _refusal(what: str, descr: Any, cure: str, uri: str, name: str) -> UnsupportedError:
+    return UnsupportedError(f"{name} is {what} ({descr!r:.200})", uri=uri, cure=cure)
+
+
+def text_of(header: NpyHeader, data: bytes) -> str | None:
+    """The string that a record of a single string holds; None where it is not text."""
+    try:
+        if header.dtype == "bytes":
+            return data.rstrip(b"\0").decode()
+        return data.decode("utf-32-be" if header.big_endian else "utf-32-le").rstrip("\0")
+    except UnicodeDecodeError:
+        return None
+
+
+def build_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header that numpy writes for an array in C order; its length is a multiple of 64.
+
+    Args:
+        dtype: our name, one of `WRITABLE`.
+        shape: the extents.
+    """
+    stored = _TO_STORED[dtype]
+    order = "|" if stored in ("b1", "i1", "u1") else "<"
+    text = f"{{'descr': '{order}{stored}', 'fortran_order': False, 'shape': {shape!r}, }}".encode("latin-1")
+    total = -(-(10 + len(text) + 1) // ALIGNMENT) * ALIGNMENT
+    padded = text.ljust(total - 11) + b"\n"
+    return MAGIC + b"\x01\x00" + struct.pack("<H", len(padded)) + padded

@@ -1,0 +1,142 @@
+"""Sorted string tables of LevelDB, as TensorFlow writes them: the keys and values of a small file.
+
+On disk: blocks, each followed by a compression byte and a masked CRC-32C, and a footer of 48 bytes: the handles
+(offset and length as varints) of a meta index and of the index block, padding, and a magic number. A block is a run
+of entries (bytes shared with the key before, new bytes, bytes of the value, all varints; then the new bytes and the
+value), an array of restart offsets, and their number. Values of the index block are handles of the data blocks.
+Source: leveldb's doc/table_format.md; tensorflow/core/lib/io/{format,table_builder}.cc.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import TYPE_CHECKING
+
+from wherry.errors import CorruptError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.location import Location
+
+FOOTER = 48
+MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+_TRAILER = 5
+_LARGEST_BLOCK = 1 << 28
+_MASK_DELTA = 0xA282EAD8
+_CASTAGNOLI = 0x82F63B78
+_LONGEST_VARINT = 10
+
+
+class Bytes:
+    """Varints and runs of bytes, taken one after another."""
+
+    def __init__(self, data: bytes, uri: str) -> None:
+        self.data = data
+        self.at = 0
+        self._uri = uri
+
+    def varint(self) -> int:
+        """The next varint.
+
+        Raises:
+            CorruptError: it does not end.
+        """
+        value = 0
+        for shift in range(0, 7 * _LONGEST_VARINT, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:  # noqa: PLR2004  the bit that says that more follow
+                return value
+        raise corrupt("has a number that does not end", self._uri)
+
+    def take(self, count: int) -> bytes:
+        """The next so many bytes.
+
+        Raises:
+            CorruptError: there are fewer.
+        """
+        data = self.data[self.at : self.at + count]
+        if len(data) != count:
+            raise corrupt("ends inside an entry", self._uri)
+        self.at += count
+        return data
+
+
+def read_table(location: Location) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and values of a table, in order.
+
+    Raises:
+        CorruptError: it is cut, or a block does not have its checksum.
+        UnsupportedError: a compressed block.
+    """
+    entry = location.stat()
+    size = entry.size if entry else 0
+    footer = Bytes(location.read(max(size - FOOTER, 0), size), location.uri)
+    if len(footer.data) != FOOTER or not footer.data.endswith(MAGIC):
+        raise corrupt("does not end as a table does", location.uri)
+    _handle(footer)  # of the meta index, which is empty
+    index = _block(location, size, _handle(footer))
+    for _key, value in _entries(index, location.uri):
+        handle = _handle(Bytes(value, location.uri))
+        yield from _entries(_block(location, size, handle), location.uri)
+
+
+def _handle(data: Bytes) -> tuple[int, int]:
+    return data.varint(), data.varint()
+
+
+def _block(location: Location, size: int, handle: tuple[int, int]) -> bytes:
+    offset, length = handle
+    if length > _LARGEST_BLOCK or offset + length + _TRAILER > size:
+        raise corrupt(f"has a block of {length} bytes at {offset}", location.uri)
+    data = location.read(offset, offset + length + _TRAILER)
+    if data[length]:
+        raise UnsupportedError("a compressed table", uri=location.uri, cure="save it with TensorFlow again")
+    if masked(crc32c(data[: length + 1])) != int.from_bytes(data[length + 1 :], "little"):
+        raise corrupt(f"has a damaged block at {offset}", location.uri)
+    return data[:length]
+
+
+def _entries(block: bytes, uri: str) -> Iterator[tuple[bytes, bytes]]:
+    count = int.from_bytes(block[-4:], "little")
+    end = len(block) - 4 * (count + 1)
+    if end < 0:
+        raise corrupt("has a block without restarts", uri)
+    rest, key = Bytes(block[:end], uri), b""
+    while rest.at < end:
+        shared, fresh, length = rest.varint(), rest.varint(), rest.varint()
+        if shared > len(key):
+            raise corrupt("has a key that begins with more than the key before", uri)
+        key = key[:shared] + rest.take(fresh)
+        yield key, rest.take(length)
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C of a byte string."""
+    table, value = _table(), 0xFFFFFFFF
+    for byte in data:
+        value = table[(value ^ byte) & 0xFF] ^ (value >> 8)
+    return value ^ 0xFFFFFFFF
+
+
+def masked(crc: int) -> int:
+    """A CRC as these files store it, so that a CRC of bytes with CRCs in them is not degenerate."""
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+@cache
+def _table() -> tuple[int, ...]:
+    rows: list[int] = []
+    for value in range(256):
+        row = value
+        for _ in range(8):
+            row = (row >> 1) ^ (_CASTAGNOLI if row & 1 else 0)
+        rows.append(row)
+    return tuple(rows)
+
+
+def corrupt(reason: str, uri: str) -> CorruptError:
+    """What says that a table contradicts itself."""
+    return CorruptError(f"the index {reason}", uri=uri, cure="restore the file")

@@ -1,0 +1,121 @@
+"""Equinox's `tree_serialise_leaves`: `.npy` records one after another, without names or a count; read, never written.
+
+The order is that of the leaves of the tree, which only the program knows, so a tensor's key path is the number of
+its record, and writing one would need that program. Users often put a line of JSON with the model's
+hyperparameters before the records (the pattern of Equinox's documentation): it becomes the manifest's `custom`. A
+single `.npy` file looks like one record; it counts only where more follow or the name ends in `.eqx`.
+Source: equinox/_serialisation.py of 0.13.8; the records are described in `containers/npy.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+from wherry.detection import Detection, Evidence
+from wherry.errors import CorruptError, UnsupportedError, WherryError
+from wherry.format import Format, Holds, Opened
+from wherry.integrations.containers.npy import MAGIC, NpyHeader, read_header
+from wherry.integrations.containers.torch_reader import TorchReader
+from wherry.integrations.containers.torch_zip import PlacedTensor
+from wherry.location import Entry
+from wherry.manifest import Manifest
+from wherry.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    from wherry.format import Glimpse
+    from wherry.keypath import KeyPath
+    from wherry.location import Location
+
+SUFFIX = ".eqx"
+VERSION = ".npy records, no names"
+_LONGEST_LINE = 1 << 20
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    named = glimpse.location.name.endswith(SUFFIX)
+    seen = None
+    if glimpse.head.startswith(MAGIC):
+        seen = _records_seen(glimpse, named=named)
+    elif glimpse.head.startswith(b"{") and (named or b"\n" + MAGIC in glimpse.head):
+        seen = "a line of JSON, then .npy records"
+    if seen is None:
+        return None
+    return Detection(
+        uri=glimpse.location.uri,
+        format="equinox",
+        format_version=VERSION,
+        writer="equinox",
+        kind="params",
+        evidence=(Evidence(glimpse.location.name, seen),),
+    )
+
+
+def _records_seen(glimpse: Glimpse, *, named: bool) -> str | None:
+    if named:
+        return f"begins with a .npy record, and its name ends in {SUFFIX}"
+    try:
+        first = _record(glimpse.location, 0, 0)
+    except WherryError:
+        return None  # a single array that is not read is no checkpoint, whatever it holds
+    more = glimpse.size > first.length + first.nbytes
+    return "begins with a .npy record, and more follow" if more else None
+
+
+def _record(location: Location, start: int, number: int) -> NpyHeader:
+    return read_header(lambda a, b: location.read(start + a, start + b), location.uri, f"record {number}")
+
+
+def _open(location: Location, detection: Detection) -> Opened:
+    entry = location.stat()
+    assert entry is not None
+    custom, position = _hyperparameters(location)
+    specs: dict[KeyPath, TensorSpec] = {}
+    placed: dict[KeyPath, PlacedTensor] = {}
+    while position < entry.size:
+        path, header = (str(len(specs)),), _record(location, position, len(specs))
+        if header.dtype in ("str", "bytes"):
+            raise UnsupportedError(f"record {path[0]} is a string", uri=location.uri, cure="leave it out")
+        start, position = position + header.length, position + header.length + header.nbytes
+        if position > entry.size:
+            raise CorruptError(
+                f"record {path[0]} ends at {position}, the file has {entry.size} bytes",
+                uri=location.uri, cure="restore the file",
+            )  # fmt: skip
+        specs[path] = TensorSpec(path, header.shape, header.dtype)
+        placed[path] = PlacedTensor(
+            location, start, header.nbytes, 0, header.shape, header.strides, header.dtype, header.big_endian
+        )
+    manifest = Manifest(tensors=specs, step=detection.step, kind="params", custom=custom)
+    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
+    seen = Evidence(location.name, f"{len(specs)} records, known by their numbers only")
+    return Opened(detection.seen(seen), manifest, TorchReader(location, placed, (member,)))
+
+
+def _hyperparameters(location: Location) -> tuple[dict[str, Any], int]:
+    """The line of JSON before the records, and where these begin."""
+    head = location.read(0, _LONGEST_LINE)
+    if head.startswith(MAGIC):
+        return {}, 0
+    line, found, _ = head.partition(b"\n")
+    try:
+        said: Any = json.loads(line.decode()) if found else None
+    except (ValueError, RecursionError) as error:
+        raise CorruptError("its first line is no JSON", uri=location.uri, cure="restore the file") from error
+    if not isinstance(said, dict):
+        raise CorruptError("its first line is no JSON object", uri=location.uri, cure="restore the file")
+    return cast("dict[str, Any]", said), len(line) + 1
+
+
+FORMATS = (
+    Format(
+        name="equinox",
+        title="Equinox tree_serialise_leaves",
+        detect=_detect,
+        open=_open,
+        create=None,
+        holds=Holds(dtypes=frozenset()),
+        aliases=("eqx",),
+        single_file=True,
+    ),
+)

@@ -1,0 +1,84 @@
+"""numpy's `.npz`: a zip archive whose members are `.npy` records.
+
+Recognised by content: a zip archive whose every member is called `*.npy` (as is the first of one that was cut).
+A tensor's key path is one part, the member's name without `.npy`, slashes included. Single strings are values.
+Members may be stored (`numpy.savez`) or deflated (`numpy.savez_compressed`); they are written stored. The facts of
+the records, and which types numpy has no name for, are in `containers/npy.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.detection import Detection, Evidence
+from wherry.errors import WherryError
+from wherry.format import Format, Holds, Opened
+from wherry.integrations.containers.npy import WRITABLE
+from wherry.integrations.containers.npz_reader import NpzReader, holds_floats, read_contents
+from wherry.integrations.containers.npz_writer import SUFFIX, NpzWriter
+from wherry.integrations.containers.stored_zip import LOCAL_MAGIC, first_name, read_directory
+from wherry.location import Entry
+from wherry.manifest import Manifest
+
+if TYPE_CHECKING:
+    from wherry.format import Glimpse, Options
+    from wherry.location import Location
+
+_EMPTY_MAGIC = b"PK\x05\x06"  # the end record: an archive without members has nothing else
+STORED, DEFLATED = "npz", "npz, compressed"
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    empty = glimpse.head.startswith(_EMPTY_MAGIC) and glimpse.location.name.endswith(".npz")
+    if not empty and not (glimpse.head.startswith(LOCAL_MAGIC) and first_name(glimpse.head).endswith(SUFFIX)):
+        return None
+    try:
+        names = read_directory(glimpse.location).members
+        seen = f"a zip archive of {len(names)} .npy records"
+    except WherryError as error:
+        names, seen = {}, f"a zip archive that begins with a .npy record; {error.what}"
+    if not all(name.endswith(SUFFIX) for name in names):
+        return None
+    return Detection(
+        uri=glimpse.location.uri,
+        format="npz",
+        format_version=STORED,
+        writer="numpy",
+        evidence=(Evidence(glimpse.location.name, seen),),
+    )
+
+
+def _open(location: Location, detection: Detection) -> Opened:
+    contents = read_contents(location)
+    entry = location.stat()
+    assert entry is not None
+    kind = "params" if holds_floats(contents.specs) else "other"
+    manifest = Manifest(tensors=contents.specs, values=contents.values, step=detection.step, kind=kind)
+    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
+    seen = [
+        f"{len(contents.placed)} stored and {len(contents.deflated)} deflated arrays",
+        *sorted(contents.notes),
+    ]
+    precise = replace(detection, format_version=DEFLATED if contents.deflated else STORED, kind=kind)
+    evidence = (Evidence(location.name, text) for text in seen)
+    return Opened(precise.seen(*evidence), manifest, NpzReader(location, contents, (member,)))
+
+
+def _create(staging: Location, manifest: Manifest, _options: Options) -> NpzWriter:
+    return NpzWriter(staging, list(manifest.tensors.values()))
+
+
+FORMATS = (
+    Format(
+        name="npz",
+        title="numpy .npz archive",
+        detect=_detect,
+        open=_open,
+        create=_create,
+        holds=Holds(dtypes=WRITABLE, depth=1),
+        single_file=True,
+        loaded_by="numpy 2.4 (bfloat16 as V2: view it as ml_dtypes.bfloat16)",
+        version=lambda _manifest, _options: STORED,
+    ),
+)
