@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
+import base64
+import collections
+import datetime as dt
+import decimal
+import pathlib
 import pickle
 import time
+import types
+import zlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wherry.errors import WherryError
+from wherry.integrations.containers.inert_harmless import HARMLESS
 from wherry.integrations.containers.inert_pickle import load
+from wherry.integrations.containers.inert_tree import plant
 from wherry.integrations.containers.inert_values import Record, Rules, dict_of
 
 
@@ -99,3 +109,90 @@ def test_calls_become_records():
     )
     assert isinstance(made, Record)
     assert (str(made.kind), made.args, made.state) == ("m.f", (1,), {"x": 2})
+
+
+# `pickle.dumps(OmegaConf.create({"a": 1, "b": {"c": [1, 2.5, "x"]}, "n": None, "m": "???", "i": "${a}"}), 2)` of
+# omegaconf 2.3, which is not installed here; compressed.
+OMEGACONF = (
+    "eNplk+tT00AUxVseUgICKoL4VkCDCvh+a0FQVKBofBAfGJJ0242mCadNGBlnZ/SDM/Bfc3ebYDL2S+9ucn/n7Lmb3x1u2GB12w2D2kzV"
+    "cyNZeHVtkcqFdonC1B8UBTp0s7dQKFgNFtlVO7LRmWl17BbTqCGyvYA1V5NXNHRRb7fAId0sUW+T1axoZ4uhx6U/L6hr88GOhpLZRw9D"
+    "5ztzo/bzXteynNjzIy+wLE360qApRLgVeWFg++jbNTtp/YPtoL9idlNZ8+16C4cFBkwtXVrNMIwwuGcOKPlW6G+zpuXaLmcYct3Q90mT"
+    "gC2tymp27EdtrSNc+4ujBo4pTdJo2xrmJbOfNpjPGixIvB7npdgxe2Q0W3aTtjFSUW0WJRPJ9ajACd0s0paNsUxoQVhlLRlBhQoNJymr"
+    "UwKndf5fsv8CPUMvnRU4p/MeXuK9Fd63y/v5GKdjn+eDe3yIK+8XDFyMHT7Ci2aXtLJNiY0vF8motOFggsupTgpcIjUup3RZQE+gXGtT"
+    "JyR1KkO9YuAqpxC4OrOkczrbNcV0MZ1x7Xut9CqtUJlepRkSmhW4noreELiZiOYmLts13GrbmJY2bmds3DFwlw/nG0K6TLh3YGySj27g"
+    "vs5lpg8EHkpBGd0jgce56JYLkv4kQ39qoKwYs1wlphhzAvMp45nAQp5RlIzFDOO5gRcpY2lOToB+CWpJ4GWKeiXwOo/qkKjlDGrFwGqK"
+    "UkH/RCV2WOy0kmEGWFPcNwJvU64h8C5/Q9Yk932G+8HAx2SG45UE1cC6QpkCn1LUZ4EvedS6RH3NoDYMfEtR6qMsl8uwEqaHTcW0BZyU"
+    "6QpU88xNyWQZZs1A/YApA5z4RQQeO3HszOwDjudsPw=="
+)
+
+
+def test_omegaconf_is_told_as_its_contents():
+    data = zlib.decompress(base64.b64decode(OMEGACONF))
+    value, end = load(data, Rules(allowed=HARMLESS), "x")
+    tree = plant({"cfg": value, "again": value}, end, Tensor)
+    assert tree.values == {
+        (top, *path): said
+        for top in ("cfg", "again")
+        for path, said in {("a",): 1, ("b", "c", "0"): 1, ("b", "c", "1"): 2.5, ("b", "c", "2"): "x",
+                           ("m",): "???", ("i",): "${a}"}.items()
+    }  # fmt: skip
+    assert tree.empties == {("cfg", "n"): "none", ("again", "n"): "none"}
+    assert tree.types["cfg",] == "omegaconf.dictconfig.DictConfig"
+    assert tree.types["cfg", "b", "c"] == "omegaconf.listconfig.ListConfig"
+
+
+class Tensor:
+    """No value of these tests is one."""
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_harmless_classes_are_told_in_words(protocol):
+    values = {
+        "args": argparse.Namespace(lr=0.5, names=["a"]),
+        "plain": types.SimpleNamespace(x=1),
+        "path": pathlib.PurePosixPath("/a/b"),
+        "when": dt.datetime.fromisoformat("2024-02-29T01:02:03.000004"),
+        "zoned": dt.datetime(2024, 2, 29, tzinfo=dt.UTC),
+        "day": dt.date(1999, 12, 31),
+        "clock": dt.time(23, 59),
+        "long": dt.timedelta(days=2, seconds=3),
+        "exact": decimal.Decimal("1.50"),
+        "ordered": collections.OrderedDict(a=1),
+        "default": collections.defaultdict(dict, {"k": {"l": 1}}),
+        "deque": collections.deque([1, 2], 5),
+        "set": {"one"},
+        "kind": str,
+    }
+    data = pickle.dumps(values, protocol)
+    value, end = load(data, Rules(allowed={**HARMLESS, ("copy_reg", "_reconstructor"): None,
+                                           ("__builtin__", "getattr"): None}), "x")  # fmt: skip
+    tree = plant(value, end, Tensor)
+    if protocol < 2:  # objects are made by copyreg there, which is only recorded
+        tree.values = {
+            path: said for path, said in tree.values.items() if path[0] not in ("args", "plain", "deque")
+        }
+    assert tree.values["path",] == "/a/b"
+    assert tree.values["when",] == "2024-02-29T01:02:03.000004"
+    assert "UTC" in str(tree.values["zoned",])
+    assert tree.values["day",] == "1999-12-31"
+    assert tree.values["clock",] == "23:59:00"
+    assert tree.values["long",] == "2 days, 0:00:03"
+    assert tree.values["exact",] == "1.50"
+    assert tree.values["ordered", "a"] == 1
+    assert tree.values["default", "k", "l"] == 1
+    assert tree.values["set", "0"] == "one"
+    assert tree.values["kind",] in ("builtins.str", "__builtin__.unicode", "__builtin__.str")
+    if protocol > 1:
+        assert tree.values["args", "names", "0"] == "a"
+        assert tree.values["plain", "x"] == 1
+        assert tree.values["deque", "1"] == 2
+
+
+def test_large_metadata_is_parsed_in_seconds():
+    """Eight thousand chunks of the 115,000 that must take less than 10 s on two busy cores."""
+    rows = {f"model.layers.{n}.weight": [((n, i), {"offsets": (i, 0), "sizes": (16, 1024)}) for i in range(8)]
+            for n in range(8000)}  # fmt: skip
+    data = pickle.dumps(rows, 4)
+    began = time.process_time()
+    assert load(data, Rules(allowed={}), "x")[0] == rows
+    assert time.process_time() - began < 5

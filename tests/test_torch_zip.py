@@ -149,10 +149,21 @@ def test_a_trainer_dict(tmp_path):
     assert found.empties["none",] == "none"
     assert found.empties["nothing",] == "dict"
     assert found.values["shape", "0"] == 2
-    assert found.values["dtype",] == "<torch.float16>"
-    assert found.values["raw",] == "<bytes of 2>"
-    assert found.values["seen",] == "<frozenset of 2>"
+    assert found.values["dtype",] == "torch.float16"
+    assert found.values["raw",] == "\xff\x00"
+    assert found.values["seen", "1"] == 2
     assert found.values["device",] == "cpu"
+    types = found.custom["pickle"]["types"]
+    assert types == {
+        "args": "argparse.Namespace",
+        "optimizer/param_groups/0/betas": "tuple",
+        "shape": "torch.Size",
+        "dtype": "global",
+        "raw": "bytes",
+        "seen": "set",
+        "device": "torch.device",
+    }
+    assert found.custom["pickle"]["keys"] == {"3": 3, "optimizer/state/0": 0, "optimizer/state/1": 1}
 
 
 def test_a_bare_tensor_has_the_empty_path(tmp_path):
@@ -169,7 +180,9 @@ def test_a_bare_tensor_has_the_empty_path(tmp_path):
         ({"n": np.ones(3), "t": torch.ones(2)}, UnsupportedError),
         ({"c": torch.ones(2, dtype=torch.complex64).conj()}, UnsupportedError),
         ({"f4": torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}, UnsupportedError),
-        ({"d": collections.deque([1])}, HostileError),
+        ({"d": collections.UserDict(a=1)}, HostileError),
+        ({1.5: torch.ones(1)}, UnsupportedError),
+        ({(1, 2): torch.ones(1)}, CorruptError),
         ({1: torch.ones(1), "1": torch.ones(2)}, CorruptError),
     ],
 )

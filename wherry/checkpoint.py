@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Self
 from wherry import dtypes
 from wherry.errors import NotFoundError, UsageError
 from wherry.keypath import KeyPath, parse, render
+from wherry.opaque import allowing
 from wherry.tensorspec import Region, TensorSpec, checked_region
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
     from types import TracebackType
 
     import numpy as np
@@ -102,6 +104,7 @@ def open_checkpoint(
     format: str | None = None,
     step: int | None = None,
     item: str | None = None,
+    allow_opaque: Iterable[str] = (),
 ) -> Checkpoint:
     """Open a checkpoint; `wherry.open`.
 
@@ -110,6 +113,8 @@ def open_checkpoint(
         format: decides where detection would not; a name or alias.
         step: which step of a run.
         item: which item of a step.
+        allow_opaque: dotted names of unknown classes in pickles that become values which nobody looks into,
+            instead of a refusal; nothing is ever imported or called.
 
     Raises:
         NotFoundError, NotACheckpointError, UnsupportedError, AmbiguousError: it is not one checkpoint.
@@ -120,5 +125,6 @@ def open_checkpoint(
     from wherry.detect import resolve  # detect opens checkpoints too
     from wherry.registry import find_format
 
-    location, detection = resolve(uri, format=format, step=step, item=item)
-    return Checkpoint(find_format(detection.format).open(location, detection))
+    with allowing(allow_opaque):
+        location, detection = resolve(uri, format=format, step=step, item=item)
+        return Checkpoint(find_format(detection.format).open(location, detection))

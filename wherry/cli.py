@@ -22,6 +22,7 @@ from wherry.cli_options import (
     quiet,
     rules,
     settings,
+    walking,
     writing,
 )
 from wherry.errors import InterruptedRunError, UsageError, WherryError
@@ -54,14 +55,15 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("root")
+@walking
 @as_json
-def discover(root: str, json_: bool) -> None:
+def discover(root: str, json_: bool, **which: Any) -> None:
     """Find the checkpoints below ROOT."""
     from wherry import console
     from wherry.discover import Skipped, discover
 
     skipped: list[Skipped] = []
-    console.show_found(discover(root, on_skip=skipped.append), skipped, json_=json_)
+    console.show_found(discover(root, on_skip=skipped.append, **which), skipped, json_=json_)
 
 
 @cli.command()
@@ -82,15 +84,19 @@ def detect(uri: str, json_: bool, **which: Any) -> None:
 @click.argument("uri")
 @click.option("--sha256", is_flag=True, help="Hash each tensor's canonical bytes as a whole.")
 @click.option("--digest", is_flag=True, help="Compute the tensor digests.")
+@click.option("--pickles", is_flag=True, help="List instead what every pickle at URI wants to import.")
 @memory
 @quiet
 @chosen
 @as_json
-def inspect(uri: str, json_: bool, quiet: bool, **arguments: Any) -> None:
+def inspect(uri: str, json_: bool, quiet: bool, pickles: bool, **arguments: Any) -> None:
     """List what the checkpoint at URI holds."""
-    from wherry import console
+    from wherry import cli_pickles, console
     from wherry.inspect import inspect
 
+    if pickles:
+        cli_pickles.show_pickles(uri, json_=json_)
+        return
     with console.bar(quiet=quiet or json_) as progress:
         inspection = inspect(uri, progress=progress, **arguments)
     console.show_inspection(inspection, json_=json_)
@@ -156,8 +162,8 @@ def convert(
     signal.signal(signal.SIGTERM, _stop)
     common |= {"into": into, "as_step": as_step, "if_exists": if_exists, "meta": settings(meta)}
     with console.bar(quiet=quiet or json_) as progress:
-        receipts = convert_all(source, wanted, lineage=not no_lineage, progress=progress, **common)
-    console.show_receipts(receipts, json_=json_)
+        group = convert_all(source, wanted, lineage=not no_lineage, progress=progress, **common)
+    console.show_receipts(group, json_=json_)
 
 
 @cli.command()

@@ -28,7 +28,7 @@ from wherry.units import parse_size
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wherry.detection import Detection
     from wherry.format import Format, Options
@@ -211,11 +211,14 @@ def make_plan(
     row = _writable(to)
     if verify not in ("digest", "none"):
         raise UsageError(f"verify={verify} is not possible", cure="choose digest or none")
-    _require_present(checkpoint)
+    if only is None:
+        _require_present(checkpoint)
     given = dict(options or {})
     tree = {name: given.pop(name) for name in TREE_OPTIONS if name in given}
     checked = checked_options(row, given)
     mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=ignore, uri=str(target))
+    if only is not None:
+        _require_present(checkpoint, left=_left_by(mapped, checkpoint.manifest))
     require_held(mapped.manifest, row, str(target))
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
     prepared = row.prepare(manifest, checked)
@@ -250,12 +253,20 @@ def _writable(to: str) -> Format:
     return row
 
 
-def _require_present(checkpoint: Checkpoint) -> None:
-    reason = absence(checkpoint.reader)
+def _left_by(mapped: Mapped, source: Manifest) -> Callable[[KeyPath], bool]:
+    """Whether a leaf is left behind, and so may be missing; also one of which not even the shape is there."""
+    carried = set(mapped.pairs.values())
+    roots = {path[:1] for path in carried}
+    return lambda path: path not in carried and (path in source.tensors or path[:1] not in roots)
+
+
+def _require_present(checkpoint: Checkpoint, *, left: Callable[[KeyPath], bool] | None = None) -> None:
+    reason = absence(checkpoint.reader, left=left)
     if reason is not None:
-        raise IncompleteError(
-            reason, uri=checkpoint.uri, cure="restore the missing files, or take another step"
+        choice = (
+            "take another step" if left else "take another step, or carry --only params where these are whole"
         )
+        raise IncompleteError(reason, uri=checkpoint.uri, cure=f"restore the missing files, {choice}")
 
 
 def _digest(

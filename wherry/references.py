@@ -57,7 +57,8 @@ def source_reference(
     """The node of the checkpoint that was converted.
 
     Its tensor digests are known from the conversion's one pass; tensors that were not carried are read here, as
-    identity covers them too. Where wherry wrote the source, its own record is the node.
+    identity covers them too. Tensors that are not there (only parameters were asked for) are no part of it. Where
+    wherry wrote the source, its own record is the node.
 
     Args:
         checkpoint: the source.
@@ -71,6 +72,8 @@ def source_reference(
     recorded = read_sidecar(locate(checkpoint.uri))
     if recorded is not None:
         return replace(recorded.checkpoint, uri=detection.uri, fingerprint=mark)
+    gone = {piece.path for piece in checkpoint.reader.absent()}
+    manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
     rest = [path for path in manifest.tensors if path not in digests]
     others = hash_checkpoint(checkpoint, memory=memory, paths=rest, folder=folder).digests if rest else {}
     known = {companion.name: companion for companion in companions}

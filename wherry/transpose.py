@@ -71,10 +71,10 @@ def fused(shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], 
 
 def permute(view: np.ndarray, out: np.ndarray) -> None:
     """Copy a transposed view into an array of the same shape; the last axis of `out` should be contiguous."""
-    if view.ndim < 2 or view.strides[-1] == view.itemsize:  # noqa: PLR2004  one axis has no order
+    inner = min(range(view.ndim), key=lambda axis: view.strides[axis], default=-1)
+    if inner == view.ndim - 1:
         out[...] = view
         return
-    inner = min(range(view.ndim), key=lambda axis: view.strides[axis])
     others = [range(extent) if axis not in (inner, view.ndim - 1) else [slice(None)]
               for axis, extent in enumerate(view.shape)]  # fmt: skip
     small = min(view.shape[inner], view.shape[-1]) <= _TILE // 4

@@ -8,10 +8,10 @@ whose hash takes 2^60 steps), long integers (all multiples of 2^61-1 collide) an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, overload, runtime_checkable
 
-from wherry.errors import HostileError, UnsupportedError, WherryError
+from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
 
 _SCALARS = frozenset({str, bool, bytes, type(None)})
 _LONGEST_KEY = 16
@@ -36,15 +36,79 @@ class Record:
         kind: what it would have called.
         args: with which arguments.
         state: what it would have set on the result; None where nothing.
+        items: what it would have appended, or pairs that it would have set.
     """
 
     kind: Global
     args: tuple[Any, ...]
     state: Any = None
+    items: list[Any] = field(default_factory=list[Any])
 
 
-class Attributes(dict[str, Any]):
-    """An object that is no more than its attributes, as a dict (`argparse.Namespace`)."""
+class Attributes(dict[Any, Any]):
+    """An object that is no more than its attributes or items, as a dict (`argparse.Namespace`).
+
+    Attributes:
+        kind: name of its class.
+    """
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: str, items: Mapping[Any, Any] | None = None) -> None:
+        super().__init__(items or {})
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opaque:
+    """A harmless object, told as plain data.
+
+    Attributes:
+        kind: name of its class.
+        value: str, number, None, or a list or dict of inert values.
+    """
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """Bytes (or text) so long that they stay in the file.
+
+    Attributes:
+        start: offset of the first byte in the file.
+        length: bytes as they lie there.
+        text: whether they are UTF-8 text.
+        latin: whether the text stands for bytes, one per character (protocol 2 has no other way).
+    """
+
+    start: int
+    length: int
+    text: bool = False
+    latin: bool = False
+
+
+@runtime_checkable
+class Buildable(Protocol):
+    """A value of a format's own that takes the state that a pickle sets on it."""
+
+    def build(self, state: Any) -> None:
+        """Take the state."""
+        ...
+
+
+class Source(Protocol):
+    """The bytes of a pickle: `bytes`, a memory map, or a file that is read in pages."""
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, index: int, /) -> int: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> bytes: ...
+    def find(self, sub: bytes, start: int, stop: int, /) -> int:
+        """As `bytes.find`."""
+        ...
 
 
 Maker: TypeAlias = Callable[[tuple[Any, ...]], Any]
@@ -60,11 +124,16 @@ class Rules:
         allowed: the globals.
         persistent: makes a value of a persistent id; None where the format has none.
         refusal: a better error than `HostileError` for a global that is not allowed, or None.
+        far: byte strings and texts of at least so many bytes stay where they lie, as `Far`; None for none.
+        survey: called with every global; given, all globals are allowed and all calls are recorded, so that a
+            list can be made of what a hostile pickle wants.
     """
 
     allowed: Allowed
     persistent: Callable[[Any], Any] | None = None
     refusal: Callable[[Global], WherryError | None] = lambda _wanted: None
+    far: int | None = None
+    survey: Callable[[Global, int], None] | None = None
 
 
 def set_of(args: tuple[Any, ...]) -> frozenset[Any]:
@@ -98,6 +167,19 @@ def checked_key(key: Any) -> Any:
         f"a {type(key).__name__} as a key whose hash could take for ever",
         cure="do not use this file; it was made to hang programs",
     )
+
+
+def plain_number(text: str) -> int | bool:
+    """A number of protocol 0 in digits; `00` and `01` are False and True.
+
+    Raises:
+        CorruptError: it is none.
+    """
+    if text in ("00", "01"):
+        return text == "01"
+    if not text.lstrip("-").isdecimal():
+        raise CorruptError(f"{text[:20]!r} as a number in a pickle", cure="restore the file")
+    return int(text)
 
 
 def _cheap(key: Any) -> bool:

@@ -63,6 +63,19 @@ class PickleWriter:
             self.value(item)
         self._out += short or b"t"
 
+    def tuple_with(self, emits: list[Callable[[], None]]) -> None:
+        """A tuple, each item emitted by a function."""
+        self._out += b"("
+        for emit in emits:
+            emit()
+        self._out += b"t"
+
+    def made(self, module: str, name: str, args: Callable[[], None]) -> None:
+        """What a global gives when it is called with a tuple, which a function emits."""
+        self.name(module, name)
+        args()
+        self._out += b"R"
+
     def mapping(self, items: Iterable[tuple[Any, Callable[[], None]]]) -> None:
         """A dict: each key a plain value, or a function that emits it, with a function that emits the value."""
         self._out += b"}("

@@ -1,15 +1,16 @@
 """Reads tensors of torch archives: raw ones like any flat file, views and big-endian ones through strides.
 
-A strided tensor of a local file is read through a memory map, so that only the pages that a region touches are
-read; elsewhere the bytes between its first and last element are fetched.
+A strided tensor of a local file is read through memory maps of a few MiB, one after the other, so that only the pages
+that a region touches are read and few are held; elsewhere the bytes between first and last element are fetched.
 """
 
 from __future__ import annotations
 
 import mmap
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
@@ -20,13 +21,16 @@ from wherry.integrations.containers.flat_reader import companion_location
 from wherry.integrations.containers.raw import read_region, read_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from wherry.format import Absent
     from wherry.integrations.containers.torch_zip import PlacedTensor
     from wherry.keypath import KeyPath
     from wherry.location import Entry, Location
     from wherry.tensorspec import Region, TensorSpec
+
+_PIECE = 1 << 20
+_SLAB = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +42,21 @@ class TorchReader:
         placed: where each tensor lies.
         files: every file of the checkpoint, names relative to the location.
         companions: the names among them that hold no tensors.
+        sound: storages whose CRC was compared.
     """
 
     location: Location
     placed: Mapping[KeyPath, PlacedTensor]
     files: tuple[Entry, ...]
     companions: frozenset[str] = frozenset()
+    sound: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """See Reader."""
         extents = self.extents(spec)
         if extents is not None:
             return read_region(spec, region, extents)
+        self._require_crc(self.placed[spec.path], spec)
         words = _words(self.placed[spec.path], region, spec)
         return words.view(dtypes.numpy_dtype(spec.dtype)).reshape(words.shape[:-1])
 
@@ -58,6 +65,7 @@ class TorchReader:
         extents = self.extents(spec)
         if extents is not None:
             return read_stored(spec, extents)
+        self._require_crc(self.placed[spec.path], spec)
         return _words(self.placed[spec.path], spec.whole, spec).tobytes()
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
@@ -66,7 +74,8 @@ class TorchReader:
         if not tensor.raw:
             return None
         width = dtypes.bits(tensor.dtype) // 8
-        return (Extent(tensor.file.uri, tensor.start + tensor.offset * width, spec.nbytes),)
+        crc = tensor.crc if tensor.crc and tensor.whole else None
+        return (Extent(tensor.file.uri, tensor.start + tensor.offset * width, spec.nbytes, crc),)
 
     def absent(self) -> Iterable[Absent]:
         """See Reader; opening has found every storage whole."""
@@ -83,6 +92,23 @@ class TorchReader:
     def close(self) -> None:
         """See Reader; nothing is held."""
 
+    def _require_crc(self, tensor: PlacedTensor, spec: TensorSpec) -> None:
+        """Compare the CRC of the storage of a tensor that no extent names, the first time that it is read."""
+        key = (tensor.file.path, tensor.start)
+        if not tensor.crc or tensor.decoded or key in self.sound:
+            return
+        crc = 0
+        for start in range(tensor.start, tensor.start + tensor.length, _PIECE):
+            crc = crc32(tensor.file.read(start, min(start + _PIECE, tensor.start + tensor.length)), crc)
+        if crc != tensor.crc:
+            raise CorruptError(
+                "its storage does not have its checksum",
+                uri=tensor.file.uri,
+                path=spec.name,
+                cure="restore the file",
+            )
+        self.sound.add(key)
+
 
 def _words(tensor: PlacedTensor, region: Region, spec: TensorSpec) -> np.ndarray:
     """A region as little-endian unsigned words, C order; complex numbers are two words on the last axis."""
@@ -92,16 +118,41 @@ def _words(tensor: PlacedTensor, region: Region, spec: TensorSpec) -> np.ndarray
     shape = tuple(part.stop - part.start for part in region)
     if 0 in shape:
         return np.empty((*shape, parts), word.newbyteorder("<"))
+    result = np.empty((*shape, parts), word.newbyteorder("<"))
+    for inner, slab in _slabs(region, tensor.strides, width):
+        _gather(tensor, slab, word, result[inner], spec)
+    return result
+
+
+def _slabs(region: Region, strides: tuple[int, ...], width: int) -> Iterator[tuple[Region, Region]]:
+    """Cut a region along its widest stride, so that each part spans little of the file; first within the region."""
+    wide = [stride if part.stop - part.start > 1 else 0 for part, stride in zip(region, strides, strict=True)]
+    if not any(wide):
+        yield tuple(slice(0, part.stop - part.start) for part in region), region
+        return
+    axis = wide.index(max(wide))
+    rows = max(_SLAB // (wide[axis] * width), 1)
+    for start in range(region[axis].start, region[axis].stop, rows):
+        part = slice(start, min(start + rows, region[axis].stop))
+        slab = (*region[:axis], part, *region[axis + 1 :])
+        inner = (slice(0, each.stop - each.start) for each in region)
+        at = slice(part.start - region[axis].start, part.stop - region[axis].start)
+        yield tuple(at if index == axis else each for index, each in enumerate(inner)), slab
+
+
+def _gather(
+    tensor: PlacedTensor, region: Region, word: np.dtype[Any], out: np.ndarray, spec: TensorSpec
+) -> None:
+    width = dtypes.bits(tensor.dtype) // 8
     steps = list(zip(region, tensor.strides, strict=True))
     first = tensor.offset + sum(part.start * stride for part, stride in steps)
     last = first + sum((part.stop - part.start - 1) * stride for part, stride in steps)
     with _bytes(tensor, first * width, (last + 1) * width, spec) as stored:
         flat = np.frombuffer(stored, word)
         strides = (*(stride * width for stride in tensor.strides), word.itemsize)
-        view = np.lib.stride_tricks.as_strided(flat, (*shape, parts), strides, writeable=False)
-        result = view.astype(word.newbyteorder("<"), order="C", copy=True)
+        view = np.lib.stride_tricks.as_strided(flat, out.shape, strides, writeable=False)
+        out[...] = view
         del flat, view
-    return result
 
 
 @contextmanager

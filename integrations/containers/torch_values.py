@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from wherry.errors import CorruptError, UnsupportedError, WherryError
-from wherry.integrations.containers.inert_values import Attributes, Global, Rules, dict_of, set_of
+from wherry.integrations.containers.inert_harmless import HARMLESS, NUMPY_SCALARS
+from wherry.integrations.containers.inert_values import Global, Opaque, Rules
 
 # torch's dtype → ours, and the name of its typed storage where it has one.
 DTYPES: tuple[tuple[str, str, str], ...] = (
@@ -75,11 +76,14 @@ class Storage:
         key: its name in the file.
         dtype: our name of its element type; None where its elements are bytes.
         elements: how many.
+        first: where in the stored bytes it begins, in elements: legacy streams have storages that are views of
+            another one, whose key this then is.
     """
 
     key: str
     dtype: str | None
     elements: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,17 +97,34 @@ class TorchTensor:
     strides: tuple[int, ...]
 
 
-def _storage(persistent: Any) -> Storage:
+def storage_of(persistent: Any) -> Storage:
+    """The storage that a persistent id stands for.
+
+    Raises:
+        CorruptError: it is no storage's.
+        UnsupportedError: its element type is not read.
+    """
     if type(persistent) is not tuple or len(persistent) < 5 or persistent[0] != "storage":  # noqa: PLR2004
         raise CorruptError("a persistent id that is not a storage")
     _, kind, key, _, elements, *rest = persistent
-    if any(part is not None for part in rest):
-        raise UnsupportedError("a storage that is a view of another one")
     if not isinstance(kind, Global) or type(key) is not str or type(elements) is not int or elements < 0:
         raise CorruptError("a storage without type, key or size")
     if kind.name != _UNTYPED and kind.name not in _OF_STORAGE:
         raise UnsupportedError(f"a storage of type {kind}")
-    return Storage(key, None if kind.name == _UNTYPED else _OF_STORAGE[kind.name], elements)
+    dtype = None if kind.name == _UNTYPED else _OF_STORAGE[kind.name]
+    return Storage(key, dtype, elements, _view_start(rest, elements))
+
+
+def _view_start(rest: list[Any], elements: int) -> int:
+    """Where a storage that is a view of another one begins in it; the elements are those of the other one."""
+    if all(part is None for part in rest):
+        return 0
+    view = rest[0]
+    if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):  # noqa: PLR2004
+        raise CorruptError("a storage whose view is not a key, an offset and a size")
+    if view[1] + view[2] > elements:
+        raise CorruptError("a storage that is a view beyond the end of another one")
+    return view[1]
 
 
 def _rebuild_v2(args: tuple[Any, ...]) -> TorchTensor:
@@ -133,10 +154,13 @@ def _require_plain(metadata: list[Any]) -> None:
 
 
 def _tensor(storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any) -> TorchTensor:
+    shape, strides = (part.value if isinstance(part, Opaque) else part for part in (shape, strides))
+    if type(shape) not in (tuple, list) or type(strides) not in (tuple, list):
+        raise CorruptError("a tensor without shape or strides")
     numbers = [offset, *shape, *strides]
     if any(type(number) is not int or number < 0 for number in numbers) or len(shape) != len(strides):
         raise CorruptError("a tensor whose shape, strides or offset are not natural numbers")
-    return TorchTensor(storage, dtype, offset, tuple(shape), tuple(strides))
+    return TorchTensor(storage, dtype, storage.first + offset, tuple(shape), tuple(strides))
 
 
 def _parameter(args: tuple[Any, ...]) -> TorchTensor:
@@ -145,29 +169,29 @@ def _parameter(args: tuple[Any, ...]) -> TorchTensor:
     return args[0]
 
 
-def _encoded(args: tuple[Any, ...]) -> bytes:
-    text, encoding = args
-    if encoding != "latin1":
-        raise CorruptError("bytes in an encoding that is not latin1")
-    return text.encode("latin1")
+def _size(args: tuple[Any, ...]) -> Opaque:
+    return Opaque("torch.Size", tuple(args[0]))
 
 
-def _size(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(args[0])
+def _layout(args: tuple[Any, ...]) -> Opaque:
+    return Opaque("torch.layout", str(args[0]))
 
 
-def _device(args: tuple[Any, ...]) -> str:
-    return ":".join(str(arg) for arg in args if isinstance(arg, (str, int)))
+def _device(args: tuple[Any, ...]) -> Opaque:
+    return Opaque("torch.device", ":".join(str(arg) for arg in args if isinstance(arg, (str, int))))
 
 
 def _refusal(wanted: Global) -> WherryError | None:
     if wanted.module.startswith("torch.nn."):
         return UnsupportedError(
             f"a pickled module (its class {wanted} would have to run), not a state dict",
-            cure="save model.state_dict() with torch instead",
+            cure="load it where its code is installed and save model.state_dict()",
         )
     if wanted.module in _NUMPY:
-        return UnsupportedError(f"a numpy object ({wanted}) in a torch file", cure="save tensors instead")
+        return UnsupportedError(
+            f"a numpy object ({wanted}) in a torch file",
+            cure=f"save tensors instead, or read the tensors around it with --allow-opaque {wanted}",
+        )
     if wanted in _HARMLESS:
         return UnsupportedError(
             f"a kind of tensor that is not read: {wanted}", cure="save it as a dense tensor"
@@ -182,7 +206,8 @@ _HARMLESS = {
 }
 RULES = Rules(
     allowed={
-        ("collections", "OrderedDict"): dict_of,
+        **HARMLESS,
+        **NUMPY_SCALARS,
         ("torch._utils", "_rebuild_tensor"): _rebuild_v2,
         ("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
         ("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
@@ -190,15 +215,12 @@ RULES = Rules(
         ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
         ("torch", "Size"): _size,
         ("torch", "device"): _device,
+        ("torch.serialization", "_get_layout"): _layout,
         ("torch.storage", _UNTYPED): None,
-        ("_codecs", "encode"): _encoded,
-        ("builtins", "set"): set_of,
-        ("__builtin__", "set"): set_of,
-        ("builtins", "frozenset"): set_of,
-        ("argparse", "Namespace"): lambda _args: Attributes(),
+        ("torch.nn.parameter", "Parameter"): _parameter,
         **{("torch", storage): None for storage in _OF_STORAGE},
         **{("torch", torch): None for torch, _, _ in DTYPES},
     },
-    persistent=_storage,
+    persistent=storage_of,
     refusal=_refusal,
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from wherry import dtypes
@@ -51,6 +51,7 @@ class PlacedTensor:
         dtype: our name.
         big_endian: whether the storage is.
         crc: CRC-32 of the storage; 0 where none was taken.
+        decoded: whether `file` gives bytes that do not lie so in any real file.
     """
 
     file: Location
@@ -62,11 +63,18 @@ class PlacedTensor:
     dtype: str
     big_endian: bool
     crc: int = 0
+    decoded: bool = False
 
     @property
     def raw(self) -> bool:
         """Whether its canonical bytes lie raw in the file."""
-        return not self.big_endian and self.contiguous
+        return not self.big_endian and self.contiguous and not self.decoded
+
+    @property
+    def whole(self) -> bool:
+        """Whether its elements are all that its storage has."""
+        width = dtypes.bits(self.dtype) // 8
+        return self.offset == 0 and math.prod(self.shape) * width == self.length and self.contiguous
 
     @property
     def contiguous(self) -> bool:
@@ -96,6 +104,46 @@ class Archive:
     version: str | None
 
 
+class Stored(NamedTuple):
+    """A storage in its file: where, how many bytes, its CRC-32 (0 where none was taken), its byte order."""
+
+    start: int
+    length: int
+    crc: int = 0
+    big_endian: bool = False
+
+
+def place_view(location: Location, path: KeyPath, tensor: TorchTensor, stored: Stored) -> PlacedTensor:
+    """A tensor as a view of a storage that was found.
+
+    Raises:
+        UnsupportedError: it has too many dimensions.
+        CorruptError: it reaches beyond the storage.
+    """
+    if len(tensor.shape) > _MAX_RANK:
+        raise UnsupportedError(f"{len(tensor.shape)} dimensions", uri=location.uri, path=render(path))
+    width = dtypes.bits(tensor.dtype) // 8
+    last = tensor.offset + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.strides, strict=True))
+    if math.prod(tensor.shape) and (last + 1) * width > stored.length:
+        raise CorruptError(
+            f"its storage {tensor.storage.key} has {stored.length} bytes, {(last + 1) * width} are needed",
+            uri=location.uri,
+            path=render(path),
+            cure="restore the file",
+        )
+    return PlacedTensor(
+        location,
+        stored.start,
+        stored.length,
+        tensor.offset,
+        tensor.shape,
+        tensor.strides,
+        tensor.dtype,
+        stored.big_endian,
+        stored.crc,
+    )
+
+
 def roots(directory: Directory, ending: str = PICKLE) -> list[str]:
     """Names of the folders that hold a member of this name."""
     return [name.removesuffix(ending) for name in directory.members if name.endswith(ending)]
@@ -115,7 +163,7 @@ def read_archive(location: Location) -> Archive:
         raise NotACheckpointError(
             "a torch file without tensors", uri=location.uri, cure="give the file of the weights"
         )
-    _require_honest_size(archive.placed, location)
+    require_honest_size(archive.placed, location)
     return archive
 
 
@@ -137,7 +185,7 @@ def read_object(location: Location, directory: Directory, known: dict[bytes, Tre
         tree = known[data] = _tree(data, location)
     placer = _Placer(location, directory, root)
     placed = {path: placer.place(path, tensor) for path, tensor in tree.tensors.items()}
-    return Archive(tree, placed, _specs(placed), _note(directory, f"{root}/version", location))
+    return Archive(tree, placed, specs_of(placed), _note(directory, f"{root}/version", location))
 
 
 def _tree(data: bytes, location: Location) -> Tree:
@@ -195,24 +243,8 @@ class _Placer:
         self._big = order == "big"
 
     def place(self, path: KeyPath, tensor: TorchTensor) -> PlacedTensor:
-        if len(tensor.shape) > _MAX_RANK:
-            raise UnsupportedError(
-                f"{len(tensor.shape)} dimensions", uri=self._location.uri, path=render(path)
-            )
         start, length, crc = self._storage(path, tensor.storage)
-        width = dtypes.bits(tensor.dtype) // 8
-        last = tensor.offset + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.strides, strict=True))
-        if math.prod(tensor.shape) and (last + 1) * width > length:
-            raise CorruptError(
-                f"its storage {tensor.storage.key} has {length} bytes, {(last + 1) * width} are needed",
-                uri=self._location.uri,
-                path=render(path),
-                cure="restore the file",
-            )
-        shape, strides = tensor.shape, tensor.strides
-        return PlacedTensor(
-            self._location, start, length, tensor.offset, shape, strides, tensor.dtype, self._big, crc
-        )
+        return place_view(self._location, path, tensor, Stored(start, length, crc, self._big))
 
     def _storage(self, path: KeyPath, storage: Storage) -> tuple[int, int, int]:
         name = f"{self._root}/data/{storage.key}"
@@ -235,7 +267,12 @@ class _Placer:
         return start
 
 
-def _require_honest_size(placed: Mapping[KeyPath, PlacedTensor], location: Location) -> None:
+def require_honest_size(placed: Mapping[KeyPath, PlacedTensor], location: Location) -> None:
+    """Refuse small files that claim to be huge tensors, which strides of 0 would let them.
+
+    Raises:
+        HostileError: it is one.
+    """
     entry = location.stat()
     stored = entry.size if entry else 0
     said = sum(dtypes.canonical_size(tensor.dtype, math.prod(tensor.shape)) for tensor in placed.values())
@@ -247,7 +284,8 @@ def _require_honest_size(placed: Mapping[KeyPath, PlacedTensor], location: Locat
         )
 
 
-def _specs(placed: Mapping[KeyPath, PlacedTensor]) -> dict[KeyPath, TensorSpec]:
+def specs_of(placed: Mapping[KeyPath, PlacedTensor]) -> dict[KeyPath, TensorSpec]:
+    """The tensors' specs; one that is the same view as an earlier one says so in its tags."""
     first: dict[tuple[object, ...], KeyPath] = {}
     specs: dict[KeyPath, TensorSpec] = {}
     for path, tensor in placed.items():

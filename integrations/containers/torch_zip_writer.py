@@ -14,8 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.crc32 import PieceCrc
+from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.integrations.containers.flatfile import FlatFiles
 from wherry.integrations.containers.stored_zip_writer import (
     ALIGNMENT,

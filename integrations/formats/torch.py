@@ -1,7 +1,10 @@
-"""Files of torch.save in the zip form (torch 1.6 and later), and TorchScript archives, which are only recognised.
+"""Files of torch.save: the zip form (torch 1.6 and later), the stream before it, and TorchScript archives.
+
+TorchScript, and the tar archives of torch 0.1, are only recognised.
 
 The pickle inside is interpreted by our own inert machine; nothing in it is imported or called. Key paths are the
-keys and indices of the nested containers. `containers/torch_zip.py` has the facts of the archive.
+keys and indices of the nested containers; which keys were numbers and which nodes objects of a class is kept in the
+manifest's `custom`. `containers/torch_zip.py` and `torch_legacy.py` have the facts.
 """
 
 from __future__ import annotations
@@ -13,20 +16,25 @@ from wherry.detection import Detection, Evidence
 from wherry.errors import UnsupportedError, WherryError
 from wherry.format import Format, Holds, Opened
 from wherry.integrations.containers.stored_zip import LOCAL_MAGIC, first_name, read_directory
+from wherry.integrations.containers.torch_legacy import is_legacy, is_tar, read_legacy
 from wherry.integrations.containers.torch_object import build, pickled
 from wherry.integrations.containers.torch_reader import TorchReader
+from wherry.integrations.containers.torch_tree import tree_kind
 from wherry.integrations.containers.torch_zip import CONSTANTS, PICKLE, read_archive, roots
 from wherry.integrations.containers.torch_zip_writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.location import Entry
-from wherry.manifest import Manifest
+from wherry.manifest import Manifest, without_chunks
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
     from wherry.format import Glimpse, Options
+    from wherry.integrations.containers.torch_zip import Archive
     from wherry.location import Location
 
 VERSION = "zip, version 3"
+_OLD_SCRIPT = "/model.json"  # of torch 1.0 and 1.1
+_TAR = "the tar archives that torch wrote before 0.2 are not read"
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
@@ -56,22 +64,32 @@ def _pickle_seen(glimpse: Glimpse) -> str | None:
 
 def _open(location: Location, detection: Detection) -> Opened:
     archive = read_archive(location)
+    version = f"zip, version {archive.version}" if archive.version else "zip"
+    return _opened(location, replace(detection, format_version=version), archive)
+
+
+def _opened(location: Location, detection: Detection, archive: Archive) -> Opened:
     entry = location.stat()
     assert entry is not None
-    tree = archive.tree
+    tree, kind = archive.tree, tree_kind(archive.tree)
     manifest = Manifest(
         tensors=archive.specs,
         values=tree.values,
         empties=tree.empties,
         lists=frozenset(tree.lists),
         step=detection.step,
-        kind=tree.kind,
+        kind=kind,
+        custom=tree.custom,
     )
-    version = f"zip, version {archive.version}" if archive.version else "zip"
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(archive.placed)} tensors, {len(tree.values)} other values")
-    precise = replace(detection, format_version=version, kind=tree.kind).seen(seen)
+    precise = replace(detection, kind=kind).seen(seen)
     return Opened(precise, manifest, TorchReader(location, archive.placed, (member,)))
+
+
+def _prepare(manifest: Manifest, _options: Options) -> Manifest:
+    build(manifest, "")  # refuses what no pickle of ours can hold before any byte is written
+    return without_chunks(manifest)
 
 
 def _create(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
@@ -83,18 +101,47 @@ def _detect_script(glimpse: Glimpse) -> Detection | None:
     if not glimpse.head.startswith(LOCAL_MAGIC):
         return None
     try:
-        scripts = roots(read_directory(glimpse.location), CONSTANTS)
+        directory = read_directory(glimpse.location)
     except WherryError:
         return None  # without a directory nothing tells it from any other archive, which `_detect` judges
-    if not scripts:
+    ending = next((ending for ending in (CONSTANTS, _OLD_SCRIPT) if roots(directory, ending)), None)
+    if ending is None:
         return None
     return Detection(
         uri=glimpse.location.uri,
         format="torchscript",
         format_version="TorchScript zip",
         writer="torch",
-        evidence=(Evidence(glimpse.location.name, f"a zip archive with {scripts[0]}{CONSTANTS}"),),
+        evidence=(
+            Evidence(glimpse.location.name, f"a zip archive with {roots(directory, ending)[0]}{ending}"),
+        ),
     )
+
+
+def _detect_legacy(glimpse: Glimpse) -> Detection | None:
+    uri, name = glimpse.location.uri, glimpse.location.name
+    if is_legacy(glimpse.head):
+        seen = Evidence(name, "begins with torch's magic number, pickled")
+        return Detection(
+            uri, "torch-legacy", format_version="legacy stream", writer="torch", evidence=(seen,)
+        )
+    if is_tar(glimpse.head):
+        return Detection(
+            uri,
+            "torch-legacy",
+            format_version="tar",
+            writer="torch 0.1",
+            verdict="unsupported",
+            reason=_TAR,
+            evidence=(Evidence(name, "a tar archive that begins with a member of torch's names"),),
+        )
+    return None
+
+
+def _open_legacy(location: Location, detection: Detection) -> Opened:
+    if detection.format_version == "tar":
+        raise UnsupportedError(_TAR, uri=location.uri, cure="load it with torch 0.4 to 2.5 and save it again")
+    return _opened(location, detection, read_legacy(location))
 
 
 def _refuse_script(location: Location, _detection: Detection) -> NoReturn:
@@ -117,6 +164,16 @@ FORMATS = (
         single_file=True,
         loaded_by="torch 2.13",
         version=lambda _manifest, _options: VERSION,
+        prepare=_prepare,
+    ),
+    Format(
+        name="torch-legacy",
+        title="torch.save, stream before 1.6",
+        detect=_detect_legacy,
+        open=_open_legacy,
+        create=None,
+        holds=Holds(dtypes=frozenset()),
+        single_file=True,
     ),
     Format(
         name="torchscript",

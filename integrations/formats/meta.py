@@ -1,0 +1,128 @@
+"""Meta's own Llama files: `consolidated.00.pth`, `consolidated.01.pth`, … beside `params.json`.
+
+Each file is a torch.save archive of one rank of model parallelism, with the same names in all of them. Along which
+axis the ranks' tensors are joined depends on the parameter and the generation (wo and w2 along their second axis;
+the embeddings too, but along their first from Llama 3 on), which no file states; so tensors of several files stay
+apart here, the file's number being the first part of their key path. One file alone is the whole model.
+
+How many files there must be follows from the attention's output, [dim, dim / files], where heads fill `dim`.
+Facts: Meta's published checkpoints and the converter of transformers, not run here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.detection import Detection, Evidence
+from wherry.errors import IncompleteError
+from wherry.format import Format, Holds, Opened
+from wherry.integrations.containers.torch_reader import TorchReader
+from wherry.integrations.containers.torch_zip import PlacedTensor, read_archive
+from wherry.integrations.huggingface.folder import surroundings
+from wherry.integrations.huggingface.weights import find_weights
+from wherry.keypath import KeyPath, parse, render
+from wherry.location import Entry
+from wherry.manifest import Companion, Manifest, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wherry.format import Glimpse
+    from wherry.location import Location
+    from wherry.tensorspec import TensorSpec
+
+_PART = re.compile(r"consolidated\.(\d{2})\.pth")
+_PARAMS = "params.json"
+_OUTPUT = "layers.0.attention.wo.weight"
+_MATRIX = 2
+
+
+def _parts(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if _PART.fullmatch(name))
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    names = _parts(glimpse.entries)
+    if not names or find_weights(glimpse.entries) is not None:
+        return None
+    return Detection(
+        uri=glimpse.location.uri,
+        format="meta-consolidated",
+        format_version=f"{len(names)} consolidated.NN.pth",
+        writer="Meta",
+        kind="params",
+        evidence=(
+            Evidence(names[0], f"{len(names)} files by Meta's names, one for each model-parallel rank"),
+        ),
+    )
+
+
+def _open(location: Location, detection: Detection) -> Opened:
+    entries = {entry.name: entry for entry in location.entries()}
+    names = _parts(entries)
+    _require_all([f"consolidated.{number:02d}.pth" for number in range(len(names))], names, location)
+    specs: dict[KeyPath, TensorSpec] = {}
+    placed: dict[KeyPath, PlacedTensor] = {}
+    values: dict[KeyPath, Value] = {}
+    for name in names:
+        prefix = (name.split(".")[1],) if len(names) > 1 else ()
+        archive = read_archive(location.join(name))
+        specs |= {(*prefix, *path): _moved(spec, prefix) for path, spec in archive.specs.items()}
+        placed |= {(*prefix, *path): one for path, one in archive.placed.items()}
+        values |= {(*prefix, *path): value for path, value in archive.tree.values.items()}
+    count = _expected(specs)
+    _require_all([f"consolidated.{number:02d}.pth" for number in range(count)], names, location)
+    beside = surroundings(location, set(names))
+    companions = tuple(Companion(one.name, one.size) for one in beside.companions)
+    manifest = Manifest(tensors=specs, values=values, kind="params", companions=companions)
+    own = [Entry(name, entries[name].size, is_dir=False, mark=entries[name].mark) for name in names]
+    files = (*own, *beside.companions)
+    reader = TorchReader(location, placed, files, frozenset(one.name for one in companions))
+    params = Evidence(_PARAMS, "there" if _PARAMS in entries else "missing: the model's sizes are not stated")
+    return Opened(replace(detection, kind="params").seen(params, *beside.left), manifest, reader)
+
+
+def _moved(spec: TensorSpec, prefix: KeyPath) -> TensorSpec:
+    tags = dict(spec.tags or {})
+    if "shares" in tags:
+        tags["shares"] = render((*prefix, *parse(tags["shares"])))
+    return replace(spec, path=(*prefix, *spec.path), tags=tags or None)
+
+
+def _expected(specs: dict[KeyPath, TensorSpec]) -> int:
+    """How many files there must be; 0 where the tensors do not tell."""
+    output = next((spec for path, spec in specs.items() if path[-1:] == (_OUTPUT,)), None)
+    if (
+        output is None
+        or len(output.shape) != _MATRIX
+        or 0 in output.shape
+        or output.shape[0] % output.shape[1]
+    ):
+        return 0
+    return output.shape[0] // output.shape[1]
+
+
+def _require_all(wanted: list[str], names: list[str], location: Location) -> None:
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise IncompleteError(
+            f"{missing[0]} is missing ({len(missing)} of {len(wanted)} files)",
+            uri=location.uri,
+            cure="fetch the file again",
+        )
+
+
+FORMATS = (
+    Format(
+        name="meta-consolidated",
+        title="Meta's Llama files",
+        detect=_detect,
+        open=_open,
+        create=None,
+        holds=Holds(dtypes=frozenset()),
+        refines=(),
+        aliases=("meta",),
+    ),
+)

@@ -1,0 +1,160 @@
+"""Pickles of nested numpy arrays: Flax and Haiku parameters, trainer states, whatever `pickle.dump` was given.
+
+They have no name of their own and any ending (`.pkl`, `.pickle`, `.ckpt`, `.bin`). Python's own reader would run what
+they say; ours interprets them inertly, with numpy's few globals as the exact allow-list. A file is taken for one by
+its first 4 KiB: a pickle that wants numpy's array functions there, or something that is not allowed (which opening
+then refuses by name), or nothing yet. A pickle that ends within these bytes and wants neither is none.
+`containers/pickle_numpy.py` has the facts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.detection import Detection, Evidence
+from wherry.errors import CorruptError, NotACheckpointError
+from wherry.format import HEAD_BYTES, Format, Holds, Opened
+from wherry.integrations.containers.inert_pickle import load
+from wherry.integrations.containers.inert_source import walked
+from wherry.integrations.containers.inert_tree import Tree, plant
+from wherry.integrations.containers.pickle_arrays import placed_array
+from wherry.integrations.containers.pickle_numpy import NUMPY_RULES, PickledArray
+from wherry.integrations.containers.pickle_survey import one_stream
+from wherry.integrations.containers.torch_legacy import is_legacy
+from wherry.integrations.containers.torch_reader import TorchReader
+from wherry.integrations.containers.torch_tree import kind_of
+from wherry.keypath import render
+from wherry.location import Entry
+from wherry.manifest import Manifest
+from wherry.opaque import allowed_opaque
+from wherry.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    from wherry.detection import Kind
+    from wherry.format import Glimpse
+    from wherry.integrations.containers.pickle_survey import Stream
+    from wherry.keypath import KeyPath
+    from wherry.location import Location
+
+_MARKS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+_TEXT_STARTS = tuple(bytes([opcode]) for opcode in b"(cid]}l")  # protocols 0 and 1 have no mark
+_STEPS = ("step", "global_step", "iteration")
+_PARAMETERS = frozenset({"kernel", "bias", "scale", "embedding", "weight", "w", "b"})
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    head = glimpse.head
+    binary = head.startswith(_MARKS)
+    if not (binary or head.startswith(_TEXT_STARTS)) or is_legacy(head):
+        return None
+    stream, _ = one_stream(head, glimpse.location.name)
+    if not (_may_be(stream, glimpse) if binary else _is_text_pickle(stream)):
+        return None
+    protocol = head[1] if binary else 0
+    names = [wanted.name for wanted in stream.globals]
+    wants = f"wants {', '.join(names[:3])}" if names else "wants nothing in its first bytes"
+    return Detection(
+        uri=glimpse.location.uri,
+        format="numpy-pickle",
+        format_version=f"pickle protocol {protocol}",
+        writer="python pickle",
+        evidence=(Evidence(glimpse.location.name, f"a pickle of protocol {protocol} that {wants}"),),
+    )
+
+
+def _wants_arrays(stream: Stream) -> bool:
+    return any(wanted.name.startswith(("numpy.", "jax")) for wanted in stream.globals)
+
+
+def _wants_unknown(stream: Stream) -> bool:
+    return any(not wanted.known and wanted.name not in allowed_opaque() for wanted in stream.globals)
+
+
+def _may_be(stream: Stream, glimpse: Glimpse) -> bool:
+    """Whether a pickle is worth opening: it wants arrays or something strange, breaks a rule, or is not over yet."""
+    broken = stream.error is not None
+    return broken or _wants_arrays(stream) or _wants_unknown(stream) or glimpse.size > HEAD_BYTES
+
+
+def _is_text_pickle(stream: Stream) -> bool:
+    """Whether bytes without a mark are a pickle of protocol 0 or 1: by its arrays, or whole and with strange wishes."""
+    return _wants_arrays(stream) or (stream.error is None and _wants_unknown(stream))
+
+
+def _open(location: Location, detection: Detection) -> Opened:
+    entry = location.stat()
+    with walked(location) as data:
+        root, end = load(data, NUMPY_RULES, location.uri)
+        if end != len(data):
+            raise CorruptError(
+                f"{len(data) - end} bytes after the pickle", uri=location.uri, cure="restore the file"
+            )
+    tree = plant(root, end, PickledArray)
+    arrays: dict[KeyPath, PickledArray] = tree.tensors
+    if not arrays:
+        raise NotACheckpointError(
+            "a pickle without arrays", uri=location.uri, cure="give the file of the weights"
+        )
+    placed = {path: placed_array(location, array) for path, array in arrays.items()}
+    step, kind = _step(tree), _kind(tree)
+    manifest = Manifest(
+        tensors=_specs(arrays),
+        values=tree.values,
+        empties=tree.empties,
+        lists=frozenset(tree.lists),
+        step=step if detection.step is None else detection.step,
+        kind=kind,
+        custom=tree.custom,
+    )
+    assert entry is not None
+    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
+    seen = Evidence(location.name, f"{len(placed)} arrays, {len(tree.values)} other values")
+    precise = replace(detection, kind=kind, step=manifest.step).seen(seen)
+    return Opened(precise, manifest, TorchReader(location, placed, (member,)))
+
+
+def _specs(arrays: dict[KeyPath, PickledArray]) -> dict[KeyPath, TensorSpec]:
+    first: dict[int, KeyPath] = {}
+    specs: dict[KeyPath, TensorSpec] = {}
+    for path, array in arrays.items():
+        same = first.setdefault(id(array), path)
+        tags = None if same == path else {"shares": render(same)}
+        specs[path] = TensorSpec(path, array.shape, array.dtype, tags=tags)
+    return specs
+
+
+def _step(tree: Tree) -> int | None:
+    """The training step, where a number at the top says so."""
+    for name in _STEPS:
+        said: Any = tree.values.get((name,))
+        array = tree.tensors.get((name,))
+        if isinstance(array, PickledArray) and array.shape == () and "int" in array.dtype:
+            order = "big" if array.big_endian else "little"
+            said = int.from_bytes(array.data, order, signed=True) if isinstance(array.data, bytes) else None
+        if type(said) is int:
+            return said
+    return None
+
+
+def _kind(tree: Tree) -> Kind:
+    """`train-state` where an optimizer or a step lies beside the parameters; see `torch_tree.kind_of`."""
+    tops = {path[0] for path in (*tree.tensors, *tree.values) if path}
+    named = any(path[-1] in _PARAMETERS for path in tree.tensors if path)
+    if len(tops) > 1 and tops & set(_STEPS):
+        return "train-state"
+    kind = kind_of(tree.tensors, (*tree.values, *tree.empties))
+    return "params" if kind == "other" and named else kind
+
+
+FORMATS = (
+    Format(
+        name="numpy-pickle",
+        title="pickle of numpy arrays",
+        detect=_detect,
+        open=_open,
+        create=None,
+        holds=Holds(dtypes=frozenset()),
+        single_file=True,
+    ),
+)
