@@ -195,6 +195,7 @@ class Holds:
         values: non-tensor leaves.
         empties: empty nodes.
         companions: companion files.
+        types: classes of values and keys that are not text, as pickles have them; others get plain values.
         needs: companion files that a checkpoint cannot be without, each with the least that is accepted.
     """
 
@@ -204,6 +205,7 @@ class Holds:
     values: bool = False
     empties: bool = False
     companions: bool = False
+    types: bool = False
     needs: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
 

@@ -14,6 +14,7 @@ from wherry.keypath import KeyPath, render
 from wherry.mover import Carrier, digest_moves, read_span, worker_count
 from wherry.pool import Pool
 from wherry.progress import Meter, OnProgress
+from wherry.recorded import Recorded
 from wherry.spill import Spill
 
 if TYPE_CHECKING:
@@ -133,12 +134,13 @@ def flat_hashes(
     """
     specs = checkpoint.manifest.tensors
     pool, meter = Pool(memory), Meter("inspect", checkpoint.manifest.nbytes, progress)
+    recorded = Recorded()
     with Spill(checkpoint.reader, pool) as source:
 
         def one(path: KeyPath) -> str:
             state = hashlib.sha256()
             for move in digest_moves([specs[path]], source):
-                _feed(state.update, source, specs[path], move, pool)
+                _feed(state.update, source, specs[path], move, pool, recorded)
                 meter.add(move.span.nbytes, specs[path].name)
             return state.hexdigest()
 
@@ -146,11 +148,19 @@ def flat_hashes(
             return dict(zip(specs, executor.map(one, specs), strict=True))
 
 
-def _feed(update: Callable[[Buffer], None], source: Spill, spec: TensorSpec, move: Move, pool: Pool) -> None:
+def _feed(
+    update: Callable[[Buffer], None],
+    source: Spill,
+    spec: TensorSpec,
+    move: Move,
+    pool: Pool,
+    recorded: Recorded,
+) -> None:
     with source.at(spec, move.span, threading.Event()) as extents:
         if extents is not None:
             with pool.buffer(move.span.nbytes) as buffer:
                 read_span(extents, move.span, buffer, spec)
+                recorded.update(extents, move.span, buffer, spec)
                 update(buffer)
         elif dtypes.opaque(spec.dtype):
             update(source.reader.read_bytes(spec))

@@ -25,6 +25,7 @@ TREE_OPTIONS = {
 }
 RULES = ("values", "empties", "companions")
 _PARAMETER_ROOTS = ("params", "target", "model")
+_PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values do not show
 _NESTED = "planner_data"  # in `custom`: one-part name → parts of its nested path
 _Held = TypeVar("_Held")
 
@@ -196,4 +197,19 @@ def _apply_rules(
         reason = "left by name" if "companions" in rules else f"{row.name} is one file and holds no others"
         ignored += [Ignored((companion.name,), "companions", reason) for companion in manifest.companions]
         manifest = replace(manifest, companions=())
+    if not row.holds.types and isinstance(pickled := manifest.custom.get(_PICKLED), dict):
+        ignored += _plain(pickled, row)
     return manifest, tuple(ignored)
+
+
+def _plain(pickled: Mapping[str, Mapping[str, Any]], row: Format) -> list[Ignored]:
+    """What a pickle knew and the target has no words for: the contents stay, their class goes."""
+    types = [
+        Ignored((path,), "types", f"a {name}, which {row.name} holds as a plain value")
+        for path, name in pickled.get("types", {}).items()
+    ]
+    keys = [
+        Ignored((path,), "types", f"the key {key!r}, which {row.name} holds as text")
+        for path, key in pickled.get("keys", {}).items()
+    ]
+    return [*types, *keys]

@@ -212,7 +212,13 @@ FORMATS = (
         open=_open,
         create=_create,
         holds=Holds(
-            dtypes=WRITABLE, depth=1, values=True, empties=True, companions=True, needs={PARAMS: LEAST_PARAMS}
+            types=True,
+            dtypes=WRITABLE,
+            depth=1,
+            values=True,
+            empties=True,
+            companions=True,
+            needs={PARAMS: LEAST_PARAMS},
         ),
         refines=("dcp",),
         commit_members=(METADATA,),
@@ -236,7 +242,12 @@ FORMATS = (
         open=_open_consolidated,
         create=_create_consolidated,
         holds=Holds(
-            dtypes=WRITABLE, values=True, empties=True, companions=True, needs={PARAMS: LEAST_PARAMS}
+            types=True,
+            dtypes=WRITABLE,
+            values=True,
+            empties=True,
+            companions=True,
+            needs={PARAMS: LEAST_PARAMS},
         ),
         refines=("torch-zip",),
         commit_members=(CONSOLIDATED,),

@@ -159,7 +159,7 @@ FORMATS = (
         detect=_detect,
         open=_open,
         create=_create,
-        holds=Holds(dtypes=WRITABLE, values=True, empties=True),
+        holds=Holds(dtypes=WRITABLE, values=True, empties=True, types=True),
         aliases=("pt", "bin"),
         single_file=True,
         loaded_by="torch 2.13",
