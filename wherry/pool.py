@@ -67,6 +67,9 @@ class Pool:
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def _give(self, memory: mmap.mmap) -> None:
+        """Keep a buffer for later; all that is held never exceeds what was in use at once, the largest stay."""
         with self._changed:
-            if sum(len(kept) for kept in self._free) + len(memory) <= self.budget:
-                self._free.append(memory)
+            self._free.append(memory)
+            self._free.sort(key=len)
+            while sum(map(len, self._free)) + self._used - len(memory) > self.peak:
+                del self._free[0]

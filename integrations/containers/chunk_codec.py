@@ -5,7 +5,6 @@ Output goes into a buffer that each thread uses again, since fresh memory costs 
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,7 +43,7 @@ class ChunkEncoder:
         self._own = threading.local()
 
     def encode(self, data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str) -> memoryview:
-        """The stored bytes of a chunk, valid until this thread encodes the next one.
+        """The stored bytes of a chunk, valid until this thread encodes the next one; trailing zeros may be left out.
 
         Args:
             data: canonical bytes of the chunk, without padding.
@@ -52,6 +51,8 @@ class ChunkEncoder:
             chunks: extents of a whole chunk.
             dtype: of the elements.
         """
+        if self.plain and _is_prefix(region_shape(region), chunks):
+            return data
         whole = padded(data, region, chunks, dtype)
         return whole if self.plain else self._compress(whole)
 
@@ -77,9 +78,10 @@ def padded(data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str
     return as_bytes(whole)
 
 
-def chunk_nbytes(chunks: tuple[int, ...], dtype: str) -> int:
-    """Bytes of a whole chunk before it is compressed."""
-    return dtypes.canonical_size(dtype, math.prod(chunks))
+def _is_prefix(shape: tuple[int, ...], chunks: tuple[int, ...]) -> bool:
+    """Whether the elements of a part of a chunk come first in it: only the first axis that is cut may be shorter."""
+    cut = next((axis for axis, chunk in enumerate(chunks) if chunk > 1), 0)
+    return shape[cut + 1 :] == chunks[cut + 1 :]
 
 
 def _codec(compression: Compression, *, checksum: bool) -> _Compress:

@@ -35,8 +35,8 @@ _FILE_BYTES = 2 << 30
 class ChunkStore(Protocol):
     """Takes chunks and small values by key."""
 
-    def put(self, key: str, data: memoryview) -> None:
-        """Write a chunk; safe from several threads, and more than once."""
+    def put(self, key: str, data: memoryview, size: int = 0) -> None:
+        """Write a chunk, filled up with zeros to `size`; safe from several threads, and more than once."""
         ...
 
     def sync(self) -> None:
@@ -61,12 +61,12 @@ class FileChunks:
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
 
-    def put(self, key: str, data: memoryview) -> None:
+    def put(self, key: str, data: memoryview, size: int = 0) -> None:
         """See ChunkStore."""
         path = self._folder / key
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_file(path, data)
+            _write_file(path, data, size)
         except OSError as error:
             raise storage_error(error, str(path)) from error
         with self._lock:
@@ -118,10 +118,10 @@ class DatabaseChunks:
         self._number = len(ends) - 1
         self._end = ends[_data_file(self._number)]
 
-    def put(self, key: str, data: memoryview) -> None:
+    def put(self, key: str, data: memoryview, size: int = 0) -> None:
         """See ChunkStore; a chunk without a place that is there already is not appended again."""
         with self._lock:
-            place = self._places.get(key) or self._known.get(key) or self._reserve(len(data))
+            place = self._places.get(key) or self._known.get(key) or self._reserve(max(len(data), size))
         if key in self._places or key not in self._known:
             self._files.write(place.file, place.offset, data)
             with self._lock:
@@ -251,12 +251,13 @@ def _make(folder: Path) -> None:
         raise storage_error(error, str(folder)) from error
 
 
-def _write_file(path: Path, data: memoryview) -> None:
+def _write_file(path: Path, data: memoryview, size: int = 0) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         done = 0
         while done < len(data):
             done += os.pwrite(descriptor, data[done:], done)
+        os.ftruncate(descriptor, max(len(data), size))
     finally:
         os.close(descriptor)
 

@@ -86,7 +86,8 @@ class OrbaxWriter:
         _require_one_chunk(spec, where, chunks)
         index = tuple(part.start // chunk for part, chunk in zip(where, chunks, strict=True))
         key = f"{_prefix(path)}{self._arrays[path].key(index)}"
-        self._store.put(key, self._encoder.encode(data, where, chunks, spec.dtype))
+        size = self._arrays[path].chunk_nbytes if self._encoder.plain else 0
+        self._store.put(key, self._encoder.encode(data, where, chunks, spec.dtype), size)
 
     def sync(self) -> None:
         """See Writer; a second call waits for the first, which may have taken over what it asks for."""
