@@ -1,0 +1,255 @@
+"""Layouts as text, and the moves that follow from two of them, against a reference of reshapes and transposes."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wherry.errors import UsageError
+from wherry.layout import parse_layout, skeleton, skeletons
+from wherry.layout_bands import bands, stacked_grid
+from wherry.relayout import Piece, Pieces, Stored, copies, gather
+from wherry.tensorspec import TensorSpec, region_shape
+
+AXES = ("layer", "head", "half", "pair", "embed")
+LLAMA = {
+    "huggingface": ("model.layers.{layer}.q_proj.weight", "(head half pair) embed"),
+    "lingua": ("layers.{layer}.attention.wq.weight", "(head pair half) embed"),
+    "maxtext": ("params/decoder/layers/query/kernel", "embed layer head (half pair)"),
+    "maxtext-unscanned": ("params/decoder/layers_{layer}/query/kernel", "embed head (half pair)"),
+    "penzai": ("transformer~1blocks~1attention~1query.weights", "layer head half pair embed"),
+}
+
+
+def stored(layout, sizes, dtype="float32"):
+    """All tensors of one parameter in one system."""
+    for at in layout.places(sizes):
+        spec = TensorSpec(layout.path(at, sizes), layout.shape(sizes), dtype)
+        groups = tuple(one.names for one in layout.present(sizes))
+        hidden = {
+            name: 0 for one in layout.dimensions if one not in layout.present(sizes) for name in one.names
+        }
+        yield Stored(
+            spec, (Piece(("params", "p"), tuple({**at, **hidden}.items()), groups, (0,) * len(groups)),)
+        )
+
+
+def reference(layout, sizes, canonical, order):
+    """The tensors of a layout by index, transpose and reshape of the whole canonical array."""
+    tensors = {}
+    for at in layout.places(sizes):
+        part = canonical[tuple(at.get(name, slice(None)) for name in order)]
+        left = [name for name in order if name not in at]
+        part = part.transpose([left.index(name) for name in layout.held])
+        tensors[layout.path(at, sizes)] = np.ascontiguousarray(part).reshape(layout.shape(sizes))
+    return tensors
+
+
+def moved(tensors, source, target, sizes, limit=1 << 20, dtype="float32"):
+    """What the moves make of a system's tensors, band by band."""
+    pieces = Pieces(sizes)
+    for one in stored(source, sizes, dtype):
+        pieces.add(one)
+    made = {}
+    for one in stored(target, sizes, dtype):
+        out = np.zeros(one.spec.shape, tensors[next(iter(tensors))].dtype)
+        seen = np.zeros(one.spec.shape, int)
+        for region, _span in bands(one, limit, pieces):
+            out[region] = gather(
+                one, region, pieces, lambda path, part: np.ascontiguousarray(tensors[path][part])
+            )
+            seen[region] += 1
+        assert (seen == 1).all()
+        made[one.spec.path] = out
+    return made
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(
+        np.array_equal(
+            first[path].view("u1") if first[path].ndim else first[path],
+            second[path].view("u1") if second[path].ndim else second[path],
+        )
+        for path in first
+    )
+
+
+@pytest.mark.parametrize(("source", "target"), list(product(LLAMA, LLAMA)))
+def test_query_between_all_systems(source, target):
+    sizes = {"layer": 3, "head": 2, "half": 2, "pair": 4, "embed": 6}
+    one, other = parse_layout(*LLAMA[source]), parse_layout(*LLAMA[target])
+    canonical = np.arange(288, dtype="float32").reshape([sizes[name] for name in AXES])
+    tensors = reference(one, sizes, canonical, AXES)
+    wanted = reference(other, sizes, canonical, AXES)
+    for limit in (1, 40, 200, 1 << 20):
+        assert same(moved(tensors, one, other, sizes, limit), wanted)
+
+
+def test_lingua_permutation_is_the_one_of_converters():
+    sizes = {"layer": 1, "head": 2, "half": 2, "pair": 3, "embed": 5}
+    source = np.random.default_rng(0).random((12, 5), "float32")
+    one, other = parse_layout(*LLAMA["lingua"]), parse_layout(*LLAMA["huggingface"])
+    made = moved({("layers.0.attention.wq.weight",): source}, one, other, sizes)
+    wanted = source.reshape(2, 3, 2, 5).transpose(0, 2, 1, 3).reshape(12, 5)
+    np.testing.assert_array_equal(made[("model.layers.0.q_proj.weight",)], wanted)
+
+
+@st.composite
+def layout_pairs(draw):
+    """Two layouts of one parameter with random axes, groups and unrolled indices."""
+    names = [f"a{place}" for place in range(draw(st.integers(1, 5)))]
+    sizes = {name: draw(st.integers(1, 4)) for name in names}
+    return names, sizes, [_random_layout(draw, names, sizes, side) for side in "st"]
+
+
+def _random_layout(draw, names, sizes, side):
+    order = draw(st.permutations(names))
+    unrolled = order[: draw(st.integers(0, min(2, len(order))))]
+    held = order[len(unrolled) :]
+    if len(unrolled) == 2 and draw(st.booleans()):
+        key = f"{side}.{{{' '.join(unrolled)}}}.w"
+    else:
+        key = "/".join([side, *(f"x_{{{name}}}" for name in unrolled)])
+    if unrolled and draw(st.booleans()):
+        words = "|".join(f"w{index}" for index in range(sizes[unrolled[0]]))
+        key = "/".join([side, f"{{{unrolled[0]}={words}}}", *(f"x{{{name}+a0*a0}}" for name in unrolled[1:])])
+    dimensions, rest = [], list(held)
+    while rest:
+        size = draw(st.integers(1, len(rest)))
+        dimensions.append(f"({' '.join(rest[:size])})" + draw(st.sampled_from(["", "?"])))
+        rest = rest[size:]
+    return parse_layout(key, " ".join(dimensions))
+
+
+@settings(max_examples=300, deadline=None)
+@given(layout_pairs(), st.integers(1, 400), st.sampled_from(["uint8", "bfloat16", "float32"]))
+def test_random_layouts(drawn, limit, dtype):
+    names, sizes, (one, other) = drawn
+    shape = [sizes[name] for name in names]
+    numbers = np.arange(math.prod(shape)).astype("uint16").reshape(shape)
+    canonical = {
+        "uint8": numbers.astype("uint8"),
+        "bfloat16": numbers.view(ml_dtypes.bfloat16),
+        "float32": numbers.astype("float32"),
+    }[dtype]
+    tensors, wanted = reference(one, sizes, canonical, names), reference(other, sizes, canonical, names)
+    there = moved(tensors, one, other, sizes, limit, dtype)
+    assert same(there, wanted)
+    assert same(moved(there, other, one, sizes, limit, dtype), tensors)
+
+
+@settings(max_examples=200, deadline=None)
+@given(layout_pairs(), st.data())
+def test_any_region_is_covered_once_by_reads_within_bounds(drawn, data):
+    _names, sizes, (one, other) = drawn
+    pieces = Pieces(sizes)
+    for each in stored(one, sizes):
+        pieces.add(each)
+    for each in stored(other, sizes):
+        region = tuple(
+            slice(*sorted((data.draw(st.integers(0, extent - 1)), data.draw(st.integers(1, extent)))))
+            for extent in each.spec.shape
+        )
+        if any(part.start == part.stop for part in region):
+            continue
+        seen = np.zeros(math.prod(region_shape(region)), int)
+        for copy in copies(each, region, pieces):
+            assert all(
+                0 <= part.start < part.stop <= extent
+                for part, extent in zip(copy.region, copy.source.shape, strict=True)
+            )
+            places = copy.offset
+            for extent, stride in zip(copy.extents, copy.target_strides, strict=True):
+                places = np.add.outer(places, np.arange(extent) * stride)
+            np.add.at(seen, np.asarray(places).reshape(-1), 1)
+        assert (seen == 1).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(layout_pairs())
+def test_paths_and_numbers(drawn):
+    _names, sizes, layouts = drawn
+    for layout in layouts:
+        skeletons_of = set(skeletons(layout))
+        for at in layout.places(sizes):
+            path = layout.path(at, sizes)
+            assert skeleton(path) in skeletons_of
+            assert layout.at(layout.match(path), sizes) == at
+
+
+def test_concatenated_and_padded_pieces():
+    sizes = {"group": 2, "qhead": 2, "dim": 3, "embed": 5}
+    rows = {"q": ("group", "qhead", "dim"), "k": ("group", "dim"), "v": ("group", "dim")}
+    arrays, pieces, start = {}, Pieces(sizes), 0
+    parts = []
+    for name, axes in rows.items():
+        extent = math.prod(sizes[axis] for axis in axes)
+        arrays[(name,)] = np.random.default_rng(start).random((extent, 5), "float32")
+        pieces.add(
+            Stored(
+                TensorSpec((name,), (extent, 5), "float32"),
+                (Piece(("params", name), (), (axes, ("embed",)), (0, 0)),),
+            )
+        )
+        parts.append(Piece(("params", name), (), (axes, ("embed",)), (start, 0)))
+        start += extent
+    fused = Stored(TensorSpec(("qkv",), (28, 5), "float32"), tuple(parts))
+    wanted = np.concatenate([*arrays.values(), np.zeros((4, 5), "float32")])
+
+    def read(path, region):
+        return np.ascontiguousarray(arrays[path][region])
+
+    for low, high in product(range(28), range(1, 29)):
+        if low < high:
+            region = (slice(low, high), slice(1, 4))
+            np.testing.assert_array_equal(gather(fused, region, pieces, read), wanted[region])
+    back = Pieces(sizes)
+    back.add(fused)
+    for name, array in arrays.items():
+        spec, piece = pieces.held[("params", *name)][()]
+        made = gather(
+            Stored(spec, (piece,)),
+            spec.whole,
+            back,
+            lambda _path, region: np.ascontiguousarray(wanted[region]),
+        )
+        np.testing.assert_array_equal(made, array)
+
+
+def test_chunk_grid_of_a_stack():
+    sizes = {"layer": 3, "embed": 64, "ffn": 256}
+    pieces = Pieces(sizes)
+    for one in stored(parse_layout("l.{layer}.w", "ffn embed"), sizes):
+        pieces.add(one)
+    (target,) = stored(parse_layout("w", "embed layer ffn"), sizes)
+    assert stacked_grid(target, pieces, 1 << 20) == (64, 1, 256)
+    assert stacked_grid(target, pieces, 1 << 14) == (64, 1, 64)
+
+
+@pytest.mark.parametrize(
+    ("key", "axes"),
+    [
+        ("a.{layer", "b"),
+        ("a.{layer}", "layer"),
+        ("a", "(b"),
+        ("a", "B"),
+        ("a.{}", "b"),
+        ("a", "b $"),
+        ("a}", "b"),
+    ],
+)
+def test_unreadable(key, axes):
+    with pytest.raises(UsageError):
+        parse_layout(key, axes)
+
+
+def test_escaped_parts_stay_one_part():
+    layout = parse_layout("transformer~1block_{layer}~1x.weights/data_array", "embed")
+    assert layout.path({"layer": 7}, {"layer": 9}) == ("transformer/block_7/x.weights", "data_array")
+    assert layout.match(("transformer/block_07/x.weights", "data_array")) is None

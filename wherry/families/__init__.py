@@ -1,0 +1,215 @@
+"""Model families: knowledge as data, and the way from one system's checkpoint to another's.
+
+    family = load_family("llama")
+    projected = convert_layout(manifest, family, "huggingface", "maxtext", config=config)
+    projected.targets                                  # key path → tensor and what it holds
+    projected.gather(path, region, checkpoint.read)    # any region of any of them
+
+`wherry layouts FAMILY` prints `side_by_side`. The TOML files here and a user's `--family-file` have one form, which
+`wherry.families.schema` describes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UsageError
+from wherry.families.binding import Bound, bind
+from wherry.families.projecting import Projected, project, target_manifest
+from wherry.families.reading import family_of
+from wherry.families.telling import conventions_of, forms_told, require_accepted, tell
+from wherry.families.templates import form_choices, templates
+from wherry.families.trees import tree_family
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.families.schema import Family, System
+    from wherry.manifest import Manifest
+
+__all__ = [
+    "Bound",
+    "Projected",
+    "convert_layout",
+    "families",
+    "family_of_config",
+    "load_family",
+    "load_family_file",
+    "side_by_side",
+    "system_of_format",
+    "target_manifest",
+    "tree_family",
+]
+
+_FOLDER = Path(__file__).parent
+
+
+@cache
+def families() -> tuple[str, ...]:
+    """The names of all families that come with wherry."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+@cache
+def load_family(name: str) -> Family:
+    """One of the families that come with wherry.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in families():
+        raise UsageError(f"unknown family {name!r}", cure=f"choose among {', '.join(families())}")
+    return family_of(_extended(_parsed(_FOLDER / f"{name}.toml")), f"family {name}")
+
+
+def load_family_file(path: str) -> Family:
+    """A user's family, or changes to one of ours (`extends = "llama"`).
+
+    Raises:
+        UsageError: the file cannot be read, or is no family.
+    """
+    return family_of(_extended(_parsed(Path(path))), f"family file {path}")
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def _extended(data: dict[str, Any]) -> dict[str, Any]:
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if base not in families():
+        raise UsageError(f"unknown family {base!r}", cure=f"extend one of {', '.join(families())}")
+    return _merged(_extended(_parsed(_FOLDER / f"{base}.toml")), data)
+
+
+def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged, anything else is replaced; `false` takes a row away."""
+    merged = dict(base)
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(merged.get(name), dict):
+            merged[name] = _merged(merged[name], value)
+        elif value is False:
+            merged.pop(name, None)
+        else:
+            merged[name] = value
+    return merged
+
+
+def family_of_config(config: Mapping[str, Any]) -> str | None:
+    """The family that a Hugging Face config names by its model type; None where none of ours has it."""
+    kind = config.get("model_type")
+    return next((name for name in families() if kind in load_family(name).model_types), None)
+
+
+def system_of_format(family: Family, format: str) -> System | None:
+    """The system of a family whose checkpoints lie in a format; the first that names it."""
+    return next((one for one in family.systems.values() if format in one.formats), None)
+
+
+def convert_layout(
+    manifest: Manifest,
+    family: Family,
+    source: str,
+    target: str,
+    *,
+    config: Mapping[str, Any] | None = None,
+    config_source: str = "the config",
+    source_options: Mapping[str, str | int | bool] | None = None,
+    options: Mapping[str, str | int | bool] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    only: str | None = None,
+    dtype: str | None = None,
+    target_format: str | None = None,
+    pads: Mapping[str, int] | None = None,
+) -> Projected:
+    """From one system's checkpoint to another's, by metadata alone.
+
+    Args:
+        manifest: what the source holds.
+        family: the model family.
+        source, target: names of systems of the family.
+        config: the source's config, where there is one.
+        config_source: what it is called in messages.
+        source_options: forms and conventions of the source that the user states.
+        options: the same of the target. A convention of one side alone may be stated in either.
+        sizes: extents of axes that the user states.
+        only: `params` leaves the optimizer's state.
+        dtype: element type of the parameters.
+        target_format: chooses the target's forms where they depend on the format.
+        pads: axis → multiple to which the target pads.
+
+    Raises:
+        WherryError: see `bind` and `project`; every error names the parameter and the cure.
+    """
+    one, other = family.system(source), family.system(target)
+    given, asked = _texts(source_options or {}), _texts(options or {})
+    _require_known(one, other, given, asked)
+    told = tell(one, config, config_source)
+    require_accepted(other, told.facts)
+    alike = source == target
+    mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)
+    bound = bind(
+        family,
+        one,
+        manifest,
+        told=told,
+        conventions=mine,
+        forms={**forms_told(one, told), **{name: text for name, text in given.items() if name in one.forms}},
+        sizes=sizes,
+    )
+    theirs = mine if alike and not _conventions(other, asked) else conventions_of(
+        other, _conventions(other, asked), tell(other, None), told.facts, alike=alike
+    )  # fmt: skip
+    forms = {**other.by_format.get(target_format or "", {}), **_forms(other, asked)}
+    return project(bound, other, conventions=theirs, forms=forms, only=only, dtype=dtype, pads=pads)
+
+
+def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()
+    }
+
+
+def _conventions(system: System, options: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in options.items() if name in system.conventions}
+
+
+def _forms(system: System, options: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in options.items() if name in system.forms}
+
+
+def _require_known(one: System, other: System, given: Mapping[str, str], asked: Mapping[str, str]) -> None:
+    for name in given:
+        if name not in one.forms and name not in one.conventions:
+            raise UsageError(f"{one.name} has no option {name}", cure=_known(one))
+    for name in asked:
+        if name not in other.forms and name not in other.conventions and name not in one.conventions:
+            raise UsageError(f"{other.name} has no option {name}", cure=_known(other))
+
+
+def _known(system: System) -> str:
+    return f"it has {', '.join([*system.forms, *system.conventions]) or 'none'}"
+
+
+def side_by_side(family: Family) -> dict[str, dict[str, list[str]]]:
+    """Parameter → system → key path and axes in each form, as `wherry layouts` prints them."""
+    table: dict[str, dict[str, list[str]]] = {name: {} for name in family.parameters}
+    for system in family.systems.values():
+        conventions = {name: one.default or one.choices[0] for name, one in system.conventions.items()}
+        for forms in form_choices(system, {}):
+            slots = {"params": system.slots["params"][:1]}
+            for template in templates(family, system, {**forms, **conventions}, slots):
+                for name, layout in zip(template.parameters, template.layouts, strict=True):
+                    texts = table[name].setdefault(system.name, [])
+                    text = " · ".join([layout.text, *template.words])
+                    if text not in texts:
+                        texts.append(text)
+    return table

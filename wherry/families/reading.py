@@ -1,0 +1,147 @@
+"""Reading a family from TOML; the form is described in `wherry.families.schema`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from wherry.errors import UsageError
+from wherry.families.schema import (
+    Config,
+    Convention,
+    Family,
+    Form,
+    Optimizer,
+    Parameter,
+    Row,
+    Stack,
+    System,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_Made = TypeVar("_Made")
+
+
+def family_of(data: Mapping[str, Any], where: str) -> Family:
+    """Read a family from parsed TOML.
+
+    Raises:
+        UsageError: a field is missing, unknown or of the wrong form.
+    """
+    known = {"name", "about", "model_types", "axes", "constants", "parameters", "systems"}
+    _no_others(data, known, where)
+    try:
+        return Family(
+            name=str(data["name"]),
+            about=str(data["about"]),
+            model_types=tuple(data.get("model_types", ())),
+            axes=_texts(data["axes"]),
+            constants={name: int(value) for name, value in data.get("constants", {}).items()},
+            parameters={name: _parameter(row, where) for name, row in data["parameters"].items()},
+            systems={name: _system(name, row, f"{where}: {name}") for name, row in data["systems"].items()},
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{where} is no family file: {error!r}", cure="see wherry/families/schema.py"
+        ) from error
+
+
+def _parameter(row: Any, where: str) -> Parameter:
+    if isinstance(row, str):
+        return Parameter(tuple(row.split()))
+    _no_others(row, {"axes", "optional", "tie", "part"}, where)
+    optional = bool(row.get("optional", "tie" in row or "part" in row))
+    return Parameter(tuple(row["axes"].split()), optional, row.get("tie"), row.get("part"))
+
+
+def _system(name: str, row: Mapping[str, Any], where: str) -> System:
+    known = (set(System.__slots__) | {"bare"}) - {"name", "empties", "zeros"}
+    bare = row.get("bare", {})
+    _no_others(bare, {"empties", "zeros"}, where)
+    _no_others(row, known, where)
+    config = row.get("config", {})
+    _no_others(config, {"sizes", "facts", "require", "ignored", "table"}, where)
+    return System(
+        name=name,
+        about=str(row["about"]),
+        formats=tuple(row["formats"]),
+        slots={slot: _several(text) for slot, text in row["slots"].items()},
+        layouts=tuple(_row(name, one, where) for name, one in row["layouts"].items()),
+        forms={key: _form(one) for key, one in row.get("forms", {}).items()},
+        conventions={key: _built(Convention, one, where) for key, one in row.get("conventions", {}).items()},
+        by_format=row.get("by_format", {}),
+        stacks={key: _built(Stack, one, where) for key, one in row.get("stacks", {}).items()},
+        macros={key: _texts(one) for key, one in row.get("macros", {}).items()},
+        optimizers={key: _optimizer(one, where) for key, one in row.get("optimizers", {}).items()},
+        scalars={key: _several(one) for key, one in row.get("scalars", {}).items()},
+        tied=_texts(row.get("tied", {})),
+        empties=_texts(bare.get("empties", {})),
+        zeros=_texts(bare.get("zeros", {})),
+        names=_texts(row.get("names", {})),
+        ignore=tuple((str(pattern), str(reason)) for pattern, reason in row.get("ignore", [])),
+        accepts=tuple((str(rule), str(reason)) for rule, reason in row.get("accepts", [])),
+        config=Config(
+            sizes=_texts(config.get("sizes", {})),
+            facts=_texts(config.get("facts", {})),
+            require=tuple((str(rule), str(reason)) for rule, reason in config.get("require", [])),
+            ignored=frozenset(config.get("ignored", [])),
+            table=config.get("table"),
+        ),
+    )
+
+
+def _row(names: str, row: Any, where: str) -> Row:
+    parameters = tuple(names.split("+"))
+    if isinstance(row, list) and len(row) >= 2 and len(parameters) == 1:  # noqa: PLR2004  key path and axes
+        key, axes, *words = (str(part) for part in row)
+        return Row(parameters, key, (axes,), words=tuple(words))
+    if isinstance(row, dict):
+        _no_others(row, {"key", "axes", "along", "words"}, where)
+        axes = _several(row["axes"])
+        if len(axes) == len(parameters):
+            return Row(parameters, row["key"], axes, int(row.get("along", 0)), tuple(row.get("words", ())))
+    raise UsageError(f"{where}: the layout of {names} cannot be read", cure="write [key path, axes, word …]")
+
+
+def _form(row: Any) -> Form:
+    if isinstance(row, list):
+        return Form(tuple(str(choice) for choice in row))
+    return Form(tuple(row["choices"]), row.get("config"))
+
+
+def _optimizer(row: Mapping[str, Any], where: str) -> Optimizer:
+    _no_others(row, {"slots", "scalars", "lists", "empties", "without", "filler", "written"}, where)
+    return Optimizer(
+        {slot: _several(text) for slot, text in row["slots"].items()},
+        {name: _several(text) for name, text in row.get("scalars", {}).items()},
+        tuple(row.get("lists", ())),
+        _texts(row.get("empties", {})),
+        {slot: frozenset(text.split()) for slot, text in row.get("without", {}).items()},
+        row.get("filler"),
+        {name: _several(text) for name, text in row.get("written", {}).items()},
+    )
+
+
+def _built(kind: type[_Made], row: Mapping[str, Any], where: str) -> _Made:
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise UsageError(f"{where}: {kind.__name__.lower()} cannot be read: {error}") from error
+
+
+def _several(text: Any) -> tuple[str, ...]:
+    return (text,) if isinstance(text, str) else tuple(str(one) for one in text)
+
+
+def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in row.items()}
+
+
+def _no_others(row: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = set(row) - known
+    if unknown:
+        raise UsageError(
+            f"{where} has unknown fields {', '.join(sorted(unknown))}", cure=f"known: {sorted(known)}"
+        )

@@ -1,0 +1,151 @@
+"""Small arithmetic over a config's attributes, for sizes, scales and facts that family files state.
+
+An expression is text such as `(head_dim or hidden_size / num_attention_heads) / 2`. Nothing but names, attributes of
+tables, numbers, text, arithmetic, comparisons and six functions is understood, so a family file cannot run code. A
+name that the config lacks is None; arithmetic with None is None; `a or b` takes the first that is not None.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_LONGEST = 500
+_LARGEST = 10**18
+
+
+def _round_up(value: float, multiple: float) -> float:
+    return -(-value // multiple) * multiple
+
+
+def _bfloat16(value: float) -> float:
+    """The value as a bfloat16 holds it: some systems round a factor to the model's dtype before they use it."""
+    import ml_dtypes
+
+    return float(ml_dtypes.bfloat16(value))
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "int": int,
+    "max": max,
+    "min": min,
+    "sqrt": math.sqrt,
+    "bfloat16": _bfloat16,
+    "round_up": _round_up,
+}
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.Gt: lambda a, b: a > b,
+    ast.Lt: lambda a, b: a < b,
+}
+
+
+def evaluate(text: str, attributes: Mapping[str, Any]) -> Any:
+    """The value of an expression; None where an attribute that it needs is absent.
+
+    Raises:
+        UsageError: it cannot be read, or a division leaves a remainder.
+    """
+    try:
+        return _value(_parsed(text), attributes)
+    except (TypeError, ZeroDivisionError, OverflowError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{text!r} has no value: {error}", cure="check the config's numbers") from error
+
+
+def names_in(text: str) -> frozenset[str]:
+    """The attributes that an expression reads (of a table within the config: the table)."""
+    found = {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
+    return frozenset(found - set(_FUNCTIONS))
+
+
+@cache
+def _parsed(text: str) -> ast.expr:
+    try:
+        if len(text) > _LONGEST:
+            raise UsageError(f"an expression of {len(text)} characters")
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UsageError(f"{text!r} is no expression") from error
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: PLR0911  one line per kind of node
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None):
+            return node.value
+        case ast.Name():
+            return names.get(node.id)
+        case ast.Attribute():
+            table = _value(node.value, names)
+            return cast("dict[str, Any]", table).get(node.attr) if isinstance(table, dict) else None
+        case ast.BoolOp(op=ast.Or()):
+            values = (_value(part, names) for part in node.values)
+            return next((value for value in values if value is not None), None)
+        case ast.BinOp():
+            return _operated(node, _value(node.left, names), _value(node.right, names))
+        case ast.Compare(ops=[operator], comparators=[other]) if type(operator) in _COMPARISONS:
+            sides = _value(node.left, names), _value(other, names)
+            return None if None in sides else _COMPARISONS[type(operator)](*sides)
+        case ast.IfExp():
+            return _value(node.body if _value(node.test, names) else node.orelse, names)
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
+            values = [_value(part, names) for part in arguments]
+            return None if None in values else _FUNCTIONS[name](*values)
+        case _:
+            raise UsageError(f"{ast.unparse(node)!r} is not understood in an expression")
+
+
+def _operated(node: ast.BinOp, left: Any, right: Any) -> Any:
+    if left is None or right is None:
+        return None
+    if not all(isinstance(side, int | float) for side in (left, right)):
+        raise UsageError(f"{ast.unparse(node)!r} has no value: {left!r} and {right!r} are not numbers")
+    if isinstance(node.op, ast.Div):
+        return _divided(node, left, right)
+    if type(node.op) not in _OPERATORS:
+        raise UsageError(f"{ast.unparse(node)!r} is not understood in an expression")
+    value = _OPERATORS[type(node.op)](left, right)
+    if abs(value) > _LARGEST:
+        raise UsageError(f"{ast.unparse(node)!r} is too large: {value}")
+    return value
+
+
+def _divided(node: ast.BinOp, left: Any, right: Any) -> Any:
+    """Whole numbers divide without remainder, or the config contradicts itself."""
+    if isinstance(left, float) or isinstance(right, float):
+        return left / right
+    whole, remainder = divmod(left, right)
+    if remainder:
+        raise UsageError(
+            f"{ast.unparse(node)} is {left} / {right}, which is no whole number", cure="correct the config"
+        )
+    return whole
+
+
+@dataclass(slots=True)
+class Read:
+    """A config of which it is remembered what was asked for."""
+
+    attributes: Mapping[str, Any]
+    asked: set[str] = field(default_factory=set[str])
+
+    def __call__(self, text: str) -> Any:
+        """The value of an expression."""
+        self.asked |= names_in(text)
+        return evaluate(text, self.attributes)
