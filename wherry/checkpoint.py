@@ -16,7 +16,7 @@ from wherry.tensorspec import Region, TensorSpec, checked_region
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
 
     import numpy as np
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from wherry.detection import Detection
     from wherry.format import Opened, Reader
     from wherry.manifest import Manifest
+    from wherry.mapping import Ignored
+    from wherry.values import Bound
 
 
 class Checkpoint:
@@ -33,12 +35,26 @@ class Checkpoint:
         detection: what it is and why.
         manifest: what it holds.
         reader: the format's reader; the mover's way to the bytes.
+        ignored: entries of the source that a view of it leaves behind; none in a checkpoint itself.
+        lossy: key path → what a view's values lose there and back.
+        notes: what a view could not carry, in words.
+        snippet: how the software that a view is for loads it.
     """
+
+    ignored: tuple[Ignored, ...] = ()
+    lossy: Mapping[KeyPath, Bound] = {}
+    notes: tuple[str, ...] = ()
+    snippet: str = ""
 
     def __init__(self, opened: Opened) -> None:
         self.detection: Detection = opened.detection
         self.manifest: Manifest = opened.manifest
         self.reader: Reader = opened.reader
+
+    @property
+    def original(self) -> Checkpoint:
+        """What lies at the URI: itself, or what it is a view of."""
+        return self
 
     @property
     def uri(self) -> str:

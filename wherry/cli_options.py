@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,10 +66,32 @@ def conversion(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--only", type=click.Choice(["params"]), help="Carry the parameters alone."),
         memory,
         click.option("--set", "set_", multiple=True, metavar="NAME=VALUE",
-                     help="Option of the target format; `wherry formats NAME` lists them."),
+                     help="Option of the target format or of its layout; see `wherry formats NAME`, `wherry layouts`."),
     ):  # fmt: skip
         function = option(function)
-    return chosen(function)
+    return laid_out(chosen(function))
+
+
+def laid_out(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that say how one system's layout becomes another's; they reach the command as one `wish`."""
+
+    @wraps(function)
+    def command(**arguments: Any) -> Any:
+        from wherry.layouts import Wish
+
+        wish = Wish(**{name: arguments.pop(name) for name in Wish.__slots__})
+        return function(wish=wish, **arguments)
+
+    for option in (
+        click.option("--assets", metavar="URI", help="Folder with tokenizer and the like for the target."),
+        click.option("--dtype", metavar="DTYPE", help="Element type of the target's parameters."),
+        click.option("--config", metavar="FILE", help="The source's config (JSON), where none lies beside it."),
+        click.option("--family-file", metavar="FILE", help="Declare or change a model family (TOML)."),
+        click.option("--family", metavar="NAME",
+                     help="Model family, where detection would not decide so; `none` keeps the tree."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
 
 
 def writing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,6 +135,7 @@ def matched_targets(uris: Sequence[str], formats: Sequence[str], options: dict[s
         UsageError: their numbers differ, or an option is none of any target's.
     """
     from wherry.convert import Target
+    from wherry.layouts import layout_options
     from wherry.mapping import TREE_OPTIONS
     from wherry.registry import find_format
 
@@ -120,7 +144,10 @@ def matched_targets(uris: Sequence[str], formats: Sequence[str], options: dict[s
             f"{len(uris)} targets and {len(formats)} formats", cure="say --to FORMAT once for each target"
         )
     taken = {name: {*find_format(name).options, *TREE_OPTIONS} for name in formats}
-    unknown = sorted(set(options) - set[str]().union(*taken.values()))
+    further = set(options) - set[str]().union(*taken.values())
+    if further and (known := further & layout_options()):
+        taken = {name: names | known for name, names in taken.items()}
+    unknown = sorted(further - set[str]().union(*taken.values()))
     if unknown:
         raise UsageError(
             f"{' and '.join(formats)} has no option {', '.join(unknown)}", cure="see `wherry formats NAME`"

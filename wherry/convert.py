@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.digest import sha256_of
-from wherry.errors import MismatchError, UsageError, WherryError
+from wherry.errors import UsageError, WherryError
 from wherry.existing import existing_result
-from wherry.hashing import Hashes, compare
-from wherry.job import Job, Staged, complete, stage
-from wherry.mover import Carrier
-from wherry.plan import DEFAULT_MEMORY, joint_moves, make_plan
-from wherry.pool import Pool
-from wherry.progress import Meter, OnProgress
+from wherry.job import Job
+from wherry.layouts import PLAIN, Wish, relaid
+from wherry.passes import run
+from wherry.plan import DEFAULT_MEMORY, make_plan
 from wherry.receipt import GroupReceipt, Receipt, utc_now
 from wherry.registry import find_format
-from wherry.sidecar import read_sidecar
-from wherry.spill import Spill
 from wherry.staging import tidy
 from wherry.store import locate
 
@@ -36,6 +31,7 @@ if TYPE_CHECKING:
 
     from wherry.format import Format, Options
     from wherry.location import Location
+    from wherry.progress import OnProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +93,7 @@ def convert_all(
     meta: Mapping[str, str] | None = None,
     into: bool = False,
     as_step: int | None = None,
+    wish: Wish = PLAIN,
 ) -> GroupReceipt:
     """Convert a checkpoint to several targets, reading it once.
 
@@ -116,6 +113,7 @@ def convert_all(
         meta: what the user wants to keep with the checkpoints, in the manifest's `origin`.
         into: each target is a run folder; the step folder is made inside it by the format's naming rule.
         as_step: the step to write, where the source states none (or another one is wanted).
+        wish: what is asked for of layouts; see `wherry.layouts`.
 
     Returns:
         The receipts of all targets, in order; `already` where nothing had to be done.
@@ -123,9 +121,8 @@ def convert_all(
     Raises:
         WherryError: the first error of any target, after the others were made; nothing is left at its destination.
     """
-    asked = _Asked(
-        memory, verify, only, ignore, into, as_step, progress, meta or {}, utc_now(), time.monotonic()
-    )
+    clock = time.monotonic()
+    asked = _Asked(memory, verify, only, ignore, into, as_step, progress, meta or {}, wish, utc_now(), clock)
     with open_checkpoint(source, format=format, step=step, item=item) as checkpoint:
         jobs = _jobs(checkpoint, targets, asked)
         if lineage:
@@ -148,6 +145,7 @@ class _Asked(NamedTuple):
     as_step: int | None
     progress: OnProgress | None
     meta: Mapping[str, str]
+    wish: Wish
     started: str
     clock: float
 
@@ -161,23 +159,13 @@ def _jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: _Asked) -> l
             locate(target.uri), row, checkpoint, into=asked.into, as_step=asked.as_step
         )
         _require_apart(checkpoint, place)
+        seen, options, only = relaid(checkpoint, row, target.options, asked.wish, asked.only)
         plan = make_plan(
-            checkpoint, place.uri, to=target.to, options=target.options, memory=asked.memory, only=asked.only,
+            seen, place.uri, to=target.to, options=options, memory=asked.memory, only=only,
             ignore=asked.ignore, verify=asked.verify, as_step=asked.as_step,
         )  # fmt: skip
-        jobs.append(
-            Job(
-                checkpoint,
-                plan,
-                row,
-                place,
-                committed,
-                asked.progress,
-                asked.meta,
-                asked.started,
-                asked.clock,
-            )
-        )
+        rest = (asked.progress, asked.meta, asked.started, asked.clock)
+        jobs.append(Job(seen, plan, row, place, committed, *rest))
     _require_distinct(jobs)
     return [replace(job, group=_group(jobs)) for job in jobs]
 
@@ -193,66 +181,11 @@ def _import_ahead(module: str) -> None:
 
 
 def _make(jobs: list[Job]) -> Iterator[Receipt]:
-    results = _run(jobs) if jobs else []
+    results = run(jobs)
     failures = [result for result in results if isinstance(result, WherryError)]
     if failures:
         raise failures[0]
     return iter([result for result in results if isinstance(result, Receipt)])
-
-
-def _run(jobs: list[Job]) -> list[Receipt | WherryError]:
-    """One pass for all jobs; what came of each."""
-    with ExitStack() as stack:
-        staged = [stage(job, stack) for job in jobs]
-        hashes = _move(jobs, staged)
-        _agree_with_source(jobs[0].checkpoint, hashes)
-        return [_outcome(one, hashes) for one in staged]
-
-
-def _outcome(staged: Staged, hashes: Hashes) -> Receipt | WherryError:
-    taken = {source: hashes.digests[source] for source in staged.output.targets}
-    mine = Hashes(taken, {source: hashes.leaves[source] for source in taken})
-    try:
-        return complete(staged, mine)
-    except WherryError as error:
-        staged.staging.failed(error)
-        return error
-
-
-def _move(jobs: list[Job], staged: list[Staged]) -> Hashes:
-    checkpoint, memory = jobs[0].checkpoint, jobs[0].plan.memory
-    wanted = {source for job in jobs for source in job.plan.pairs.values()}
-    specs = {path: spec for path, spec in checkpoint.manifest.tensors.items() if path in wanted}
-    pool = Pool(memory)
-    with Spill(checkpoint.reader, pool, staged[0].staging.spill) as source:
-        carrier = Carrier(
-            source=source,
-            specs=specs,
-            pool=pool,
-            meter=Meter("convert", sum(spec.nbytes for spec in specs.values()), jobs[0].progress),
-            outputs=tuple(one.output for one in staged),
-        )
-        carrier.carry(joint_moves([job.plan for job in jobs]))
-    broken = [one.output.error for one in staged if one.output.error]
-    if len(broken) == len(staged):
-        raise broken[0]
-    return Hashes.of(specs, carrier.hashers)
-
-
-def _agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:
-    """Where the source has a manifest of ours, its bytes must still be the ones that were recorded."""
-    recorded = read_sidecar(locate(checkpoint.uri))
-    if recorded is None:
-        return
-    known = recorded.manifest.digests
-    failed = compare(hashes, {path: known[path] for path in hashes.digests if path in known}, recorded.leaves)
-    if failed:
-        raise MismatchError(
-            f"the source has changed since it was recorded: {failed[0].reason}",
-            uri=checkpoint.uri,
-            path=failed[0].path,
-            cure="restore the source, or delete its sidecar if the change was meant",
-        )
 
 
 def _places(

@@ -55,6 +55,7 @@ class Job:
         started: UTC.
         clock: monotonic seconds at the start.
         group: see Receipt.
+        source_digests: of the source's tensors, where `checkpoint` is a view of it; else the pass gives them.
     """
 
     checkpoint: Checkpoint
@@ -67,6 +68,7 @@ class Job:
     started: str
     clock: float
     group: str = ""
+    source_digests: Mapping[KeyPath, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,11 @@ def _sidecar(
     target = reference(job.target.uri, plan.to, plan.format_version, manifest, mark)
     receipt = Receipt(
         source=source_reference(
-            job.checkpoint, hashes.digests, staged.companions, plan.memory, staged.staging.spill
+            job.checkpoint.original,
+            hashes.digests if job.source_digests is None else job.source_digests,
+            staged.companions,
+            plan.memory,
+            staged.staging.spill,
         ),
         target=target,
         plan_digest=plan.digest,
@@ -236,6 +242,7 @@ def _sidecar(
         resumed_bytes=staged.journal.nbytes,
         note=staged.staging.discarded or staged.journal.reason,
         verification=verification,
+        lossless=not plan.lossy,
         group=job.group,
     )
     return Sidecar(manifest, target, receipt, ours.leaves), receipt

@@ -8,7 +8,7 @@ source structure, target format, options and rules give the same digest on any m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import Checkpoint, open_checkpoint
@@ -17,6 +17,7 @@ from wherry.digest import sha256_of
 from wherry.errors import IncompleteError, UnsupportedError, UsageError
 from wherry.held import require_held
 from wherry.keypath import KeyPath, render
+from wherry.layouts import PLAIN, Wish, relaid
 from wherry.mapping import TREE_OPTIONS, Ignored, Mapped, map_tree
 from wherry.move import Move, largest_move, moves_of
 from wherry.mover import worker_count
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from wherry.format import Format, Options
     from wherry.manifest import Manifest
     from wherry.tensorspec import TensorSpec
+    from wherry.values import Bound
 
 DEFAULT_MEMORY = "128MiB"
 BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore
@@ -58,6 +60,9 @@ class Plan:
         memory: budget in bytes.
         verify: verification before the commit, `digest` or `none`.
         digest: identity of this conversion.
+        lossy: target key path → what its values may lose there and back; empty where every move is exact.
+        notes: what could not be carried or made, in words.
+        snippet: how the target's own software loads the result, where that is known.
     """
 
     source: Detection
@@ -75,6 +80,9 @@ class Plan:
     memory: int
     verify: str
     digest: str
+    lossy: Mapping[KeyPath, Bound] = field(default_factory=dict[KeyPath, "Bound"])
+    notes: tuple[str, ...] = ()
+    snippet: str = ""
 
     @property
     def tensors(self) -> int:
@@ -141,7 +149,14 @@ class Plan:
                 render(source): render(target) for target, source in self.pairs.items() if source != target
             },
             "companions": [companion.name for companion in self.manifest.companions],
-            "lossless": True,
+            "lossless": not self.lossy,
+            "lossy": {
+                render(path): {"relative": bound.relative, "absolute": bound.absolute}
+                for path, bound in self.lossy.items()
+            },
+            "layout": self.manifest.origin.get("layout"),
+            "notes": list(self.notes),
+            "snippet": self.snippet,
             "verify": self.verify,
         }
 
@@ -170,6 +185,7 @@ def plan(
     format: str | None = None,
     step: int | None = None,
     item: str | None = None,
+    wish: Wish = PLAIN,
 ) -> Plan:
     """Resolve a conversion without writing anything.
 
@@ -183,6 +199,7 @@ def plan(
         ignore: named rules for what the target cannot hold: `values`, `empties`, `companions`.
         verify: `digest` reads the target back before the commit, `none` does not.
         format, step, item: which checkpoint of the source.
+        wish: what is asked for of layouts; see `wherry.layouts`.
 
     Raises:
         UsageError, NotFoundError, NotACheckpointError, DamagedError, HostileError: the request or the source is bad,
@@ -190,8 +207,9 @@ def plan(
         UnrepresentableError: the target cannot hold the source; every reason is named.
     """
     with open_checkpoint(source, format=format, step=step, item=item) as checkpoint:
+        seen, options, only = relaid(checkpoint, _writable(to), options or {}, wish, only)
         return make_plan(
-            checkpoint, target, to=to, options=options, memory=memory, only=only, ignore=ignore, verify=verify
+            seen, target, to=to, options=options, memory=memory, only=only, ignore=ignore, verify=verify
         )
 
 
@@ -234,13 +252,16 @@ def make_plan(
         manifest=prepared,
         source_manifest=checkpoint.manifest,
         pairs=mapped.pairs,
-        ignored=mapped.ignored,
+        ignored=(*checkpoint.ignored, *mapped.ignored),
         raw=frozenset(spec.path for spec in carried if bytes_of.by_span(spec)),
         spilled=frozenset(spec.path for spec in carried if bytes_of.spills(spec)),
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
         memory=budget,
         verify=verify,
         digest=_digest(checkpoint, row, {**checked, **tree}, prepared, mapped),
+        lossy=checkpoint.lossy,
+        notes=checkpoint.notes,
+        snippet=checkpoint.snippet,
     )
 
 
@@ -285,5 +306,6 @@ def _digest(
             ],
             "ignored": sorted((render(entry.path), entry.rule) for entry in mapped.ignored),
             "companions": sorted((companion.name, companion.size) for companion in prepared.companions),
+            **({"layout": layout} if (layout := prepared.origin.get("layout")) else {}),
         },
     )

@@ -18,7 +18,7 @@ import threading
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from wherry import dtypes
 from wherry.band import Band, StoppedError
@@ -43,6 +43,15 @@ _SHARE = 4  # what is decoded in memory is at most the budget divided by this,
 _LEAST = 4 << 20  # or this where the budget is very small
 _DECODE_FACTOR = 2  # a chunk that is decoded whole is held once by the codec and once as an array
 _MIB = 1 << 20
+
+
+@runtime_checkable
+class FillingReader(Protocol):
+    """What a Reader may add: putting a region into memory of the caller."""
+
+    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Fill a buffer with the canonical bytes of a region."""
+        ...
 
 
 class Spill:
@@ -131,6 +140,9 @@ class Spill:
             DamagedError: a chunk is missing or contradicts itself.
         """
         reader, chunks = self.reader, spec.chunks
+        if isinstance(reader, FillingReader):
+            reader.fill(spec, region, buffer)
+            return True
         if not chunks or not _whole(region, chunks, spec.shape):
             return False
         if not isinstance(reader, StreamingReader):

@@ -1,0 +1,246 @@
+"""layouts: whether a conversion goes between two systems of one model family, and if so, how.
+
+A system is where a format says more than a container does: Hugging Face, Lingua, MaxText, T5X, PaxML and Penzai name
+and shape the same parameters differently. Between two of them the family's declarations decide; within one, and from
+or to a plain container, the tree stays as it is unless a layout option, an element type or a family is asked for.
+The family is that of the config, else the only one whose layouts fit every tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError
+from wherry.families import (
+    convert_layout,
+    families,
+    family_of_config,
+    load_family,
+    load_family_file,
+    side_by_side,
+    system_of_format,
+)
+from wherry.mapping import TREE_OPTIONS
+from wherry.sidecar import read_sidecar
+from wherry.store import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.checkpoint import Checkpoint
+    from wherry.families.schema import Family, System
+    from wherry.format import Format
+
+# Formats that say nothing of a system: they hold any tree.
+CONTAINERS = frozenset(
+    {
+        "safetensors",
+        "dcp",
+        "torch-zip",
+        "torch-legacy",
+        "orbax",
+        "npz",
+        "flax-msgpack",
+        "flax-gda",
+        "numpy-pickle",
+    }
+)
+# Config file → systems that it configures; to others it tells the family alone.
+CONFIGS = {"config.json": ("huggingface",), "params.json": ("lingua", "meta")}
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user says of layouts.
+
+    Attributes:
+        family: name of a model family, `none` for the same tree whatever the systems are; None lets wherry look.
+        family_file: a TOML file that declares one, or changes one of ours.
+        config: a JSON file with the source's config, where the source has none beside it.
+        dtype: element type of the target's parameters.
+        assets: a folder or URI with tokenizer and the like for the target.
+    """
+
+    family: str | None = None
+    family_file: str | None = None
+    config: str | None = None
+    dtype: str | None = None
+    assets: str | None = None
+
+    @property
+    def explicit(self) -> bool:
+        """Whether a layout was asked for by more than the formats."""
+        return bool(self.family_file or self.dtype or (self.family and self.family != NONE))
+
+
+PLAIN = Wish()
+
+
+def layout_options() -> frozenset[str]:
+    """Every name that `--set` takes for some family: forms and conventions of its systems."""
+    systems = [system for name in families() for system in load_family(name).systems.values()]
+    return frozenset(name for system in systems for name in (*system.forms, *system.conventions))
+
+
+def table(family: str | None = None, family_file: str | None = None) -> dict[str, dict[str, list[str]]]:
+    """Parameter → system → key paths and axes, as `wherry layouts` prints them.
+
+    Raises:
+        UsageError: there is no such family, or the file is none.
+    """
+    return side_by_side(load_family_file(family_file) if family_file else load_family(family or ""))
+
+
+def relaid(
+    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: Wish, only: str | None
+) -> tuple[Checkpoint, dict[str, Any], str | None]:
+    """The source as the target's system would have written it.
+
+    Args:
+        checkpoint: the opened source.
+        row: the target format.
+        options: as given with `--set`.
+        wish: what else the user says.
+        only: `params` or None.
+
+    Returns:
+        The view (or the source itself, where the tree stays), the options that are left for the format, and what of
+        `only` is left to do.
+
+    Raises:
+        UsageError: a form or convention that nobody states, or one that is not known.
+        AmbiguousError: several families fit.
+        UnrepresentableError: a tensor or config attribute that the family does not know, or that the target lacks.
+        MismatchError: config and shapes contradict each other.
+        IncompleteError: a layer is missing.
+    """
+    own = {name: value for name, value in options.items() if name in row.options or name in TREE_OPTIONS}
+    asked = {name: str(value) for name, value in options.items() if name not in own}
+    config, told_by = _config(checkpoint, wish)
+    written = _written(checkpoint)
+    family = _family(checkpoint, row, wish, config, written, asked=bool(asked))
+    pair = _systems(family, checkpoint, row, wish) if family else None
+    if family is None or pair is None or not _needed(*pair, row, checkpoint, wish, asked=bool(asked)):
+        return checkpoint, {**own, **asked}, only
+    from wherry.families.outfit import outfit
+    from wherry.relaid import Relaid
+
+    source, target = pair
+    theirs = {*target.forms, *target.conventions}
+    known = {name: text for name, text in written.items() if name in source.conventions}
+    mine = {name: text for name, text in asked.items() if name not in theirs}
+    if not wish.config and source.name not in CONFIGS.get(told_by, (source.name,)):
+        config, told_by = None, "no config"
+    projected = convert_layout(
+        checkpoint.manifest, family, source.name, target.name, config=config, config_source=told_by,
+        source_options={**known, **mine},
+        options={name: text for name, text in asked.items() if name in theirs},
+        only=only, dtype=wish.dtype, target_format=row.name,
+    )  # fmt: skip
+    made = outfit(projected, config, checkpoint, wish.assets)
+    return Relaid(checkpoint, projected, made), own, None
+
+
+def _needed(
+    source: System, target: System, row: Format, checkpoint: Checkpoint, wish: Wish, *, asked: bool
+) -> bool:
+    if asked or wish.explicit:
+        return True
+    plain = {row.name, checkpoint.detection.format} & CONTAINERS
+    return source is not target and not plain
+
+
+def _config(checkpoint: Checkpoint, wish: Wish) -> tuple[dict[str, Any] | None, str]:
+    """The source's config, and what it is called."""
+    if wish.config:
+        try:
+            return json.loads(Path(wish.config).read_text(encoding="utf-8")), wish.config
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{wish.config} cannot be read as JSON: {error}") from error
+    names = {companion.name for companion in checkpoint.manifest.companions}
+    name = next((name for name in CONFIGS if name in names), None)
+    if name is None:
+        return None, "no config"
+    try:
+        found = json.loads(checkpoint.reader.companion(name).read())
+    except ValueError as error:
+        raise UsageError(
+            f"{name} is not JSON: {error}", uri=checkpoint.uri, cure="give --config FILE"
+        ) from error
+    return (found, name) if isinstance(found, dict) else (None, "no config")
+
+
+def _family(
+    checkpoint: Checkpoint, row: Format, wish: Wish, config: Mapping[str, Any] | None,
+    written: Mapping[str, str], *, asked: bool,
+) -> Family | None:  # fmt: skip
+    if wish.family == NONE:
+        return None
+    if wish.family_file:
+        return load_family_file(wish.family_file)
+    if wish.family:
+        return load_family(wish.family)
+    name = written.get("family") or (family_of_config(config) if config else None)
+    if name is not None:
+        return load_family(name)
+    if {row.name, checkpoint.detection.format} & CONTAINERS and not (asked or wish.explicit):
+        return None
+    fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row, config)]
+    if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
+        raise AmbiguousError(
+            f"this could be a {' or a '.join(one.name for one in fitting)}",
+            uri=checkpoint.uri,
+            cure=f"say which with --family {fitting[0].name}, or keep the tree with --family {NONE}",
+        )
+    if not fitting and asked:
+        raise UsageError(
+            "no model family is known whose layouts fit every tensor", uri=checkpoint.uri,
+            cure="name it with --family, or declare it in a --family-file; `wherry layouts` lists the families",
+        )  # fmt: skip
+    return fitting[0] if fitting else None
+
+
+def _written(checkpoint: Checkpoint) -> dict[str, str]:
+    """What wherry recorded of the layout when it wrote the source: family, forms and conventions."""
+    sidecar = read_sidecar(locate(checkpoint.uri))
+    layout: dict[str, Any] = sidecar.manifest.origin.get("layout") or {} if sidecar else {}
+    return {"family": layout["family"], **layout["to"]} if layout else {}
+
+
+def _same_system(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
+    """Whether source and target are one system: then it does not matter which of several fitting families it is."""
+    return system_of_format(family, checkpoint.detection.format) is system_of_format(family, row.name)
+
+
+def _fits(family: Family, checkpoint: Checkpoint, row: Format, config: Mapping[str, Any] | None) -> bool:
+    """Whether both systems are declared and no tensor of the source is unknown."""
+    source = system_of_format(family, checkpoint.detection.format)
+    target = system_of_format(family, row.name)
+    if source is None or target is None:
+        return False
+    try:
+        convert_layout(checkpoint.manifest, family, source.name, source.name, config=config)
+    except UnrepresentableError:
+        return False
+    except WherryError:
+        return True  # its tensors are known; what is wrong is said when it is chosen
+    return True
+
+
+def _systems(family: Family, checkpoint: Checkpoint, row: Format, wish: Wish) -> tuple[System, System] | None:
+    source = system_of_format(family, checkpoint.detection.format)
+    target = system_of_format(family, row.name)
+    if source is not None and target is not None:
+        return source, target
+    if wish.explicit:
+        lacking = row.name if target is None else checkpoint.detection.format
+        raise UnrepresentableError(
+            f"family {family.name} has no system whose checkpoints lie in {lacking}",
+            uri=checkpoint.uri,
+            cure=f"it has: {', '.join(sorted(family.systems))}; others are declared with --family-file",
+        )
+    return None

@@ -1,0 +1,239 @@
+"""Relaid: a checkpoint seen through another system's layout, as if it had been written there.
+
+The view has the target's key paths, shapes and dtypes; its reader gathers any region out of the source. So the same
+plan, mover, journal and verification carry a conversion between systems as one between containers. Where a tensor's
+bytes follow one another in the source's files (renamed, stacked along its first axis, taken out of a stack), they are
+given as extents and never pass through memory as an array.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry import dtypes
+from wherry.checkpoint import Checkpoint
+from wherry.families import Projected, target_manifest
+from wherry.format import Absent, Extent, Opened
+from wherry.layout_bands import cut_multiples
+from wherry.location import Location
+from wherry.manifest import Companion
+from wherry.mover import read_span
+from wherry.relayout import Copy, Stored, copies
+from wherry.relayout_moves import fill_region
+from wherry.store import LocalStore
+from wherry.tensorspec import Region, Span, TensorSpec, region_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+
+    from wherry.families.outfit import Outfit
+    from wherry.keypath import KeyPath
+    from wherry.location import Entry
+    from wherry.mapping import Ignored
+    from wherry.values import Bound
+
+_BAND = 8 << 20  # what is gathered at a time: the unit of raw moves
+
+
+class Relaid(Checkpoint):
+    """The view; the source stays open as long as it is used.
+
+    Attributes:
+        original: the source.
+        ignored: its tensors that are not carried, each with its rule.
+        lossy: key path → what there and back can change.
+        notes: what could not be carried or made, in words.
+        snippet: how the target's own software loads the result.
+    """
+
+    def __init__(self, source: Checkpoint, projected: Projected, made: Outfit) -> None:
+        """Look at a source.
+
+        Args:
+            source: it.
+            projected: what it is in the target's layout.
+            made: the files that go along.
+        """
+        files, carried = made.files, made.carried
+        manifest = target_manifest(projected, source.manifest)
+        specs = {path: _banded(path, spec, projected) for path, spec in manifest.tensors.items()}
+        kept = [one for one in source.manifest.companions if one.name in carried and one.name not in files]
+        new = [Companion(name, len(data)) for name, data in files.items()]
+        manifest = replace(manifest, tensors=specs, companions=(*kept, *new))
+        super().__init__(Opened(source.detection, manifest, RelaidReader(source, projected, files)))
+        self._source = source
+        self.ignored: tuple[Ignored, ...] = projected.ignored
+        self.lossy: Mapping[KeyPath, Bound] = projected.lossy
+        self.notes: tuple[str, ...] = made.warnings
+        self.snippet: str = made.snippet
+
+    @property
+    def original(self) -> Checkpoint:
+        """The source itself."""
+        return self._source
+
+
+class RelaidReader:
+    """Reads target tensors out of a source; see Reader."""
+
+    def __init__(self, source: Checkpoint, projected: Projected, files: Mapping[str, bytes]) -> None:
+        self._source = source
+        self._projected = projected
+        self._files = files
+        self._own = threading.local()
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """See Reader."""
+        taken = self._projected.scalars.get(spec.path)
+        if taken is not None:
+            return self._source.reader.read(self._source.spec(taken), region)
+        return self._projected.gather(spec.path, region, self._part)
+
+    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """See FillingReader."""
+        import numpy as np
+
+        out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
+        if spec.path in self._projected.scalars:
+            out[...] = self.read(spec, region)
+        else:
+            self._projected.gather(spec.path, region, self._part, out)
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader."""
+        return self.read(spec, spec.whole).tobytes()
+
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """See Reader: where the source's bytes follow one another as the target's do."""
+        taken = self._projected.scalars.get(spec.path)
+        if taken is not None:
+            return self._source.reader.extents(self._source.spec(taken))
+        stored = self._projected.targets[spec.path]
+        runs = _runs(stored, self._projected)
+        if runs is None:
+            return None
+        found: list[Extent] = []
+        for source, span in runs:
+            extents = self._source.reader.extents(source)
+            if extents is None:
+                return None
+            found += _cut(extents, span)
+        return tuple(found)
+
+    def absent(self) -> Iterator[Absent]:
+        """See Reader: what the source lacks of what is carried."""
+        used = {spec.path for held in self._projected.pieces.held.values() for spec, _piece in held.values()}
+        used |= set(self._projected.scalars.values())
+        return (piece for piece in self._source.reader.absent() if piece.path in used)
+
+    def companion(self, name: str) -> Location:
+        """See Reader."""
+        if name in self._files:
+            return Location(_Made(self._files), name)
+        return self._source.reader.companion(name)
+
+    def members(self) -> Iterator[Entry]:
+        """See Reader: the source's files."""
+        return iter(self._source.reader.members())
+
+    def close(self) -> None:
+        """See Reader; the source is closed by who opened it."""
+
+    def _part(self, path: KeyPath, region: Region) -> np.ndarray:
+        """A region of a source tensor, valid until this thread reads the next one."""
+        spec = self._source.manifest.tensors[path]
+        extents = self._source.reader.extents(spec)
+        if extents is None:
+            return self._source.reader.read(spec, region)
+        import numpy as np
+
+        shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)
+        out = self._scratch(math.prod(shape) * dtype.itemsize)
+
+        def read(offset: int, buffer: memoryview) -> None:
+            read_span(extents, Span(offset, offset + len(buffer)), buffer, spec)
+
+        fill_region(spec, region, read, out)
+        return np.frombuffer(out, dtype).reshape(shape)
+
+    def _scratch(self, nbytes: int) -> memoryview:
+        """Memory of this thread that is used again: fresh memory costs more than filling it."""
+        held: Any = getattr(self._own, "buffer", None)
+        if held is None or len(held) < nbytes:
+            held = self._own.buffer = bytearray(nbytes)
+        return memoryview(held)[:nbytes]
+
+
+class _Made(LocalStore):
+    """Files that exist in memory only, until they are copied beside the target."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+
+    def read(self, path: str, start: int, stop: int | None) -> bytes:
+        """See Store."""
+        return self._files[path][start:stop]
+
+
+def _banded(path: KeyPath, spec: TensorSpec, projected: Projected) -> TensorSpec:
+    """A target tensor with the grid on which it should be cut, so that no source row is read twice."""
+    stored = projected.targets.get(path)
+    if stored is None or spec.size == 0 or not spec.shape:
+        return spec
+    multiples = cut_multiples(stored, _BAND, projected.pieces.sizes)
+    cut = next((axis for axis, step in enumerate(multiples) if step > 1), len(multiples) - 1)
+    return replace(spec, chunks=(*multiples[:cut], multiples[cut], *spec.shape[cut + 1 :]))
+
+
+def _runs(stored: Stored, projected: Projected) -> list[tuple[TensorSpec, Span]] | None:
+    """A target tensor as spans of source tensors, in order; None where elements change places or values."""
+    found: list[tuple[int, Copy]] = []
+    for copy in copies(stored, stored.spec.whole, projected.pieces):
+        plain = not copy.steps and copy.source.dtype == stored.spec.dtype
+        if (
+            not plain
+            or copy.extents[1:]
+            or copy.source_strides not in ((), (1,))
+            or copy.target_strides not in ((), (1,))
+        ):
+            return None
+        found.append((copy.offset, copy))
+    found.sort(key=lambda pair: pair[0])
+    runs: list[tuple[TensorSpec, Span]] = []
+    position = 0
+    for offset, copy in found:
+        elements = math.prod(region_shape(copy.region))
+        span = _span(copy.source, copy.region)
+        if offset != position or elements != math.prod(copy.extents) or span is None:
+            return None
+        runs.append((copy.source, span))
+        position += elements
+    return runs if position == stored.spec.size else None
+
+
+def _span(spec: TensorSpec, region: Region) -> Span | None:
+    """Canonical bytes of a region; None where it is not one run."""
+    shape = region_shape(region)
+    cut = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))
+    if shape[cut + 1 :] != spec.shape[cut + 1 :]:
+        return None
+    strides = [math.prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
+    first = sum(part.start * stride for part, stride in zip(region, strides, strict=True))
+    start = dtypes.canonical_size(spec.dtype, first)
+    return Span(start, start + dtypes.canonical_size(spec.dtype, math.prod(region_shape(region))))
+
+
+def _cut(extents: tuple[Extent, ...], span: Span) -> Iterator[Extent]:
+    """The part of a tensor's extents that holds a span; a CRC belongs to whole extents only."""
+    position = 0
+    for extent in extents:
+        start, stop = max(span.start - position, 0), min(span.stop - position, extent.length)
+        if start < stop:
+            whole = stop - start == extent.length
+            yield extent if whole else Extent(extent.file, extent.offset + start, stop - start)
+        position += extent.length
