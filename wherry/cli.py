@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from wherry import __version__
+from wherry.cli_layouts import layouts
 from wherry.cli_options import (
     as_json,
     chosen,
@@ -25,6 +26,7 @@ from wherry.cli_options import (
     walking,
     writing,
 )
+from wherry.cli_rewrite import rewrite
 from wherry.errors import InterruptedRunError, UsageError, WherryError
 
 if TYPE_CHECKING:
@@ -168,7 +170,8 @@ def convert(
 
 @cli.command()
 @click.argument("uri")
-@click.option("--level", default="present", show_default=True, type=click.Choice(["structure", "present", "digest"]),
+@click.option("--level", default="present", show_default=True,
+              type=click.Choice(["structure", "present", "digest", "roundtrip"]),
               help="How far to look; each level includes those before it.")  # fmt: skip
 @click.option("--against", metavar="URI", help="Another checkpoint whose tensors it must equal.")
 @memory
@@ -254,6 +257,10 @@ def doctor(json_: bool) -> None:
     sys.exit(console.show_findings(diagnose(), json_=json_))
 
 
+cli.add_command(layouts)
+cli.add_command(rewrite)
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors become one message and an exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -266,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         _fail(
             InterruptedRunError(
-                "interrupted; nothing is at the target at the target",
+                "interrupted; nothing is at the target yet",
                 cure="run the same command again; it goes on where it stopped",
             ),
             words,

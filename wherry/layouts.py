@@ -133,16 +133,16 @@ def relaid(
     theirs = {*target.forms, *target.conventions}
     known = {name: text for name, text in written.items() if name in source.conventions}
     mine = {name: text for name, text in asked.items() if name not in theirs}
-    if not wish.config and source.name not in CONFIGS.get(told_by, (source.name,)):
-        config, told_by = None, "no config"
+    if not wish.config:
+        config, told_by = _own(source, config, told_by)
     projected = convert_layout(
         checkpoint.manifest, family, source.name, target.name, config=config, config_source=told_by,
         source_options={**known, **mine},
         options={name: text for name, text in asked.items() if name in theirs},
         only=only, dtype=wish.dtype, target_format=row.name,
     )  # fmt: skip
-    made = outfit(projected, config, checkpoint, wish.assets)
-    return Relaid(checkpoint, projected, made), own, None
+    made = outfit(projected, config if source is target else None, checkpoint, wish.assets)
+    return Relaid(checkpoint, projected, made, wish.dtype), own, None
 
 
 def _needed(
@@ -172,6 +172,16 @@ def _config(checkpoint: Checkpoint, wish: Wish) -> tuple[dict[str, Any] | None, 
             f"{name} is not JSON: {error}", uri=checkpoint.uri, cure="give --config FILE"
         ) from error
     return (found, name) if isinstance(found, dict) else (None, "no config")
+
+
+def config_of(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any] | None, str]:
+    """The config that lies beside a checkpoint and is its system's own, and what it is called."""
+    return _own(system, *_config(checkpoint, PLAIN))
+
+
+def _own(system: System, config: dict[str, Any] | None, name: str) -> tuple[dict[str, Any] | None, str]:
+    """A config, unless it is that of another system and only lies here."""
+    return (config, name) if system.name in CONFIGS.get(name, (system.name,)) else (None, "no config")
 
 
 def _family(

@@ -51,26 +51,32 @@ class Relaid(Checkpoint):
         snippet: how the target's own software loads the result.
     """
 
-    def __init__(self, source: Checkpoint, projected: Projected, made: Outfit) -> None:
+    def __init__(
+        self, source: Checkpoint, projected: Projected, made: Outfit | None = None, dtype: str | None = None
+    ) -> None:
         """Look at a source.
 
         Args:
             source: it.
             projected: what it is in the target's layout.
             made: the files that go along.
+            dtype: what the parameters were cast to, to be recorded with the layout.
         """
-        files, carried = made.files, made.carried
+        files, carried = (made.files, made.carried) if made else ({}, ())
         manifest = target_manifest(projected, source.manifest)
         specs = {path: _banded(path, spec, projected) for path, spec in manifest.tensors.items()}
         kept = [one for one in source.manifest.companions if one.name in carried and one.name not in files]
         new = [Companion(name, len(data)) for name, data in files.items()]
         manifest = replace(manifest, tensors=specs, companions=(*kept, *new))
+        if dtype:
+            layout = {**manifest.origin["layout"], "dtype": dtype}
+            manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
         super().__init__(Opened(source.detection, manifest, RelaidReader(source, projected, files)))
         self._source = source
         self.ignored: tuple[Ignored, ...] = projected.ignored
         self.lossy: Mapping[KeyPath, Bound] = projected.lossy
-        self.notes: tuple[str, ...] = made.warnings
-        self.snippet: str = made.snippet
+        self.notes: tuple[str, ...] = made.warnings if made else ()
+        self.snippet: str = made.snippet if made else ""
 
     @property
     def original(self) -> Checkpoint:

@@ -4,7 +4,11 @@ Levels, each including those before it:
 
 - `structure`: it opens; keys, shapes and dtypes are consistent.
 - `present`: every expected chunk is there, from metadata alone. Absent is never read as zeros.
-- `digest`: every byte is re-read and equals the manifest beside it, companions included.
+- `digest`: every byte is re-read and equals the manifest beside it, companions included. Where there is no manifest,
+  the checksums that the container itself records (torch's archives have a CRC-32 per member) are all there is.
+
+- `roundtrip`: what `against` names is found again in it; where that is of another system, through the inverse layout,
+  so that equal digests prove that the conversion lost nothing. What values may lose is measured and has a bound.
 
 With `against=SOURCE` both checkpoints are read and compared tensor by tensor, through the renaming that the
 target's receipt records.
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
     from wherry.keypath import KeyPath
     from wherry.progress import OnProgress
 
-LEVELS = ("structure", "present", "digest")
+LEVELS = ("structure", "present", "digest", "roundtrip")
 # verdict → what the command line ends with.
 _EXIT_CODES = {"ok": 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9}
 
@@ -102,7 +106,7 @@ def verify(
 
     Args:
         uri: what to verify.
-        level: `structure`, `present` or `digest`.
+        level: one of `LEVELS`.
         against: another checkpoint whose tensors it must equal; implies reading both.
         memory: budget for reading.
         progress: called a few times a second.
@@ -110,12 +114,15 @@ def verify(
 
     Raises:
         UsageError: an unknown level.
-        NotFoundError: level `digest` without a manifest beside the checkpoint and without `against`.
+        NotFoundError: level `digest` without a manifest beside the checkpoint and without `against`, and the container
+            records no checksum for some tensor.
         NotACheckpointError, UnsupportedError, StorageError: it is nothing that can be verified. Damage and hostile
             data are verdicts here, not errors.
     """
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
+    if level == "roundtrip" and against is None:
+        raise UsageError("level roundtrip compares with the source", cure="say which: --against SOURCE")
     clock = time.monotonic()
     try:
         with open_checkpoint(uri, format=format, step=step, item=item) as checkpoint:
@@ -136,7 +143,7 @@ def _look(
     progress: OnProgress | None,
 ) -> Verification:
     missing = () if level == "structure" else tuple(_missing(checkpoint))
-    read = not missing and (level == "digest" or against is not None)
+    read = not missing and (level in ("digest", "roundtrip") or against is not None)
     altered = tuple(_altered(checkpoint, against, memory, progress)) if read else ()
     verdict = "incomplete" if missing else ("altered" if altered else "ok")
     return Verification(
@@ -159,18 +166,36 @@ def _altered(
     checkpoint: Checkpoint, against: str | os.PathLike[str] | None, memory: int, progress: OnProgress | None
 ) -> Iterator[Failure]:
     sidecar = read_sidecar(locate(checkpoint.uri))
-    if against is None and sidecar is None:
-        raise NotFoundError(
-            "no digests are recorded for it",
-            uri=checkpoint.uri,
-            cure="compare it with another checkpoint: --against URI; wherry records digests of what it writes",
-        )
+    alone = against is None and sidecar is None
+    unrecorded = _without_checksum(checkpoint) if alone else 0
+    if alone and unrecorded == len(checkpoint.manifest.tensors):
+        raise _nothing_recorded(checkpoint, unrecorded)
     found = hash_checkpoint(checkpoint, memory=memory, progress=progress)
+    if unrecorded:
+        raise _nothing_recorded(checkpoint, unrecorded)
     if sidecar is not None:
         yield from _differences(found, sidecar.manifest.digests, sidecar.leaves)
         yield from _altered_companions(checkpoint, sidecar)
-    if against is not None:
+    if against is not None and sidecar is not None and sidecar.manifest.origin.get("layout"):
+        yield from _came_back(checkpoint, sidecar, against, memory, progress)
+    elif against is not None:
         yield from _against(found, sidecar, against, memory, progress)
+
+
+def _without_checksum(checkpoint: Checkpoint) -> int:
+    """How many tensors there are whose bytes the container does not cover with checksums."""
+    every = (checkpoint.reader.extents(spec) for spec in checkpoint.manifest.tensors.values())
+    return sum(extents is None or any(one.crc32 is None for one in extents) for extents in every)
+
+
+def _nothing_recorded(checkpoint: Checkpoint, unrecorded: int) -> NotFoundError:
+    count = len(checkpoint.manifest.tensors)
+    what = "it" if unrecorded == count else f"{unrecorded} of its {count} tensors; the others are intact"
+    return NotFoundError(
+        f"no digests are recorded for {what}",
+        uri=checkpoint.uri,
+        cure="compare it with another checkpoint: --against URI; wherry records digests of what it writes",
+    )
 
 
 def _against(
@@ -187,6 +212,21 @@ def _against(
     expected = {path: theirs.digests[origin] for path, origin in renamed.items()}
     leaves = {path: theirs.leaves[origin] for path, origin in renamed.items()}
     yield from _differences(found, expected, leaves)
+
+
+def _came_back(
+    checkpoint: Checkpoint,
+    sidecar: Sidecar,
+    against: str | os.PathLike[str],
+    memory: int,
+    progress: OnProgress | None,
+) -> Iterator[Failure]:
+    """Compare with a source of another system, through the inverse layout."""
+    from wherry.roundtrip import roundtrip
+
+    with open_checkpoint(against) as other:
+        layout = sidecar.manifest.origin["layout"]
+        yield from roundtrip(checkpoint, other, layout, memory=memory, progress=progress)
 
 
 def _differences(

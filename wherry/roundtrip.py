@@ -1,0 +1,144 @@
+"""roundtrip: a converted checkpoint read back through the inverse layout must hash to the digests of its source.
+
+That is the proof that a conversion between systems lost nothing: the inverse is made of the same declarations, but
+every byte comes from the target as it lies in storage. Where values were changed on the way (a narrower type, norms
+stored as w or 1 + w), what differs is measured, and must stay within the bound that the plan stated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry import dtypes
+from wherry.errors import UsageError
+from wherry.families import Projected, convert_layout, load_family
+from wherry.hashing import Failure, compare, hash_checkpoint
+from wherry.keypath import render
+from wherry.layout_bands import bands
+from wherry.layouts import config_of
+from wherry.relaid import Relaid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    import numpy as np
+
+    from wherry.checkpoint import Checkpoint
+    from wherry.keypath import KeyPath
+    from wherry.progress import OnProgress
+    from wherry.relayout import Stored
+    from wherry.tensorspec import Region
+    from wherry.values import Bound
+
+_BAND = 8 << 20
+
+
+def roundtrip(
+    converted: Checkpoint,
+    source: Checkpoint,
+    layout: Mapping[str, Any],
+    *,
+    memory: int,
+    progress: OnProgress | None = None,
+) -> Iterator[Failure]:
+    """Every tensor of the source that does not come back, with the reason.
+
+    Args:
+        converted: the target of a conversion.
+        source: what it was made of.
+        layout: what the target's manifest records: family, both systems, their forms and conventions.
+        memory: budget for reading.
+        progress: called a few times a second.
+
+    Raises:
+        UsageError: the family was declared in a file and is not known here.
+        WherryError: the target does not fit its own layout.
+    """
+    forward, back = _both(converted, source, layout)
+    view = Relaid(converted, back)
+    found = hash_checkpoint(view, memory=memory, progress=progress, stage="roundtrip")
+    carried = set(back.targets) | set(back.scalars)
+    wanted = [path for path in source.manifest.tensors if path in carried]
+    theirs = hash_checkpoint(source, memory=memory, progress=progress, stage="roundtrip", paths=wanted)
+    dropped = {row.path for row in forward.ignored}
+    for path in source.manifest.tensors:
+        if path not in carried and path not in dropped:
+            yield Failure(render(path), "nothing of the target holds it")
+    bound = max(forward.lossy.values(), default=None)
+    for failure in compare(found, theirs.digests, theirs.leaves):
+        yield from _measured(failure, view, source, back, bound)
+
+
+def _both(
+    converted: Checkpoint, source: Checkpoint, layout: Mapping[str, Any]
+) -> tuple[Projected, Projected]:
+    """The projection that made the target, and its inverse."""
+    try:
+        family = load_family(layout["family"])
+    except UsageError as error:
+        raise UsageError(
+            f"family {layout['family']} was declared in a file", cure="give the same --family-file"
+        ) from error
+    one, other = dict(layout["from"]), dict(layout["to"])
+    mine, theirs = family.system(one.pop("system")), family.system(other.pop("system"))
+    config, told_by = config_of(source, mine)
+    forward = convert_layout(
+        source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
+        source_options=one, options=other, dtype=layout.get("dtype"),
+    )  # fmt: skip
+    conventions = {name: text for name, text in other.items() if name in theirs.conventions}
+    held = convert_layout(
+        converted.manifest, family, theirs.name, theirs.name,
+        source_options=conventions, sizes=forward.source.solved.sizes,
+    )  # fmt: skip
+    return forward, replace(held, targets=_carried(forward), scalars=_numbers(forward), ignored=(), lossy={})
+
+
+def _carried(forward: Projected) -> dict[KeyPath, Stored]:
+    """The source's own tensors, of which some target tensor holds something."""
+    there = {piece.parameter for stored in forward.targets.values() for piece in stored.pieces}
+    return {
+        path: stored
+        for path, stored in forward.source.stored.items()
+        if all(piece.parameter in there for piece in stored.pieces)
+    }
+
+
+def _numbers(forward: Projected) -> dict[KeyPath, KeyPath]:
+    """Key path in the source → in the target, of the run's numbers."""
+    return {source: target for target, source in forward.scalars.items()}
+
+
+def _measured(
+    failure: Failure, view: Checkpoint, source: Checkpoint, back: Projected, bound: Bound | None
+) -> Iterator[Failure]:
+    """The failure, unless values were meant to change and did so within the bound."""
+    path = next(path for path in source.manifest.tensors if render(path) == failure.path)
+    spec, other = source.manifest.tensors[path], view.manifest.tensors.get(path)
+    same = other is not None and (other.shape, other.dtype) == (spec.shape, spec.dtype)
+    if bound is None or not same or path not in back.targets or dtypes.opaque(spec.dtype):
+        yield failure
+        return
+    regions = [region for region, _span in bands(back.targets[path], _BAND, back.pieces)]
+    worst = max((_excess(source, view, path, region, bound) for region in regions), default=0.0)
+    if worst > 0:
+        yield Failure(
+            failure.path, f"its values differ by {worst:.3g} more than |error| ≤ {bound.relative:.2g} × |value| + "
+            f"{bound.absolute:.2g} allows",
+        )  # fmt: skip
+
+
+def _excess(source: Checkpoint, view: Checkpoint, path: KeyPath, region: Region, bound: Bound) -> float:
+    """By how much the largest difference of a region exceeds the bound; 0 or less if none does."""
+    import numpy as np
+
+    mine, theirs = _wide(source.read(path, region)), _wide(view.read(path, region))
+    allowed = bound.relative * np.abs(mine) + bound.absolute
+    over = np.abs(mine - theirs) - allowed
+    return float(over.max(initial=0.0)) if np.isfinite(over).all() else float("inf")
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype("complex128" if array.dtype.kind == "c" else "float64")
