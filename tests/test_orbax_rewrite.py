@@ -1,39 +1,25 @@
-"""Metadata-only rewrites: the result is restored by Orbax and hashes equal; nothing is left of a failed one."""
+"""Saves that were killed: merged or committed, they are restored by Orbax and hash equal; or they are refused whole."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+from dataclasses import replace
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 import wherry
 from tests import orbax_support as support
-from tests.orbax_support import copied, expectation, needs_corpus
-from wherry.errors import IncompleteError, NotFoundError, TargetExistsError, UnsupportedError, UsageError
-from wherry.integrations.orbax.rewrite import box, merge, unbox
+from tests.orbax_support import copied, needs_corpus
+from tests.rewrite_support import hashes, restored, sha256, snapshot, tree_of, wanted_hashes
+from wherry.errors import IncompleteError, UnsupportedError, UsageError
 
 
-def hashes(folder):
-    with wherry.open(folder) as checkpoint:
-        return {path: checkpoint.read(path).tobytes() for path in checkpoint.manifest.tensors}
-
-
-def snapshot(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def wanted_hashes(case):
-    return {tuple(row["path"]): row["sha256"] for row in expectation(case)["tensors"]}
-
-
-def sha256(found):
-    import hashlib
-
-    return {path: hashlib.sha256(data).hexdigest() for path, data in found.items()}
+def merge(source, target=None, **more):
+    return wherry.rewrite(source, target, as_="merge", **more)
 
 
 @needs_corpus
@@ -43,7 +29,9 @@ def test_an_unmerged_save_becomes_a_committed_item(tmp_path):
     before = snapshot(source)
     assert wherry.detect(source).verdict == "incomplete"
     done = merge(source, tmp_path / "merged")
-    assert done.arrays == len(wanted_hashes(case))
+    assert done.rewriting.tensors == len(wanted_hashes(case))
+    assert done.receipt.source.weights_digest == done.receipt.target.weights_digest
+    assert done.receipt.verification["ok"]
     assert snapshot(source) == before
     assert wherry.detect(tmp_path / "merged").verdict == "ok"
     assert sha256(hashes(tmp_path / "merged")) == wanted_hashes(case)
@@ -63,6 +51,7 @@ def test_in_place_only_adds_and_keeps_what_it_changes(tmp_path):
     after = snapshot(source)
     changed = {name for name, data in before.items() if after[name] != data}
     assert changed == {"_CHECKPOINT_METADATA"}
+    assert "wherry.json" in after
     assert after["_CHECKPOINT_METADATA.before"] == before["_CHECKPOINT_METADATA"]
     assert sha256(hashes(source)) == wanted_hashes(case)
     assert wherry.detect(source).verdict == "ok"
@@ -76,23 +65,10 @@ def test_a_killed_save_with_its_temporary_name(tmp_path):
     case = "defect-orbax-unmerged-ocdbt"
     source = copied(case, tmp_path)
     temporary = source.rename(source.parent / f"{source.name}.orbax-checkpoint-tmp")
-    with pytest.raises(UsageError, match="never committed"):
+    with pytest.raises(UnsupportedError, match="never committed"):
         merge(temporary, in_place=True)
     merge(temporary, tmp_path / "merged")
     assert sha256(hashes(tmp_path / "merged")) == wanted_hashes(case)
-
-
-def restored(folder, like):
-    """What Orbax restores as numpy arrays, whatever devices it was saved on."""
-    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
-    return ocp.PyTreeCheckpointer().restore(folder, restore_args=as_numpy)
-
-
-def tree_of(folder):
-    """The nested tree of an item, read by us."""
-    with wherry.open(folder) as checkpoint:
-        arrays = {path: checkpoint.read(path) for path in checkpoint.manifest.tensors}
-        return support.nested(checkpoint.manifest, arrays)
 
 
 def two_process_item(folder, arrays):
@@ -130,7 +106,7 @@ def test_what_no_process_wrote_is_named_and_nothing_is_left(tmp_path):
     two_process_item(tmp_path / "item", arrays)
     shutil.rmtree(tmp_path / "item" / "ocdbt.process_1")
     there = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(IncompleteError, match="no process wrote"):
+    with pytest.raises(IncompleteError, match="nothing states their shape"):
         merge(tmp_path / "item", tmp_path / "merged")
     with pytest.raises(IncompleteError):
         merge(tmp_path / "item", in_place=True)
@@ -138,80 +114,83 @@ def test_what_no_process_wrote_is_named_and_nothing_is_left(tmp_path):
     assert not (tmp_path / "item" / "manifest.ocdbt").exists()
 
 
-def boxed():
-    rng = np.random.default_rng(5)
-    large = rng.standard_normal((40, 33)).astype(np.float32)
-    return {
-        ("params", "wi", "kernel", "value"): large,
-        ("params", "wi", "bias", "value"): large[0].copy(),
-        ("params", "norm", "scale"): large[1].copy(),
-        ("params", "attention", "value", "kernel", "value"): large.astype(np.float16),
-        ("params", "mixed", "value"): large[2].copy(),
-        ("params", "mixed", "other"): large[3].copy(),
-    }
+@needs_corpus
+def test_the_cure_of_the_error_is_a_command_that_works(tmp_path, capsys):
+    """What opening an unmerged save answers can be typed as it stands, with a target."""
+    from wherry.cli import main
 
-
-@pytest.mark.parametrize(
-    "options", [{}, {"ocdbt": False}, {"zarr": "3"}, {"zarr": "3", "compression": "zstd"}]
-)
-def test_unboxing_and_boxing(tmp_path, options):
-    arrays = boxed()
-    axes = {("params", "wi", "kernel", "value"): ("embed", "mlp")}
-    manifest = support.manifest_of(arrays, values={("name",): "run"})
-    from dataclasses import replace
-
-    specs = {path: replace(spec, axes=axes.get(path)) for path, spec in manifest.tensors.items()}
-    support.write(tmp_path / "boxed", arrays, replace(manifest, tensors=specs), **options)
-    before = snapshot(tmp_path / "boxed")
-    done = unbox(tmp_path / "boxed", tmp_path / "plain")
-    wanted = {done.renamed.get(path, path): array for path, array in arrays.items()}
-    assert set(wanted) == {
-        ("params", "wi", "kernel"),
-        ("params", "wi", "bias"),
-        ("params", "norm", "scale"),
-        ("params", "attention", "value", "kernel"),
-        ("params", "mixed", "value"),
-        ("params", "mixed", "other"),
-    }
-    assert hashes(tmp_path / "plain") == {path: array.tobytes() for path, array in wanted.items()}
-    found = ocp.PyTreeCheckpointer().restore(tmp_path / "plain")
-    support.assert_same_tree(
-        found, support.nested(support.manifest_of(wanted, values={("name",): "run"}), wanted)
-    )
-    with wherry.open(tmp_path / "plain") as checkpoint:
-        assert checkpoint.manifest.tensors[("params", "wi", "kernel")].axes == ("embed", "mlp")
-        assert checkpoint.manifest.values == {("name",): "run"}
-    again = [done.renamed[path] for path in done.renamed]
-    box(tmp_path / "plain", tmp_path / "again", again)
-    assert hashes(tmp_path / "again") == {path: array.tobytes() for path, array in arrays.items()}
-    support.assert_same_tree(
-        ocp.PyTreeCheckpointer().restore(tmp_path / "again"),
-        support.nested(support.manifest_of(arrays, values={("name",): "run"}), arrays),
-    )
-    assert snapshot(tmp_path / "boxed") == before
+    source = copied("defect-orbax-unmerged-ocdbt", tmp_path)
+    with pytest.raises(IncompleteError) as caught, wherry.open(source):
+        pass
+    with pytest.raises(IncompleteError) as again:
+        wherry.convert(source, tmp_path / "out", to="torch-zip")
+    assert caught.value.cure == again.value.cure
+    command = shlex.split(caught.value.cure.split(" or ")[0])
+    assert command[:3] == ["wherry", "rewrite", str(source)]
+    words = [str(tmp_path / "merged") if word == "TARGET" else word for word in command[1:]]
+    with pytest.raises(SystemExit) as done:
+        main([*words, "--json"])
+    assert done.value.code == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["receipt"]["verification"]["ok"] is True
+    assert sha256(hashes(tmp_path / "merged")) == wanted_hashes("defect-orbax-unmerged-ocdbt")
+    wherry.convert(tmp_path / "merged", tmp_path / "out", to="torch-zip")
 
 
 @needs_corpus
-def test_boxes_that_flax_wrote(tmp_path):
-    source = copied("flax-linen-boxed-scan", tmp_path)
-    done = unbox(source, tmp_path / "plain")
-    assert len(done.renamed) == 12
-    found = sha256(hashes(tmp_path / "plain"))
-    assert found == {
-        done.renamed.get(path, path): row for path, row in wanted_hashes("flax-linen-boxed-scan").items()
-    }
-    kernel = ocp.StandardCheckpointer().restore(tmp_path / "plain")["params"]["layers"]["wi"]["kernel"]
-    assert np.asarray(kernel).tobytes() == hashes(tmp_path / "plain")["params", "layers", "wi", "kernel"]
-    with pytest.raises(UsageError, match="boxed"):
-        unbox(tmp_path / "plain", tmp_path / "again")
-    with pytest.raises(TargetExistsError):
-        unbox(source, tmp_path / "plain")
-    with pytest.raises(NotFoundError):
-        box(tmp_path / "plain", tmp_path / "again", [("nothing",)])
+def test_a_save_that_only_lacks_its_name(tmp_path):
+    source = copied("defect-orbax-uncommitted-tmp", tmp_path)
+    with pytest.raises(IncompleteError) as caught, wherry.open(source):
+        pass
+    assert f"wherry rewrite {source} TARGET --as commit" in caught.value.cure
+    before = snapshot(source)
+    wherry.rewrite(source, tmp_path / "item", as_="commit")
+    assert snapshot(source) == before
+    assert wherry.detect(tmp_path / "item").verdict == "ok"
+    tree = tree_of(tmp_path / "item")
+    support.assert_same_tree(restored(tmp_path / "item", tree), tree)
+    with pytest.raises(UsageError, match="is committed"):
+        wherry.rewrite(tmp_path / "item", tmp_path / "again", as_="commit")
 
 
-@needs_corpus
-def test_an_aggregate_has_its_keys_among_its_tensors(tmp_path):
-    source = copied("orbax-044-aggregate", tmp_path)
-    with pytest.raises(UnsupportedError, match="among the tensors"):
-        box(source, tmp_path / "boxed", [("step",)])
+def test_a_killed_save_whose_chunk_is_missing_is_not_committed(tmp_path):
+    folder = tmp_path / "item.orbax-checkpoint-tmp"
+    support.write(folder, {("a",): np.ones((8, 8), np.float32), ("b",): np.ones(3, np.float32)}, ocdbt=False)
+    next(path for path in (folder / "a").iterdir() if not path.name.startswith(".")).unlink()
+    with pytest.raises(IncompleteError, match="chunk"):
+        wherry.rewrite(folder, tmp_path / "item", as_="commit")
+    assert not (tmp_path / "item").exists()
+
+
+def test_chunks_of_one_array_in_two_databases(tmp_path):
+    """What two hosts wrote of one array: each chunk lies in the database of one of them."""
+    array = np.arange(64 * 6, dtype=np.float32).reshape(64, 6)
+    manifest = support.manifest_of({("w",): array})
+    spec = replace(manifest.tensors["w",], chunks=(16, 6))
+    manifest = replace(manifest, tensors={("w",): spec})
+    support.write(tmp_path / "whole", {("w",): array}, manifest)
+    item = tmp_path / "item"
+    item.mkdir()
+    for number, kept in enumerate((("w/0.0", "w/1.0"), ("w/2.0", "w/3.0"))):
+        database_with(tmp_path / "whole", item / f"ocdbt.process_{number}", {*kept, "w/.zarray"})
+    shutil.copy(tmp_path / "whole" / "_METADATA", item)
+    done = merge(item, tmp_path / "merged")
+    assert done.receipt.source.weights_digest == done.receipt.target.weights_digest
+    found = ocp.PyTreeCheckpointer().restore(tmp_path / "merged")["w"]
+    assert np.array_equal(np.asarray(found), array)
+    assert hashes(tmp_path / "merged") == {("w",): array.tobytes()}
+
+
+def database_with(source, target, keys):
+    """A database with some of the keys of another, as tensorstore writes it."""
+    import tensorstore as ts
+
+    def opened(folder):
+        return ts.KvStore.open({"driver": "ocdbt", "base": f"file://{folder}/"}).result()
+
+    target.mkdir()
+    old, new = opened(source), opened(target)
+    there = {key.decode() for key in old.list().result()}
+    assert keys <= there
+    for key in keys:
+        new.write(key, old.read(key).result().value).result()

@@ -12,6 +12,7 @@ mlflow, torch or jax.
     wherry.inspect(uri)                                    # Manifest, with digests on request
     wherry.plan(source, target, to="orbax")                # Plan; writes nothing
     wherry.convert(source, target, to="orbax")             # Receipt
+    wherry.rewrite(source, target, as_="merge")            # Rewritten: small files anew, tensor bytes as they are
     wherry.verify(uri, level="digest")                     # Verification
 """
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from wherry.plan import plan as plan
     from wherry.receipt import Receipt as Receipt
     from wherry.register import register as register
+    from wherry.rewrite import rewrite as rewrite
     from wherry.tensorspec import TensorSpec as TensorSpec
     from wherry.verify import Verification as Verification
     from wherry.verify import verify as verify
@@ -60,6 +62,7 @@ _DOOR = {
     "open": "wherry.checkpoint:open_checkpoint",
     "plan": "wherry.plan:plan",
     "register": "wherry.register:register",
+    "rewrite": "wherry.rewrite:rewrite",
     "verify": "wherry.verify:verify",
 }
 

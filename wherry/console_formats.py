@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.console import print_json, print_rows, print_table
+from wherry.registry import rewrites
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,6 +80,9 @@ def show_format(row: Format, *, json_: bool) -> None:
     for name, option in row.options.items():
         choices = f" ({' | '.join(option.choices)})" if option.choices else ""
         click.echo(f"  --set {name}={option.default}{choices}  {option.help}")
+    for name, one in rewrites(row.name).items():
+        value = f"  (VALUE: {one.value})" if one.value else ""
+        click.echo(f"  rewrite --as {name}{'[=VALUE]' if one.value else ''}  {one.help}{value}")
 
 
 def _described(row: Format) -> list[tuple[str, str]]:
@@ -122,5 +126,8 @@ def _format_json(row: Format) -> dict[str, Any]:
         "holds": [name for name in _PARTS if getattr(row.holds, name)],
         "loaded_by": row.loaded_by,
         "commit_members": list(row.commit_members),
+        "rewrites": {
+            name: {"help": one.help, "value": one.value} for name, one in rewrites(row.name).items()
+        },
         "options": {name: asdict(option) for name, option in row.options.items()},
     }

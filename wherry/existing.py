@@ -8,7 +8,7 @@ else at the target is somebody's property and is never touched.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.errors import TargetExistsError, UsageError, WherryError
@@ -18,14 +18,23 @@ from wherry.store import locate
 
 if TYPE_CHECKING:
     from wherry.location import Location
-    from wherry.plan import Plan
     from wherry.receipt import Receipt
+
+
+class Planned(Protocol):
+    """What would be done: the plan of a conversion or of a rewrite."""
+
+    @property
+    def digest(self) -> str:
+        """Names it: the same for the same request."""
+        ...
+
 
 CHOICES = ("fail", "skip", "resume")
 
 
 def existing_result(
-    checkpoint: Checkpoint, plan: Plan, target: Location, committed: Location, if_exists: str | None
+    checkpoint: Checkpoint, plan: Planned, target: Location, committed: Location, if_exists: str | None
 ) -> Receipt | None:
     """The receipt of what is at the target, marked `already`; None where nothing is there.
 
@@ -69,14 +78,14 @@ def _sidecar(target: Location) -> Sidecar | None:
         return None  # an unreadable sidecar proves nothing, so the target counts as somebody's property
 
 
-def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: Plan, target: Location) -> bool:
+def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: Planned, target: Location) -> bool:
     receipt = sidecar.receipt if sidecar else None
     if sidecar is None or receipt is None or receipt.plan_digest != plan.digest:
         return False
     if receipt.source.fingerprint != present_fingerprint(checkpoint):
         return False
     try:
-        with open_checkpoint(target.uri, format=plan.to) as present:
+        with open_checkpoint(target.uri, format=sidecar.checkpoint.format) as present:
             mark = present_fingerprint(present, marks=target.store.capabilities.local)
     except WherryError:
         return False  # damaged since: not a whole result, and not ours to repair

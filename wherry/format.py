@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from wherry.detection import Detection
     from wherry.keypath import KeyPath
     from wherry.location import Entry, Location
+    from wherry.rewriting import Rewrite
     from wherry.tensorspec import Region, Span, TensorSpec
 
 Options: TypeAlias = Mapping[str, Any]
@@ -197,6 +198,7 @@ class Holds:
         companions: companion files.
         types: classes of values and keys that are not text, as pickles have them; others get plain values.
         needs: companion files that a checkpoint cannot be without, each with the least that is accepted.
+        names: key paths of tensors that a checkpoint cannot be without, where the system knows one way of naming.
     """
 
     dtypes: frozenset[str]
@@ -207,6 +209,7 @@ class Holds:
     companions: bool = False
     types: bool = False
     needs: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    names: tuple[KeyPath, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +273,7 @@ class Format:
             target's URI.
         guard: refuses a target that the system itself would stumble over; the flag says whether it was chosen by
             `--into`.
+        rewrites: what `wherry rewrite --as` can make of its checkpoints without touching a tensor byte.
     """
 
     name: str
@@ -292,3 +296,4 @@ class Format:
     prepare: Callable[[Manifest, Options], Manifest] = lambda manifest, _options: without_chunks(manifest)
     adapt: Callable[[Manifest, str], Adapted] | None = None
     guard: Callable[[Location, bool], None] = lambda _target, _into: None
+    rewrites: Mapping[str, Rewrite] = field(default_factory=dict[str, "Rewrite"])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EXPIRY_SECONDS = 30.0
 DRAFT = ".draft"  # `.wherry-<name>.<8 hex>.draft`: a lease before or after its time; a kill may leave it
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without hard links says
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without hard links says
 _HEARTBEAT_SECONDS = 5.0
 
 
@@ -91,7 +91,7 @@ class Lease:
             draft.write_bytes(text)
             os.link(draft, self._path)
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in NO_LINKS:
                 raise
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             with os.fdopen(descriptor, "wb") as file:

@@ -1,7 +1,9 @@
 """Mapping: which source entry becomes which target entry when both hold the same tree.
 
 Every tensor is moved once or ignored by a named rule with a reason. Key paths stay as they are unless `split`
-makes a tree of one-part names or `join` makes one-part names of a tree; two paths that would meet are refused.
+makes a tree of one-part names, a named form respells the tree (`wherry.tree_forms`: boxes, NNX variables, collections,
+rules), or `join` makes one-part names of a tree, in this order; two paths that would meet are refused. What was renamed
+is recorded in the manifest's origin, so that `verify --against` finds every tensor under its old name.
 """
 
 from __future__ import annotations
@@ -9,8 +11,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from wherry.axis_names import AXIS_OPTIONS, named
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.keypath import KeyPath, render
+from wherry.spelling import (
+    CUT_OPTIONS,
+    NAMES,
+    RENAMED,
+    carried_lists,
+    record,
+    recut,
+    renamed_spec,
+    spell,
+    spelled,
+    with_renames,
+)
+from wherry.tree_forms import FORM_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -18,11 +34,10 @@ if TYPE_CHECKING:
     from wherry.format import Format
     from wherry.manifest import Manifest
 
-# Options of every target: how key paths are re-cut. They are given through --set like a format's own.
-TREE_OPTIONS = {
-    "split": "separator at which one-part key paths become a tree, for example `.`",
-    "join": "separator with which key paths become one part, for example `.`",
-}
+__all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "Ignored", "Mapped", "map_tree", "recut"]
+
+# Options of every target: how the tree is spelled. They are given through --set like a format's own.
+TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
 RULES = ("values", "empties", "companions")
 _PARAMETER_ROOTS = ("params", "target", "model")
 _PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values do not show
@@ -68,40 +83,53 @@ def map_tree(
     only: str | None,
     ignore: Iterable[str],
     uri: str,
+    renames: Iterable[str] = (),
 ) -> Mapped:
     """Map a checkpoint onto the same tree in another container.
 
     Args:
         source: what the source holds.
         row: the target format.
-        tree: `split` or `join`, at most one of them.
+        tree: of TREE_OPTIONS; at most one of `split` and `join`.
         only: `params` or None.
         ignore: named rules of RULES.
         uri: the target, for errors.
+        renames: rules of `wherry.renames`, after those of the option `rename`.
 
     Raises:
-        UsageError: an unknown rule, or both `split` and `join`.
+        UsageError: an unknown rule, both `split` and `join`, or a form that cannot be read or changes nothing.
         UnrepresentableError: two paths meet, or `only` leaves nothing.
+        MismatchError: axis names that the user states contradict the checkpoint.
     """
     rules = _checked_rules(ignore)
+    source = named(source, tree)
+    tree = with_renames(tree, renames)
     kept, ignored = _select(source, only, uri)
     chosen = replace(source, tensors={path: source.tensors[path] for path in kept})
-    adapted = None if tree or row.adapt is None else row.adapt(chosen, uri)
-    rename = recut(tree) if adapted is None else adapted.names.__getitem__
+    adapted = None if spelled(tree) or row.adapt is None else row.adapt(chosen, uri)
+    changed = spell(chosen, tree, rules | ({"values", "empties"} if only else frozenset[str]()))
+    rename = adapted.names.__getitem__ if adapted else recut(tree) if changed is None else _lookup(changed)
     names = _unique({path: rename(path) for path in kept}, uri)
-    tensors = {names[path]: replace(source.tensors[path], path=names[path]) for path in kept}
+    lists, lost = carried_lists(source, tree, changed)
     manifest = replace(
         source,
-        tensors=tensors,
+        tensors={names[path]: renamed_spec(source.tensors[path], names[path]) for path in kept},
         values=_carried(source.values, rename),
         empties=_carried(source.empties, rename),
-        lists=adapted.lists if adapted else frozenset() if tree else source.lists,
+        lists=adapted.lists if adapted else lists,
         custom={**source.custom, **adapted.custom} if adapted else source.custom,
+        origin=source.origin if changed is None else {**source.origin, NAMES: record(tree, changed)},
         kind="params" if only == "params" else source.kind,
         digests={},
     )
     manifest, more = _apply_rules(manifest, rules, only, row)
-    return Mapped(manifest, {names[path]: path for path in kept}, (*ignored, *more))
+    reason = "a sequence whose items have other names now: a mapping"
+    gone = tuple(Ignored(path, "lists", reason) for path in lost)
+    return Mapped(manifest, {names[path]: path for path in kept}, (*ignored, *gone, *more))
+
+
+def _lookup(names: Mapping[KeyPath, KeyPath]) -> Callable[[KeyPath], KeyPath]:
+    return lambda path: names.get(path, path)
 
 
 def _checked_rules(ignore: Iterable[str]) -> frozenset[str]:
@@ -139,22 +167,6 @@ def _root(path: KeyPath, source: Manifest) -> str | None:
     planned = source.custom.get(_NESTED)
     parts = planned.get(path[0]) if isinstance(planned, dict) and path else None
     return next(iter(parts or path), None)
-
-
-def recut(tree: Mapping[str, Any]) -> Callable[[KeyPath], KeyPath]:
-    """How `split` or `join` of these options changes a key path.
-
-    Raises:
-        UsageError: both are given.
-    """
-    split, join = tree.get("split"), tree.get("join")
-    if split and join:
-        raise UsageError("split and join exclude each other")
-    if split:
-        return lambda path: tuple(path[0].split(split)) if len(path) == 1 else path
-    if join:
-        return lambda path: (join.join(path),)
-    return lambda path: path
 
 
 def _unique(names: dict[KeyPath, KeyPath], uri: str) -> dict[KeyPath, KeyPath]:

@@ -62,6 +62,8 @@ def _digested(jobs: list[Job]) -> list[Job]:
 
 def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
     with ExitStack() as stack:
+        if jobs[0].checkpoint.original is not jobs[0].checkpoint:
+            stack.callback(jobs[0].checkpoint.close)
         staged = [stage(job, stack) for job in jobs]
         hashes = _move(jobs, staged)
         if jobs[0].checkpoint.original is jobs[0].checkpoint:

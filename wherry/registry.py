@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.format import Format, Options
+    from wherry.rewriting import Rewrite
 
 _FORMATS_PACKAGE = "wherry.integrations.formats"
 
@@ -63,6 +64,17 @@ def find_format(name: str) -> Format:
         if name == row.name or name in row.aliases:
             return row
     raise UsageError(f"unknown format {name!r}", cure=f"choose one of: {', '.join(formats())}")
+
+
+def rewrites(name: str) -> dict[str, Rewrite]:
+    """The rewrites of a format by name, those of the formats that it refines included.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    row = find_format(name)
+    rows = [*(rewrites(base) for base in row.refines if base in formats()), row.rewrites]
+    return {key: one for some in rows for key, one in some.items()}
 
 
 def checked_options(row: Format, given: Options) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry import dtypes
 from wherry.checkpoint import Checkpoint
+from wherry.decoded import Decoded
 from wherry.families import Projected, target_manifest
 from wherry.format import Absent, Extent, Opened
 from wherry.layout_bands import cut_multiples
@@ -23,6 +24,7 @@ from wherry.manifest import Companion
 from wherry.mover import read_span
 from wherry.relayout import Copy, Stored, copies
 from wherry.relayout_moves import fill_region
+from wherry.spill import RegionReader
 from wherry.store import LocalStore
 from wherry.tensorspec import Region, Span, TensorSpec, region_shape
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from wherry.mapping import Ignored
     from wherry.values import Bound
 
+_SMALL = 1 << 20  # decoding so much again costs less than keeping it
 _BAND = 8 << 20  # what is gathered at a time: the unit of raw moves
 
 
@@ -92,6 +95,7 @@ class RelaidReader:
         self._projected = projected
         self._files = files
         self._own = threading.local()
+        self._decoded = Decoded(source.reader)
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """See Reader."""
@@ -149,13 +153,26 @@ class RelaidReader:
 
     def close(self) -> None:
         """See Reader; the source is closed by who opened it."""
+        self._decoded.close()
 
     def _part(self, path: KeyPath, region: Region) -> np.ndarray:
         """A region of a source tensor, valid until this thread reads the next one."""
         spec = self._source.manifest.tensors[path]
         extents = self._source.reader.extents(spec)
-        if extents is None:
+        if extents is None and (spec.nbytes <= _SMALL or region == spec.whole):
             return self._source.reader.read(spec, region)
+        if (
+            extents is None
+            and isinstance(self._source.reader, RegionReader)
+            and self._source.reader.cheap(spec)
+        ):
+            return self._source.reader.read(spec, region)
+        if extents is not None:
+            return self._raw(spec, extents, region)
+        with self._decoded.at(spec) as made:
+            return self._raw(spec, made, region)
+
+    def _raw(self, spec: TensorSpec, extents: tuple[Extent, ...], region: Region) -> np.ndarray:
         import numpy as np
 
         shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)

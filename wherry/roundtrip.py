@@ -57,7 +57,18 @@ def roundtrip(
         WherryError: the target does not fit its own layout.
     """
     forward, back = _both(converted, source, layout)
-    view = Relaid(converted, back)
+    with Relaid(converted, back) as view:
+        yield from _compared(view, source, forward, back, memory, progress)
+
+
+def _compared(
+    view: Checkpoint,
+    source: Checkpoint,
+    forward: Projected,
+    back: Projected,
+    memory: int,
+    progress: OnProgress | None,
+) -> Iterator[Failure]:
     found = hash_checkpoint(view, memory=memory, progress=progress, stage="roundtrip")
     carried = set(back.targets) | set(back.scalars)
     wanted = [path for path in source.manifest.tensors if path in carried]

@@ -54,6 +54,15 @@ class FillingReader(Protocol):
         ...
 
 
+@runtime_checkable
+class RegionReader(Protocol):
+    """What a Reader of chunks may add: saying that any region of a tensor is read without decoding whole chunks."""
+
+    def cheap(self, spec: TensorSpec) -> bool:
+        """Whether bytes of it are read as they are asked for."""
+        ...
+
+
 class Spill:
     """Gives spans of a source's tensors; use it in a `with` statement, which removes its files.
 

@@ -89,7 +89,7 @@ def read_index(locations: list[Location]) -> Index:
     index = Index()
     for location in locations:
         try:
-            _merge(index, _load(location))
+            _merge(index, load_state(location))
         except (CorruptError, UnsupportedError) as error:
             error.uri = error.uri or location.uri
             raise
@@ -98,12 +98,18 @@ def read_index(locations: list[Location]) -> Index:
     return index
 
 
-def _load(location: Location) -> dict[str, Any]:
+def load_state(location: Location) -> dict[str, Any]:
+    """The attributes of the `Metadata` object of one file, as inert values.
+
+    Raises:
+        HostileError: a global that is not allowed, or limits of the inert machine.
+        CorruptError: it is not one object of that class.
+    """
     data = location.read()
     root, end = load(data, METADATA_RULES, location.uri)
     if end != len(data):
         raise _corrupt(f"{len(data) - end} bytes after the pickle", location.uri)
-    return _state(root, "Metadata")
+    return state_of(root, "Metadata")
 
 
 def _merge(index: Index, state: dict[str, Any]) -> None:
@@ -111,15 +117,15 @@ def _merge(index: Index, state: dict[str, Any]) -> None:
     if state.get("version") is not None:
         traits.add("version")
     saved = state.get("storage_meta")
-    if isinstance(saved, Record) and "modules" in _state(saved, "StorageMeta"):
+    if isinstance(saved, Record) and "modules" in state_of(saved, "StorageMeta"):
         traits.add("modules")
     for name, described in state["state_dict_metadata"].items():
         if described.kind.name == "BytesStorageMetadata":
             index.objects.append(_name(name))
         else:
-            _add_tensor(index, _name(name), _state(described, "TensorStorageMetadata"), traits)
+            _add_tensor(index, _name(name), state_of(described, "TensorStorageMetadata"), traits)
     for key, info in state["storage_data"].items():
-        _add_stored(index, _state(key, "MetadataIndex"), _state(info, "_StorageInfo"))
+        _add_stored(index, state_of(key, "MetadataIndex"), state_of(info, "_StorageInfo"))
     for name, path in (state.get("planner_data") or {}).items():
         index.nested[_name(name)] = _nested(path)
     index.writer = _writer(traits)
@@ -142,7 +148,7 @@ def _add_tensor(index: Index, name: str, state: dict[str, Any], traits: set[str]
 
 
 def _chunk(record: Any) -> Chunk:
-    state = _state(record, "ChunkStorageMetadata")
+    state = state_of(record, "ChunkStorageMetadata")
     return Chunk(_extents(state["offsets"]), _extents(state["sizes"]))
 
 
@@ -204,7 +210,12 @@ def _name(name: Any) -> str:
     return name
 
 
-def _state(record: Any, kind: str) -> dict[str, Any]:
+def state_of(record: Any, kind: str) -> dict[str, Any]:
+    """The attributes of an object of one class.
+
+    Raises:
+        CorruptError: it is something else.
+    """
     if not isinstance(record, Record) or record.kind.name != kind or type(record.state) is not dict:
         raise _corrupt(f"something else where a {kind} should be")
     return record.state

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 VERSION = "torch.distributed.checkpoint"
 NESTED = "planner_data"  # key of the nested paths in a manifest's `custom`
 WIDEST = "2.3"
-_FORMAT = "1.0.0"
+FORMAT = "1.0.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def metadata(layout: Layout, nested: Mapping[str, Any], profile: str) -> bytes:
             (partial(_key, out, item), partial(_info, out, item)) for item in items
         ),
         "storage_meta": lambda: out.value(None),
-        "version": lambda: out.value(_FORMAT),
+        "version": lambda: out.value(FORMAT),
     }
     out.state(names.METADATA, "Metadata", fields.items())
     return out.done()
@@ -144,36 +144,52 @@ def _described(out: PickleWriter, item: Item, profile: str) -> None:
         out.state(names.METADATA, "BytesStorageMetadata", ())
         return
     chunk: Iterable[tuple[str, Callable[[], None]]] = (
-        ("offsets", lambda: _size(out, (0,) * len(spec.shape))),
-        ("sizes", lambda: _size(out, spec.shape)),
+        ("offsets", lambda: size(out, (0,) * len(spec.shape))),
+        ("sizes", lambda: size(out, spec.shape)),
     )
     fields: Iterable[tuple[str, Callable[[], None]]] = (
         ("chunks", lambda: out.sequence([lambda: out.state(names.METADATA, "ChunkStorageMetadata", chunk)])),
-        ("properties", lambda: _properties(out, spec.dtype, profile)),
-        ("size", lambda: _size(out, spec.shape)),
+        ("properties", lambda: properties(out, spec.dtype, old_names=profile == WIDEST)),
+        ("size", lambda: size(out, spec.shape)),
     )
     out.state(names.METADATA, "TensorStorageMetadata", fields)
 
 
-def _properties(out: PickleWriter, dtype: str, profile: str) -> None:
-    """dtype, layout, requires_grad, memory format (0: contiguous), pin_memory."""
-    widest = profile == WIDEST
-    module = names.OLD_PROPERTIES if widest else names.METADATA
+def properties(
+    out: PickleWriter,
+    dtype: str,
+    *,
+    old_names: bool,
+    requires_grad: bool = False,
+    memory_format: int = 0,
+    pinned: bool = False,
+) -> None:
+    """A `TensorProperties` of five fields.
+
+    Args:
+        out: the pickle.
+        dtype: torch's name.
+        old_names: whether under the names that it had until torch 2.2.
+        requires_grad, pinned: as the tensor's attributes.
+        memory_format: 0 is contiguous.
+    """
+    module = names.OLD_PROPERTIES if old_names else names.METADATA
     out.name(module, "TensorProperties")
     out.raw(b")\x81(")
     out.name("torch", dtype)
     out.name("torch.serialization", "_get_layout")
     out.word(names.STRIDED)
     out.raw(b"\x85R")
-    out.value(value=False)
-    out.name(module, "MEM_FORMAT_ENCODING" if widest else "_MEM_FORMAT_ENCODING")
-    out.value(0)
+    out.value(requires_grad)
+    out.name(module, "MEM_FORMAT_ENCODING" if old_names else "_MEM_FORMAT_ENCODING")
+    out.value(memory_format)
     out.raw(b"\x85R")
-    out.value(value=False)
+    out.value(pinned)
     out.raw(b"tb")
 
 
-def _size(out: PickleWriter, extents: tuple[int, ...]) -> None:
+def size(out: PickleWriter, extents: tuple[int, ...]) -> None:
+    """A `torch.Size`."""
     out.name("torch", "Size")
     out.tuple_of(extents)
     out.raw(b"\x85R")
@@ -184,7 +200,7 @@ def _key(out: PickleWriter, item: Item) -> None:
     fields: dict[str, Callable[[], None]] = {"fqn": lambda: out.value(item.name)}
     if isinstance(spec, TensorSpec):
         fields["index"] = lambda: out.value(0)
-        fields["offset"] = lambda: _size(out, (0,) * len(spec.shape))
+        fields["offset"] = lambda: size(out, (0,) * len(spec.shape))
     out.state(names.METADATA, "MetadataIndex", fields.items())
 
 

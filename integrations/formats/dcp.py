@@ -17,6 +17,7 @@ from wherry.integrations.containers.torch_tree import kind_of
 from wherry.integrations.containers.torch_zip_writer import WRITABLE
 from wherry.integrations.dcp.opening import METADATA, SUFFIX, Contents, metadata_names, read_contents
 from wherry.integrations.dcp.reader import DcpReader
+from wherry.integrations.dcp.rewrite import REWRITES
 from wherry.integrations.dcp.writer import DcpWriter
 from wherry.integrations.dcp.writing import NESTED, VERSION, WIDEST, lay_out, metadata
 from wherry.manifest import Companion, Manifest
@@ -131,5 +132,6 @@ FORMATS = (
         options=OPTIONS,
         loaded_by="torch 2.13",
         version=lambda _manifest, _options: VERSION,
+        rewrites=REWRITES,
     ),
 )

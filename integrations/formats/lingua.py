@@ -26,7 +26,7 @@ from wherry.integrations.formats import dcp
 from wherry.integrations.huggingface.folder import surroundings
 from wherry.integrations.lingua import folder
 from wherry.integrations.lingua.folder import CONSOLIDATED, CONSOLIDATED_FOLDER, LEAST_PARAMS, PARAMS
-from wherry.integrations.lingua.names import EMBEDDINGS, OPTIM, deep, flat
+from wherry.integrations.lingua.names import EMBEDDINGS, MODEL, OPTIM, deep, flat
 from wherry.location import Entry
 from wherry.manifest import Companion, Manifest, without_chunks
 from wherry.steps import step_number
@@ -219,6 +219,7 @@ FORMATS = (
             empties=True,
             companions=True,
             needs={PARAMS: LEAST_PARAMS},
+            names=((f"{MODEL}.{EMBEDDINGS}",),),
         ),
         refines=("dcp",),
         commit_members=(METADATA,),
@@ -248,6 +249,7 @@ FORMATS = (
             empties=True,
             companions=True,
             needs={PARAMS: LEAST_PARAMS},
+            names=((MODEL, EMBEDDINGS),),
         ),
         refines=("torch-zip",),
         commit_members=(CONSOLIDATED,),

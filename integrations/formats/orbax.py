@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from wherry.format import Format, Holds, Opened, Option
 from wherry.integrations.containers.zarr import STORABLE
+from wherry.integrations.flax.partitioning import ruled
 from wherry.integrations.orbax import detecting, layout, opening, partition
+from wherry.integrations.orbax.rewrite import REWRITES
 
 if TYPE_CHECKING:
     from wherry.detection import Detection
@@ -61,7 +63,7 @@ def prepare(manifest: Manifest, options: Options) -> Manifest:
 
     refuse_unrepresentable(manifest, options)
     specs = {
-        path: replace(spec, chunks=chunks_of(spec, options["chunks"]), sharding=None)
+        path: replace(spec, chunks=chunks_of(spec, options["chunks"]), sharding=ruled(spec.sharding))
         for path, spec in manifest.tensors.items()
     }
     return replace(manifest, tensors=specs)
@@ -96,5 +98,6 @@ FORMATS = (
         step_folder=lambda step: f"{step}/{_STEP_ITEM}",
         finish_step=finish_step,
         prepare=prepare,
+        rewrites=REWRITES,
     ),
 )

@@ -36,13 +36,16 @@ class Arrays:
     listing: Listing | None = None
 
 
-def open_arrays(location: Location, names: Mapping[KeyPath, str], *, ocdbt: bool) -> Arrays:
+def open_arrays(
+    location: Location, names: Mapping[KeyPath, str], *, ocdbt: bool, listed: Listing | None = None
+) -> Arrays:
     """Look the arrays up.
 
     Args:
         location: the folder.
         names: key path → stored name; without OCDBT the name of a folder.
         ocdbt: whether the folder is an OCDBT database.
+        listed: what the store holds, where the folder itself does not say it.
 
     Raises:
         IncompleteError: the database lacks its manifest or a node.
@@ -55,7 +58,8 @@ def open_arrays(location: Location, names: Mapping[KeyPath, str], *, ocdbt: bool
     from wherry.integrations.containers import kvstore, listing
 
     kvstore.base_spec(location)
-    listed = listing.list_ocdbt(location) if ocdbt else listing.list_files(location)
+    if listed is None:
+        listed = listing.list_ocdbt(location) if ocdbt else listing.list_files(location)
     arrays = Arrays(listing=listed)
     for path, name in names.items():
         if name and not ocdbt:

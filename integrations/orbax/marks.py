@@ -12,32 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.detection import Evidence
+from wherry.tree_forms import BOX, OLD_VARIABLE, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wherry.keypath import KeyPath
 
-BOX = "value"
-OLD_VARIABLE = "raw_value"
+__all__ = ["BOX", "NAMED_ARRAY", "OLD_VARIABLE", "wrapped", "wrappers"]
 NAMED_ARRAY = "data_array"
 _PARAMS = "params"
-
-
-def wrapped(paths: Iterable[KeyPath], word: str) -> set[KeyPath]:
-    """The leaves that are the one child, called `word`, of their node."""
-    every = list(paths)
-    children: dict[KeyPath, int] = {}
-    for path in every:
-        for depth in range(len(path)):
-            node = path[:depth]
-            children[node] = children.get(node, 0) + (depth == len(path) - 1)
-    inner = {path[:depth] for path in every for depth in range(len(path) - 1)}
-    return {
-        path
-        for path in every
-        if len(path) > 1 and path[-1] == word and children[path[:-1]] == 1 and path[:-1] not in inner
-    }
 
 
 def wrappers(paths: Iterable[KeyPath]) -> list[Evidence]:

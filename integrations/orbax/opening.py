@@ -7,13 +7,15 @@ was never finished is refused by name.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.detection import Detection, Evidence
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
 from wherry.format import Glimpse, Opened
-from wherry.integrations.orbax import aggregate, layout, marks, tree
+from wherry.integrations.flax import partitioning
+from wherry.integrations.orbax import aggregate, layout, marks, tree, unmerged
 from wherry.integrations.orbax.arrays import Arrays, open_arrays
 from wherry.integrations.orbax.reader import OrbaxReader, StoredArray
 from wherry.keypath import KeyPath, render
@@ -21,15 +23,18 @@ from wherry.manifest import Companion, Manifest
 from wherry.tensorspec import AxisName, Sharding, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from wherry.integrations.containers.listing import Listing
     from wherry.integrations.containers.msgpack_contents import PlacedReader
     from wherry.location import Location
 
 _FETCH_AGAIN = "copy the checkpoint again, or use another step"
 
 
-def open_item(location: Location, detection: Detection, *, partial: bool = False) -> Opened:
+def open_item(
+    location: Location, detection: Detection, *, partial: bool = False, uncommitted: bool = False
+) -> Opened:
     """Open one item folder.
 
     Args:
@@ -37,6 +42,8 @@ def open_item(location: Location, detection: Detection, *, partial: bool = False
         detection: what names and first bytes have shown.
         partial: whether to open it, as long as any array is left, where others lack their metadata; these are
             then absent by name.
+        uncommitted: whether to open what was never committed, over the databases of its processes; no chunk is then
+            taken for zeros that the writer left out, since it may be one that was never written.
 
     Raises:
         IncompleteError: it was never committed, or its tree, its OCDBT manifest or array metadata are missing.
@@ -46,11 +53,16 @@ def open_item(location: Location, detection: Detection, *, partial: bool = False
     """
     glimpse = Glimpse(location)
     item = layout.look_at_item(glimpse)
-    require_whole(location, item)
+    if uncommitted:
+        _require_tree(location, item)
+    else:
+        require_whole(location, item)
     assert item is not None
     metadata = layout.read_json(location.join(layout.TREE)) if item.tree else {}
     leaves = aggregate.read_tree(location, item, metadata)
-    arrays = open_arrays(location, leaves.arrays, ocdbt=item.ocdbt)
+    parts = unmerged.list_processes(location, () if item.merged else item.processes)
+    together = unmerged.merged(location, parts) if parts else None
+    arrays = open_arrays(location, leaves.arrays, ocdbt=item.ocdbt, listed=together)
     if arrays.without and not (partial and (arrays.found or leaves.inline)):
         raise _no_metadata(location, arrays, leaves)
     shardings, unknown = (
@@ -59,15 +71,8 @@ def open_item(location: Location, detection: Detection, *, partial: bool = False
         else ({}, frozenset())
     )
     own = own_notes(metadata)
-    reader = OrbaxReader(
-        location,
-        arrays.found,
-        arrays.listing,
-        None,
-        ocdbt=item.ocdbt,
-        zeros_stored=bool(metadata.get("store_array_data_equal_to_fill_value")),
-        inline=placed_reader(location, leaves),
-    )
+    stored = uncommitted or bool(metadata.get("store_array_data_equal_to_fill_value"))
+    reader = _reader(location, item, arrays, parts, leaves, zeros_stored=stored)
     reader.lost = dict.fromkeys(arrays.without, "no .zarray or zarr.json: nothing states its shape or dtype")
     manifest = Manifest(
         tensors=_specs(arrays.found, leaves, shardings, _prng(location, glimpse, own), own_axes(own)),
@@ -80,12 +85,37 @@ def open_item(location: Location, detection: Detection, *, partial: bool = False
         custom=_custom(location, glimpse, metadata),
     )
     manifest, reader.arrays = _own_scalars(manifest, reader, own.get("scalars"))
-    notes = _notes(item, leaves, unknown)
+    manifest, named = partitioning.with_names(manifest)
+    notes = [*_notes(item, leaves, unknown), *named]
     zarr3 = any(array.zarr.version == 3 for array in arrays.found.values())  # noqa: PLR2004  zarr 3
     version = layout.layout_words(item, zarr3=zarr3, arrays=bool(arrays.found))
     version = version if leaves.tensors else detection.format_version
     precise = replace(detection.seen(*notes), kind=manifest.kind, format_version=version)
     return Opened(precise, manifest, reader)
+
+
+def _reader(
+    location: Location,
+    item: layout.Item,
+    arrays: Arrays,
+    parts: Mapping[str, Listing],
+    leaves: tree.Tree,
+    *,
+    zeros_stored: bool,
+) -> OrbaxReader:
+    """The reader of an item; over the databases of its processes, where these were never merged."""
+    inline = placed_reader(location, leaves)
+    if parts:
+        return unmerged.UnmergedReader(location, arrays.found, parts, inline)
+    return OrbaxReader(
+        location,
+        arrays.found,
+        arrays.listing,
+        None,
+        ocdbt=item.ocdbt,
+        zeros_stored=zeros_stored,
+        inline=inline,
+    )
 
 
 def require_whole(location: Location, item: layout.Item | None) -> None:
@@ -98,21 +128,33 @@ def require_whole(location: Location, item: layout.Item | None) -> None:
         raise IncompleteError(
             "the folder has the suffix of a save that was never committed",
             uri=location.uri,
-            cure="use another step",
+            cure=" or ".join(filter(None, ["use another step", rewrite_command(location, item)])),
         )
-    if item is None:
-        raise IncompleteError("no Orbax item is here", uri=location.uri, cure=_FETCH_AGAIN)
-    if item.processes and not item.merged:
+    if item is not None and item.processes and not item.merged:
         raise IncompleteError(
             f"no {layout.MANIFEST}: the per-process stores {', '.join(item.processes)} were never merged",
             uri=location.uri,
-            cure="merge them (wherry.integrations.orbax.rewrite.merge), or use another step",
+            cure=" or ".join(filter(None, [rewrite_command(location, item), "use another step"])),
         )
+    _require_tree(location, item)
+
+
+def rewrite_command(location: Location, item: layout.Item | None) -> str:
+    """What makes a committed item of one that was never committed, if it is whole; empty where nothing can."""
+    if item is None or not (item.tree or item.msgpack) or not location.store.capabilities.local:
+        return ""
+    name = "merge" if item.processes and not item.merged else "commit"
+    return f"wherry rewrite {shlex.quote(location.uri)} TARGET --as {name}"
+
+
+def _require_tree(location: Location, item: layout.Item | None) -> None:
+    if item is None:
+        raise IncompleteError("no Orbax item is here", uri=location.uri, cure=_FETCH_AGAIN)
     if not item.tree and not item.msgpack:
         raise IncompleteError(
             f"no {layout.TREE}: the tree structure is lost",
             uri=location.uri,
-            cure="the arrays can be salvaged by name",
+            cure="fetch _METADATA again, or use another step: names alone do not say how the tree was nested",
         )
 
 

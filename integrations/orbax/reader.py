@@ -18,6 +18,7 @@ from wherry.errors import CorruptError, HostileError, IncompleteError
 from wherry.format import Absent, Extent
 from wherry.integrations.containers import kvstore, zarr_stream
 from wherry.integrations.containers.zarr import MAX_EXPANSION, ZarrArray
+from wherry.integrations.orbax import raw_chunks
 from wherry.integrations.orbax.layout import ASSETS, SIDECAR
 from wherry.keypath import render
 from wherry.tensorspec import Region, TensorSpec, region_shape
@@ -112,6 +113,9 @@ class OrbaxReader:
             return numpy.empty(shape, wanted)
         array = self.arrays[spec.path]
         self._require(array, region, spec)
+        if raw_chunks.readable(array, self.listing):
+            assert self.listing is not None
+            return raw_chunks.read(array, self.listing, self.location, spec, region)
         handle = self._handle(array, spec)
         try:
             data = numpy.asarray(kvstore.read_whole(handle, region), order="C")
@@ -146,6 +150,11 @@ class OrbaxReader:
                 return None
             extents.append(Extent(self.location.member(value.file).uri, value.offset, length))
         return tuple(extents)
+
+    def cheap(self, spec: TensorSpec) -> bool:
+        """See RegionReader."""
+        array = self.arrays.get(spec.path)
+        return array is not None and raw_chunks.readable(array, self.listing)
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
         """See StreamingReader."""

@@ -2,29 +2,24 @@
 
 A database refers to its values by files relative to its own folder, so values of another database can be referred to
 where that one lies in a folder below. Orbax merges the databases of its processes so; here the same is done with
-keys renamed on the way. Data files are cloned (reflink) where the file system can, else copied.
+keys renamed on the way.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import UnrepresentableError
+from wherry.errors import UnrepresentableError, UnsupportedError
 from wherry.integrations.containers import kvstore
-from wherry.integrations.containers.listing import Listing, list_ocdbt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     import tensorstore as ts
 
     from wherry.location import Location
 
-_FICLONE = 0x40049409  # linux/fs.h
+_NO_KEY = "no such key"
 
 
 def link(folder: Location, databases: Iterable[str], renamed: Mapping[str, str] | None = None) -> None:
@@ -37,17 +32,19 @@ def link(folder: Location, databases: Iterable[str], renamed: Mapping[str, str] 
 
     Raises:
         UnrepresentableError: the keys of one array lie among those of another.
+        UnsupportedError: the databases are configured differently.
         DamagedError, StorageError: a database cannot be read, or the storage failed.
     """
     import tensorstore
 
-    using = kvstore.context()
+    using, names = kvstore.context(), list(databases)
+    config = _config(folder, names, using)
     transaction = tensorstore.Transaction(atomic=True)
     pairs = [("", "")] if renamed is None else _prefixes(renamed, folder.uri)
-    top = kvstore.store_spec(folder, ocdbt=True, writable=True)
+    top = {**kvstore.store_spec(folder, ocdbt=True, writable=True), "config": config}
     try:
-        for name in databases:
-            below = kvstore.store_spec(folder.join(name), ocdbt=True, writable=True)  # both sides alike
+        for name in names:
+            below = {**top, "base": kvstore.store_spec(folder.join(name), ocdbt=True, writable=True)["base"]}
             for old, new in pairs:
                 _copy_range({**below, "path": old}, {**top, "path": new}, using, transaction, folder.uri)
         transaction.commit_async().result()
@@ -55,37 +52,22 @@ def link(folder: Location, databases: Iterable[str], renamed: Mapping[str, str] 
         raise kvstore.translated(error, folder.uri) from error
 
 
-def list_processes(folder: Location, databases: Iterable[str]) -> Listing:
-    """What the databases of several processes hold together, files relative to the folder above them.
-
-    Raises:
-        DamagedError, HostileError, StorageError: see `list_ocdbt`.
-    """
-    merged = Listing(folder, {})
+def _config(folder: Location, databases: Iterable[str], using: ts.Context) -> dict[str, Any]:
+    """How the databases are configured (Orbax 0.4.4 differs); values are referred to where both sides are alike."""
+    found: list[dict[str, Any]] = []
     for name in databases:
-        for key, value in list_ocdbt(folder.join(name)).values.items():
-            merged.values[key] = value._replace(file=value.file and f"{name}/{value.file}")
-    return merged
-
-
-def clone(source: Path, target: Path) -> None:
-    """Copy a file or a folder tree durably, sharing the storage of its bytes where the file system can.
-
-    Raises:
-        OSError: the storage failed.
-    """
-    if source.is_dir():
-        target.mkdir(exist_ok=True)
-        for entry in sorted(source.iterdir()):
-            clone(entry, target / entry.name)
-        return
-    with source.open("rb") as reading, target.open("xb") as writing:
-        try:
-            fcntl.ioctl(writing.fileno(), _FICLONE, reading.fileno())
-        except OSError:  # another file system, or one that cannot share
-            shutil.copyfileobj(reading, writing, 8 << 20)
-        writing.flush()
-        os.fsync(writing.fileno())
+        place = folder.join(name)
+        store = kvstore.open_store(kvstore.store_spec(place, ocdbt=True), using, place.uri)
+        kvstore.read_value(store, _NO_KEY, place.uri)  # the configuration is known once anything was read
+        config = store.spec().to_json()["config"]
+        found.append({key: value for key, value in config.items() if key != "uuid"})
+    if any(config != found[0] for config in found):
+        raise UnsupportedError(
+            "the databases of the processes are configured differently",
+            uri=folder.uri,
+            cure="use another step",
+        )
+    return found[0]
 
 
 def _copy_range(
@@ -96,8 +78,12 @@ def _copy_range(
     source.experimental_copy_range_to(target.with_transaction(transaction)).result()
 
 
-def _prefixes(renamed: Mapping[str, str], uri: str) -> list[tuple[str, str]]:
-    """Key prefix of each array → its new one."""
+def require_apart(renamed: Mapping[str, str], uri: str) -> None:
+    """Refuse arrays whose keys lie among those of another: they could not be renamed apart.
+
+    Raises:
+        UnrepresentableError: two arrays do.
+    """
     for name in renamed:
         parts = name.split("/")
         outer = next(
@@ -107,4 +93,9 @@ def _prefixes(renamed: Mapping[str, str], uri: str) -> list[tuple[str, str]]:
             raise UnrepresentableError(
                 f"the keys of {name!r} lie among those of {outer or ''!r}", uri=uri, cure="convert it instead"
             )
+
+
+def _prefixes(renamed: Mapping[str, str], uri: str) -> list[tuple[str, str]]:
+    """Key prefix of each array → its new one."""
+    require_apart(renamed, uri)
     return [(f"{old}/" if old else "", f"{new}/" if new else "") for old, new in renamed.items()]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wherry.keypath import KeyPath
     from wherry.location import Location
 
-__all__ = ["commit_timestamp", "rewrite", "stored_name"]
+__all__ = ["committed", "rewrite", "stored_name"]
 _NOTED_BY_NAME = ("prng", "axes")
 
 
@@ -45,17 +45,18 @@ def rewrite(folder: Location, paths: Mapping[KeyPath, KeyPath], names: Mapping[s
         raise CorruptError(f"a metadata file is not of the known form: {error!r}", uri=folder.uri) from error
 
 
-def commit_timestamp(folder: Location, suffix: str) -> None:
-    """Record in `_CHECKPOINT_METADATA` that the item is committed; the old file is kept with a suffix."""
-    place = folder.join(layout.CHECKPOINT)
+def committed(place: Location) -> bytes | None:
+    """A `_CHECKPOINT_METADATA` that states a time of commit; None where there is none, or where it states one.
+
+    Raises:
+        DamagedError: it is not of the known form.
+    """
     if not place.exists():
-        return
-    before = place.read()
+        return None
     data = layout.read_json(place)
     if data.get("commit_timestamp_nsecs"):
-        return
-    folder.join(f"{layout.CHECKPOINT}{suffix}").put(before)
-    place.put(json.dumps({**data, "commit_timestamp_nsecs": time.time_ns()}).encode())
+        return None
+    return json.dumps({**data, "commit_timestamp_nsecs": time.time_ns()}).encode()
 
 
 def _replace(place: Location, change: Callable[[layout.JsonObject], layout.JsonObject]) -> None:

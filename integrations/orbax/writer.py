@@ -26,6 +26,7 @@ from wherry.integrations.containers.chunk_store import (
     FileChunks,
     sync_everything,
 )
+from wherry.integrations.flax import partitioning
 from wherry.integrations.orbax import layout
 from wherry.integrations.orbax.representable import chunks_of, refuse_unrepresentable
 from wherry.integrations.orbax.small_files import HANDLER, WRITTEN, checkpoint_json, notes
@@ -154,7 +155,7 @@ class OrbaxWriter:
         }
         if strings:
             yield layout.STRINGS, json.dumps(strings)
-        custom = {**(manifest.custom.get("item") or {}), "wherry": self._notes()}
+        custom = {**partitioning.item_metadata(manifest), "wherry": self._notes()}
         metadata = tree_json(manifest, zarr3=self._version == 3, ocdbt=self._ocdbt, custom=custom)  # noqa: PLR2004
         yield layout.TREE, json.dumps(metadata)
         yield layout.CHECKPOINT, checkpoint_json(HANDLER, self._started, manifest)

@@ -1,0 +1,82 @@
+"""Regions of raw zarr chunks: only the bytes that are asked for are read, whatever the chunk grid is.
+
+tensorstore reads a chunk whole, even to take one row of it; a scanned tensor whose layers are chunks of their own would
+be read once for every band of rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry import dtypes
+from wherry.format import Extent
+from wherry.move import cells
+from wherry.mover import read_span
+from wherry.relayout_moves import fill_region
+from wherry.tensorspec import Span, TensorSpec, region_shape
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from wherry.integrations.containers.listing import Listing
+    from wherry.integrations.orbax.reader import StoredArray
+    from wherry.location import Location
+    from wherry.tensorspec import Region
+
+
+def readable(array: StoredArray, listing: Listing | None) -> bool:
+    """Whether an array's chunks lie raw in files."""
+    if not array.zarr.raw or listing is None or dtypes.opaque(array.zarr.dtype):
+        return False
+    first = listing.values.get(next(array.chunk_keys(), ""))
+    return first is not None and first.file is not None
+
+
+def read(
+    array: StoredArray, listing: Listing, location: Location, spec: TensorSpec, region: Region
+) -> np.ndarray:
+    """The elements of a region; every chunk of it must be there, which the caller has seen to.
+
+    Raises:
+        CorruptError: a file ends too early.
+        StorageError: the storage failed.
+    """
+    import numpy as np
+
+    out = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
+    chunk = TensorSpec(spec.path, array.zarr.chunks, array.zarr.dtype)
+    touched = tuple(
+        slice(part.start // step * step, -(-part.stop // step) * step)
+        for part, step in zip(region, chunk.shape, strict=True)
+    )
+    for cell in cells(touched, chunk.shape):
+        common = tuple(
+            slice(max(part.start, own.start), min(part.stop, own.stop))
+            for part, own in zip(region, cell, strict=True)
+        )
+        inside = tuple(
+            slice(part.start - own.start, part.stop - own.start)
+            for part, own in zip(common, cell, strict=True)
+        )
+        to = tuple(
+            slice(part.start - own.start, part.stop - own.start)
+            for part, own in zip(common, region, strict=True)
+        )
+        (key,) = array.chunk_keys(common)
+        value = listing.values[key]
+        assert value.file is not None
+        extents = (Extent(location.member(value.file).uri, value.offset, chunk.nbytes),)
+        out[to] = _part(chunk, extents, inside)
+    return out
+
+
+def _part(chunk: TensorSpec, extents: tuple[Extent, ...], region: Region) -> np.ndarray:
+    import numpy as np
+
+    part = np.empty(region_shape(region), dtypes.numpy_dtype(chunk.dtype))
+
+    def fill(offset: int, buffer: memoryview) -> None:
+        read_span(extents, Span(offset, offset + len(buffer)), buffer, chunk)
+
+    fill_region(chunk, region, fill, part.reshape(-1).view("u1").data)
+    return part

@@ -1,0 +1,133 @@
+"""Decoded: source tensors that do not lie raw, as files of canonical bytes, each decoded once.
+
+A layout takes regions of a tensor that no chunk grid was made for; taking them out of compressed chunks would decode
+every chunk again and again. So a tensor is decoded, chunk by chunk and in bounded memory, when the first region of it
+is asked for. The files go when the space for them is needed, least recently used first, and with the view.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections import OrderedDict
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.errors import storage_error
+from wherry.format import Extent, Reader, StreamingReader
+from wherry.move import cells
+from wherry.output import as_bytes
+from wherry.placing import place
+from wherry.spill import FOLDER_VARIABLE
+from wherry.staging import PREFIX
+from wherry.tensorspec import row_bands
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from wherry.keypath import KeyPath
+    from wherry.tensorspec import Region, TensorSpec
+
+_BAND = 8 << 20
+_MOST = 16 << 30  # bytes of files that nobody reads at the moment
+
+
+class Decoded:
+    """The decoded tensors of one source; used from several threads."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._folder: Path | None = None
+        self._lock = threading.Lock()
+        self._making: dict[KeyPath, threading.Lock] = {}
+        self._files: OrderedDict[KeyPath, int] = OrderedDict()  # bytes of each, least recently used first
+        self._users: dict[KeyPath, int] = {}
+
+    @contextmanager
+    def at(self, spec: TensorSpec) -> Generator[tuple[Extent, ...]]:
+        """Where the canonical bytes of a tensor lie while the block runs.
+
+        Raises:
+            DamagedError: a chunk is missing or contradicts itself.
+            StorageError: the file could not be written.
+        """
+        with self._lock:
+            self._users[spec.path] = self._users.get(spec.path, 0) + 1
+            making = self._making.setdefault(spec.path, threading.Lock())
+        try:
+            with making:
+                path = self._made(spec)
+            yield (Extent(str(path), 0, spec.nbytes),)
+        finally:
+            with self._lock:
+                self._users[spec.path] -= 1
+
+    def close(self) -> None:
+        """Remove all files."""
+        with self._lock:
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+            self._files.clear()
+
+    def _made(self, spec: TensorSpec) -> Path:
+        with self._lock:
+            path = self._place(spec)
+            if spec.path in self._files:
+                self._files.move_to_end(spec.path)
+                return path
+            self._make_room(spec.nbytes)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                self._decode(spec, descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise storage_error(error, str(path)) from error
+        with self._lock:
+            self._files[spec.path] = spec.nbytes
+        return path
+
+    def _decode(self, spec: TensorSpec, descriptor: int) -> None:
+        def write(data: memoryview, offset: int) -> None:
+            while data:
+                done = os.pwrite(descriptor, data, offset)
+                data, offset = data[done:], offset + done
+
+        for cell in self._cells(spec):
+            for region, pieces in self._blocks(spec, cell):
+                place(spec, region, pieces, write)
+
+    def _cells(self, spec: TensorSpec) -> Iterator[Region]:
+        if spec.chunks is not None:
+            return cells(spec.whole, spec.chunks)
+        return (region for region, _span in row_bands(spec, _BAND, (1,) * len(spec.shape)))
+
+    def _blocks(self, spec: TensorSpec, cell: Region) -> Iterator[tuple[Region, Iterator[memoryview]]]:
+        reader = self._reader
+        if spec.chunks is not None and isinstance(reader, StreamingReader) and reader.held(spec, cell):
+            yield from ((block.region, block.pieces) for block in reader.stream(spec, cell))
+        else:
+            yield cell, iter([as_bytes(reader.read(spec, cell))])
+
+    def _place(self, spec: TensorSpec) -> Path:
+        if self._folder is None:
+            self._folder = Path(
+                tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE))
+            )
+        number = list(self._making).index(spec.path)
+        return self._folder / str(number)
+
+    def _make_room(self, nbytes: int) -> None:
+        idle = [path for path in self._files if not self._users.get(path)]
+        held = sum(self._files.values()) + nbytes
+        for path in idle:
+            if held <= _MOST:
+                return
+            held -= self._files.pop(path)
+            assert self._folder is not None
+            (self._folder / str(list(self._making).index(path))).unlink(missing_ok=True)
