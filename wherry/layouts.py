@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError
@@ -48,8 +47,7 @@ CONTAINERS = frozenset(
         "numpy-pickle",
     }
 )
-# Config file → systems that it configures; to others it tells the family alone.
-CONFIGS = {"config.json": ("huggingface",), "params.json": ("lingua", "meta")}
+CONFIG = "config.json"
 NONE = "none"
 
 
@@ -120,28 +118,28 @@ def relaid(
     """
     own = {name: value for name, value in options.items() if name in row.options or name in TREE_OPTIONS}
     asked = {name: str(value) for name, value in options.items() if name not in own}
-    config, told_by = _config(checkpoint, wish)
+    config = _config(checkpoint, wish)
     written = _written(checkpoint)
     family = _family(checkpoint, row, wish, config, written, asked=bool(asked))
     pair = _systems(family, checkpoint, row, wish) if family else None
     if family is None or pair is None or not _needed(*pair, row, checkpoint, wish, asked=bool(asked)):
         return checkpoint, {**own, **asked}, only
-    from wherry.families.outfit import outfit
+    from wherry.families.outfit import facts_beside, outfit, source_config, target_config
     from wherry.relaid import Relaid
 
     source, target = pair
     theirs = {*target.forms, *target.conventions}
     known = {name: text for name, text in written.items() if name in source.conventions}
     mine = {name: text for name, text in asked.items() if name not in theirs}
-    if not wish.config:
-        config, told_by = _own(source, config, told_by)
+    config, told_by = source_config(checkpoint, family, source, wish.config)
     projected = convert_layout(
         checkpoint.manifest, family, source.name, target.name, config=config, config_source=told_by,
         source_options={**known, **mine},
         options={name: text for name, text in asked.items() if name in theirs},
-        only=only, dtype=wish.dtype, target_format=row.name,
+        only=only, dtype=wish.dtype, target_format=row.name, facts=facts_beside(checkpoint, family, source),
     )  # fmt: skip
-    made = outfit(projected, config if source is target else None, checkpoint, wish.assets)
+    given = config if source is target else target_config(family, target, wish.config)
+    made = outfit(projected, given, checkpoint, wish.assets)
     return Relaid(checkpoint, projected, made, wish.dtype), own, None
 
 
@@ -154,34 +152,21 @@ def _needed(
     return source is not target and not plain
 
 
-def _config(checkpoint: Checkpoint, wish: Wish) -> tuple[dict[str, Any] | None, str]:
-    """The source's config, and what it is called."""
+def _config(checkpoint: Checkpoint, wish: Wish) -> dict[str, Any] | None:
+    """A config of Hugging Face, which names the model: given, or beside the source, whatever its system is."""
     if wish.config:
-        try:
-            return json.loads(Path(wish.config).read_text(encoding="utf-8")), wish.config
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{wish.config} cannot be read as JSON: {error}") from error
-    names = {companion.name for companion in checkpoint.manifest.companions}
-    name = next((name for name in CONFIGS if name in names), None)
-    if name is None:
-        return None, "no config"
+        from wherry.families.outfit import config_file
+
+        return config_file(wish.config)
+    if CONFIG not in {companion.name for companion in checkpoint.manifest.companions}:
+        return None
     try:
-        found = json.loads(checkpoint.reader.companion(name).read())
+        found = json.loads(checkpoint.reader.companion(CONFIG).read())
     except ValueError as error:
         raise UsageError(
-            f"{name} is not JSON: {error}", uri=checkpoint.uri, cure="give --config FILE"
+            f"{CONFIG} is not JSON: {error}", uri=checkpoint.uri, cure="give --config FILE"
         ) from error
-    return (found, name) if isinstance(found, dict) else (None, "no config")
-
-
-def config_of(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any] | None, str]:
-    """The config that lies beside a checkpoint and is its system's own, and what it is called."""
-    return _own(system, *_config(checkpoint, PLAIN))
-
-
-def _own(system: System, config: dict[str, Any] | None, name: str) -> tuple[dict[str, Any] | None, str]:
-    """A config, unless it is that of another system and only lies here."""
-    return (config, name) if system.name in CONFIGS.get(name, (system.name,)) else (None, "no config")
+    return found if isinstance(found, dict) else None
 
 
 def _family(

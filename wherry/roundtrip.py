@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from wherry import dtypes
 from wherry.errors import UsageError
 from wherry.families import Projected, convert_layout, load_family
+from wherry.families.outfit import config_beside
 from wherry.hashing import Failure, compare, hash_checkpoint
 from wherry.keypath import render
 from wherry.layout_bands import bands
-from wherry.layouts import config_of
 from wherry.relaid import Relaid
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _both(
         ) from error
     one, other = dict(layout["from"]), dict(layout["to"])
     mine, theirs = family.system(one.pop("system")), family.system(other.pop("system"))
-    config, told_by = config_of(source, mine)
+    config, told_by = config_beside(source, mine)
     forward = convert_layout(
         source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
         source_options=one, options=other, dtype=layout.get("dtype"),
