@@ -2,8 +2,9 @@
 
     python infra/pairs.py
 
-measures all pairs and writes the table into README.md, between `<!-- pairs:start -->` and `<!-- pairs:end -->`. Two
-small trees of float32 and bfloat16 are carried: one with one-part key paths, one with nested ones. A format that
+measures all pairs and writes the table into README.md, between `<!-- pairs:start -->` and `<!-- pairs:end -->`. Small
+trees of float32 and bfloat16 are carried: one with one-part key paths, one with nested ones, and for the formats that
+know one way of naming only (Lingua's) one with their names and the file that they cannot be without. A format that
 cannot hold a tree refuses it by name before it writes anything; every other pair must keep the digest, or this fails.
 `tests/test_pairs.py` runs the same measurement and compares README with it.
 """
@@ -13,11 +14,13 @@ from __future__ import annotations
 import re
 import tempfile
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.convert import convert
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
+from wherry.layouts import NONE, Wish
 from wherry.manifest import Manifest
 from wherry.registry import checked_options, find_format, formats
 from wherry.store import locate
@@ -29,14 +32,43 @@ if TYPE_CHECKING:
     from wherry.keypath import KeyPath
 
 ROOT = Path(__file__).resolve().parents[1]
-# Each tree is made in a format that holds any of its kind and takes any span.
-SEEDS = {"flat": "safetensors", "nested": "torch-zip"}
-PATHS: dict[str, tuple[KeyPath, ...]] = {
-    "flat": (("embed.weight",), ("layers.0.weight",), ("norm",)),
-    "nested": (("params", "embed", "kernel"), ("params", "layer_0", "kernel"), ("params", "norm", "scale")),
-}
+
+
+class Tree(NamedTuple):
+    """A tree that is carried.
+
+    Attributes:
+        name: what the table calls it.
+        seed: the format in which it is made; it holds any tree of its kind and takes any span.
+        paths: its key paths, one for each of `SPECS`.
+        owner: the format whose own names these are; then only pairs with it are measured.
+    """
+
+    name: str
+    seed: str
+    paths: tuple[KeyPath, ...]
+    owner: str = ""
+
+
+_LINGUA = ("tok_embeddings.weight", "layers.0.attention.wq.weight", "norm.weight")
+TREES = (
+    Tree("flat", "safetensors", (("embed.weight",), ("layers.0.weight",), ("norm",))),
+    Tree(
+        "nested",
+        "torch-zip",
+        (("params", "embed", "kernel"), ("params", "layer_0", "kernel"), ("params", "norm", "scale")),
+    ),
+    Tree("own", "lingua", tuple((f"model.{name}",) for name in _LINGUA), "lingua"),
+    Tree(
+        "own",
+        "lingua-consolidated",
+        tuple(("model", name) for name in _LINGUA),
+        "lingua-consolidated",
+    ),
+)
 SPECS = (((4, 6), "float32"), ((3, 4, 2), "bfloat16"), ((5,), "float32"))
-# What a format answers that does not hold a tree.
+SAME_TREE = Wish(family=NONE)  # containers alone: no tree is taken for a model's
+# What a format answers that does not hold a tree after all.
 REFUSALS = (UnrepresentableError, UnsupportedError, UsageError)
 
 
@@ -45,7 +77,7 @@ class Pair:
     """One tree, from one format to another and back.
 
     Attributes:
-        tree: `flat` or `nested`.
+        tree: its name in the table.
         source, target: names of formats.
         digests: weights digests in the source, the target, and the source's format again.
     """
@@ -62,32 +94,41 @@ class Pair:
 
 
 def measure(folder: Path) -> list[Pair]:
-    """Carry both trees through every pair of formats that hold them.
+    """Carry every tree through every pair of formats that hold it.
 
     Args:
         folder: an empty folder to work in.
     """
-    return [pair for tree in PATHS for pair in _measure_tree(tree, folder / tree)]
+    return [pair for tree in TREES for pair in _measure_tree(tree, folder / f"{tree.name}.{tree.seed}")]
 
 
-def _measure_tree(tree: str, folder: Path) -> list[Pair]:
+def _measure_tree(tree: Tree, folder: Path) -> list[Pair]:
     folder.mkdir()
+    made = {name: folder / name for name in candidates(tree)}
     seed = _make_seed(tree, folder)
-    made: dict[str, Path] = {}
-    digests: dict[str, str] = {}
-    for name in written():
-        digest = _carried(seed, folder / name, name)
-        if digest is not None:
-            made[name], digests[name] = folder / name, digest
+    digests = {name: _carried(seed, place, name) for name, place in made.items()}
     pairs: list[Pair] = []
-    for source, place in made.items():
-        for target in made.keys() - {source}:
-            there = folder / f"{source}.{target}"
-            digest = _carried(place, there, target)
-            if digest is not None:
-                back = _carried(there, folder / f"{source}.{target}.back", source)
-                pairs.append(Pair(tree, source, target, (digests[source], digest, back or "refused")))
+    for source, target in permutations(made, 2):
+        first = digests[source]
+        if first is None or digests[target] is None or tree.owner not in {"", source, target}:
+            continue
+        there = folder / f"{source}.{target}"
+        middle = _carried(made[source], there, target) or "refused"
+        last = _carried(there, folder / f"{source}.{target}.back", source) or "refused"
+        pairs.append(Pair(tree.name, source, target, (first, middle, last)))
     return pairs
+
+
+def candidates(tree: Tree) -> list[str]:
+    """Names of the formats that may hold a tree: those with names of their own hold theirs, with its companions."""
+    depth = max(map(len, tree.paths))
+    rows = {name: find_format(name) for name in written()}
+    return [
+        name
+        for name, row in rows.items()
+        if (row.holds.depth or depth) >= depth
+        and (name == tree.owner or (row.adapt is None and (row.holds.companions or not tree.owner)))
+    ]
 
 
 def written() -> list[str]:
@@ -98,16 +139,19 @@ def written() -> list[str]:
 def _carried(source: Path, target: Path, to: str) -> str | None:
     """Weights digest of the target; None where its format does not hold the source."""
     try:
-        return convert(source, target, to=to, lineage=False).target.weights_digest
+        return convert(source, target, to=to, wish=SAME_TREE, lineage=False).target.weights_digest
     except REFUSALS:
         return None
 
 
-def _make_seed(tree: str, folder: Path) -> Path:
-    row, place = find_format(SEEDS[tree]), folder / "seed"
+def _make_seed(tree: Tree, folder: Path) -> Path:
+    row, place = find_format(tree.seed), folder / "seed"
     specs = {
-        path: TensorSpec(path, shape, dtype) for path, (shape, dtype) in zip(PATHS[tree], SPECS, strict=True)
+        path: TensorSpec(path, shape, dtype) for path, (shape, dtype) in zip(tree.paths, SPECS, strict=True)
     }
+    for name, content in row.holds.needs.items():
+        place.mkdir(exist_ok=True)
+        (place / name).write_bytes(content)
     assert row.create is not None
     writer = row.create(locate(place), Manifest(specs, kind="params"), checked_options(row, {}))
     for number, (path, spec) in enumerate(specs.items(), 1):
@@ -135,7 +179,7 @@ def render(pairs: list[Pair]) -> str:
 
 def _cell(source: str, target: str, kept: Mapping[tuple[str, str], list[str]]) -> str:
     trees = kept.get((source, target), [])
-    return "" if source == target else "both" if len(trees) == len(PATHS) else "".join(trees) or "–"
+    return "" if source == target else "both" if trees == ["flat", "nested"] else ", ".join(trees) or "–"
 
 
 def main() -> None:

@@ -2,25 +2,22 @@
 
     python infra/readme.py
 
-Tests compare README with the code, so run this after a change to either. It needs wherry installed.
+`tests/test_readme.py` compares README with the code, so run this after a change to either. It needs wherry installed.
+The table of pairs is measured, not said: `infra/pairs.py` writes it.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
 
 from wherry.cli import cli
+from wherry.console_formats import COLUMNS, format_cells
 from wherry.registry import formats
 
-if TYPE_CHECKING:
-    from wherry.format import Format
-
 ROOT = Path(__file__).resolve().parents[1]
-TABLE_HEAD = "| format | system | read | written | loaded by |\n|---|---|---|---|---|\n"
 
 
 def help_block(words: str) -> str:
@@ -30,16 +27,20 @@ def help_block(words: str) -> str:
 
 
 def format_table() -> str:
-    """One row for each format of the registry."""
+    """One row for each format of the registry, with the cells of `wherry formats`."""
+    rows = [COLUMNS, ["---"] * len(COLUMNS)]
+    rows += [[f"`{name}`", *format_cells(row)[1:]] for name, row in formats().items()]
+    return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in rows) + "\n"
 
-    def works(row: Format) -> str:
-        return f"{'yes' if row.readable else 'refused'} | {'yes' if row.create else 'no'}"
 
-    rows = (
-        f"| `{name}` | {row.title} | {works(row)} | {row.loaded_by or '–'} |"
-        for name, row in formats().items()
-    )
-    return TABLE_HEAD + "\n".join(rows) + "\n"
+def rewrite_table() -> str:
+    """One row for each rewrite that a format offers."""
+    found = {(name, how): row.name for row in formats().values() for name, how in row.rewrites.items()}
+    rows = [
+        f"| `{name}{how.value and '[=VALUE]'}` | `{where}` | {how.help}{how.value and f'; VALUE: {how.value}'} |\n"
+        for (name, how), where in found.items()
+    ]
+    return f"\n| NAME | of | what it does |\n| --- | --- | --- |\n{''.join(sorted(rows))}\n"
 
 
 def benchmark() -> str:
@@ -48,23 +49,34 @@ def benchmark() -> str:
     text = results.read_text() if results.exists() else ""
     table = text.partition("do not edit.\n\n")[2].split("## Every process")[0]
     shown = table.replace("(bench-results.svg)", "(infra/bench-results.svg)").rstrip()
+    shown = re.sub(r"^## ", "### ", shown, flags=re.MULTILINE)
     return f"\n{shown}\n\nEvery process by itself is in `infra/bench-results.md`.\n" if text else ""
+
+
+def between(name: str, content: str, text: str) -> str:
+    """The text with new content between the two markers of a name."""
+    block = f"<!-- {name}:start -->\n{content}<!-- {name}:end -->"
+    marked = f"<!-- {name}:start -->.*?<!-- {name}:end -->"
+    return re.sub(marked, lambda _found: block, text, flags=re.DOTALL)
+
+
+def rewritten(text: str) -> str:
+    """README with everything that the code says of itself as it is now."""
+    text = re.sub(
+        r"```console\n\$ wherry ([^\n]*?)--help\n.*?```",
+        lambda found: help_block(found[1]),
+        text,
+        flags=re.DOTALL,
+    )
+    text = between("formats", format_table(), text)
+    text = between("rewrites", rewrite_table(), text)
+    return between("bench", benchmark(), text)
 
 
 def main() -> None:
     """Rewrite README.md in place."""
     readme = ROOT / "README.md"
-    text = readme.read_text()
-    text = re.sub(
-        r"```console\n\$ wherry (.*?)--help\n.*?```",
-        lambda found: help_block(found[1]),
-        text,
-        flags=re.DOTALL,
-    )
-    text = re.sub(re.escape(TABLE_HEAD) + r"(?:\|.*\n)*", lambda _found: format_table(), text)
-    block = f"<!-- bench:start -->\n{benchmark()}<!-- bench:end -->"
-    text = re.sub(r"<!-- bench:start -->.*?<!-- bench:end -->", lambda _found: block, text, flags=re.DOTALL)
-    readme.write_text(text)
+    readme.write_text(rewritten(readme.read_text()))
 
 
 if __name__ == "__main__":

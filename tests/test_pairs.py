@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from tests.infra_support import ROOT, load
@@ -23,16 +25,27 @@ def test_every_pair_keeps_the_weights_digest(measured):
     assert [pair for pair in measured if not pair.kept] == []
 
 
-def test_only_formats_of_one_family_refuse_a_tree_that_their_row_holds(pairs, measured):
-    own_names = {"lingua", "lingua-consolidated"}  # they hold Lingua's parameters only
-    for tree, depth in (("flat", 1), ("nested", 3)):
-        holds = {
-            name
-            for name in pairs.written()
-            if name not in own_names and (find_format(name).holds.depth or depth) >= depth
-        }
-        seen = {(pair.source, pair.target) for pair in measured if pair.tree == tree}
-        assert seen == {(one, other) for one in holds for other in holds if one != other}
+def test_a_tree_is_refused_only_where_the_row_says_that_it_is_not_held(pairs, measured):
+    wanted = {
+        (tree.name, *pair)
+        for tree in pairs.TREES
+        for pair in permutations(pairs.candidates(tree), 2)
+        if tree.owner in {"", *pair}
+    }
+    assert {(pair.tree, pair.source, pair.target) for pair in measured} == wanted
+
+
+def test_every_format_that_is_written_holds_some_tree(pairs, measured):
+    assert {pair.source for pair in measured} == set(pairs.written())
+
+
+def test_what_a_row_holds_decides_what_is_carried(pairs):
+    trees = {(tree.name, tree.owner): set(pairs.candidates(tree)) for tree in pairs.TREES}
+    flat, nested = trees["flat", ""], trees["nested", ""]
+    assert flat - nested == {name for name in flat if find_format(name).holds.depth}
+    for (_name, owner), held in trees.items():
+        if owner:
+            assert held - {owner} == {name for name in held & flat if find_format(name).holds.companions}
 
 
 def test_readme_shows_it(pairs, measured):
@@ -47,7 +60,9 @@ def test_readme_shows_it(pairs, measured):
 
 def test_a_digest_that_changed_is_not_in_the_table(pairs):
     lost = pairs.Pair("flat", "npz", "orbax", ("a", "b", "a"))
-    kept = [pairs.Pair(tree, "npz", "orbax", ("a", "a", "a")) for tree in ("flat", "nested")]
+    kept = [pairs.Pair(tree, "npz", "orbax", ("a", "a", "a")) for tree in ("flat", "nested", "own")]
     assert not lost.kept
-    assert "both" in pairs.render(kept)
+    assert not pairs.Pair("flat", "npz", "orbax", ("a", "a", "refused")).kept
+    assert "| both |" in pairs.render(kept[:2])
+    assert "| own |" in pairs.render(kept[2:])
     assert "orbax" not in pairs.render([lost])

@@ -1,8 +1,15 @@
-"""What README shows is run word for word, in its order, and the result is read by libraries that are not ours."""
+"""What README shows is run word for word, in its order, and the result is read by libraries that are not ours.
 
+What it says of formats, options and commands is compared with the code; what it says of errors is in
+test_troubleshooting.py, of pairs of formats in test_pairs.py.
+"""
+
+import importlib
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+
+from tests.formats_support import CORPUS, place
+from tests.infra_support import load
+from wherry.mapping import TREE_OPTIONS
+from wherry.registry import formats
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 USE = README.partition("## Use\n")[2]
@@ -20,7 +32,7 @@ TENSORS = {
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def workplace(tmp_path, monkeypatch):
     """A folder with the model that README talks of, as the working directory."""
     (tmp_path / "llama").mkdir()
     save_file(TENSORS, tmp_path / "llama" / "model.safetensors", metadata={"format": "pt"})
@@ -36,7 +48,7 @@ def block(language):
     return re.search(rf"```{language}\n(.*?)```", USE, re.DOTALL)[1]
 
 
-def test_the_commands_and_the_library_example(place):
+def test_the_commands_and_the_library_example(workplace):
     for line in block("sh").splitlines():
         words = shlex.split(line.partition("#")[0].replace("/checkpoints", "checkpoints"))
         done = subprocess.run(
@@ -48,12 +60,101 @@ def test_the_commands_and_the_library_example(place):
         [sys.executable, "-c", block("python")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(os.listdir(place)) == ["a", "again", "b", "checkpoints", "llama", "mlflow.db", "out"]
+    assert sorted(os.listdir(workplace)) == ["a", "again", "b", "checkpoints", "llama", "mlflow.db", "out"]
     import orbax.checkpoint as ocp
 
     for folder in ("out", "a", "again"):
-        restored = ocp.StandardCheckpointer().restore(place / folder)
+        restored = ocp.StandardCheckpointer().restore(workplace / folder)
         for name, array in TENSORS.items():
             assert np.asarray(restored[name]).tobytes() == array.tobytes()
-    for name, array in load_file(place / "b" / "model.safetensors").items():
+    for name, array in load_file(workplace / "b" / "model.safetensors").items():
         assert array.tobytes() == TENSORS[name].tobytes()
+
+
+def test_what_the_code_says_of_itself_is_as_it_is_now(monkeypatch):
+    assert load("readme", monkeypatch).rewritten(README) == README, "run infra/readme.py"
+
+
+def table(marker):
+    """Rows of a generated table, each a list of cells."""
+    block = README.partition(f"<!-- {marker}:start -->\n")[2].partition(f"<!-- {marker}:end -->")[0]
+    lines = [line for line in block.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def wherry(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "wherry.cli", *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_table_of_formats_is_what_wherry_formats_and_the_registry_say():
+    told = {row["name"]: row for row in json.loads(wherry("formats", "--json").stdout)}
+    rows = {cells[0].strip("`"): cells[1:] for cells in table("formats")}
+    assert list(rows) == list(told) == list(formats())
+    for name, (title, read, written, holds, loaded_by) in rows.items():
+        row = told[name]
+        assert (title, read == "yes", written == "yes") == (row["title"], row["read"], row["written"])
+        assert loaded_by == (row["loaded_by"] or "–")
+        assert (holds == "–") == (not row["written"])
+
+
+def test_each_format_is_described_once():
+    part = README.partition("## Systems\n")[2].partition("\n## ")[0]
+    named = [
+        name
+        for heading in re.findall(r"^### .*?: (`.*)$", part, re.MULTILINE)
+        for name in heading.split(", ")
+    ]
+    assert sorted(named) == sorted(f"`{name}`" for name in formats())
+
+
+def test_options_that_are_mentioned_exist():
+    known = {name for row in formats().values() for name in row.options} | set(TREE_OPTIONS)
+    mentioned = set(re.findall(r"--set ([a-z_]+)=", README))
+    assert {"split", "join", "for_torch", "resume", "max_shard_size", "zarr"} <= mentioned <= known
+
+
+def test_names_of_ours_that_are_mentioned_exist():
+    dotted = set(re.findall(r"`(wherry\.integrations[\w.]+)", README))
+    assert dotted
+    for name in dotted:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder")
+def test_the_detection_that_is_shown(tmp_path):
+    shown = re.search(r"```console\n\$ wherry detect run\n(.*?)```", README, re.DOTALL)[1]
+    shutil.copytree(place("maxtext-gpt3-l3-converted-by-maxtext").parent, tmp_path / "run" / "4000")
+    told = wherry("detect", str(tmp_path / "run")).stdout
+    assert told.replace(str(tmp_path), "/data") == shown
+
+
+def test_a_format_of_another_package(monkeypatch, tmp_path):
+    """The entry point that README names: such a format is detected and listed like ours."""
+    from types import SimpleNamespace
+
+    from wherry import registry
+    from wherry.detect import resolve
+    from wherry.detection import Detection, Evidence
+    from wherry.format import Format, Holds
+
+    def detect(glimpse):
+        seen = Evidence(glimpse.location.name, "its first bytes")
+        return Detection(glimpse.location.uri, "mine", evidence=(seen,)) if glimpse.head == b"MINE" else None
+
+    def open_mine(location, detection):
+        raise NotImplementedError
+
+    mine = Format("mine", "Mine", detect, open_mine, create=None, holds=Holds(frozenset()))
+    monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(load=lambda: mine)])
+    registry.formats.cache_clear()
+    try:
+        (tmp_path / "a").write_bytes(b"MINE")
+        assert resolve(tmp_path / "a")[1].format == "mine"
+        assert registry.find_format("mine") is mine
+        assert set(formats()) == {"mine", *(cells[0].strip("`") for cells in table("formats"))}
+    finally:
+        monkeypatch.undo()
+        registry.formats.cache_clear()

@@ -26,9 +26,9 @@ from wherry.detect import describe_absent
 from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
 from wherry.hashing import Failure, compare, hash_checkpoint
 from wherry.keypath import render
-from wherry.mapping import recut
 from wherry.plan import DEFAULT_MEMORY
 from wherry.sidecar import Sidecar, read_sidecar
+from wherry.spelling import renaming_of
 from wherry.store import locate
 from wherry.units import parse_size
 
@@ -205,7 +205,8 @@ def _against(
     memory: int,
     progress: OnProgress | None,
 ) -> Iterator[Failure]:
-    rename = recut(sidecar.receipt.options if sidecar and sidecar.receipt else {})
+    options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
+    rename = renaming_of(sidecar.manifest if sidecar else None, options)
     with open_checkpoint(against) as other:
         theirs = hash_checkpoint(other, memory=memory, progress=progress)
     renamed = {rename(path): path for path in theirs.digests}

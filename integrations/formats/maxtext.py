@@ -10,6 +10,7 @@ the lineage have one place. What is missing of a run whose hosts wrote to their 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError
@@ -44,7 +45,11 @@ def open_maxtext(location: Location, detection: Detection) -> Opened:
     found = opening.find(Glimpse(location))
     if found is None:
         raise IncompleteError("no MaxText item is here", uri=detection.uri, cure="look with `wherry detect`")
-    return opening.open_found(found)
+    opened = opening.open_found(found)
+    known = {*opening.described(found).evidence, *opened.detection.evidence}
+    chosen = tuple(row for row in detection.evidence if row not in known)  # why this step of a run
+    precise = replace(opened.detection, evidence=(*chosen, *opened.detection.evidence))
+    return replace(opened, detection=precise)
 
 
 def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
