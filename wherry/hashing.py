@@ -62,8 +62,9 @@ class Hashes:
 
     @classmethod
     def of(cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher]) -> Hashes:
-        """Collect what the hashers of a pass hold; tensors without bytes had none."""
+        """Collect what the hashers of a pass hold; tensors without bytes had none, boxed ones are left out."""
         full = {path: hashers.get(path) or LeafHasher(spec) for path, spec in specs.items()}
+        full = {path: hasher for path, hasher in full.items() if hasher.done()}
         digests = {path: hasher.digest() for path, hasher in full.items()}
         return cls(
             digests, {path: tuple(leaf or b"" for leaf in hasher.leaves) for path, hasher in full.items()}

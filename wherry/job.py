@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry import __version__
+from wherry.boxed import prove
 from wherry.checkpoint import Checkpoint
 from wherry.digest import sha256_of
 from wherry.errors import MismatchError
@@ -136,6 +137,7 @@ def complete(staged: Staged, hashes: Hashes) -> Receipt:
         raise staged.output.error
     finish(staged.output.writer)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
+    ours = _with_boxed(staged, ours)
     verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
     sidecar, receipt = _sidecar(staged, ours, hashes, verification)
     text = encode(sidecar)
@@ -169,6 +171,26 @@ def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
         place.put(data)
         copied.append(replace(companion, sha256=hashlib.sha256(data).hexdigest()))
     return tuple(copied)
+
+
+def _with_boxed(staged: Staged, ours: Hashes) -> Hashes:
+    """The digests with those of tensors that were carried in boxes, of which only the written target can be hashed.
+
+    Raises:
+        MismatchError: what was written is not what was read.
+    """
+    job = staged.job
+    boxed = [path for path in job.plan.pairs if path not in ours.digests]
+    if not boxed:
+        return ours
+    with _opened(job, staged.staged) as written:
+        found = hash_checkpoint(
+            written, memory=job.plan.memory, progress=job.progress, paths=boxed, folder=staged.staging.spill
+        )
+        if job.plan.verify == "digest":
+            pairs = {path: job.plan.pairs[path] for path in boxed}
+            prove(job.checkpoint, written, pairs, found, memory=job.plan.memory, progress=job.progress)
+    return Hashes({**ours.digests, **found.digests}, {**ours.leaves, **found.leaves})
 
 
 def _read_back(staged: Staged, expected: Hashes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Small arithmetic over a config's attributes, for sizes, scales and facts that family files state.
 
 An expression is text such as `(head_dim or hidden_size / num_attention_heads) / 2`. Nothing but names, attributes of
-tables, numbers, text, arithmetic, comparisons and six functions is understood, so a family file cannot run code. A
+tables, numbers, text, arithmetic, comparisons and a few functions is understood, so a family file cannot run code. A
 name that the config lacks is None; arithmetic with None is None; `a or b` takes the first that is not None.
 """
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 500
 _LARGEST = 10**18
+_MULTIPLES = (256, 1024, 512, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
 def _round_up(value: float, multiple: float) -> float:
@@ -33,7 +34,25 @@ def _bfloat16(value: float) -> float:
     return float(ml_dtypes.bfloat16(value))
 
 
+def _ffn_multiple(ffn: int, base: int) -> int:
+    """The `multiple_of` under which Meta's and Lingua's rule gives a width of the feed-forward layer."""
+    whole = [step for step in _MULTIPLES if ffn % step == 0]
+    return next((step for step in whole if _round_up(base, step) == ffn), whole[0])
+
+
+def _ffn_multiplier(ffn: int, base: int) -> float | None:
+    """The shortest `ffn_dim_multiplier` that does, with that multiple; None where none is needed."""
+    step = _ffn_multiple(ffn, base)
+    if _round_up(base, step) == ffn:
+        return None
+    exact = (ffn - (step - 1) / 2) / base
+    rounded = (round(exact, digits) for digits in range(1, 17))
+    return next((one for one in rounded if _round_up(int(one * base), step) == ffn), exact)
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "ffn_multiple": _ffn_multiple,
+    "ffn_multiplier": _ffn_multiplier,
     "int": int,
     "max": max,
     "min": min,

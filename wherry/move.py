@@ -33,20 +33,25 @@ class Move:
         source: key path in the source.
         span: canonical bytes that it covers, in the source and in every target.
         region: the same as a region; None where the source is read by span.
+        box: whether the region is not one run of bytes; the span then only numbers the moves and counts their bytes.
     """
 
     source: KeyPath
     span: Span
     region: Region | None
+    box: bool = False
 
 
-def moves_of(source: TensorSpec, targets: Sequence[TensorSpec], *, raw: bool) -> Iterator[Move]:
+def moves_of(
+    source: TensorSpec, targets: Sequence[TensorSpec], *, raw: bool, regions: bool = False
+) -> Iterator[Move]:
     """Cut one tensor into moves, in C order.
 
     Args:
         source: the tensor that is read; its chunk grid counts only where it must be decoded.
         targets: the tensors that are written from it; a chunk grid means that whole chunks must be written.
         raw: whether the source's canonical bytes lie raw in files.
+        regions: whether any region of the source can be read without reading much more.
     """
     if source.nbytes == 0:
         return
@@ -60,8 +65,24 @@ def moves_of(source: TensorSpec, targets: Sequence[TensorSpec], *, raw: bool) ->
     grid = common_grid(source.shape, [*decoded, *grids])
     if grids and decoded and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
         grid = common_grid(source.shape, grids)  # decoding a chunk twice beats holding the tensor
+    if grids and regions and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
+        yield from _boxes(source, grids)
+        return
     for region, span in row_bands(source, limit, grid):
         yield Move(source.path, span, region)
+
+
+def _boxes(source: TensorSpec, grids: Sequence[tuple[int, ...]]) -> Iterator[Move]:
+    """Chunks that are no runs of the tensor's bytes, one by one: a band of them would not fit the memory."""
+    steps = tuple(
+        min(math.lcm(*(grid[axis] for grid in grids)), extent) for axis, extent in enumerate(source.shape)
+    )
+    at = 0
+    for cell in cells(source.whole, steps):
+        elements = math.prod(part.stop - part.start for part in cell)
+        end = at + dtypes.canonical_size(source.dtype, elements)
+        yield Move(source.path, Span(at, end), cell, box=True)
+        at = end
 
 
 def common_grid(shape: tuple[int, ...], grids: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -84,9 +105,11 @@ def _band_bytes(spec: TensorSpec, grid: tuple[int, ...]) -> int:
     return dtypes.canonical_size(spec.dtype, math.prod([*grid[:1], *rest[1:]])) if grid else spec.nbytes
 
 
-def largest_move(source: TensorSpec, targets: Sequence[TensorSpec], *, raw: bool) -> int:
+def largest_move(
+    source: TensorSpec, targets: Sequence[TensorSpec], *, raw: bool, regions: bool = False
+) -> int:
     """Bytes of the largest move of a tensor, without listing its moves."""
-    first = next(iter(moves_of(source, targets, raw=raw)), None)
+    first = next(iter(moves_of(source, targets, raw=raw, regions=regions)), None)
     return first.span.nbytes if first else 0
 
 

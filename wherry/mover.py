@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from wherry import dtypes
@@ -142,6 +142,9 @@ class Carrier:
 
     def _move(self, move: Move, hasher: LeafHasher) -> None:
         spec = self.specs[move.source]
+        if move.box:
+            self._box(spec, move)
+            return
         with self.source.at(spec, move.span, self._stopped) as extents:
             if extents is not None:
                 with self.pool.buffer(move.span.nbytes) as buffer:
@@ -151,6 +154,16 @@ class Carrier:
             elif not self._streamed(spec, move, hasher):
                 with self.pool.reserved(move.span.nbytes * _DECODE_FACTOR):
                     self._deliver(move, self._decoded(spec, move), hasher)
+
+    def _box(self, spec: TensorSpec, move: Move) -> None:
+        """Carry what is no run of the tensor's bytes; its leaves are hashed when the target is read back."""
+        assert move.region is not None
+        with self.pool.buffer(move.span.nbytes) as buffer:
+            self.source.box(spec, move.region, buffer)
+            for output in self.outputs:
+                if output.wants(move):
+                    output.deliver(move, buffer)
+                    output.delivered(move, self.hashers)
 
     def _streamed(self, spec: TensorSpec, move: Move, hasher: LeafHasher) -> bool:
         """Decode into a reused buffer, where the chunks can be decoded piece by piece."""
@@ -179,7 +192,8 @@ class Carrier:
 def digest_moves(specs: Iterable[TensorSpec], source: Spill) -> Iterator[Move]:
     """The moves of a pass that only hashes."""
     for spec in specs:
-        yield from moves_of(spec, (), raw=source.by_span(spec))
+        free = replace(spec, chunks=None) if source.free(spec) else spec
+        yield from moves_of(free, (), raw=source.by_span(spec))
 
 
 def read_span(extents: tuple[Extent, ...], span: Span, buffer: memoryview, spec: TensorSpec) -> None:

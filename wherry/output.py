@@ -113,7 +113,7 @@ class Output:
     def _complete(self, finished: list[Move], hashers: Mapping[KeyPath, LeafHasher]) -> list[Done]:
         rows: list[Done] = []
         for move in finished:
-            leaves = hashers[move.source].known(*move.span)
+            leaves = {} if move.box else hashers[move.source].known(*move.span)
             if leaves is not None:
                 rows.append(Done(move.source, move.span, leaves))
             else:

@@ -72,7 +72,7 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
 
 
 def _outcome(staged: Staged, hashes: Hashes) -> Receipt | WherryError:
-    taken = {source: hashes.digests[source] for source in staged.output.targets}
+    taken = {source: hashes.digests[source] for source in staged.output.targets if source in hashes.digests}
     mine = Hashes(taken, {source: hashes.leaves[source] for source in taken})
     try:
         return complete(staged, mine)

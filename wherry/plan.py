@@ -25,6 +25,7 @@ from wherry.pool import Pool
 from wherry.registry import checked_options, find_format
 from wherry.spill import Spill
 from wherry.store import locate
+from wherry.tensorspec import GRID
 from wherry.units import parse_size
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Plan:
         pairs: target key path → source key path.
         ignored: source entries that are not carried, each with its rule.
         raw: source key paths of which any span can be read: bytes lie raw in files, or will in a spill file.
+        regions: source key paths of which any region can be read without reading much more.
+        free: those among these whose chunks need not be regarded.
         spilled: those among them that go through a spill file, because their chunks are too large to decode whole.
         expected_parameters: what the source's config says; None where it says nothing that we understand.
         memory: budget in bytes.
@@ -76,6 +79,8 @@ class Plan:
     ignored: tuple[Ignored, ...]
     raw: frozenset[KeyPath]
     spilled: frozenset[KeyPath]
+    regions: frozenset[KeyPath]
+    free: frozenset[KeyPath]
     expected_parameters: int | None
     memory: int
     verify: str
@@ -117,7 +122,9 @@ class Plan:
     def _largest(self, target: KeyPath, source: KeyPath) -> int:
         spec = self.source_manifest.tensors[source]
         held = 1 if source in self.raw else 2
-        return held * largest_move(spec, [self.manifest.tensors[target]], raw=source in self.raw)
+        spec = replace(spec, chunks=None) if source in self.free else spec
+        targets, regions = [self.manifest.tensors[target]], source in self.regions
+        return held * largest_move(spec, targets, raw=source in self.raw, regions=regions)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as `--json` prints it."""
@@ -169,7 +176,11 @@ def joint_moves(plans: Sequence[Plan]) -> Iterator[Move]:
             targets.setdefault(source, []).append(one.manifest.tensors[target])
     raw = frozenset[KeyPath]().union(*(one.raw for one in plans))
     for source, specs in targets.items():
-        yield from moves_of(plans[0].source_manifest.tensors[source], specs, raw=source in raw)
+        spec = plans[0].source_manifest.tensors[source]
+        spec = replace(spec, chunks=None) if any(source in one.free for one in plans) else spec
+        yield from moves_of(
+            spec, specs, raw=source in raw, regions=any(source in one.regions for one in plans)
+        )
 
 
 def plan(
@@ -239,7 +250,7 @@ def make_plan(
         _require_present(checkpoint, left=_left_by(mapped, checkpoint.manifest))
     require_held(mapped.manifest, row, str(target))
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
-    prepared = row.prepare(manifest, checked)
+    prepared = _without_hints(row.prepare(manifest, checked))
     carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
     budget = parse_size(memory)
     bytes_of = Spill(checkpoint.reader, Pool(budget))
@@ -255,6 +266,8 @@ def make_plan(
         ignored=(*checkpoint.ignored, *mapped.ignored),
         raw=frozenset(spec.path for spec in carried if bytes_of.by_span(spec)),
         spilled=frozenset(spec.path for spec in carried if bytes_of.spills(spec)),
+        regions=frozenset(spec.path for spec in carried if bytes_of.by_region(spec)),
+        free=frozenset(spec.path for spec in carried if bytes_of.free(spec)),
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
         memory=budget,
         verify=verify,
@@ -263,6 +276,18 @@ def make_plan(
         notes=checkpoint.notes,
         snippet=checkpoint.snippet,
     )
+
+
+def _without_hints(manifest: Manifest) -> Manifest:
+    """A target's manifest without what its format was told of chunks."""
+    kept = {
+        path: replace(spec, tags=_rest(spec.tags)) for path, spec in manifest.tensors.items() if spec.tags
+    }
+    return replace(manifest, tensors={**manifest.tensors, **kept})
+
+
+def _rest(tags: Mapping[str, str] | None) -> dict[str, str] | None:
+    return {name: text for name, text in (tags or {}).items() if name != GRID} or None
 
 
 def _writable(to: str) -> Format:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.crc32 import PieceCrc
 from wherry.errors import CorruptError
-
 from wherry.store import locate
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from wherry.checkpoint import Checkpoint
 from wherry.decoded import Decoded
 from wherry.families import Projected, target_manifest
 from wherry.format import Absent, Extent, Opened
-from wherry.layout_bands import cut_multiples
+from wherry.layout_bands import cut_multiples, stacked_grid
 from wherry.location import Location
 from wherry.manifest import Companion
 from wherry.mover import read_span
@@ -26,7 +26,7 @@ from wherry.relayout import Copy, Stored, copies
 from wherry.relayout_moves import fill_region
 from wherry.spill import RegionReader
 from wherry.store import LocalStore
-from wherry.tensorspec import Region, Span, TensorSpec, region_shape
+from wherry.tensorspec import GRID, Region, Span, TensorSpec, region_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,6 +48,7 @@ class Relaid(Checkpoint):
 
     Attributes:
         original: the source.
+        projected: what it is in the target's layout.
         ignored: its tensors that are not carried, each with its rule.
         lossy: key path → what there and back can change.
         notes: what could not be carried or made, in words.
@@ -67,7 +68,10 @@ class Relaid(Checkpoint):
         """
         files, carried = (made.files, made.carried) if made else ({}, ())
         manifest = target_manifest(projected, source.manifest)
-        specs = {path: _banded(path, spec, projected) for path, spec in manifest.tensors.items()}
+        specs = {
+            path: _hinted(_banded(path, spec, projected), projected)
+            for path, spec in manifest.tensors.items()
+        }
         kept = [one for one in source.manifest.companions if one.name in carried and one.name not in files]
         new = [Companion(name, len(data)) for name, data in files.items()]
         manifest = replace(manifest, tensors=specs, companions=(*kept, *new))
@@ -76,6 +80,7 @@ class Relaid(Checkpoint):
             manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
         super().__init__(Opened(source.detection, manifest, RelaidReader(source, projected, files)))
         self._source = source
+        self.projected = projected
         self.ignored: tuple[Ignored, ...] = projected.ignored
         self.lossy: Mapping[KeyPath, Bound] = projected.lossy
         self.notes: tuple[str, ...] = made.warnings if made else ()
@@ -211,6 +216,21 @@ def _banded(path: KeyPath, spec: TensorSpec, projected: Projected) -> TensorSpec
     multiples = cut_multiples(stored, _BAND, projected.pieces.sizes)
     cut = next((axis for axis, step in enumerate(multiples) if step > 1), len(multiples) - 1)
     return replace(spec, chunks=(*multiples[:cut], multiples[cut], *spec.shape[cut + 1 :]))
+
+
+def _hinted(spec: TensorSpec, projected: Projected) -> TensorSpec:
+    """A target tensor with the chunk grid in which each source tensor fills whole chunks, for formats that have chunks.
+
+    It is of use where the grid is not one of runs anyway: where an unrolled axis lies behind one that is transposed.
+    """
+    stored = projected.targets.get(spec.path)
+    if stored is None or spec.nbytes <= _BAND:
+        return spec
+    grid = stacked_grid(stored, projected.pieces, _BAND)
+    cut = next((axis for axis, step in enumerate(grid) if step > 1), len(grid))
+    if grid[cut + 1 :] == spec.shape[cut + 1 :]:
+        return spec
+    return replace(spec, tags={**(spec.tags or {}), GRID: "x".join(map(str, grid))})
 
 
 def _runs(stored: Stored, projected: Projected) -> list[tuple[TensorSpec, Span]] | None:

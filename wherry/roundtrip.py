@@ -56,9 +56,45 @@ def roundtrip(
         UsageError: the family was declared in a file and is not known here.
         WherryError: the target does not fit its own layout.
     """
-    forward, back = _both(converted, source, layout)
+    forward = _forward(source, layout)
+    back = _inverse(forward, converted)
     with Relaid(converted, back) as view:
+        carried = {*back.targets, *back.scalars}
+        dropped = {row.path for row in forward.ignored}
+        for path in source.manifest.tensors:
+            if path not in carried and path not in dropped:
+                yield Failure(render(path), "nothing of the target holds it")
         yield from _compared(view, source, forward, back, memory, progress)
+
+
+def came_back(
+    converted: Checkpoint,
+    view: Relaid,
+    paths: set[KeyPath],
+    *,
+    memory: int,
+    progress: OnProgress | None = None,
+) -> Iterator[Failure]:
+    """The same for some tensors of a target that has just been written from a view.
+
+    Args:
+        converted: what was written, opened.
+        view: what it was written from.
+        paths: tensors of the target.
+        memory: budget for reading.
+        progress: called a few times a second.
+    """
+    forward = view.projected
+    wanted = {piece.parameter for path in paths for piece in forward.targets[path].pieces}
+    whole = _inverse(forward, converted)
+    held = {
+        path: stored
+        for path, stored in whole.targets.items()
+        if any(piece.parameter in wanted for piece in stored.pieces)
+    }
+    back = replace(whole, targets=held, scalars={})
+    with Relaid(converted, back) as inverse:
+        yield from _compared(inverse, view.original, forward, back, memory, progress)
 
 
 def _compared(
@@ -70,22 +106,15 @@ def _compared(
     progress: OnProgress | None,
 ) -> Iterator[Failure]:
     found = hash_checkpoint(view, memory=memory, progress=progress, stage="roundtrip")
-    carried = set(back.targets) | set(back.scalars)
-    wanted = [path for path in source.manifest.tensors if path in carried]
+    wanted = [path for path in source.manifest.tensors if path in back.targets or path in back.scalars]
     theirs = hash_checkpoint(source, memory=memory, progress=progress, stage="roundtrip", paths=wanted)
-    dropped = {row.path for row in forward.ignored}
-    for path in source.manifest.tensors:
-        if path not in carried and path not in dropped:
-            yield Failure(render(path), "nothing of the target holds it")
     bound = max(forward.lossy.values(), default=None)
     for failure in compare(found, theirs.digests, theirs.leaves):
         yield from _measured(failure, view, source, back, bound)
 
 
-def _both(
-    converted: Checkpoint, source: Checkpoint, layout: Mapping[str, Any]
-) -> tuple[Projected, Projected]:
-    """The projection that made the target, and its inverse."""
+def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projected:
+    """The projection that made a target, made again of what its manifest records."""
     try:
         family = load_family(layout["family"])
     except UsageError as error:
@@ -95,16 +124,21 @@ def _both(
     one, other = dict(layout["from"]), dict(layout["to"])
     mine, theirs = family.system(one.pop("system")), family.system(other.pop("system"))
     config, told_by = config_beside(source, mine)
-    forward = convert_layout(
+    return convert_layout(
         source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
         source_options=one, options=other, dtype=layout.get("dtype"),
     )  # fmt: skip
-    conventions = {name: text for name, text in other.items() if name in theirs.conventions}
+
+
+def _inverse(forward: Projected, converted: Checkpoint) -> Projected:
+    """From the target back to the very tensors of the source."""
+    system = forward.system
+    conventions = {name: text for name, text in forward.chosen.items() if name in system.conventions}
     held = convert_layout(
-        converted.manifest, family, theirs.name, theirs.name,
+        converted.manifest, forward.source.family, system.name, system.name,
         source_options=conventions, sizes=forward.source.solved.sizes,
     )  # fmt: skip
-    return forward, replace(held, targets=_carried(forward), scalars=_numbers(forward), ignored=(), lossy={})
+    return replace(held, targets=_carried(forward), scalars=_numbers(forward), ignored=(), lossy={})
 
 
 def _carried(forward: Projected) -> dict[KeyPath, Stored]:

@@ -25,9 +25,12 @@ from wherry.band import Band, StoppedError
 from wherry.errors import UsageError, storage_error
 from wherry.format import Block, Extent, Reader, StreamingReader
 from wherry.move import cells, common_grid
+from wherry.mover import read_span
 from wherry.output import as_bytes
 from wherry.placing import band_at, place
+from wherry.relayout_moves import fill_region
 from wherry.staging import PREFIX
+from wherry.tensorspec import Span
 from wherry.units import show_size
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 
     from wherry.keypath import KeyPath
     from wherry.pool import Pool
-    from wherry.tensorspec import Region, Span, TensorSpec
+    from wherry.tensorspec import Region, TensorSpec
 
 FOLDER_VARIABLE = "WHERRY_SPILL"
 _SHARE = 4  # what is decoded in memory is at most the budget divided by this,
@@ -103,6 +106,24 @@ class Spill:
     def by_span(self, spec: TensorSpec) -> bool:
         """Whether any span of a tensor can be had, raw or from a spill file; else only regions can."""
         return self._raw(spec) is not None or self.spills(spec)
+
+    def by_region(self, spec: TensorSpec) -> bool:
+        """Whether any region of a tensor can be had without decoding much more."""
+        return self._raw(spec) is not None or isinstance(self.reader, FillingReader) or self.free(spec)
+
+    def free(self, spec: TensorSpec) -> bool:
+        """Whether its chunks need not be regarded: they lie raw, and any part of them is read alone."""
+        return isinstance(self.reader, RegionReader) and self.reader.cheap(spec)
+
+    def box(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Fill a buffer with a region that is not one run of the tensor's bytes."""
+        raw = self._raw(spec)
+        if raw is not None:
+            fill_region(spec, region, lambda at, part: _read_raw(raw, spec, at, part), buffer)
+        elif isinstance(self.reader, FillingReader):
+            self.reader.fill(spec, region, buffer)
+        else:
+            buffer[:] = as_bytes(self.reader.read(spec, region))
 
     def spills(self, spec: TensorSpec) -> bool:
         """Whether a tensor goes through spill files.
@@ -176,7 +197,7 @@ class Spill:
 
     def _cut(self, spec: TensorSpec) -> tuple[int, ...] | None:
         """Extents of one band, where the tensor must be spilled."""
-        if spec.chunks is None or spec.nbytes == 0 or dtypes.opaque(spec.dtype):
+        if spec.chunks is None or spec.nbytes == 0 or dtypes.opaque(spec.dtype) or self.free(spec):
             return None
         cut = common_grid(spec.shape, [spec.chunks])
         if dtypes.canonical_size(spec.dtype, math.prod(cut)) <= self._limit:
@@ -261,6 +282,10 @@ class Spill:
             if band.left == 0:
                 del self._bands[spec.path, band.span.start]
                 band.path.unlink()
+
+
+def _read_raw(extents: tuple[Extent, ...], spec: TensorSpec, at: int, buffer: memoryview) -> None:
+    read_span(extents, Span(at, at + len(buffer)), buffer, spec)
 
 
 def _whole(region: Region, chunks: tuple[int, ...], shape: tuple[int, ...]) -> bool:

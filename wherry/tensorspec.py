@@ -49,6 +49,9 @@ class Sharding:
     rules: tuple[tuple[str, AxisName], ...] = ()
 
 
+GRID = "grid"  # in a spec's tags: the chunks that a tensor is best made in, as 4096x1x128
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor of a checkpoint.

@@ -10,6 +10,7 @@ from wherry.integrations.orbax import partition
 from wherry.integrations.orbax.layout import reserved
 from wherry.integrations.orbax.tree import stored_name
 from wherry.keypath import KeyPath, joined_names, render
+from wherry.tensorspec import GRID
 
 if TYPE_CHECKING:
     from wherry.format import Options
@@ -71,6 +72,9 @@ def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:
     Raises:
         UsageError: the option is of none of its forms, or does not fit the tensor.
     """
+    hinted = (spec.tags or {}).get(GRID)
+    if option == "auto" and hinted is not None:
+        return tuple(map(int, hinted.split("x")))
     if option == "auto":
         return zarr_new.auto_chunks(spec.shape, spec.dtype)
     if option == "whole":

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,6 +130,7 @@ def convert_layout(
     dtype: str | None = None,
     target_format: str | None = None,
     pads: Mapping[str, int] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Projected:
     """From one system's checkpoint to another's, by metadata alone.
 
@@ -145,6 +147,7 @@ def convert_layout(
         dtype: element type of the parameters.
         target_format: chooses the target's forms where they depend on the format.
         pads: axis → multiple to which the target pads.
+        facts: what is known besides the config, where that does not say it; see `outfit.facts_beside`.
 
     Raises:
         WherryError: see `bind` and `project`; every error names the parameter and the cure.
@@ -153,6 +156,7 @@ def convert_layout(
     given, asked = _texts(source_options or {}), _texts(options or {})
     _require_known(one, other, given, asked)
     told = tell(one, config, config_source)
+    told = replace(told, facts={**(facts or {}), **told.facts})
     require_accepted(other, told.facts)
     alike = source == target
     mine = conventions_of(one, {**_conventions(one, asked), **given}, told, told.facts, alike=alike)

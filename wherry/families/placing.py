@@ -36,6 +36,7 @@ def placed(
     """The tensors that hold parameters and moments."""
     sizes = bound.solved.sizes
     for template in kept:
+        sizes = {**_absent(bound, template), **sizes}
         for at in template.layouts[0].places(sizes):
             start, made, shape, own = 0, [], [], _dtype(template, pieces, dtype)
             words = words_of(template, sizes, bound.told.facts)
@@ -49,6 +50,13 @@ def placed(
             axes = axis_names(system, template.layouts[0].present(sizes), sizes)
             spec = TensorSpec(template.layouts[0].path(at, sizes), tuple(shape), own, axes=axes)
             yield Stored(spec, tuple(made))
+
+
+def _absent(bound: Bound, template: Template) -> dict[str, int]:
+    """Axes that indices begin after and that no parameter of this model has: 0 layers of that kind."""
+    there = {axis for name in bound.present["params"] for axis in bound.family.parameters[name].axes}
+    offsets = {axis for index in template.layouts[0].indices for axis in index.offset}
+    return dict.fromkeys(offsets - there, 0)
 
 
 def _padded(dimension: Dimension, sizes: Mapping[str, int], pads: Mapping[str, int]) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wherry.errors import UsageError
 from wherry.families.schema import (
+    Cases,
     Config,
     Convention,
     Family,
@@ -15,6 +16,7 @@ from wherry.families.schema import (
     Row,
     Stack,
     System,
+    Write,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +90,30 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
             ignored=frozenset(config.get("ignored", [])),
             table=config.get("table"),
         ),
+        write=_write(row.get("write", {}), where),
     )
+
+
+def _write(row: Mapping[str, Any], where: str) -> Write:
+    _no_others(row, set(Write.__slots__), f"{where}: write")
+    attributes = row.get("attributes", {})
+    return Write(
+        file=row.get("file"),
+        nested=bool(row.get("nested", False)),
+        fixed=row.get("fixed", {}),
+        attributes={name: one if isinstance(one, str) else _cases(one) for name, one in attributes.items()},
+        replaced=tuple(row.get("replaced", ())),
+        nullable=tuple(row.get("nullable", ())),
+        cases={name: _cases(one) for name, one in row.get("cases", {}).items()},
+        defaults=row.get("defaults", {}),
+        notes=tuple((str(rule), str(text)) for rule, text in row.get("notes", [])),
+        words=_texts(row.get("words", {})),
+        snippet=row.get("snippet", ""),
+    )
+
+
+def _cases(rows: Any) -> Cases:
+    return tuple((str(rule), value) for rule, value in rows)
 
 
 def _row(names: str, row: Any, where: str) -> Row:

@@ -33,17 +33,23 @@ and pass the same checks. A field that this module does not know is an error.
       ignore               [[pattern, reason], …]: tensors that are none of the model; ** stands for several parts
       accepts              [[expression over the facts, reason], …]: what a target of this system can hold
       config               {table, sizes, facts, require, ignored}: which attributes say what; any other is an error
+      write                the config that goes with a checkpoint of this system, and how it is loaded: {file, nested,
+                           fixed, attributes, replaced, nullable, cases, defaults, notes, words, snippet}. What
+                           `config` reads from one attribute is written to it without being repeated; see Write
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+Cases: TypeAlias = tuple[tuple[str, Any], ...]  # expression, and what holds where it is true
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +168,42 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
+class Write:
+    """How a system's config is written from what is known.
+
+    Expressions are over axes, facts, forms and conventions of the target, `there.P` (whether parameter P is
+    there), `source.C` (forms and conventions of the source), `dtype` (of the parameters) and `moments`. An attribute
+    that begins with / stands outside of `config.table`, a dot in it goes one table deeper.
+
+    Attributes:
+        file: its name beside the tensors; None where the system keeps no such file.
+        nested: whether the attributes are written into `config.table`.
+        fixed: attribute → value that holds for every model of the family.
+        attributes: attribute → expression, where it is not simply an axis or a fact; or [[expression, value], …], of
+            which the first holds.
+        replaced: attributes of a given config that say how the weights lie, which the target decides.
+        nullable: attributes that are written as null where they have no value.
+        cases: attribute → [[expression, value], …], where nothing else says: taken with a warning.
+        defaults: attribute → the system's documented default (text is an expression): taken with a warning.
+        notes: expression → a warning where it is true.
+        words: name → expression, for the snippet.
+        snippet: how the system loads it: {uri}, {file}, {lines} (attribute=value …) and the words.
+    """
+
+    file: str | None = None
+    nested: bool = False
+    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    attributes: Mapping[str, str | Cases] = field(default_factory=dict[str, "str | Cases"])
+    replaced: tuple[str, ...] = ()
+    nullable: tuple[str, ...] = ()
+    cases: Mapping[str, Cases] = field(default_factory=dict[str, "Cases"])
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    notes: tuple[tuple[str, str], ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict[str, str])
+    snippet: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class System:
     """How one system keeps the parameters of a family; the fields are described at the top of this module."""
 
@@ -184,6 +226,7 @@ class System:
     ignore: tuple[tuple[str, str], ...]
     accepts: tuple[tuple[str, str], ...]
     config: Config
+    write: Write
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Children: conversions in processes that may die of it, to be taken up by the next.
 
-They are forked from one server that has imported everything and has started no thread, so that a kill costs 50 ms
-instead of a second and hundreds can be tried.
+They are forked from one server that has started no thread, and that imports what the first child to succeed needed,
+so that a kill costs 50 ms instead of a second and hundreds can be tried.
 """
 
 from __future__ import annotations
@@ -62,29 +62,22 @@ class Outcome:
         calls: place → calls, where it lived.
         receipt: JSON of the receipt, where the conversion succeeded.
         error: JSON of the error, where it failed.
+        modules: what was imported in the end, where it lived.
     """
 
     killed: bool
     calls: dict[str, int] = field(default_factory=dict[str, int])
     receipt: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
+    modules: tuple[str, ...] = ()
 
 
 class Children:
     """Runs conversions in processes that may die; use it in a `with` statement."""
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
-        """Choose what is imported before the children are forked.
-
-        Args:
-            preload: modules that the conversions need; none of them may start threads.
-        """
-        self._preload = preload
-
     def __enter__(self) -> Self:
-        code = f"from wherry.testing.children import serve; serve({json.dumps(list(self._preload))})"
-        self._server = subprocess.Popen(  # noqa: S603  this interpreter, and code from the line above
-            [sys.executable, "-c", code],
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", "from wherry.testing.children import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -106,15 +99,16 @@ class Children:
         return Outcome(**json.loads(self._server.stdout.readline()))
 
 
-def serve(preload: Sequence[str]) -> None:
+def serve() -> None:
     """Be the server of `Children`: an order a line comes in, an outcome a line goes out."""
-    for name in ("wherry.convert", "wherry.registry", *preload):
-        importlib.import_module(name)
     from wherry.registry import formats
 
+    importlib.import_module("wherry.convert")
     formats()
     for line in sys.stdin:
         outcome = _supervise(Order(**json.loads(line)))
+        for name in outcome.modules:
+            importlib.import_module(name)
         sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
         sys.stdout.flush()
 
@@ -154,6 +148,7 @@ def _obey(order: Order) -> dict[str, Any]:
     if order.file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order.file_size, resource.RLIM_INFINITY))
     fault = Fault(ACTS[order.act], order.number, order.place) if order.number else None
+    before = set(sys.modules)
     with small_steps(order.workers), Faults(fault, order.places) as faults:
         try:
             receipt = convert(
@@ -161,4 +156,5 @@ def _obey(order: Order) -> dict[str, Any]:
             ).to_json()
         except WherryError as error:
             return {"calls": dict(faults.calls), "error": error.to_json()}
-    return {"calls": dict(faults.calls), "receipt": receipt}
+    modules = tuple(name for name in sys.modules if name not in before)
+    return {"calls": dict(faults.calls), "receipt": receipt, "modules": modules}

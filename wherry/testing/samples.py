@@ -20,14 +20,16 @@ from wherry.registry import checked_options
 from wherry.tensorspec import Region, Span, TensorSpec, region_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
-    from wherry.format import Format
+    from wherry.format import Format, Holds
     from wherry.keypath import KeyPath
 
 SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (2, 3), (3, 1, 5), (2, 3, 4, 5), (1, 2, 1, 3, 2))
 _EVEN_SHAPES: tuple[tuple[int, ...], ...] = ((8,), (2, 4), (3, 2, 8))
 _EMPTY_SHAPES: tuple[tuple[int, ...], ...] = ((0,), (3, 0, 2))
+_MOVES_SHAPE = (9, 1_000_003)  # one byte an element: more than a move
+_SOURCE_DTYPES = ("bfloat16", "float32", "uint8")
 _LEAVES_SHAPE = (3, 7, 299_593)  # one byte an element: crosses a leaf, ends inside one
 _CHUNKS_SHAPE = (2620, 4099)  # four bytes an element, 41 MiB: several chunks, odd in both axes
 _PARTS = ("params", "größe 1", "w.b")
@@ -82,12 +84,24 @@ def sample(
         large: whether tensors of 6 MiB and 41 MiB are among the tensors.
         seed: of the contents.
     """
-    checked = checked_options(row, options or {})
+    shapes = [*_specs(row, row.holds.dtypes), *(_large(row) if large else ())]
+    return _sampled(row, shapes, checked_options(row, options or {}), seed)
+
+
+def source(row: Format, seed: int = 0) -> Sample:
+    """A sample to be converted: all kinds of content, but few and small tensors, and one of more than a move.
+
+    Args:
+        row: the format; it must be written.
+        seed: of the contents.
+    """
+    few = _specs(row, row.holds.dtypes.intersection(_SOURCE_DTYPES))
+    return _sampled(row, [*few, TensorSpec((), _MOVES_SHAPE, _one_byte(row))], checked_options(row, {}), seed)
+
+
+def _sampled(row: Format, shapes: list[TensorSpec], options: Mapping[str, Any], seed: int) -> Sample:
     generator = random.Random(seed)  # noqa: S311  contents, not secrets
-    specs = [
-        replace(spec, path=path)
-        for spec, path in zip(_specs(row, large=large), _paths(row.holds.depth), strict=False)
-    ]
+    specs = [replace(spec, path=path) for spec, path in zip(shapes, _paths(row.holds), strict=False)]
     companions = {**_COMPANIONS, **row.holds.needs} if row.holds.companions else {}
     manifest = Manifest(
         tensors={spec.path: spec for spec in specs},
@@ -96,9 +110,9 @@ def sample(
         lists=_lists(specs),
         companions=tuple(Companion(name, len(data)) for name, data in companions.items()),
     )
-    prepared = row.prepare(manifest, checked)
+    prepared = row.prepare(manifest, options)
     contents = {spec.path: random_bytes(spec, generator) for spec in specs}
-    return Sample(row, checked, prepared, contents, companions)
+    return Sample(row, options, prepared, contents, companions)
 
 
 def variants(row: Format) -> Iterator[dict[str, Any]]:
@@ -147,8 +161,8 @@ def _narrow_bits(dtype: str) -> int | None:
     return names.get(dtype)
 
 
-def _specs(row: Format, *, large: bool) -> Iterator[TensorSpec]:
-    names = sorted(row.holds.dtypes)
+def _specs(row: Format, of: Collection[str]) -> Iterator[TensorSpec]:
+    names = sorted(of)
     shapes = cycle(SHAPES)
     for name in names:
         packed = dtypes.opaque(name) or _narrow_bits(name) is not None
@@ -156,13 +170,20 @@ def _specs(row: Format, *, large: bool) -> Iterator[TensorSpec]:
             yield TensorSpec((), shape, name)
     if row.holds.zero_size:
         yield from (TensorSpec((), shape, names[-1]) for shape in _EMPTY_SHAPES)
-    if large:
-        yield TensorSpec((), _LEAVES_SHAPE, next(name for name in names if dtypes.bits(name) == _BYTE))
-        yield TensorSpec((), _CHUNKS_SHAPE, "float32")
 
 
-def _paths(depth: int | None) -> Iterator[KeyPath]:
-    """Key paths of several depths, or of at most `depth`; the nodes `blocks` and `blocks/<n>/rows` are lists."""
+def _large(row: Format) -> tuple[TensorSpec, ...]:
+    return (TensorSpec((), _LEAVES_SHAPE, _one_byte(row)), TensorSpec((), _CHUNKS_SHAPE, "float32"))
+
+
+def _one_byte(row: Format) -> str:
+    return next(name for name in sorted(row.holds.dtypes) if dtypes.bits(name) == _BYTE)
+
+
+def _paths(holds: Holds) -> Iterator[KeyPath]:
+    """Key paths that the format needs, then of several depths; `blocks` and `blocks/<n>/rows` are lists."""
+    yield from holds.names
+    depth = holds.depth
     for number in count():
         last = f"{_PARTS[number % 3]}.{number}"
         path = (last,) if number % 2 else (*_PARTS, last)

@@ -48,6 +48,14 @@ def start(sample: Sample, place: Location) -> Writer:
     return sample.row.create(place, sample.manifest, sample.options)
 
 
+def make(sample: Sample, place: Location) -> None:
+    """Write a sample whole, with nothing in the way."""
+    writer = start(sample, place)
+    write_pieces(writer, pieces(sample))
+    writer.finish()
+    writer.close()
+
+
 def write_pieces(writer: Writer, parts: Sequence[Piece]) -> None:
     """Write parts from several threads, with a sync after every few."""
 

@@ -1,0 +1,118 @@
+"""The files that systems keep a model's config in, read and written without the systems' own parsers.
+
+JSON (Hugging Face, Lingua, Meta), flat YAML (MaxText) and gin (T5X). Values are numbers, text, truth values, nothing
+and lists of these; a file with anything else is refused by line, so that no attribute is lost unseen. Of gin only the
+bindings of the network's config matter: T5X binds a run's whole program in one file.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import TYPE_CHECKING, Any, cast
+
+from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
+_NETWORK = "T5Config"
+_BINDING = re.compile(
+    r"(?:[\w./]+/)?(?:[\w.]+\.)?(?P<configurable>\w+)\.(?P<name>\w+)\s*=\s*(?P<value>.+)", re.DOTALL
+)
+_MACRO = re.compile(r"(?P<name>\w+)\s*=\s*(?P<value>.+)", re.DOTALL)
+
+
+def parse_config(name: str, data: bytes) -> dict[str, Any]:
+    """The attributes of a config file; its form is that of its name's ending.
+
+    Raises:
+        UsageError: it cannot be read; the line is named.
+    """
+    try:
+        text = data.decode()
+        if name.endswith((".yml", ".yaml")):
+            return _yaml(text, name)
+        if name.endswith(".gin"):
+            return _gin(text)
+        found = json.loads(text)
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{name} cannot be read: {error}", cure="give --config FILE") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{name} is no table of attributes", cure="give --config FILE")
+    return found
+
+
+def render_config(name: str, attributes: Mapping[str, Any]) -> bytes:
+    """A config file with these attributes, as the ending of its name asks."""
+    if name.endswith((".yml", ".yaml")):
+        return "".join(f"{key}: {_yaml_value(value)}\n" for key, value in attributes.items()).encode()
+    if name.endswith(".gin"):
+        return "".join(
+            f"network.{_NETWORK}.{key} = {_gin_value(value)}\n" for key, value in attributes.items()
+        ).encode()
+    return (json.dumps(attributes, indent=2) + "\n").encode()
+
+
+def _yaml_value(value: object) -> str:
+    """As JSON; but YAML 1.1 takes 1e-05 for text and 1.0e-05 for a number."""
+    text = json.dumps(value)
+    return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text
+
+
+def _gin_value(value: object) -> str:
+    """As Python; T5X's networks take sequences as tuples."""
+    return repr(tuple(cast("list[object]", value)) if isinstance(value, list) else value)
+
+
+def _yaml(text: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = line.split(" #")[0].rstrip()
+        if not bare or bare.startswith(("#", "---")):
+            continue
+        key, colon, value = bare.partition(":")
+        if not colon or not re.fullmatch(r"\w+", key):
+            raise UsageError(
+                f"{name}, line {number}: {line.strip()!r} is no `attribute: value`",
+                cure="give a flat file: one attribute on a line",
+            )
+        found[key] = _scalar(value.strip())
+    return found
+
+
+def _scalar(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        pass  # text without quotes, or a number as YAML spells it
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _gin(text: str) -> dict[str, Any]:
+    """What binds `T5Config`, macros replaced; what refers to functions (`@gelu`) stays text."""
+    joined = text.replace("\\\n", " ")
+    macros: dict[str, str] = {}
+    bound: dict[str, str] = {}
+    block: str | None = None
+    for line in joined.splitlines():
+        bare = line.split("#")[0].rstrip()
+        heading = re.fullmatch(r"(?:[\w./]+[./])?(\w+):", bare)
+        if heading:
+            block = heading[1]
+        elif bare[:1].isspace() and block == _NETWORK and (one := _MACRO.fullmatch(bare.strip())):
+            bound[one["name"]] = one["value"]
+        elif one := _BINDING.fullmatch(bare):
+            block = None
+            bound.update({one["name"]: one["value"]} if one["configurable"] == _NETWORK else {})
+        elif one := _MACRO.fullmatch(bare):
+            block = None
+            macros[one["name"]] = one["value"]
+    return {name: _scalar(macros.get(value.lstrip("%"), value)) for name, value in bound.items()}
