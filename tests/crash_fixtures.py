@@ -1,36 +1,53 @@
-"""Fixtures of the tests of faults and of kills, made once a module."""
+"""Fixtures of the tests of faults and of kills, made once a module for each format that a test asks for."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from tests.crash_support import PRELOAD, WRITTEN, convert
+from tests.crash_support import convert
+from wherry.registry import find_format
+from wherry.store import locate
+from wherry.testing import samples, writers
 from wherry.testing.children import Children
 
 
+class Made(dict):
+    """What a function makes of a format's name, kept."""
+
+    def __init__(self, make):
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name):
+        return self.setdefault(name, self._make(name))
+
+
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """Six small tensors, and one of more than a move."""
-    folder = tmp_path_factory.mktemp("source") / "model"
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    tensors = {f"layer.{n}.weight": generator.standard_normal((50, 101), dtype="f4") for n in range(6)}
-    tensors |= {f"table.{n}": generator.integers(0, 255, (9, 1_000_003), dtype="u1") for n in range(1)}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text("{}")
-    return folder
+def sources(tmp_path_factory):
+    """A checkpoint to convert by format, in that format: it has the names and companions that the format needs."""
+    folder = tmp_path_factory.mktemp("source")
+
+    def make(name):
+        writers.make(samples.source(find_format(name)), locate(folder / name))
+        return folder / name
+
+    return Made(make)
+
+
+@pytest.fixture
+def source(request, sources):
+    """The checkpoint to convert to the format `to` of a test, or to Hugging Face's where a test does not choose."""
+    return sources[request.getfixturevalue("to") if "to" in request.fixturenames else "huggingface"]
 
 
 @pytest.fixture(scope="module")
 def children():
-    with Children(PRELOAD) as running:
+    with Children() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def undisturbed(source, tmp_path_factory):
+def undisturbed(sources, tmp_path_factory):
     """Checkpoint digest of a conversion that nothing disturbs, by format."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return {to: convert(source, folder / to)["target"]["checkpoint_digest"] for to in WRITTEN}
+    return Made(lambda to: convert(sources[to], folder / to)["target"]["checkpoint_digest"])

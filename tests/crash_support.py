@@ -1,4 +1,8 @@
-"""What the tests of faults and of kills share: a source, what an undisturbed run makes of it, and what may be left."""
+"""What the tests of faults and of kills share: conversions in small steps, and what may be left of them.
+
+Everything follows from the registry: a new format is tried like the others. The short version tries few moments, and
+a third of those for formats that write through another one's container; the slow version nearly all of all formats.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import wherry
 from wherry.clean import clean
 from wherry.errors import StorageError
 from wherry.registry import find_format, formats
+from wherry.sidecar import sidecar_name
 from wherry.testing import faults
 from wherry.testing.children import Order
 
@@ -21,14 +26,22 @@ if TYPE_CHECKING:
 WRITTEN = [name for name, row in formats().items() if row.create is not None]
 FAILING = [place for place in faults.PLACES if place.split(":")[1] not in ("unlink", "rmdir")]
 RENAME = "wherry.staging:rename_without_replacing"
-PRELOAD = ["tensorstore", "wherry.integrations.orbax.writer"]
-OPTIONS = {"orbax": {"chunks": "1"}}
+
+
+def own_container(name):
+    """Whether no other written format has the container of this one, so that its moments are its own."""
+    return not any(base in WRITTEN for base in find_format(name).refines)
+
+
+def options_of(to):
+    """Chunks of 1 MiB where a format has chunks: many in a small checkpoint."""
+    return {"chunks": "1"} if "chunks" in find_format(to).options else {}
 
 
 def convert(source, target, to=None):
     to = to or target.name.split(".")[0]
     with faults.small_steps():
-        return wherry.convert(source, target, to=to, options=OPTIONS.get(to, {}), lineage=False).to_json()
+        return wherry.convert(source, target, to=to, options=options_of(to), lineage=False).to_json()
 
 
 def failure_of(source, target):
@@ -41,13 +54,13 @@ def failure_of(source, target):
 
 
 def order(source, target, to, **more):
-    return Order(str(source), str(target), to, OPTIONS.get(to, {}), **more)
+    return Order(str(source), str(target), to, options_of(to), **more)
 
 
 def complete(target: Path) -> set[str]:
     """What lies in the target's folder when all is done."""
     to = target.name.split(".")[0]
-    return {target.name, f"{target.name}.wherry.json"} if find_format(to).single_file else {target.name}
+    return {target.name, sidecar_name(target.name)} if find_format(to).single_file else {target.name}
 
 
 def assert_done(receipt, target, digest):
@@ -71,7 +84,7 @@ def assert_whole_or_absent(target):
     for name in os.listdir(target.parent):
         path = target.parent / name
         if path != target:
-            assert name.startswith(".wherry-") or name == f"{target.name}.wherry.json", name
+            assert name.startswith(".wherry-") or name == sidecar_name(target.name), name
             assert wherry.detect(path).verdict != "ok"
     assert [one.uri for one in wherry.discover(target.parent)] in ([], [str(target)])
 
@@ -90,8 +103,20 @@ def assert_left_after(failed, target):
 
 
 def spread(total: int, most: int) -> list[int]:
-    """Up to so many call numbers, first and last among them."""
-    return sorted({1 + round(step * (total - 1) / (most - 1)) for step in range(most)}) if total else []
+    """Up to so many call numbers, first and last among them; of one, the middle."""
+    if most == 1 or total < 2:
+        return [(total + 1) // 2][:total]
+    return sorted({1 + round(step * (total - 1) / (most - 1)) for step in range(most)})
 
 
-written = pytest.mark.parametrize("to", WRITTEN)
+def written(few, many):
+    """Parametrize a test by `to` and `most`: few moments of each format, and, slow, as many as are worth it."""
+    cases = [
+        pytest.param(name, few if own_container(name) else max(few // 3, 1), id=f"few-{name}")
+        for name in WRITTEN
+    ]
+    cases += [pytest.param(name, many, id=f"many-{name}", marks=pytest.mark.slow) for name in WRITTEN]
+    return pytest.mark.parametrize(("to", "most"), cases)
+
+
+each_written = pytest.mark.parametrize("to", WRITTEN)

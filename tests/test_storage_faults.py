@@ -1,12 +1,14 @@
 """Storage that fails, is full or falls short: a clear error, nothing half done, and running again ends the same.
 
-The short version takes samples of the calls that can fail, the slow one all of them.
+The short version takes samples of the calls that can fail, the slow one up to forty of each function: all but some
+of the many calls of `fsync`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 
 import pytest
 
@@ -16,6 +18,7 @@ from tests.crash_support import (
     assert_done,
     assert_left_after,
     convert,
+    each_written,
     failure_of,
     order,
     spread,
@@ -27,21 +30,17 @@ from wherry.testing.faults import Fault, Faults
 
 pytest_plugins = ("tests.crash_fixtures",)
 
-few_or_all = pytest.mark.parametrize(
-    "most", [3, pytest.param(1000, marks=pytest.mark.slow)], ids=["few", "all"]
-)
 
-
-@few_or_all
 @pytest.mark.parametrize(
     ("code", "lasting"), [(errno.ENOSPC, True), (errno.EIO, False)], ids=["ENOSPC", "EIO"]
 )
-@written
-def test_storage_that_fails(source, undisturbed, tmp_path, to, code, lasting, most):
+@written(3, 40)
+def test_storage_that_fails(source, undisturbed, tmp_path, record_property, to, code, lasting, most):
     with Faults() as counted:
         convert(source, tmp_path / "counted" / to)
     moments = [(place, number) for place in FAILING for number in spread(counted.calls[place], most)]
     assert len(moments) > 5
+    record_property("faults", len(moments))
     for place, number in moments:
         target = tmp_path / f"{place}-{number}".replace(":", ".") / to
         with Faults(Fault(faults.failing(code), number, place, lasting)) as injected:
@@ -52,9 +51,10 @@ def test_storage_that_fails(source, undisturbed, tmp_path, to, code, lasting, mo
             assert (failed.exit_code, failed.retryable) == (10, code == errno.EIO), failed
             assert_left_after(failed, target)
         assert_done(convert(source, target), target, undisturbed[to])
+        shutil.rmtree(target.parent)
 
 
-@written
+@each_written
 def test_short_writes_are_completed(source, undisturbed, tmp_path, to):
     for place in faults.WRITES:
         with Faults(Fault(faults.falling_short, 1, place, lasting=True)) as injected:
@@ -63,7 +63,7 @@ def test_short_writes_are_completed(source, undisturbed, tmp_path, to):
         assert_done(receipt, tmp_path / place / to, undisturbed[to])
 
 
-@written
+@each_written
 def test_the_kernel_refuses_larger_files(source, undisturbed, children, tmp_path, to):
     for size in (2_000, 200_000, 6_000_000):
         target = tmp_path / str(size) / to
@@ -80,7 +80,8 @@ def test_the_kernel_refuses_larger_files(source, undisturbed, children, tmp_path
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("options", [(), ("compression=zstd",), ("ocdbt=false",)], ids=str)
 @pytest.mark.parametrize("function", ["_append", "_write_file", "_sync_files"])
-def test_a_chunk_store_fails(source, tmp_path, monkeypatch, function, options, code):
+def test_a_chunk_store_fails(sources, tmp_path, monkeypatch, function, options, code):
+    source = sources["orbax"]
     from wherry.integrations.containers import chunk_store
 
     def fails(*_arguments, **_options):

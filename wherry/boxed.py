@@ -29,6 +29,7 @@ def prove(
     written: Checkpoint,
     pairs: Mapping[KeyPath, KeyPath],
     found: Hashes,
+    known: Mapping[KeyPath, str] | None,
     *,
     memory: int,
     progress: OnProgress | None,
@@ -40,6 +41,7 @@ def prove(
         written: the target, opened.
         pairs: key path in the target → in the source, of the tensors in question.
         found: their digests as the target has them.
+        known: digests of the source's own tensors, where `source` is a view of it.
         memory: budget for reading.
         progress: called a few times a second.
 
@@ -47,7 +49,7 @@ def prove(
         MismatchError: they differ; the tensor is named.
     """
     if isinstance(source, Relaid):
-        failed = list(came_back(written, source, set(pairs), memory=memory, progress=progress))
+        failed = list(came_back(written, source, set(pairs), known, memory=memory, progress=progress))
     else:
         paths: Collection[KeyPath] = list(pairs.values())
         theirs = hash_checkpoint(source, memory=memory, progress=progress, paths=paths)

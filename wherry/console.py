@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wherry.doctor import Finding
     from wherry.inspect import Inspection
     from wherry.lineage import LineageTree
-    from wherry.plan import Plan
+    from wherry.planned import Plan
     from wherry.progress import OnProgress, Progress
     from wherry.receipt import GroupReceipt, Receipt
     from wherry.register import Registration
@@ -165,11 +165,32 @@ def show_plan(plan: Plan, *, json_: bool) -> None:
         ("spill", show_size(plan.spill) if plan.spill else ""),
         ("companions", ", ".join(data["companions"])),
         ("renamed", f"{len(data['renamed'])} tensors" if data["renamed"] else ""),
+        ("layout", _layout_words(data["layout"])),
+        ("lossy", f"{len(plan.lossy)} tensors" if plan.lossy else ""),
         ("verify", plan.verify),
         ("plan digest", plan.digest),
     ])  # fmt: skip
     for row in data["ignored"]:
         click.echo(f"  ignored {row['path']} by rule {row['rule']}: {row['reason']}")
+    _show_notes(plan.notes, plan.snippet)
+
+
+def _layout_words(layout: dict[str, Any] | None) -> str:
+    """Family, and both systems with their forms and conventions."""
+    if not layout:
+        return ""
+    sides = [dict(layout[side]) for side in ("from", "to")]
+    words = [
+        " ".join([side.pop("system"), *(f"{name}={text}" for name, text in side.items())]) for side in sides
+    ]
+    return f"{layout['family']}: {words[0]} → {words[1]}"
+
+
+def _show_notes(warnings: Iterable[str], snippet: str) -> None:
+    for warning in warnings:
+        click.echo(f"  warning: {warning}")
+    if snippet:
+        click.echo(snippet.rstrip())
 
 
 def show_receipts(group: GroupReceipt, *, json_: bool) -> None:
@@ -196,6 +217,7 @@ def _show_receipt(receipt: Receipt) -> None:
         ("verified", f"every byte read back, {checked['tensors']} tensors" if checked else "not read back"),
         ("lineage", receipt.lineage),
     ])  # fmt: skip
+    _show_notes(receipt.warnings, receipt.snippet)
 
 
 def show_verification(verification: Verification, *, json_: bool) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from wherry.keypath import KeyPath
     from wherry.location import Location
     from wherry.manifest import Companion, Manifest
-    from wherry.plan import Plan
+    from wherry.planned import Plan
     from wherry.progress import OnProgress
     from wherry.tensorspec import TensorSpec
 
@@ -137,8 +137,9 @@ def complete(staged: Staged, hashes: Hashes) -> Receipt:
         raise staged.output.error
     finish(staged.output.writer)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
-    ours = _with_boxed(staged, ours)
+    boxed = _boxed(staged, ours)
     verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
+    ours = Hashes({**ours.digests, **boxed.digests}, {**ours.leaves, **boxed.leaves})
     sidecar, receipt = _sidecar(staged, ours, hashes, verification)
     text = encode(sidecar)
     if not job.row.single_file:
@@ -173,24 +174,28 @@ def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
     return tuple(copied)
 
 
-def _with_boxed(staged: Staged, ours: Hashes) -> Hashes:
-    """The digests with those of tensors that were carried in boxes, of which only the written target can be hashed.
+def _boxed(staged: Staged, ours: Hashes) -> Hashes:
+    """The digests of tensors that were carried in boxes, of which only the written target can be hashed.
 
     Raises:
         MismatchError: what was written is not what was read.
     """
     job = staged.job
-    boxed = [path for path in job.plan.pairs if path not in ours.digests]
+    boxed = {path: source for path, source in job.plan.pairs.items() if path not in ours.digests}
     if not boxed:
-        return ours
+        return Hashes({})
     with _opened(job, staged.staged) as written:
         found = hash_checkpoint(
-            written, memory=job.plan.memory, progress=job.progress, paths=boxed, folder=staged.staging.spill
+            written,
+            memory=job.plan.memory,
+            progress=job.progress,
+            paths=list(boxed),
+            folder=staged.staging.spill,
         )
         if job.plan.verify == "digest":
-            pairs = {path: job.plan.pairs[path] for path in boxed}
-            prove(job.checkpoint, written, pairs, found, memory=job.plan.memory, progress=job.progress)
-    return Hashes({**ours.digests, **found.digests}, {**ours.leaves, **found.leaves})
+            digests, memory = job.source_digests, job.plan.memory
+            prove(job.checkpoint, written, boxed, found, digests, memory=memory, progress=job.progress)
+    return found
 
 
 def _read_back(staged: Staged, expected: Hashes) -> dict[str, Any]:
@@ -202,6 +207,7 @@ def _read_back(staged: Staged, expected: Hashes) -> dict[str, Any]:
             memory=job.plan.memory,
             progress=job.progress,
             stage="verify",
+            paths=list(expected.digests),
             folder=staged.staging.spill,
         )
     failed = compare(found, expected.digests, expected.leaves)
@@ -213,7 +219,7 @@ def _read_back(staged: Staged, expected: Hashes) -> dict[str, Any]:
             cure="check the storage; nothing was committed",
         )
     seconds = round(time.monotonic() - clock, 3)
-    return {"level": "digest", "ok": True, "tensors": len(found.digests), "seconds": seconds}
+    return {"level": "digest", "ok": True, "tensors": len(job.plan.pairs), "seconds": seconds}
 
 
 def _opened(job: Job, staged: Location) -> Checkpoint:
@@ -265,6 +271,8 @@ def _sidecar(
         note=staged.staging.discarded or staged.journal.reason,
         verification=verification,
         lossless=not plan.lossy,
+        warnings=list(plan.notes),
+        snippet=plan.snippet.replace("DST", job.target.uri),
         group=job.group,
     )
     return Sidecar(manifest, target, receipt, ours.leaves), receipt

@@ -184,7 +184,7 @@ def _family(
         return load_family(name)
     if {row.name, checkpoint.detection.format} & CONTAINERS and not (asked or wish.explicit):
         return None
-    fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row, config)]
+    fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row)]
     if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
         raise AmbiguousError(
             f"this could be a {' or a '.join(one.name for one in fitting)}",
@@ -211,14 +211,19 @@ def _same_system(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
     return system_of_format(family, checkpoint.detection.format) is system_of_format(family, row.name)
 
 
-def _fits(family: Family, checkpoint: Checkpoint, row: Format, config: Mapping[str, Any] | None) -> bool:
+def _fits(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
     """Whether both systems are declared and no tensor of the source is unknown."""
     source = system_of_format(family, checkpoint.detection.format)
     target = system_of_format(family, row.name)
     if source is None or target is None:
         return False
+    from wherry.families.outfit import source_config
+
     try:
-        convert_layout(checkpoint.manifest, family, source.name, source.name, config=config)
+        config, told_by = source_config(checkpoint, family, source, None)
+        convert_layout(
+            checkpoint.manifest, family, source.name, source.name, config=config, config_source=told_by
+        )
     except UnrepresentableError:
         return False
     except WherryError:

@@ -14,6 +14,7 @@ import os
 import threading
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from wherry import dtypes
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from wherry.format import Extent
     from wherry.keypath import KeyPath
+    from wherry.location import Location
     from wherry.pool import Pool
     from wherry.progress import Meter
     from wherry.spill import Spill
@@ -214,8 +216,14 @@ def read_span(extents: tuple[Extent, ...], span: Span, buffer: memoryview, spec:
         raise CorruptError(f"its bytes end at {position}, {spec.nbytes} were expected", path=spec.name)
 
 
+@lru_cache(1024)
+def _located(file: str) -> Location:
+    """A file's location; short reads would spend more on its path than on its bytes."""
+    return locate(file)
+
+
 def _fill(file: str, offset: int, buffer: memoryview, spec: TensorSpec) -> None:
-    location = locate(file)
+    location = _located(file)
     filled = 0
     while filled < len(buffer):
         try:

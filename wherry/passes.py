@@ -14,7 +14,7 @@ from wherry.errors import MismatchError, WherryError
 from wherry.hashing import Hashes, compare, hash_checkpoint
 from wherry.job import Job, Staged, complete, stage
 from wherry.mover import Carrier
-from wherry.plan import joint_moves
+from wherry.planned import joint_moves
 from wherry.pool import Pool
 from wherry.progress import Meter
 from wherry.sidecar import read_sidecar

@@ -71,6 +71,8 @@ class Receipt:
         note: why an interrupted run was not taken up, where there was one.
         already: True when the target was found to be the result of this same conversion and nothing was written.
         lineage: `recorded`, or why it was not.
+        warnings: what could not be carried or made, in words.
+        snippet: how the target's own software loads the result; empty where that is not known.
         group: names the pass that made several targets at once; the same in the receipt of each, empty for one.
     """
 
@@ -90,6 +92,8 @@ class Receipt:
     note: str | None = None
     already: bool = False
     lineage: str = "not recorded"
+    warnings: list[str] = field(default_factory=list[str])
+    snippet: str = ""
     group: str = ""
 
     def to_json(self) -> dict[str, Any]:

@@ -21,24 +21,25 @@ from wherry.format import Absent, Extent, Opened
 from wherry.layout_bands import cut_multiples, stacked_grid
 from wherry.location import Location
 from wherry.manifest import Companion
+from wherry.mapping import Ignored
 from wherry.mover import read_span
+from wherry.regions import RegionReader
 from wherry.relayout import Copy, Stored, copies
 from wherry.relayout_moves import fill_region
-from wherry.spill import RegionReader
 from wherry.store import LocalStore
 from wherry.tensorspec import GRID, Region, Span, TensorSpec, region_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
 
     from wherry.families.outfit import Outfit
     from wherry.keypath import KeyPath
     from wherry.location import Entry
-    from wherry.mapping import Ignored
     from wherry.values import Bound
 
+_OTHER_SYSTEM = "a file of the source's system, of no use to the target's"
 _SMALL = 1 << 20  # decoding so much again costs less than keeping it
 _BAND = 8 << 20  # what is gathered at a time: the unit of raw moves
 
@@ -81,7 +82,8 @@ class Relaid(Checkpoint):
         super().__init__(Opened(source.detection, manifest, RelaidReader(source, projected, files)))
         self._source = source
         self.projected = projected
-        self.ignored: tuple[Ignored, ...] = projected.ignored
+        left = tuple(Ignored((name,), "companions", _OTHER_SYSTEM) for name in (made.left if made else ()))
+        self.ignored: tuple[Ignored, ...] = (*projected.ignored, *left)
         self.lossy: Mapping[KeyPath, Bound] = projected.lossy
         self.notes: tuple[str, ...] = made.warnings if made else ()
         self.snippet: str = made.snippet if made else ""
@@ -166,27 +168,26 @@ class RelaidReader:
         extents = self._source.reader.extents(spec)
         if extents is None and (spec.nbytes <= _SMALL or region == spec.whole):
             return self._source.reader.read(spec, region)
-        if (
-            extents is None
-            and isinstance(self._source.reader, RegionReader)
-            and self._source.reader.cheap(spec)
-        ):
-            return self._source.reader.read(spec, region)
+        reader = self._source.reader
+        if extents is None and isinstance(reader, RegionReader) and reader.cheap(spec):
+            return self._array(spec, region, lambda out: reader.region(spec, region, out))
         if extents is not None:
             return self._raw(spec, extents, region)
         with self._decoded.at(spec) as made:
             return self._raw(spec, made, region)
 
     def _raw(self, spec: TensorSpec, extents: tuple[Extent, ...], region: Region) -> np.ndarray:
+        def read(offset: int, buffer: memoryview) -> None:
+            read_span(extents, Span(offset, offset + len(buffer)), buffer, spec)
+
+        return self._array(spec, region, lambda out: fill_region(spec, region, read, out))
+
+    def _array(self, spec: TensorSpec, region: Region, fill: Callable[[memoryview], None]) -> np.ndarray:
         import numpy as np
 
         shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)
         out = self._scratch(math.prod(shape) * dtype.itemsize)
-
-        def read(offset: int, buffer: memoryview) -> None:
-            read_span(extents, Span(offset, offset + len(buffer)), buffer, spec)
-
-        fill_region(spec, region, read, out)
+        fill(out)
         return np.frombuffer(out, dtype).reshape(shape)
 
     def _scratch(self, nbytes: int) -> memoryview:

@@ -14,7 +14,7 @@ from wherry import dtypes
 from wherry.errors import UsageError
 from wherry.families import Projected, convert_layout, load_family
 from wherry.families.outfit import config_beside
-from wherry.hashing import Failure, compare, hash_checkpoint
+from wherry.hashing import Failure, Hashes, compare, hash_checkpoint
 from wherry.keypath import render
 from wherry.layout_bands import bands
 from wherry.relaid import Relaid
@@ -71,6 +71,7 @@ def came_back(
     converted: Checkpoint,
     view: Relaid,
     paths: set[KeyPath],
+    known: Mapping[KeyPath, str] | None = None,
     *,
     memory: int,
     progress: OnProgress | None = None,
@@ -81,6 +82,7 @@ def came_back(
         converted: what was written, opened.
         view: what it was written from.
         paths: tensors of the target.
+        known: digests of the source's tensors; it is read again where they are not known.
         memory: budget for reading.
         progress: called a few times a second.
     """
@@ -94,7 +96,7 @@ def came_back(
     }
     back = replace(whole, targets=held, scalars={})
     with Relaid(converted, back) as inverse:
-        yield from _compared(inverse, view.original, forward, back, memory, progress)
+        yield from _compared(inverse, view.original, forward, back, memory, progress, known)
 
 
 def _compared(
@@ -104,10 +106,14 @@ def _compared(
     back: Projected,
     memory: int,
     progress: OnProgress | None,
+    known: Mapping[KeyPath, str] | None = None,
 ) -> Iterator[Failure]:
     found = hash_checkpoint(view, memory=memory, progress=progress, stage="roundtrip")
     wanted = [path for path in source.manifest.tensors if path in back.targets or path in back.scalars]
-    theirs = hash_checkpoint(source, memory=memory, progress=progress, stage="roundtrip", paths=wanted)
+    if known is None:
+        theirs = hash_checkpoint(source, memory=memory, progress=progress, stage="roundtrip", paths=wanted)
+    else:
+        theirs = Hashes({path: known[path] for path in wanted})
     bound = max(forward.lossy.values(), default=None)
     for failure in compare(found, theirs.digests, theirs.leaves):
         yield from _measured(failure, view, source, back, bound)

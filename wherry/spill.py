@@ -18,23 +18,24 @@ import threading
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Self
 
 from wherry import dtypes
-from wherry.band import Band, StoppedError
+from wherry.band import Band, StoppedError, opened
 from wherry.errors import UsageError, storage_error
 from wherry.format import Block, Extent, Reader, StreamingReader
 from wherry.move import cells, common_grid
 from wherry.mover import read_span
 from wherry.output import as_bytes
 from wherry.placing import band_at, place
+from wherry.regions import FillingReader, RegionReader
 from wherry.relayout_moves import fill_region
 from wherry.staging import PREFIX
 from wherry.tensorspec import Span
 from wherry.units import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Generator, Iterator
     from types import TracebackType
 
     from wherry.keypath import KeyPath
@@ -46,24 +47,6 @@ _SHARE = 4  # what is decoded in memory is at most the budget divided by this,
 _LEAST = 4 << 20  # or this where the budget is very small
 _DECODE_FACTOR = 2  # a chunk that is decoded whole is held once by the codec and once as an array
 _MIB = 1 << 20
-
-
-@runtime_checkable
-class FillingReader(Protocol):
-    """What a Reader may add: putting a region into memory of the caller."""
-
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with the canonical bytes of a region."""
-        ...
-
-
-@runtime_checkable
-class RegionReader(Protocol):
-    """What a Reader of chunks may add: saying that any region of a tensor is read without decoding whole chunks."""
-
-    def cheap(self, spec: TensorSpec) -> bool:
-        """Whether bytes of it are read as they are asked for."""
-        ...
 
 
 class Spill:
@@ -173,6 +156,9 @@ class Spill:
         if isinstance(reader, FillingReader):
             reader.fill(spec, region, buffer)
             return True
+        if isinstance(reader, RegionReader) and reader.cheap(spec):
+            reader.region(spec, region, buffer)
+            return True
         if not chunks or not _whole(region, chunks, spec.shape):
             return False
         if not isinstance(reader, StreamingReader):
@@ -266,7 +252,7 @@ class Spill:
     def _decode(self, spec: TensorSpec, band: Band, cell: Region, stopped: threading.Event) -> None:
         held = self._held(spec, cell)
         nbytes = _DECODE_FACTOR * _chunk_bytes(spec) if held is None else held
-        with self._pool.reserved(nbytes), _opened(band.path) as write:
+        with self._pool.reserved(nbytes), opened(band.path) as write:
             for block in self._blocks(spec, cell, streamed=held is not None):
                 pieces = _until(stopped, block.pieces)
                 place(spec, block.region, pieces, lambda data, at: write(data, at - band.span.start))
@@ -305,22 +291,3 @@ def _until(stopped: threading.Event, pieces: Iterator[memoryview]) -> Iterator[m
         if stopped.is_set():
             raise StoppedError
         yield piece
-
-
-@contextmanager
-def _opened(path: Path) -> Generator[Callable[[memoryview, int], None]]:
-    """A file to write at offsets; it is made where it is not there."""
-
-    def write(data: memoryview, offset: int) -> None:
-        while data:
-            written = os.pwrite(descriptor, data, offset)
-            data, offset = data[written:], offset + written
-
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            yield write
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise storage_error(error, str(path)) from error

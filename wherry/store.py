@@ -56,8 +56,11 @@ class LocalStore:
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store."""
-        with open(path, "rb", buffering=0) as file:
-            return os.preadv(file.fileno(), [buffer], start)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file object would take four times as long
+        try:
+            return os.preadv(descriptor, [buffer], start)
+        finally:
+            os.close(descriptor)
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store. The file is synced; its folder is the caller's business."""

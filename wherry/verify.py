@@ -208,11 +208,22 @@ def _against(
     options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
     rename = renaming_of(sidecar.manifest if sidecar else None, options)
     with open_checkpoint(against) as other:
-        theirs = hash_checkpoint(other, memory=memory, progress=progress)
+        theirs = hash_checkpoint(_as_scanned(other, sidecar), memory=memory, progress=progress)
     renamed = {rename(path): path for path in theirs.digests}
     expected = {path: theirs.digests[origin] for path, origin in renamed.items()}
     leaves = {path: theirs.leaves[origin] for path, origin in renamed.items()}
     yield from _differences(found, expected, leaves)
+
+
+def _as_scanned(source: Checkpoint, sidecar: Sidecar | None) -> Checkpoint:
+    """The source with its layers stacked or taken apart, where the target records that they were and they are not."""
+    record = sidecar.manifest.origin.get("scan") if sidecar else None
+    if record is None:
+        return source
+    from wherry.tree_scan import fits, parse_scan, scanned_view
+
+    scan = parse_scan(record["asked"])
+    return scanned_view(source, scan.text) if fits(source.manifest, scan) else source
 
 
 def _came_back(

@@ -16,8 +16,6 @@ from wherry.relayout_moves import fill_region
 from wherry.tensorspec import Span, TensorSpec, region_shape
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from wherry.integrations.containers.listing import Listing
     from wherry.integrations.orbax.reader import StoredArray
     from wherry.location import Location
@@ -32,10 +30,15 @@ def readable(array: StoredArray, listing: Listing | None) -> bool:
     return first is not None and first.file is not None
 
 
-def read(
-    array: StoredArray, listing: Listing, location: Location, spec: TensorSpec, region: Region
-) -> np.ndarray:
-    """The elements of a region; every chunk of it must be there, which the caller has seen to.
+def fill(
+    array: StoredArray,
+    listing: Listing,
+    location: Location,
+    spec: TensorSpec,
+    region: Region,
+    buffer: memoryview,
+) -> None:
+    """Put the elements of a region into a buffer; every chunk of it must be there, which the caller has seen to.
 
     Raises:
         CorruptError: a file ends too early.
@@ -43,8 +46,8 @@ def read(
     """
     import numpy as np
 
-    out = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
     chunk = TensorSpec(spec.path, array.zarr.chunks, array.zarr.dtype)
+    whole = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
     touched = tuple(
         slice(part.start // step * step, -(-part.stop // step) * step)
         for part, step in zip(region, chunk.shape, strict=True)
@@ -54,29 +57,27 @@ def read(
             slice(max(part.start, own.start), min(part.stop, own.stop))
             for part, own in zip(region, cell, strict=True)
         )
-        inside = tuple(
-            slice(part.start - own.start, part.stop - own.start)
-            for part, own in zip(common, cell, strict=True)
-        )
-        to = tuple(
-            slice(part.start - own.start, part.stop - own.start)
-            for part, own in zip(common, region, strict=True)
-        )
         (key,) = array.chunk_keys(common)
         value = listing.values[key]
         assert value.file is not None
         extents = (Extent(location.member(value.file).uri, value.offset, chunk.nbytes),)
-        out[to] = _part(chunk, extents, inside)
-    return out
+        inside = _within(common, cell)
+        if common == region:
+            _read(chunk, extents, inside, buffer)
+            return
+        part = np.empty(region_shape(inside), whole.dtype)
+        _read(chunk, extents, inside, part.reshape(-1).view("u1").data)
+        whole[_within(common, region)] = part
 
 
-def _part(chunk: TensorSpec, extents: tuple[Extent, ...], region: Region) -> np.ndarray:
-    import numpy as np
-
-    part = np.empty(region_shape(region), dtypes.numpy_dtype(chunk.dtype))
-
-    def fill(offset: int, buffer: memoryview) -> None:
+def _read(chunk: TensorSpec, extents: tuple[Extent, ...], region: Region, out: memoryview) -> None:
+    def read(offset: int, buffer: memoryview) -> None:
         read_span(extents, Span(offset, offset + len(buffer)), buffer, chunk)
 
-    fill_region(chunk, region, fill, part.reshape(-1).view("u1").data)
-    return part
+    fill_region(chunk, region, read, out)
+
+
+def _within(region: Region, outer: Region) -> Region:
+    return tuple(
+        slice(part.start - own.start, part.stop - own.start) for part, own in zip(region, outer, strict=True)
+    )

@@ -114,8 +114,9 @@ class OrbaxReader:
         array = self.arrays[spec.path]
         self._require(array, region, spec)
         if raw_chunks.readable(array, self.listing):
-            assert self.listing is not None
-            return raw_chunks.read(array, self.listing, self.location, spec, region)
+            out = numpy.empty(shape, wanted)
+            self.region(spec, region, out.reshape(-1).view("u1").data)
+            return out
         handle = self._handle(array, spec)
         try:
             data = numpy.asarray(kvstore.read_whole(handle, region), order="C")
@@ -155,6 +156,13 @@ class OrbaxReader:
         """See RegionReader."""
         array = self.arrays.get(spec.path)
         return array is not None and raw_chunks.readable(array, self.listing)
+
+    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """See RegionReader."""
+        array = self.arrays[spec.path]
+        self._require(array, region, spec)
+        assert self.listing is not None
+        raw_chunks.fill(array, self.listing, self.location, spec, region, buffer)
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
         """See StreamingReader."""

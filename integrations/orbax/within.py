@@ -63,6 +63,14 @@ class WithinReader:
         """See Reader; a padded array's bytes are not the tensor's."""
         return None if spec.path in self._padded else self._inner.extents(spec)
 
+    def cheap(self, spec: TensorSpec) -> bool:
+        """See RegionReader."""
+        return self._inner.cheap(self._stored(spec))
+
+    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """See RegionReader."""
+        self._inner.region(self._stored(spec), region, buffer)
+
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
         """See StreamingReader."""
         return self._inner.held(self._stored(spec), cell)

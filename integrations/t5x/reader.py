@@ -58,6 +58,14 @@ class T5xReader:
         """See Reader."""
         return self.arrays.extents(spec)
 
+    def cheap(self, spec: TensorSpec) -> bool:
+        """See RegionReader."""
+        return self.arrays.cheap(spec)
+
+    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """See RegionReader."""
+        self.arrays.region(spec, region, buffer)
+
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
         """See StreamingReader."""
         return self.arrays.held(spec, cell)

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import MismatchError, NotFoundError
+from wherry.errors import MismatchError, NotFoundError, UsageError
 from wherry.families.config_files import parse_config, render_config
 from wherry.families.telling import tell
 from wherry.families.writing import Written, contradictions, written_config
@@ -97,7 +97,7 @@ def outfit(
         MismatchError: a config of the target contradicts the tensors.
         UnrepresentableError: it has attributes that are not understood.
         UsageError: it cannot be read.
-        NotFoundError: there is no such folder of assets.
+        NotFoundError: no such folder of assets, or nothing of use in it.
     """
     system, alike = projected.system, projected.system is projected.source.system
     _require_same_model(projected, checkpoint)
@@ -124,16 +124,24 @@ def outfit(
 
 
 def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any] | None, str]:
-    """The config of a system that lies beside a checkpoint, and its name; None and `no config` where none does.
+    """The config of a system that lies beside a checkpoint or in its run, and its name; `no config` where none does.
 
     Raises:
         UsageError: it cannot be read.
     """
-    name = system.write.file
-    if name is None or name not in {companion.name for companion in checkpoint.manifest.companions}:
-        return None, "no config"
-    found = parse_config(name, checkpoint.reader.companion(name).read())
-    return (found, name) if config_system(found, [system]) else (None, "no config")
+    names = {companion.name for companion in checkpoint.manifest.companions}
+    beside = {
+        name: checkpoint.reader.companion(name) for name in [system.write.file] if name in names and name
+    }
+    above = {name: locate(checkpoint.uri).parent.join(name) for name in system.config.run}
+    for name, location in {
+        **beside,
+        **{one: place for one, place in above.items() if place.exists()},
+    }.items():
+        found = parse_config(name, location.read())
+        if config_system(found, [system]):
+            return found, name
+    return None, "no config"
 
 
 def facts_beside(checkpoint: Checkpoint, family: Family, source: System) -> dict[str, Any]:
@@ -227,11 +235,15 @@ def _assets(uri: str | None) -> dict[str, bytes]:
     if uri is None:
         return {}
     folder = locate(uri)
-    files = {
-        entry.name: folder.member(entry.name).read()
-        for entry in folder.walk()
-        if entry.size <= _MOST and matches(entry.name, _CARRIED)
-    }
+    entries = [entry for entry in folder.walk() if matches(entry.name, _CARRIED)]
+    for entry in entries:
+        if entry.size > _MOST:
+            raise UsageError(
+                f"{entry.name} among the assets has {entry.size} bytes, too many for a tokenizer or text",
+                uri=folder.uri,
+                cure="take it out of the folder",
+            )
+    files = {entry.name: folder.member(entry.name).read() for entry in entries}
     if not files:
         raise NotFoundError(
             "no tokenizer, template, generation config or licence is here",
@@ -262,6 +274,8 @@ def _lacking(projected: Projected, names: list[str]) -> list[str]:
 def _snippet(system: System, written: Written) -> str:
     words = {name: str(evaluate(text, written.names)) for name, text in system.write.words.items()}
     lines = " ".join(f"{name}={_shell(value)}" for name, value in written.table.items() if name != _PARENT)
+    if written.config.get("architectures"):
+        words["architecture"] = str(written.config["architectures"][0])
     words |= {"uri": "DST", "file": str(system.write.file), "lines": lines}
     return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), system.write.snippet.strip())
 

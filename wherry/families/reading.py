@@ -63,7 +63,7 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
     _no_others(bare, {"empties", "zeros"}, where)
     _no_others(row, known, where)
     config = row.get("config", {})
-    _no_others(config, {"sizes", "facts", "require", "ignored", "table"}, where)
+    _no_others(config, {"sizes", "facts", "require", "ignored", "table", "run"}, where)
     return System(
         name=name,
         about=str(row["about"]),
@@ -89,6 +89,7 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
             require=tuple((str(rule), str(reason)) for rule, reason in config.get("require", [])),
             ignored=frozenset(config.get("ignored", [])),
             table=config.get("table"),
+            run=tuple(config.get("run", ())),
         ),
         write=_write(row.get("write", {}), where),
     )

@@ -32,7 +32,7 @@ and pass the same checks. A field that this module does not know is an error.
                            a key path that begins with // is not below a slot
       ignore               [[pattern, reason], …]: tensors that are none of the model; ** stands for several parts
       accepts              [[expression over the facts, reason], …]: what a target of this system can hold
-      config               {table, sizes, facts, require, ignored}: which attributes say what; any other is an error
+      config               {table, sizes, facts, require, ignored, run}: which attributes say what; others are errors
       write                the config that goes with a checkpoint of this system, and how it is loaded: {file, nested,
                            fixed, attributes, replaced, nullable, cases, defaults, notes, words, snippet}. What
                            `config` reads from one attribute is written to it without being repeated; see Write
@@ -158,6 +158,7 @@ class Config:
         require: expression → what is wrong where it is false.
         ignored: attributes that do not concern the weights.
         table: the table of the file that describes the model, where it is not the whole.
+        run: files in the run's folder, one above the checkpoint, in which the system's trainer leaves it.
     """
 
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -165,6 +166,7 @@ class Config:
     require: tuple[tuple[str, str], ...] = ()
     ignored: frozenset[str] = frozenset()
     table: str | None = None
+    run: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

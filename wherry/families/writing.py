@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry.errors import MismatchError, UnrepresentableError
+from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families.telling import Told, tell
 from wherry.layout_expr import evaluate, names_in
 
@@ -72,12 +72,15 @@ def written_config(
     _require_agreement(system, names, given, source)
     config: dict[str, Any] = copy.deepcopy(dict(given or {}))
     table = _table(system, config)
+    doubled = [name for name in write.replaced if table is not config and config.pop(name, None) is not None]
     for attribute in write.replaced:
         table.pop(attribute, None)
     said = _said(system, table)
     for attribute, expression in {**_inverse(system), **write.attributes}.items():
-        if attribute not in said and (value := _value(expression, names)) is not None:
+        wanted = attribute not in said and (not whole or attribute in write.replaced)
+        if wanted and (value := _value(expression, names)) is not None:
             _put(config, table, attribute, value)
+            config.update({attribute: value} if doubled and attribute in write.replaced else {})
     warnings = [] if whole else list(_completed(system, config, table, said, names))
     warnings += _notes(system, names)
     _require_same(system, config, names)
@@ -215,7 +218,10 @@ def _require_agreement(
 
 def _require_same(system: System, config: Mapping[str, Any], names: Mapping[str, Any]) -> None:
     """What was written must be read as what is known."""
-    wrong = contradictions(tell(system, config, str(system.write.file)), system, names)
+    try:
+        wrong = contradictions(tell(system, config, str(system.write.file)), system, names)
+    except UsageError as error:
+        wrong = [str(error.args[0])]
     if wrong:
         raise UnrepresentableError(
             f"{system.name} cannot hold this model: its {system.write.file} would say that {wrong[0]}",

@@ -1,0 +1,30 @@
+"""What a Reader may add where regions of a tensor are wanted that no chunk grid was made for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from wherry.tensorspec import Region, TensorSpec
+
+
+@runtime_checkable
+class FillingReader(Protocol):
+    """What a Reader may add: putting a region into memory of the caller."""
+
+    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Fill a buffer with the canonical bytes of a region."""
+        ...
+
+
+@runtime_checkable
+class RegionReader(Protocol):
+    """What a Reader of chunks may add: saying that any region of a tensor is read without decoding whole chunks."""
+
+    def cheap(self, spec: TensorSpec) -> bool:
+        """Whether bytes of it are read as they are asked for."""
+        ...
+
+    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Fill a buffer with the canonical bytes of a region of such a tensor."""
+        ...
