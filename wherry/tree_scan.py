@@ -14,16 +14,17 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from wherry.checkpoint import Checkpoint
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families import convert_layout, tree_family
 from wherry.families.trees import SYSTEM
+from wherry.format import Opened
 from wherry.keypath import KeyPath, parse, render
 from wherry.layout import parse_layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.checkpoint import Checkpoint
     from wherry.families import Projected
     from wherry.manifest import Manifest
     from wherry.relayout import Stored
@@ -134,7 +135,7 @@ def scanned_view(checkpoint: Checkpoint, text: str) -> Checkpoint:
                 path=render(path),
                 cure="leave it behind: --ignore values",
             )
-    view.manifest = replace(
+    manifest = replace(
         view.manifest,
         values=source.values,
         empties=moves.empties(source.empties),
@@ -143,7 +144,26 @@ def scanned_view(checkpoint: Checkpoint, text: str) -> Checkpoint:
         custom=source.custom,
         origin={**source.origin, "scan": {"asked": scan.text, "inverse": scan.inverse.text}},
     )
-    return view
+    return Scanned(Opened(checkpoint.detection, manifest, view.reader), checkpoint)
+
+
+class Scanned(Checkpoint):
+    """The view; what is written from it is compared with it tensor by tensor, also under other names."""
+
+    def __init__(self, opened: Opened, source: Checkpoint) -> None:
+        super().__init__(opened)
+        self._source = source
+
+    @property
+    def original(self) -> Checkpoint:
+        """The checkpoint that is seen."""
+        return self._source
+
+
+def fits(manifest: Manifest, scan: Scan) -> bool:
+    """Whether a checkpoint has layers as the source of a scan has them."""
+    moves = _Moves(scan, 0)
+    return any(moves.place(path) is not None for path in manifest.tensors)
 
 
 class _Moves:
@@ -202,7 +222,7 @@ class _Moves:
 
 def _require_source(manifest: Manifest, scan: Scan) -> None:
     """The family of a tree takes both forms; a source that is in the target's already is a mistake in the text."""
-    if not any(_Moves(scan, 0).place(path) for path in manifest.tensors):
+    if not fits(manifest, scan):
         wanted = scan.unrolled.replace(_AXIS, f"{{{scan.name}}}") if scan.stacks else scan.stacked
         raise UsageError(f"scan={scan.text!r}: no key path has {wanted}", cure=_CURE)
 

@@ -1,0 +1,194 @@
+"""Boxes given back: `nn.LogicallyPartitioned` and partition specs for a tree, from the names kept with a checkpoint.
+
+    import wherry.integrations.flax.boxes as boxes
+
+    state = ocp.StandardCheckpointer().restore(folder)          # or any target tree, abstract or of arrays
+    state = boxes.boxed(state, folder)                          # nn.LogicallyPartitioned where names are kept
+    specs = boxes.partition_specs(state, folder, rules=rules)   # PartitionSpec for every leaf
+
+A tree is anything that JAX flattens: nested dicts, a TrainState with an optax state, an `nnx.State`. Leaves are found
+by their key paths, with or without a box or variable around them; a leaf of which no name is kept stays as it is and
+has the empty spec (None where it is no array), as in Flax. Flax and JAX are imported when a function here is called,
+never to move bytes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from wherry.axis_names import BOX_TAG, BOXES, Rules, mesh_axes
+from wherry.checkpoint import open_checkpoint
+from wherry.errors import MismatchError, NotFoundError, missing_extra
+from wherry.keypath import KeyPath, render
+from wherry.manifest import Manifest
+from wherry.sidecar import read_sidecar
+from wherry.store import locate
+from wherry.tree_forms import BOX, OLD_VARIABLE
+
+if TYPE_CHECKING:
+    import os
+
+    from wherry.tensorspec import AxisName, TensorSpec
+
+
+def boxed(tree: Any, checkpoint: Manifest | str | os.PathLike[str]) -> Any:
+    """Put the boxes back around the leaves of a tree.
+
+    Args:
+        tree: arrays or anything that stands for them; leaves that are boxed already must have the same names.
+        checkpoint: the manifest that keeps the names, or the URI of the checkpoint.
+
+    Returns:
+        The tree with `nn.LogicallyPartitioned` or `nn.Partitioned` around every leaf whose names are kept.
+
+    Raises:
+        NotFoundError: no names are kept, or none of them is of a leaf of this tree.
+        MismatchError: a leaf has another rank, or is boxed under other names.
+        MissingExtraError: flax is not installed.
+    """
+    known = _known(checkpoint)
+    nn = _flax("flax.linen")
+    found: list[KeyPath] = []
+
+    def box(path: Any, leaf: Any) -> Any:
+        spec = _spec_of(path, known)
+        if spec is None:
+            return leaf
+        found.append(spec.path)
+        return _box(leaf[BOX] if isinstance(leaf, dict) else leaf, spec, nn)
+
+    boxed_ = _mapped(box, tree, nn, opened=True)
+    _require(found, checkpoint)
+    return boxed_
+
+
+def partition_specs(
+    tree: Any,
+    checkpoint: Manifest | str | os.PathLike[str],
+    *,
+    rules: Rules | None = None,
+    logical: bool = False,
+) -> Any:
+    """The partition spec of every leaf of a tree.
+
+    Args:
+        tree: arrays, boxed or not, or anything that stands for them.
+        checkpoint: the manifest that keeps the names, or the URI of the checkpoint.
+        rules: logical axis name → mesh axes, in order of precedence; those kept with the checkpoint by default.
+        logical: whether to give the logical names as they are, as `nn.get_partition_spec` does.
+
+    Returns:
+        The tree with a `PartitionSpec` at each leaf, empty where no names are kept, and None for what is no array.
+
+    Raises:
+        NotFoundError: no names are kept, or none of them is of a leaf of this tree; or no rules are.
+        MissingExtraError: flax is not installed.
+    """
+    known = _known(checkpoint)
+    nn = _flax("flax.linen")
+    sharding: Any = _flax("jax.sharding")
+    found: list[KeyPath] = []
+
+    def entries(path: Any, leaf: Any) -> Any:
+        spec = _spec_of(path, known)
+        if spec is None:
+            return sharding.PartitionSpec() if hasattr(leaf, "shape") else None
+        found.append(spec.path)
+        return sharding.PartitionSpec(*(_axes(spec) if logical else _entries(spec, rules)))
+
+    specs = _mapped(entries, tree, nn)
+    _require(found, checkpoint)
+    return specs
+
+
+def _known(checkpoint: Manifest | str | os.PathLike[str]) -> dict[KeyPath, TensorSpec]:
+    """The tensors whose axes are named, by key path without wrapper."""
+    manifest = checkpoint if isinstance(checkpoint, Manifest) else _manifest_at(str(checkpoint))
+    return {_bare(path): spec for path, spec in manifest.tensors.items() if spec.axes is not None}
+
+
+def _manifest_at(uri: str) -> Manifest:
+    """What the container says of itself; where it names no axes, what was recorded beside it when it was written."""
+    with open_checkpoint(uri) as checkpoint:
+        manifest = checkpoint.manifest
+        sidecar = read_sidecar(locate(checkpoint.uri))
+    named = any(spec.axes is not None for spec in manifest.tensors.values())
+    return manifest if named or sidecar is None else sidecar.manifest
+
+
+def _spec_of(path: Any, known: dict[KeyPath, TensorSpec]) -> TensorSpec | None:
+    return known.get(_bare(tuple(_part(key) for key in path)))
+
+
+def _bare(path: KeyPath) -> KeyPath:
+    """A key path without the box or variable around its leaf."""
+    return path[:-1] if path[-1:] in ((BOX,), (OLD_VARIABLE,)) else path
+
+
+def _part(key: Any) -> str:
+    """A part of a JAX key path as a checkpoint spells it: key of a dict, index, or attribute."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _axes(spec: TensorSpec) -> tuple[AxisName, ...]:
+    return spec.axes or ()
+
+
+def _entries(spec: TensorSpec, rules: Rules | None) -> tuple[AxisName, ...]:
+    if rules is not None:
+        return mesh_axes(_axes(spec), rules)
+    if spec.sharding is None or not spec.sharding.rules:
+        raise NotFoundError("no rules are kept for its axis names", path=spec.name, cure="give rules=…")
+    return spec.sharding.spec
+
+
+def _box(leaf: Any, spec: TensorSpec, nn: Any) -> Any:
+    axes = _axes(spec)
+    if isinstance(leaf, nn.meta.AxisMetadata):
+        if tuple(getattr(leaf, "names", ())) != axes:
+            raise MismatchError(f"it is boxed under other names than {axes}", path=spec.name)
+        return leaf
+    if len(getattr(leaf, "shape", axes)) != len(axes):
+        raise MismatchError(f"{len(axes)} axis names for an array of shape {leaf.shape}", path=spec.name)
+    if (spec.tags or {}).get(BOX_TAG, BOXES[0]) == "Partitioned":
+        return nn.Partitioned(leaf, axes)
+    rules = spec.sharding.rules if spec.sharding else ()
+    return nn.LogicallyPartitioned(leaf, axes, rules=rules or None)
+
+
+def _mapped(change: Any, tree: Any, nn: Any, *, opened: bool = False) -> Any:
+    """A tree with every leaf changed; with `opened` a dict that stands for a box, as Orbax restores it, is a leaf."""
+    jax: Any = _flax("jax")
+
+    def is_leaf(node: Any) -> bool:
+        if opened and isinstance(node, dict) and list(node) == [BOX]:
+            return jax.tree_util.all_leaves(node.values())
+        return isinstance(node, nn.meta.AxisMetadata)
+
+    return jax.tree_util.tree_map_with_path(change, tree, is_leaf=is_leaf)
+
+
+def _require(found: list[KeyPath], checkpoint: Any) -> None:
+    if not found:
+        uri = None if isinstance(checkpoint, Manifest) else str(checkpoint)
+        raise NotFoundError(
+            "no axis names are kept for any leaf of this tree",
+            uri=uri,
+            cure="state them when converting: --set axes=FILE",
+        )
+
+
+def _flax(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise missing_extra("flax", "jax", "giving boxes back") from error
+
+
+def named_leaves(checkpoint: Manifest | str | os.PathLike[str]) -> dict[str, tuple[AxisName, ...]]:
+    """Printed key path without wrapper → names of its axes, for everything of which they are kept."""
+    return {render(path): _axes(spec) for path, spec in sorted(_known(checkpoint).items())}

@@ -1,0 +1,206 @@
+"""Logical axis names beside a checkpoint: the JSON that keeps what Flax's partition boxes lose on disk.
+
+Facts (Flax 0.12.8 saved with Orbax 0.12.8 and looked at): of a box (`nn.Partitioned`, `LogicallyPartitioned`) only one
+more key `value` is stored; names, mesh and rules are static and lost. `_sharding` has mesh axes alone. The way that
+Flax's and Orbax's authors advise is free metadata, of which two forms are read from `custom_metadata` of `_METADATA`:
+
+    "flax_partitioning": {"layers/wi/kernel": {"type": "LogicallyPartitioned", "names": ["layers", "embed", "mlp"]}}
+    "version": 1, "boxes": {"params/layers/wi/kernel": {"box": "LogicallyPartitioned", "names": […], "rules": null}}
+
+Keys are printed key paths without the box, whole or below the parameters. Names belong to every node of the tree that
+holds all of these key paths with that many axes: the parameters, and the moments that mirror them. Ours is the first
+form with whole key paths, and also `rules` and `spec` (the partition spec) where they are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wherry.axis_names import BOX_TAG, BOXES, axis_name, rules_of
+from wherry.detection import Evidence
+from wherry.errors import UsageError, WherryError
+from wherry.keypath import KeyPath, parse, render
+from wherry.tensorspec import AxisName, Sharding, TensorSpec
+from wherry.tree_forms import BOX, COLLECTION, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.manifest import Manifest
+
+FIELD = "flax_partitioning"
+BOXES_FIELD = "boxes"
+
+Rows: TypeAlias = "Mapping[KeyPath, Names]"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What is known of one box.
+
+    Attributes:
+        box: its class.
+        axes: a name for each axis.
+        rules: logical name → mesh axes, where they were kept.
+        spec: the partition spec, where it was kept.
+    """
+
+    box: str
+    axes: tuple[AxisName, ...]
+    rules: tuple[tuple[str, AxisName], ...] = ()
+    spec: tuple[AxisName, ...] = ()
+
+
+def noted(item: Any) -> dict[KeyPath, Names]:
+    """The rows of free metadata, by key path without the box; empty where it has none.
+
+    Raises:
+        UsageError: they are not of a known form.
+    """
+    if not isinstance(item, dict):
+        return {}
+    rows = item.get(FIELD, item.get(BOXES_FIELD) if item.get("version") == 1 else None)
+    if not isinstance(rows, dict):
+        return {}
+    return {parse(key): _names(row) for key, row in rows.items()}
+
+
+def with_names(manifest: Manifest) -> tuple[Manifest, tuple[Evidence, ...]]:
+    """A manifest with the names that its free metadata keeps, and what was found of them.
+
+    Metadata that cannot be read, or that fits no tree here, is evidence and names nothing.
+    """
+    try:
+        rows = noted(manifest.custom.get("item"))
+    except WherryError as error:
+        return manifest, (Evidence(FIELD, f"axis names that cannot be read: {error.what}"),)
+    if not rows:
+        return manifest, ()
+    found = placed(rows, manifest.tensors)
+    if not found:
+        return manifest, (Evidence(FIELD, "axis names that fit no tree here"),)
+    tensors = {path: _named(spec, found.get(path)) for path, spec in manifest.tensors.items()}
+    seen = Evidence(FIELD, f"{len(found)} of {len(tensors)} arrays have logical axis names")
+    return replace(manifest, tensors=tensors), (seen,)
+
+
+def placed(rows: Rows, tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, Names]:
+    """Which tensors the rows speak of.
+
+    Args:
+        rows: names by key path, whole or below some node.
+        tensors: of the checkpoint, boxed or not.
+    """
+    plain = _plain(tensors)
+    found: dict[KeyPath, Names] = {}
+    for some in (rows, _below(rows)):
+        for root in _roots(some, plain, tensors):
+            found.update({plain[(*root, *key)]: names for key, names in some.items()})
+    return found
+
+
+def rows_of(manifest: Manifest) -> dict[str, Any]:
+    """The rows of everything that a box held, as they are kept; the inverse of `noted` and `placed`."""
+    rows = {path: manifest.tensors[stored] for path, stored in _plain(manifest.tensors).items()}
+    return {
+        render(path): _row(spec)
+        for path, spec in sorted(rows.items())
+        if _box(spec) and spec.axes is not None
+    }
+
+
+def item_metadata(manifest: Manifest) -> dict[str, Any]:
+    """The free metadata of an item with the names of its boxes; as it was where that says the same."""
+    item: dict[str, Any] = dict(manifest.custom.get("item") or {})
+    wanted = {
+        path: _known(spec) for path, spec in manifest.tensors.items() if _box(spec) and spec.axes is not None
+    }
+    if not wanted:
+        return item
+    try:
+        if placed(noted(item), manifest.tensors) == wanted:
+            return item
+    except WherryError:
+        item.pop(FIELD, None)  # it could not be read, so it named nothing; what is known takes its place
+    if item.get("version") == 1 and BOXES_FIELD in item:
+        item = {key: value for key, value in item.items() if key not in ("version", BOXES_FIELD)}
+    return {**item, FIELD: rows_of(manifest)}
+
+
+def ruled(sharding: Sharding | None) -> Sharding | None:
+    """What is kept of a sharding beside the names: what rules made; where devices were is another file's matter."""
+    return Sharding(spec=sharding.spec, rules=sharding.rules) if sharding and sharding.rules else None
+
+
+def _names(row: Any) -> Names:
+    box = row.get("type", row.get("box", BOXES[0])) if isinstance(row, dict) else None
+    if box not in BOXES or not isinstance(row.get("names"), list):
+        raise UsageError(f"{row!r} is no row of axis names", cure=f"{FIELD} maps key paths to type and names")
+    return Names(
+        str(box),
+        tuple(axis_name(name) for name in row["names"]),
+        rules_of(row.get("rules") or []),
+        tuple(axis_name(name) for name in row.get("spec") or ()),
+    )
+
+
+def _row(spec: TensorSpec) -> dict[str, Any]:
+    known = _known(spec)
+    row: dict[str, Any] = {"type": known.box, "names": _json(known.axes)}
+    row |= {"rules": [[name, *_json((axes,))] for name, axes in known.rules]} if known.rules else {}
+    return row | ({"spec": _json(known.spec)} if known.spec else {})
+
+
+def _json(axes: tuple[AxisName, ...]) -> list[Any]:
+    return [list(axis) if isinstance(axis, tuple) else axis for axis in axes]
+
+
+def _known(spec: TensorSpec) -> Names:
+    """What a tensor's spec says of its box; its partition spec counts only where rules made it."""
+    rules = spec.sharding.rules if spec.sharding else ()
+    return Names(
+        _box(spec) or BOXES[0], spec.axes or (), rules, spec.sharding.spec if spec.sharding and rules else ()
+    )
+
+
+def _box(spec: TensorSpec) -> str | None:
+    return (spec.tags or {}).get(BOX_TAG)
+
+
+def _named(spec: TensorSpec, names: Names | None) -> TensorSpec:
+    if names is None:
+        return spec
+    sharding = Sharding(spec=names.spec, rules=names.rules) if names.rules else spec.sharding
+    return replace(spec, axes=names.axes, sharding=sharding, tags={**(spec.tags or {}), BOX_TAG: names.box})
+
+
+def _plain(tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, KeyPath]:
+    """Key path without the box → key path."""
+    boxed = wrapped(tensors, BOX)
+    return {path[:-1] if path in boxed else path: path for path in tensors}
+
+
+def _below(rows: Rows) -> Rows:
+    """The rows without the collection that all of them name."""
+    return (
+        {key[1:]: names for key, names in rows.items()}
+        if all(key[:1] == (COLLECTION,) for key in rows)
+        else {}
+    )
+
+
+def _roots(
+    rows: Rows, plain: Mapping[KeyPath, KeyPath], tensors: Mapping[KeyPath, TensorSpec]
+) -> list[KeyPath]:
+    """The nodes below which every row finds an array with as many axes as it names."""
+    if not rows:
+        return []
+    first = next(iter(rows))
+    ends = (path[: len(path) - len(first)] for path in plain if path[len(path) - len(first) :] == first)
+
+    def fits(root: KeyPath, key: KeyPath, names: Names) -> bool:
+        stored = plain.get((*root, *key))
+        return stored is not None and len(tensors[stored].shape) == len(names.axes)
+
+    return sorted(root for root in ends if all(fits(root, key, names) for key, names in rows.items()))
