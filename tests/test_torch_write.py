@@ -235,3 +235,12 @@ def test_every_byte_of_an_archive_has_one_owner():
     slot = plan.slots[1]
     assert slot.data % 64 == 0
     assert owned == [(128, 128 + slot.data), (128 + slot.stop, 128 + plan.length)]
+
+
+def test_the_plan_lists_classes_and_keys_that_become_plain(tmp_path):
+    state = {"weight": torch.ones(3), "optimizer": {0: torch.ones(2)}, "shape": (1, 2)}
+    torch.save(state, tmp_path / "model.pt")
+    to_orbax = wherry.plan(tmp_path / "model.pt", tmp_path / "out", to="orbax").ignored
+    assert {(row.path, row.rule) for row in to_orbax} == {(("optimizer/0",), "types"), (("shape",), "types")}
+    assert "the key 0" in next(row.reason for row in to_orbax if "optimizer" in row.path[0])
+    assert not wherry.plan(tmp_path / "model.pt", tmp_path / "out.pt", to="torch-zip").ignored

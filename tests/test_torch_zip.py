@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import wherry
 from tests.formats_support import assert_as_expected, canonical, cases, expected, opened, place
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError, WherryError
 from wherry.format import Glimpse
@@ -295,12 +294,3 @@ def test_mutated_archives_never_crash(data, tmp_path):
                 canonical(found, key)
     except WherryError:
         pass
-
-
-def test_the_plan_lists_classes_and_keys_that_become_plain(tmp_path):
-    state = {"weight": torch.ones(3), "optimizer": {0: torch.ones(2)}, "shape": (1, 2)}
-    torch.save(state, tmp_path / "model.pt")
-    to_orbax = wherry.plan(tmp_path / "model.pt", tmp_path / "out", to="orbax").ignored
-    assert {(row.path, row.rule) for row in to_orbax} == {(("optimizer/0",), "types"), (("shape",), "types")}
-    assert "the key 0" in next(row.reason for row in to_orbax if "optimizer" in row.path[0])
-    assert not wherry.plan(tmp_path / "model.pt", tmp_path / "out.pt", to="torch-zip").ignored

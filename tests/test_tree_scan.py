@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 
 import jax
 import numpy as np
@@ -94,23 +93,8 @@ def test_a_view_keeps_what_is_no_tensor(tmp_path):
         scanned_view(checkpoint, "layers_{layers} -> layers:0")
 
 
-@pytest.fixture
-def scanning(monkeypatch):
-    """Conversions that take the option `scan`, wherever else it may be read."""
-    module = import_module("wherry.convert")
-    plain = module.relaid
-
-    def relaid(checkpoint, row, options, wish, only):
-        rest = {name: value for name, value in options.items() if name != "scan"}
-        if "scan" not in options:
-            return plain(checkpoint, row, rest, wish, only)
-        return scanned_view(checkpoint, options["scan"]), rest, only
-
-    monkeypatch.setattr(module, "relaid", relaid)
-
-
 @needs_corpus
-def test_a_conversion_is_proved_and_undone(tmp_path, scanning):
+def test_a_conversion_is_proved_and_undone(tmp_path):
     """A train state with axis names unrolled, then stacked and boxed: the corpus has the same, boxed by Flax."""
     source = CORPUS / "flax-linen-unboxed-scan/checkpoint/ckpt"
     apart = {"scan": "layers:0 -> layers_{layers}"}
@@ -136,7 +120,7 @@ def test_a_conversion_is_proved_and_undone(tmp_path, scanning):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_chunks_that_are_no_runs_are_proved_under_new_names(tmp_path, scanning, axis):
+def test_chunks_that_are_no_runs_are_proved_under_new_names(tmp_path, axis):
     """A mesh cuts the stacked tensor, which also gets another name: what was written is read back and compared."""
     rng = np.random.default_rng(0)
     arrays = {("params", f"layers_{n}", "w"): rng.random((64, 64), "f4") for n in range(8)}

@@ -80,9 +80,13 @@ def laid_out(function: Callable[..., Any]) -> Callable[..., Any]:
         from wherry.layouts import Wish
 
         wish = Wish(**{name: arguments.pop(name) for name in Wish.__slots__})
+        if rules := arguments.pop("rename"):
+            arguments["set_"] = (*arguments["set_"], f"rename={'; '.join(rules)}")
         return function(wish=wish, **arguments)
 
     for option in (
+        click.option("--rename", multiple=True, metavar="RULE",
+                     help="Rename key paths: 'layers.{n}.w -> blocks/{n}/kernel'."),
         click.option("--assets", metavar="URI", help="Folder with tokenizer and the like for the target."),
         click.option("--dtype", metavar="DTYPE", help="Element type of the target's parameters."),
         click.option("--config", metavar="FILE", help="The source's config (JSON), where none lies beside it."),

@@ -49,6 +49,7 @@ CONTAINERS = frozenset(
 )
 CONFIG = "config.json"
 NONE = "none"
+SCAN = "scan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,9 @@ PLAIN = Wish()
 
 
 def layout_options() -> frozenset[str]:
-    """Every name that `--set` takes for some family: forms and conventions of its systems."""
+    """Every name that `--set` takes for some layout: forms and conventions of all systems, and `scan`."""
     systems = [system for name in families() for system in load_family(name).systems.values()]
-    return frozenset(name for system in systems for name in (*system.forms, *system.conventions))
+    return frozenset(name for system in systems for name in (*system.forms, *system.conventions)) | {SCAN}
 
 
 def table(family: str | None = None, family_file: str | None = None) -> dict[str, dict[str, list[str]]]:
@@ -116,6 +117,11 @@ def relaid(
         MismatchError: config and shapes contradict each other.
         IncompleteError: a layer is missing.
     """
+    if SCAN in options:
+        rest = {name: value for name, value in options.items() if name != SCAN}
+        from wherry.tree_scan import scanned_view
+
+        return scanned_view(checkpoint, str(options[SCAN])), rest, only
     own = {name: value for name, value in options.items() if name in row.options or name in TREE_OPTIONS}
     asked = {name: str(value) for name, value in options.items() if name not in own}
     config = _config(checkpoint, wish)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.axis_names import settled
 from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.detect import absence
 from wherry.digest import sha256_of
@@ -97,7 +98,7 @@ def make_plan(
     if only is None:
         _require_present(checkpoint)
     given = dict(options or {})
-    tree = {name: given.pop(name) for name in TREE_OPTIONS if name in given}
+    tree = settled({name: given.pop(name) for name in TREE_OPTIONS if name in given})
     checked = checked_options(row, given)
     mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=ignore, uri=str(target))
     if only is not None:
