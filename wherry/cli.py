@@ -174,6 +174,7 @@ def convert(
               type=click.Choice(["structure", "present", "digest", "roundtrip"]),
               help="How far to look; each level includes those before it.")  # fmt: skip
 @click.option("--against", metavar="URI", help="Another checkpoint whose tensors it must equal.")
+@click.option("--family-file", metavar="FILE", help="What declared the family when it was made of that one.")
 @memory
 @quiet
 @chosen

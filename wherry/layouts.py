@@ -135,6 +135,7 @@ def relaid(
 
     source, target = pair
     theirs = {*target.forms, *target.conventions}
+    _require_options(asked, source, target, row)
     known = {name: text for name, text in written.items() if name in source.conventions}
     mine = {name: text for name, text in asked.items() if name not in theirs}
     config, told_by = source_config(checkpoint, family, source, wish.config)
@@ -146,7 +147,18 @@ def relaid(
     )  # fmt: skip
     given = config if source is target else target_config(family, target, wish.config)
     made = outfit(projected, given, checkpoint, wish.assets)
-    return Relaid(checkpoint, projected, made, wish.dtype), own, None
+    return Relaid(checkpoint, projected, made, wish.dtype, only), own, None
+
+
+def _require_options(asked: Mapping[str, str], source: System, target: System, row: Format) -> None:
+    """Refuse a name that nothing between these two systems takes, before one of them is blamed for it."""
+    known = [*row.options, *target.forms, *target.conventions, *source.forms, *source.conventions]
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        raise UsageError(
+            f"{row.name} has no option {', '.join(unknown)}, and neither has its layout",
+            cure=f"choose among {', '.join(dict.fromkeys(known)) or 'none'}",
+        )
 
 
 def _needed(
@@ -186,10 +198,15 @@ def _family(
     if wish.family:
         return load_family(wish.family)
     name = written.get("family") or (family_of_config(config) if config else None)
-    if name is not None:
-        return load_family(name)
+    if name in families():
+        return load_family(name or "")
     if {row.name, checkpoint.detection.format} & CONTAINERS and not (asked or wish.explicit):
         return None
+    if name is not None:
+        raise UsageError(
+            f"it was written through the family {name}, which a file declares", uri=checkpoint.uri,
+            cure=f"give that --family-file, or keep the tree with --family {NONE}",
+        )  # fmt: skip
     fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row)]
     if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
         raise AmbiguousError(

@@ -108,9 +108,11 @@ def map_tree(
     chosen = replace(source, tensors={path: source.tensors[path] for path in kept})
     adapted = None if spelled(tree) or row.adapt is None else row.adapt(chosen, uri)
     changed = spell(chosen, tree, rules | ({"values", "empties"} if only else frozenset[str]()))
-    rename = adapted.names.__getitem__ if adapted else recut(tree) if changed is None else _lookup(changed)
+    if adapted and any(old != new for old, new in adapted.names.items()):
+        changed = {**adapted.names}
+    rename = recut(tree) if changed is None else _lookup(changed)
     names = _unique({path: rename(path) for path in kept}, uri)
-    lists, lost = carried_lists(source, tree, changed)
+    lists, lost = carried_lists(source, tree, None if adapted else changed)
     manifest = replace(
         source,
         tensors={names[path]: renamed_spec(source.tensors[path], names[path]) for path in kept},
@@ -140,6 +142,11 @@ def _checked_rules(ignore: Iterable[str]) -> frozenset[str]:
             f"unknown rule {', '.join(sorted(unknown))}", cure=f"choose among {', '.join(RULES)}"
         )
     return rules
+
+
+def parameters_of(source: Manifest, uri: str) -> list[KeyPath]:
+    """The tensors that `only="params"` carries, in order."""
+    return _select(source, "params", uri)[0]
 
 
 def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath], tuple[Ignored, ...]]:

@@ -160,7 +160,8 @@ class Carrier:
     def _box(self, spec: TensorSpec, move: Move) -> None:
         """Carry what is no run of the tensor's bytes; its leaves are hashed when the target is read back."""
         assert move.region is not None
-        with self.pool.buffer(move.span.nbytes) as buffer:
+        extra = self.source.overhead(spec, move.region)
+        with self.pool.buffer(move.span.nbytes, extra) as buffer:
             self.source.box(spec, move.region, buffer)
             for output in self.outputs:
                 if output.wants(move):
@@ -171,7 +172,8 @@ class Carrier:
         """Decode into a reused buffer, where the chunks can be decoded piece by piece."""
         if move.region is None or dtypes.opaque(spec.dtype):
             return False
-        with self.pool.buffer(move.span.nbytes) as buffer:
+        extra = self.source.overhead(spec, move.region)
+        with self.pool.buffer(move.span.nbytes, extra) as buffer:
             filled = self.source.fill(spec, move.region, move.span, buffer)
             if filled:
                 self._deliver(move, buffer, hasher)

@@ -44,10 +44,15 @@ class Pool:
                 self._changed.notify_all()
 
     @contextmanager
-    def buffer(self, nbytes: int) -> Generator[memoryview]:
-        """A writable buffer of exactly so many bytes, with whatever it held before."""
+    def buffer(self, nbytes: int, extra: int = 0) -> Generator[memoryview]:
+        """A writable buffer of exactly so many bytes, with whatever it held before.
+
+        Args:
+            nbytes: how many.
+            extra: bytes that filling it will take elsewhere; they count as long as the buffer is out.
+        """
         size = -(-max(nbytes, 1) // _GRAIN) * _GRAIN
-        with self.reserved(size):
+        with self.reserved(size + extra):
             memory = self._take(size)
             view = memoryview(memory)
             try:

@@ -16,6 +16,10 @@ class FillingReader(Protocol):
         """Fill a buffer with the canonical bytes of a region."""
         ...
 
+    def overhead(self, spec: TensorSpec, region: Region) -> int:
+        """Bytes that filling holds beside the buffer."""
+        ...
+
 
 @runtime_checkable
 class RegionReader(Protocol):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wherry import dtypes
 from wherry.checkpoint import Checkpoint
 from wherry.decoded import Decoded
+from wherry.detect import ReckoningReader
 from wherry.families import Projected, target_manifest
 from wherry.format import Absent, Extent, Opened
 from wherry.layout_bands import cut_multiples, stacked_grid
@@ -24,8 +25,8 @@ from wherry.manifest import Companion
 from wherry.mapping import Ignored
 from wherry.mover import read_span
 from wherry.regions import RegionReader
-from wherry.relayout import Copy, Stored, copies
-from wherry.relayout_moves import fill_region
+from wherry.relayout_moves import fill_region, held_bytes
+from wherry.runs import cut, runs
 from wherry.store import LocalStore
 from wherry.tensorspec import GRID, Region, Span, TensorSpec, region_shape
 
@@ -57,7 +58,12 @@ class Relaid(Checkpoint):
     """
 
     def __init__(
-        self, source: Checkpoint, projected: Projected, made: Outfit | None = None, dtype: str | None = None
+        self,
+        source: Checkpoint,
+        projected: Projected,
+        made: Outfit | None = None,
+        dtype: str | None = None,
+        only: str | None = None,
     ) -> None:
         """Look at a source.
 
@@ -66,6 +72,7 @@ class Relaid(Checkpoint):
             projected: what it is in the target's layout.
             made: the files that go along.
             dtype: what the parameters were cast to, to be recorded with the layout.
+            only: `params` if the optimizer's state was left behind because that was asked for; recorded too.
         """
         files, carried = (made.files, made.carried) if made else ({}, ())
         manifest = target_manifest(projected, source.manifest)
@@ -76,8 +83,9 @@ class Relaid(Checkpoint):
         kept = [one for one in source.manifest.companions if one.name in carried and one.name not in files]
         new = [Companion(name, len(data)) for name, data in files.items()]
         manifest = replace(manifest, tensors=specs, companions=(*kept, *new))
-        if dtype:
-            layout = {**manifest.origin["layout"], "dtype": dtype}
+        asked = {name: text for name, text in (("dtype", dtype), ("only", only)) if text}
+        if asked:
+            layout = {**manifest.origin["layout"], **asked}
             manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
         super().__init__(Opened(source.detection, manifest, RelaidReader(source, projected, files)))
         self._source = source
@@ -121,6 +129,14 @@ class RelaidReader:
         else:
             self._projected.gather(spec.path, region, self._part, out)
 
+    def overhead(self, spec: TensorSpec, region: Region) -> int:
+        """See FillingReader: the largest part of the source that is read for a region, and its cast."""
+        stored = self._projected.targets.get(spec.path)
+        if stored is None:
+            return 0
+        own = dtypes.canonical_size(spec.dtype, math.prod(region_shape(region)))
+        return held_bytes(stored, region, self._projected.pieces) - own
+
     def read_bytes(self, spec: TensorSpec) -> bytes:
         """See Reader."""
         return self.read(spec, spec.whole).tobytes()
@@ -131,7 +147,7 @@ class RelaidReader:
         if taken is not None:
             return self._source.reader.extents(self._source.spec(taken))
         stored = self._projected.targets[spec.path]
-        runs = _runs(stored, self._projected)
+        runs = runs(stored, self._projected)
         if runs is None:
             return None
         found: list[Extent] = []
@@ -139,7 +155,7 @@ class RelaidReader:
             extents = self._source.reader.extents(source)
             if extents is None:
                 return None
-            found += _cut(extents, span)
+            found += cut(extents, span)
         return tuple(found)
 
     def absent(self) -> Iterator[Absent]:
@@ -147,6 +163,11 @@ class RelaidReader:
         used = {spec.path for held in self._projected.pieces.held.values() for spec, _piece in held.values()}
         used |= set(self._projected.scalars.values())
         return (piece for piece in self._source.reader.absent() if piece.path in used)
+
+    def shortfall(self) -> str | None:
+        """See ReckoningReader: what is missing of the source, where its reader can tell."""
+        reader = self._source.reader
+        return reader.shortfall() if isinstance(reader, ReckoningReader) else None
 
     def companion(self, name: str) -> Location:
         """See Reader."""
@@ -232,52 +253,3 @@ def _hinted(spec: TensorSpec, projected: Projected) -> TensorSpec:
     if grid[cut + 1 :] == spec.shape[cut + 1 :]:
         return spec
     return replace(spec, tags={**(spec.tags or {}), GRID: "x".join(map(str, grid))})
-
-
-def _runs(stored: Stored, projected: Projected) -> list[tuple[TensorSpec, Span]] | None:
-    """A target tensor as spans of source tensors, in order; None where elements change places or values."""
-    found: list[tuple[int, Copy]] = []
-    for copy in copies(stored, stored.spec.whole, projected.pieces):
-        plain = not copy.steps and copy.source.dtype == stored.spec.dtype
-        if (
-            not plain
-            or copy.extents[1:]
-            or copy.source_strides not in ((), (1,))
-            or copy.target_strides not in ((), (1,))
-        ):
-            return None
-        found.append((copy.offset, copy))
-    found.sort(key=lambda pair: pair[0])
-    runs: list[tuple[TensorSpec, Span]] = []
-    position = 0
-    for offset, copy in found:
-        elements = math.prod(region_shape(copy.region))
-        span = _span(copy.source, copy.region)
-        if offset != position or elements != math.prod(copy.extents) or span is None:
-            return None
-        runs.append((copy.source, span))
-        position += elements
-    return runs if position == stored.spec.size else None
-
-
-def _span(spec: TensorSpec, region: Region) -> Span | None:
-    """Canonical bytes of a region; None where it is not one run."""
-    shape = region_shape(region)
-    cut = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))
-    if shape[cut + 1 :] != spec.shape[cut + 1 :]:
-        return None
-    strides = [math.prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
-    first = sum(part.start * stride for part, stride in zip(region, strides, strict=True))
-    start = dtypes.canonical_size(spec.dtype, first)
-    return Span(start, start + dtypes.canonical_size(spec.dtype, math.prod(region_shape(region))))
-
-
-def _cut(extents: tuple[Extent, ...], span: Span) -> Iterator[Extent]:
-    """The part of a tensor's extents that holds a span; a CRC belongs to whole extents only."""
-    position = 0
-    for extent in extents:
-        start, stop = max(span.start - position, 0), min(span.stop - position, extent.length)
-        if start < stop:
-            whole = stop - start == extent.length
-            yield extent if whole else Extent(extent.file, extent.offset + start, stop - start)
-        position += extent.length

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from wherry import dtypes
 from wherry.errors import UsageError
-from wherry.families import Projected, convert_layout, load_family
+from wherry.families import Projected, convert_layout, families, load_family, load_family_file
 from wherry.families.outfit import config_beside
 from wherry.hashing import Failure, Hashes, compare, hash_checkpoint
 from wherry.keypath import render
@@ -48,7 +48,8 @@ def roundtrip(
     Args:
         converted: the target of a conversion.
         source: what it was made of.
-        layout: what the target's manifest records: family, both systems, their forms and conventions.
+        layout: what the target's manifest records: family, both systems, their forms and conventions; with
+            `family_file`, where the family is declared.
         memory: budget for reading.
         progress: called a few times a second.
 
@@ -121,18 +122,18 @@ def _compared(
 
 def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projected:
     """The projection that made a target, made again of what its manifest records."""
-    try:
-        family = load_family(layout["family"])
-    except UsageError as error:
+    declared = layout.get("family_file")
+    if declared is None and layout["family"] not in families():
         raise UsageError(
             f"family {layout['family']} was declared in a file", cure="give the same --family-file"
-        ) from error
+        )
+    family = load_family_file(declared) if declared else load_family(layout["family"])
     one, other = dict(layout["from"]), dict(layout["to"])
     mine, theirs = family.system(one.pop("system")), family.system(other.pop("system"))
     config, told_by = config_beside(source, mine)
     return convert_layout(
         source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
-        source_options=one, options=other, dtype=layout.get("dtype"),
+        source_options=one, options=other, only=layout.get("only"), dtype=layout.get("dtype"),
     )  # fmt: skip
 
 

@@ -98,6 +98,11 @@ class Spill:
         """Whether its chunks need not be regarded: they lie raw, and any part of them is read alone."""
         return isinstance(self.reader, RegionReader) and self.reader.cheap(spec)
 
+    def overhead(self, spec: TensorSpec, region: Region) -> int:
+        """Bytes that `fill` or `box` will hold beside their buffer."""
+        reader = self.reader
+        return reader.overhead(spec, region) if isinstance(reader, FillingReader) else 0
+
     def box(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """Fill a buffer with a region that is not one run of the tensor's bytes."""
         raw = self._raw(spec)

@@ -28,6 +28,7 @@ from wherry.hashing import Failure, compare, hash_checkpoint
 from wherry.keypath import render
 from wherry.plan import DEFAULT_MEMORY
 from wherry.sidecar import Sidecar, read_sidecar
+from wherry.mapping import parameters_of
 from wherry.spelling import renaming_of
 from wherry.store import locate
 from wherry.units import parse_size
@@ -101,6 +102,7 @@ def verify(
     format: str | None = None,
     step: int | None = None,
     item: str | None = None,
+    family_file: str | None = None,
 ) -> Verification:
     """Verify a checkpoint.
 
@@ -111,6 +113,7 @@ def verify(
         memory: budget for reading.
         progress: called a few times a second.
         format, step, item: which checkpoint of `uri`.
+        family_file: the file that declared the family through whose layouts it was made of `against`.
 
     Raises:
         UsageError: an unknown level.
@@ -124,9 +127,10 @@ def verify(
     if level == "roundtrip" and against is None:
         raise UsageError("level roundtrip compares with the source", cure="say which: --against SOURCE")
     clock = time.monotonic()
+    other = None if against is None else _Other(against, family_file)
     try:
         with open_checkpoint(uri, format=format, step=step, item=item) as checkpoint:
-            found = _look(checkpoint, level, against, parse_size(memory), progress)
+            found = _look(checkpoint, level, other, parse_size(memory), progress)
     except (DamagedError, HostileError) as error:
         failure = Failure(error.path or "", error.what)
         found = Verification(
@@ -135,10 +139,18 @@ def verify(
     return replace(found, seconds=round(time.monotonic() - clock, 3))
 
 
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """What to compare with, and the file that declares how, where wherry itself does not."""
+
+    uri: str | os.PathLike[str]
+    family_file: str | None
+
+
 def _look(
     checkpoint: Checkpoint,
     level: str,
-    against: str | os.PathLike[str] | None,
+    against: _Other | None,
     memory: int,
     progress: OnProgress | None,
 ) -> Verification:
@@ -163,7 +175,7 @@ def _missing(checkpoint: Checkpoint) -> Iterator[Failure]:
 
 
 def _altered(
-    checkpoint: Checkpoint, against: str | os.PathLike[str] | None, memory: int, progress: OnProgress | None
+    checkpoint: Checkpoint, against: _Other | None, memory: int, progress: OnProgress | None
 ) -> Iterator[Failure]:
     sidecar = read_sidecar(locate(checkpoint.uri))
     alone = against is None and sidecar is None
@@ -179,7 +191,7 @@ def _altered(
     if against is not None and sidecar is not None and sidecar.manifest.origin.get("layout"):
         yield from _came_back(checkpoint, sidecar, against, memory, progress)
     elif against is not None:
-        yield from _against(found, sidecar, against, memory, progress)
+        yield from _against(found, sidecar, against.uri, memory, progress)
 
 
 def _without_checksum(checkpoint: Checkpoint) -> int:
@@ -208,11 +220,19 @@ def _against(
     options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
     rename = renaming_of(sidecar.manifest if sidecar else None, options)
     with open_checkpoint(against) as other:
-        theirs = hash_checkpoint(_as_scanned(other, sidecar), memory=memory, progress=progress)
+        seen = _as_scanned(other, sidecar)
+        theirs = hash_checkpoint(seen, memory=memory, progress=progress, paths=_meant(seen, sidecar))
     renamed = {rename(path): path for path in theirs.digests}
     expected = {path: theirs.digests[origin] for path, origin in renamed.items()}
     leaves = {path: theirs.leaves[origin] for path, origin in renamed.items()}
     yield from _differences(found, expected, leaves)
+
+
+def _meant(source: Checkpoint, sidecar: Sidecar | None) -> list[KeyPath]:
+    """The source's tensors, or its parameters where the target records that it holds no more of a train state."""
+    held, kind = source.manifest, sidecar.manifest.kind if sidecar else None
+    left_state = held.kind == "train-state" and kind == "params"
+    return parameters_of(held, source.uri) if left_state else sorted(held.tensors)
 
 
 def _as_scanned(source: Checkpoint, sidecar: Sidecar | None) -> Checkpoint:
@@ -229,15 +249,15 @@ def _as_scanned(source: Checkpoint, sidecar: Sidecar | None) -> Checkpoint:
 def _came_back(
     checkpoint: Checkpoint,
     sidecar: Sidecar,
-    against: str | os.PathLike[str],
+    against: _Other,
     memory: int,
     progress: OnProgress | None,
 ) -> Iterator[Failure]:
     """Compare with a source of another system, through the inverse layout."""
     from wherry.roundtrip import roundtrip
 
-    with open_checkpoint(against) as other:
-        layout = sidecar.manifest.origin["layout"]
+    with open_checkpoint(against.uri) as other:
+        layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
         yield from roundtrip(checkpoint, other, layout, memory=memory, progress=progress)
 
 
