@@ -86,8 +86,8 @@ def watched(monkeypatch):
     """Names of the spill files that are opened."""
     from wherry import spill
 
-    used, real = [], spill._opened
-    monkeypatch.setattr(spill, "_opened", lambda path: (used.append(str(path)), real(path))[1])
+    used, real = [], spill.opened
+    monkeypatch.setattr(spill, "opened", lambda path: (used.append(str(path)), real(path))[1])
     return used
 
 

@@ -147,11 +147,11 @@ class RelaidReader:
         if taken is not None:
             return self._source.reader.extents(self._source.spec(taken))
         stored = self._projected.targets[spec.path]
-        runs = runs(stored, self._projected)
-        if runs is None:
+        spans = runs(stored, self._projected)
+        if spans is None:
             return None
         found: list[Extent] = []
-        for source, span in runs:
+        for source, span in spans:
             extents = self._source.reader.extents(source)
             if extents is None:
                 return None
