@@ -35,7 +35,7 @@ Measures wherry beside the real tools that do the same, and beside a copy that h
 It makes a synthetic bfloat16 checkpoint in the shapes of a Llama with {LAYERS} layers, in the containers of each
 system by the system's own library, runs every row in a process of its own, and writes medians, ratios and whether
 they are reached to infra/bench-results.md, .json and .svg. Exit code 1 means that a requirement was not reached or
-could not be measured. With the default size it needs 50 GB of disk, and about four minutes a round.
+could not be measured. With the default size it needs 50 GB of disk, and about five minutes a round.
 """
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+import wherry
 from tests.infra_support import INFRA, load
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
     from types import ModuleType
 
@@ -57,6 +63,63 @@ def test_synthetic_models_have_201_tensors_of_the_asked_size(
         with safe_open(shard, "np") as file:
             found |= {name: (tuple(file.get_slice(name).get_shape()), shard.name) for name in file.keys()}  # noqa: SIM118
     assert found == {tensor.name: (tensor.shape, index[tensor.name]) for tensor in inputs.model(3_000_000)}
+
+
+def test_wide_models_become_scanned_kernels_of_the_asked_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inputs = load("benchmarks.inputs", monkeypatch)
+    inputs.make_wide(tmp_path / "model", 1_000_000)
+    assert len([*(tmp_path / "model").glob("*.safetensors")]) == 2
+    options = {"scan_layers": "true"}
+    wherry.convert(tmp_path / "model", tmp_path / "out", to="maxtext", options=options, lineage=False)
+    sizes = sorted(spec.nbytes for spec in wherry.open(tmp_path / "out").manifest.tensors.values())
+    assert all(1_000_000 <= size < 1_010_000 for size in sizes[-3:])
+
+
+def bits(arrays: Iterable[Any]) -> Counter[tuple[Any, ...]]:
+    """What arrays hold, whatever their names are; counts and steps left out, which systems keep differently."""
+    return Counter(
+        (array.shape, hashlib.sha256(np.ascontiguousarray(array)).hexdigest())
+        for array in map(np.asarray, arrays)
+        if array.dtype == np.float32
+    )
+
+
+def converted(source: Path, target: Path, to: str, **options: str) -> Counter[tuple[Any, ...]]:
+    """What our conversion of an input holds."""
+    wherry.convert(source, target, to=to, options=options, lineage=False)
+    result = wherry.open(target)
+    specs = result.manifest.tensors.values()
+    return bits(result.reader.read(spec, spec.whole) for spec in specs)
+
+
+def test_t5x_s_input_becomes_the_same_by_us_and_by_its_peer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made, peers = load("benchmarks.inputs_zarr", monkeypatch), load("benchmarks.peers_zarr", monkeypatch)
+    made.make_t5x(tmp_path / "t5x", 3_000_000)
+    peers.t5x_to_huggingface(str(tmp_path / "t5x"), str(tmp_path / "peer.safetensors"))()
+    theirs = load_file(tmp_path / "peer.safetensors")
+    assert 3_000_000 <= sum(array.nbytes for array in theirs.values()) < 6_000_000
+    assert converted(tmp_path / "t5x", tmp_path / "out", "huggingface") == bits(theirs.values())
+
+
+def test_paxml_s_input_becomes_the_same_by_us_and_by_its_peer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import orbax.checkpoint as ocp
+
+    made, peers = load("benchmarks.inputs_zarr", monkeypatch), load("benchmarks.peers_zarr", monkeypatch)
+    made.make_paxml(tmp_path / "paxml", 1_000_000)
+    peers.paxml_to_maxtext(str(tmp_path / "paxml"), str(tmp_path / "peer"))()
+    with ocp.StandardCheckpointer() as checkpointer:
+        theirs = checkpointer.restore(tmp_path / "peer")
+    assert 1_000_000 <= sum(array.nbytes for array in theirs.values()) < 4_000_000
+    assert len(theirs) == 3 * 16 + 9
+    assert converted(tmp_path / "paxml", tmp_path / "out", "maxtext", scan_layers="true") == bits(
+        theirs.values()
+    )
 
 
 def test_why_a_row_failed_fits_into_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +237,6 @@ def test_a_row_is_measured_from_its_input_to_table_and_plot(tmp_path: Path) -> N
 
 
 def test_the_rewrite_keeps_the_layout_of_the_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import wherry
-
     inputs = load("benchmarks.inputs", monkeypatch)
     size = 3_000_000
     inputs.make_huggingface(tmp_path / "model", size)

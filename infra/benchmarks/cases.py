@@ -1,4 +1,4 @@
-"""The table of issue 3 as data: which conversions are measured, against which peers, and what ours must reach.
+"""The tables of issues 3 and 5 as data: which conversions are measured, against which peers, and what ours must reach.
 
 A `Pair` compares processes that do the same job on the same input; a `Probe` measures one number of ours. A new
 format is a new entry in `CASES`, with an input in `INPUTS` when it reads something new. Words of a command that
@@ -15,6 +15,8 @@ Command: TypeAlias = tuple[str, ...]
 WORK = ("{python}", "-m", "benchmarks.work")
 _CONVERT = ("{python}", "-m", "wherry.cli", "convert")
 _NO_READ_BACK = ("--verify", "none")
+_SCANNED = ("--set", "scan_layers=true")
+_BUDGET = ("--memory", "128MiB")
 _SMALL = 130_000_000
 NOMINAL = (
     2_200_000_000  # bytes of the issue's input; the sizes of the memory rows keep their proportion to it
@@ -125,6 +127,13 @@ INPUTS: dict[str, Made] = {
     "2 GB": of_size(2),
     "8 GB": of_size(8),
     "one tensor of 4 GB": of_size(4, "one-tensor"),
+    "kernels of 1 GB": of_size(1, "wide"),
+    "scanned kernels of 1 GB": Made(
+        (*_CONVERT, "{source}", "{target}", "--to", "maxtext", *_SCANNED, *_NO_READ_BACK, "--no-lineage"),
+        "kernels of 1 GB",
+    ),
+    "t5x": of_size(1, "t5x"),
+    "paxml": of_size(1, "paxml"),
     "1000 tensors": sparse(100, 1000),
     "100,000 tensors": sparse(10, 100_000),
 }
@@ -164,11 +173,11 @@ def _pair(
 
 _FILE = "model.safetensors"
 _STANDARD = peer("StandardCheckpointer", "safetensors-to-orbax", "huggingface", "out", "orbax-checkpoint")
-_RESHARDING = (
+_RESHARDERS = (
     peer("mergekit passthrough", "mergekit", "huggingface", "out", "mergekit"),
     peer("transformers save_pretrained", "transformers", "huggingface", "out", "transformers"),
 )
-_RESHARDING = tuple(run._replace(command=(*run.command, "{part}")) for run in _RESHARDING)
+_RESHARDING = tuple(run._replace(command=(*run.command, "{part}")) for run in _RESHARDERS)
 _COPY = Run(
     "cp -r && sync", "huggingface", "out",
     ("sh", "-c", 'cp -r "$1" "$2" && sync', "sh", "{source}", "{target}"), speaks=False,
@@ -179,6 +188,12 @@ _SIGNING = Run(
     ("{bin}/model_signing", "verify", "key", "{source}/model", *_SIGNATURE), speaks=False, package="model-signing",
 )  # fmt: skip
 _VERIFY = ("{python}", "-m", "wherry.cli", "verify", "{source}/model", "--level", "digest", "--json")
+
+
+def _relaid(source: str, to: str, name: str, *options: str) -> Pair:
+    """A conversion that moves every axis, beside a plain copy: at most 2.5 times its time, within a stated budget."""
+    pair = _pair(source, to, (floor(source),), 0.4, 300_000_000, name=name, options=(*_BUDGET, *options))
+    return pair._replace(default=None)
 
 
 def _sized(to: str) -> tuple[Run, ...]:
@@ -222,6 +237,14 @@ CASES: tuple[Pair | Probe, ...] = (
     _pair("huggingface", "huggingface", (_COPY,), 0.8, name="same-layout rewrite with digests",
           options=("--set", "max_shard_size={shard}"))._replace(halved=False, memory=None),
     Pair("verify (digest of all tensors)", Run("verify: wherry", "signed", "out", _VERIFY), None, (_SIGNING,), 1.2),
+    _relaid("kernels of 1 GB", "maxtext", "Hugging Face → MaxText, layers into scanned kernels of 1 GB", *_SCANNED),
+    _relaid("scanned kernels of 1 GB", "huggingface", "MaxText → Hugging Face, scanned kernels of 1 GB into layers"),
+    _pair("t5x", "huggingface",
+          (peer("tensorstore read + save_file", "t5x-to-huggingface", "t5x", _FILE, "tensorstore"),), 1.8, 300_000_000,
+          name="T5X, gzip zarr → Hugging Face"),
+    _pair("paxml", "maxtext",
+          (peer("load, transpose, StandardCheckpointer", "paxml-to-maxtext", "paxml", "out", "orbax-checkpoint"),), 3,
+          400_000_000, name="PaxML GPT-3 → MaxText", options=_SCANNED),
     Probe("1 GB kernel, every axis order", (Run("kernel", "", "out", (*WORK, "kernel", "{size}")),),
           "value", 2.5, "× copy + SHA-256"),
     Probe("0.5 / 2 / 8 GB and one tensor of 4 GB → DCP", _sized("dcp"), "peak", 1.1, "× the smallest peak", ("dcp",)),

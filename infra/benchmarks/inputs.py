@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.inputs_zarr import make_paxml, make_t5x
+
 LAYERS = 22
 SHARD = 0.55  # of the asked size: the larger of two files
 _BLOCK = 8 << 20
@@ -43,8 +45,14 @@ def model(size: int) -> list[Tensor]:
     return sorted(_tensors(hidden), key=lambda tensor: _natural(tensor.name))
 
 
-def _tensors(hidden: int) -> list[Tensor]:
-    vocabulary, key, inner = min(32000, 16 * hidden), hidden // 8, 11 * hidden // 4
+def wide(size: int) -> list[Tensor]:
+    """The same with so wide a feed-forward layer that each of its three kernels has `size` bytes in all layers."""
+    hidden = 1024 if size >= 1 << 28 else 128
+    return _tensors(hidden, -(-size // (2 * LAYERS * hidden)))
+
+
+def _tensors(hidden: int, wide: int = 0) -> list[Tensor]:
+    vocabulary, key, inner = min(32000, 16 * hidden), hidden // 8, wide or 11 * hidden // 4
     layer = {
         "self_attn.q_proj": (hidden, hidden),
         "self_attn.k_proj": (key, hidden),
@@ -74,10 +82,21 @@ def _natural(name: str) -> list[str | int]:
 
 def make_huggingface(folder: Path, size: int) -> None:
     """Write a Hugging Face folder: shards of at most `SHARD` of the size, their index, config.json."""
-    tensors = model(size)
-    _write_folder(folder, _shards(tensors, int(SHARD * size)))
-    vocabulary, hidden = tensors[0].shape
-    (folder / "config.json").write_text(json.dumps(_config(vocabulary, hidden), indent=1))
+    _write_model(folder, model(size), int(SHARD * size))
+
+
+def make_wide(folder: Path, size: int) -> None:
+    """Write a Hugging Face folder of a model whose scanned kernels have `size` bytes, in two shards."""
+    tensors = wide(size)
+    _write_model(folder, tensors, int(SHARD * sum(tensor.nbytes for tensor in tensors)))
+
+
+def _write_model(folder: Path, tensors: list[Tensor], most: int) -> None:
+    _write_folder(folder, _shards(tensors, most))
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    vocabulary, hidden = shapes["model.embed_tokens.weight"]
+    inner = shapes["model.layers.0.mlp.gate_proj.weight"][0]
+    (folder / "config.json").write_text(json.dumps(_config(vocabulary, hidden, inner), indent=1))
 
 
 def make_one_tensor(folder: Path, size: int) -> None:
@@ -120,12 +139,12 @@ def _write_folder(folder: Path, shards: list[list[Tensor]], *, filled: bool = Tr
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
-def _config(vocabulary: int, hidden: int) -> dict[str, object]:
+def _config(vocabulary: int, hidden: int, inner: int) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": hidden,
-        "intermediate_size": 11 * hidden // 4,
+        "intermediate_size": inner,
         "num_attention_heads": 8,
         "num_key_value_heads": 1,
         "num_hidden_layers": LAYERS,
@@ -171,7 +190,14 @@ def _weights(count: int, seed: int) -> bytes:
     return (numbers.view(np.uint32) >> 16).astype("<u2").tobytes()
 
 
-MAKERS = {"huggingface": make_huggingface, "one-tensor": make_one_tensor, "sparse": make_sparse}
+MAKERS = {
+    "huggingface": make_huggingface,
+    "wide": make_wide,
+    "one-tensor": make_one_tensor,
+    "sparse": make_sparse,
+    "t5x": make_t5x,
+    "paxml": make_paxml,
+}
 
 if __name__ == "__main__":
     MAKERS[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))
