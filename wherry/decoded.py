@@ -16,14 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry import dtypes
 from wherry.errors import storage_error
 from wherry.format import Extent, Reader, StreamingReader
 from wherry.move import cells
+from wherry.mover import read_span
 from wherry.output import as_bytes
 from wherry.placing import place
+from wherry.regions import RegionReader
+from wherry.relayout_moves import fill_region
 from wherry.spill import FOLDER_VARIABLE
 from wherry.staging import PREFIX
-from wherry.tensorspec import row_bands
+from wherry.tensorspec import Span, row_bands
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -131,3 +135,37 @@ class Decoded:
             held -= self._files.pop(path)
             assert self._folder is not None
             (self._folder / str(list(self._making).index(path))).unlink(missing_ok=True)
+
+
+class CanonicalReader:
+    """A source's reader through which every tensor can be had by region; see Reader and RegionReader."""
+
+    def __init__(self, reader: Reader, decoded: Decoded) -> None:
+        self._reader = reader
+        self._decoded = decoded
+        self.read = reader.read
+        self.read_bytes = reader.read_bytes
+        self.extents = reader.extents
+        self.absent = reader.absent
+        self.companion = reader.companion
+        self.members = reader.members
+
+    def cheap(self, spec: TensorSpec) -> bool:
+        """See RegionReader: all but what lies raw anyway."""
+        return self._reader.extents(spec) is None and not dtypes.opaque(spec.dtype)
+
+    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """See RegionReader."""
+        reader = self._reader
+        if isinstance(reader, RegionReader) and reader.cheap(spec):
+            reader.region(spec, region, buffer)
+            return
+        with self._decoded.at(spec) as extents:
+            fill_region(spec, region, lambda at, part: _read(extents, spec, at, part), buffer)
+
+    def close(self) -> None:
+        """See Reader; both are closed by who made them."""
+
+
+def _read(extents: tuple[Extent, ...], spec: TensorSpec, at: int, buffer: memoryview) -> None:
+    read_span(extents, Span(at, at + len(buffer)), buffer, spec)

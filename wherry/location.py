@@ -153,7 +153,7 @@ class Location:
         try:
             return self.store.read(self.path, start, stop)
         except (FileNotFoundError, IsADirectoryError) as error:
-            raise NotFoundError("no such file", uri=self.uri) from error
+            raise NotFoundError("no such file", uri=self.uri, cure="check the path") from error
         except OSError as error:
             raise storage_error(error, self.uri) from error
 

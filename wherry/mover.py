@@ -15,6 +15,7 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from wherry import dtypes
@@ -195,9 +196,25 @@ class Carrier:
 
 def digest_moves(specs: Iterable[TensorSpec], source: Spill) -> Iterator[Move]:
     """The moves of a pass that only hashes."""
-    for spec in specs:
-        free = replace(spec, chunks=None) if source.free(spec) else spec
-        yield from moves_of(free, (), raw=source.by_span(spec))
+    waiting = iter(specs)
+    while group := list(islice(waiting, worker_count())):
+        yield from _in_turns([_digest_moves(spec, source) for spec in group])
+
+
+def _digest_moves(spec: TensorSpec, source: Spill) -> Iterator[Move]:
+    free = replace(spec, chunks=None) if source.free(spec) else spec
+    return moves_of(free, (), raw=source.by_span(spec))
+
+
+def _in_turns(rows: list[Iterator[Move]]) -> Iterator[Move]:
+    """One of each, again and again: workers that must wait for a tensor to be decoded wait for different ones."""
+    while rows:
+        for row in list(rows):
+            move = next(row, None)
+            if move is None:
+                rows.remove(row)
+            else:
+                yield move
 
 
 def read_span(extents: tuple[Extent, ...], span: Span, buffer: memoryview, spec: TensorSpec) -> None:

@@ -17,6 +17,7 @@ from wherry.mover import Carrier
 from wherry.planned import joint_moves
 from wherry.pool import Pool
 from wherry.progress import Meter
+from wherry.relaid import Relaid
 from wherry.sidecar import read_sidecar
 from wherry.spill import Spill
 from wherry.store import locate
@@ -54,8 +55,10 @@ def _groups(jobs: Sequence[Job]) -> list[list[int]]:
 
 def _digested(jobs: list[Job]) -> list[Job]:
     """The jobs of a view, with the digests of what it is a view of."""
-    source, one = jobs[0].checkpoint.original, jobs[0]
-    hashes = hash_checkpoint(source, memory=one.plan.memory, progress=one.progress, stage="digest")
+    view, one = jobs[0].checkpoint, jobs[0]
+    source = view.original
+    read = view.canonical if isinstance(view, Relaid) else source
+    hashes = hash_checkpoint(read, memory=one.plan.memory, progress=one.progress, stage="digest")
     agree_with_source(source, hashes)
     return [replace(job, source_digests=hashes.digests) for job in jobs]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry import dtypes
 from wherry.checkpoint import Checkpoint
-from wherry.decoded import Decoded
+from wherry.decoded import CanonicalReader, Decoded
 from wherry.detect import ReckoningReader
 from wherry.families import Projected, target_manifest
 from wherry.format import Absent, Extent, Opened
@@ -87,7 +87,11 @@ class Relaid(Checkpoint):
         if asked:
             layout = {**manifest.origin["layout"], **asked}
             manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
-        super().__init__(Opened(source.detection, manifest, RelaidReader(source, projected, files)))
+        reader = RelaidReader(source, projected, files)
+        super().__init__(Opened(source.detection, manifest, reader))
+        self._canonical = Checkpoint(
+            Opened(source.detection, source.manifest, CanonicalReader(source.reader, reader.decoded))
+        )
         self._source = source
         self.projected = projected
         left = tuple(Ignored((name,), "companions", _OTHER_SYSTEM) for name in (made.left if made else ()))
@@ -101,16 +105,25 @@ class Relaid(Checkpoint):
         """The source itself."""
         return self._source
 
+    @property
+    def canonical(self) -> Checkpoint:
+        """The source with what does not lie raw decoded once, for it and for the view."""
+        return self._canonical
+
 
 class RelaidReader:
-    """Reads target tensors out of a source; see Reader."""
+    """Reads target tensors out of a source; see Reader.
+
+    Attributes:
+        decoded: the source's tensors that do not lie raw.
+    """
 
     def __init__(self, source: Checkpoint, projected: Projected, files: Mapping[str, bytes]) -> None:
         self._source = source
         self._projected = projected
         self._files = files
         self._own = threading.local()
-        self._decoded = Decoded(source.reader)
+        self.decoded = Decoded(source.reader)
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """See Reader."""
@@ -181,20 +194,20 @@ class RelaidReader:
 
     def close(self) -> None:
         """See Reader; the source is closed by who opened it."""
-        self._decoded.close()
+        self.decoded.close()
 
     def _part(self, path: KeyPath, region: Region) -> np.ndarray:
         """A region of a source tensor, valid until this thread reads the next one."""
         spec = self._source.manifest.tensors[path]
-        extents = self._source.reader.extents(spec)
-        if extents is None and (spec.nbytes <= _SMALL or region == spec.whole):
-            return self._source.reader.read(spec, region)
         reader = self._source.reader
+        extents = reader.extents(spec)
+        if extents is None and spec.nbytes <= _SMALL:
+            return reader.read(spec, region)
         if extents is None and isinstance(reader, RegionReader) and reader.cheap(spec):
             return self._array(spec, region, lambda out: reader.region(spec, region, out))
         if extents is not None:
             return self._raw(spec, extents, region)
-        with self._decoded.at(spec) as made:
+        with self.decoded.at(spec) as made:
             return self._raw(spec, made, region)
 
     def _raw(self, spec: TensorSpec, extents: tuple[Extent, ...], region: Region) -> np.ndarray:

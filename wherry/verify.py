@@ -26,9 +26,9 @@ from wherry.detect import describe_absent
 from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
 from wherry.hashing import Failure, compare, hash_checkpoint
 from wherry.keypath import render
+from wherry.mapping import parameters_of
 from wherry.plan import DEFAULT_MEMORY
 from wherry.sidecar import Sidecar, read_sidecar
-from wherry.mapping import parameters_of
 from wherry.spelling import renaming_of
 from wherry.store import locate
 from wherry.units import parse_size

@@ -1,7 +1,7 @@
 """New zarr arrays: the metadata that we write, and how large their chunks are.
 
-Chunks are 4 to 8 MiB (decision 005), cut along the first axes only, so that they are contiguous in the tensor: they are formed
-from one span, and read back as one. zarr 2 gets `fill_value` null, zarr 3 cannot have that; there the reader is
+Chunks are 4 to 8 MiB (decision 005), cut along the first axes only, so that they are contiguous in the tensor: they are
+formed from one span, and read back as one. zarr 2 gets `fill_value` null, zarr 3 cannot have that; there the reader is
 told by `store_array_data_equal_to_fill_value` in `_METADATA` that every chunk was stored.
 """
 

@@ -6,7 +6,7 @@ be read once for every band of rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from wherry import dtypes
 from wherry.format import Extent
@@ -16,13 +16,28 @@ from wherry.relayout_moves import fill_region
 from wherry.tensorspec import Span, TensorSpec, region_shape
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from wherry.integrations.containers.listing import Listing
-    from wherry.integrations.orbax.reader import StoredArray
+    from wherry.integrations.containers.zarr import ZarrArray
     from wherry.location import Location
     from wherry.tensorspec import Region
 
 
-def readable(array: StoredArray, listing: Listing | None) -> bool:
+class Chunked(Protocol):
+    """What is asked of an array."""
+
+    @property
+    def zarr(self) -> ZarrArray:
+        """Its metadata."""
+        ...
+
+    def chunk_keys(self, region: Region | None = None) -> Iterator[str]:
+        """Keys of the chunks that a region touches."""
+        ...
+
+
+def readable(array: Chunked, listing: Listing | None) -> bool:
     """Whether an array's chunks lie raw in files."""
     if not array.zarr.raw or listing is None or dtypes.opaque(array.zarr.dtype):
         return False
@@ -31,7 +46,7 @@ def readable(array: StoredArray, listing: Listing | None) -> bool:
 
 
 def fill(
-    array: StoredArray,
+    array: Chunked,
     listing: Listing,
     location: Location,
     spec: TensorSpec,
