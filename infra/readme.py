@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from wherry.cli import cli
 from wherry.console_formats import COLUMNS, format_cells
+from wherry.families import families, load_family
 from wherry.registry import formats
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +32,13 @@ def format_table() -> str:
     rows = [COLUMNS, ["---"] * len(COLUMNS)]
     rows += [[f"`{name}`", *format_cells(row)[1:]] for name, row in formats().items()]
     return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in rows) + "\n"
+
+
+def family_table() -> str:
+    """One row for each model family, with the systems that it is declared for."""
+    rows = [load_family(name) for name in families()]
+    told = [f"| `{row.name}` | {row.about} | {', '.join(row.systems)} |\n" for row in rows]
+    return f"\n| family | models | systems |\n| --- | --- | --- |\n{''.join(told)}\n"
 
 
 def rewrite_table() -> str:
@@ -69,6 +77,7 @@ def rewritten(text: str) -> str:
         flags=re.DOTALL,
     )
     text = between("formats", format_table(), text)
+    text = between("families", family_table(), text)
     text = between("rewrites", rewrite_table(), text)
     return between("bench", benchmark(), text)
 

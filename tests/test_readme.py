@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.families_support import llama
 from tests.formats_support import CORPUS, place
 from tests.infra_support import load
+from wherry.layouts import layout_options
 from wherry.mapping import TREE_OPTIONS
 from wherry.registry import formats
 
@@ -71,6 +73,73 @@ def test_the_commands_and_the_library_example(workplace):
         assert array.tobytes() == TENSORS[name].tobytes()
 
 
+BETWEEN = README.partition("## Between systems\n")[2].partition("\n## ")[0]
+SHOWN = re.findall(r"```(sh|toml|console)\n(.*?)```", BETWEEN, re.DOTALL)
+
+
+def shown(language, number):
+    return [text for kind, text in SHOWN if kind == language][number]
+
+
+def carried_out(commands):
+    """What the commands printed."""
+    printed = []
+    for line in commands.splitlines():
+        done = wherry(*shlex.split(line, comments=True)[1:])
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        printed.append(done.stdout)
+    return printed
+
+
+def model(folder, **renamed):
+    """A Hugging Face Llama, with some of its tensors under other names."""
+    begun, _family, config = llama()
+    folder.mkdir()
+    tensors = {renamed.get(path[0].split(".")[0], path[0]): array for path, array in begun.tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+def test_the_examples_between_systems(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tensors = model(tmp_path / "hf")
+    printed = carried_out(shown("sh", 0))
+    assert "maxtext scan_layers=false" in printed[1]
+    assert "from_pretrained" in printed[5]
+    assert re.search(r"changed as the plan said: by .* of what their bound allows", printed[-2])
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    for name, array in tensors.items():
+        np.testing.assert_allclose(again[name], array, rtol=1e-6)
+    command, *lines = shown("console", 0).splitlines()
+    assert set(lines) <= set(wherry(*command.split()[2:]).stdout.splitlines())
+
+
+def test_the_family_file_that_is_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model(tmp_path / "own", lm_head="output.weight")
+    (tmp_path / "mine.toml").write_text(shown("toml", 0))
+    assert "output.weight  [vocab embed]" in carried_out(shown("sh", 1))[0]
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder")
+def test_the_examples_of_flax_trees(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place("flax-linen-boxed-scan"), tmp_path / "boxed")
+    shutil.copytree(place("flax-nnx-state"), tmp_path / "nnx")
+    (tmp_path / "axes.toml").write_text(shown("toml", 1))
+    carried_out(shown("sh", 2))
+    from wherry.checkpoint import open_checkpoint
+
+    with open_checkpoint(tmp_path / "boxes") as boxes, open_checkpoint(tmp_path / "boxed") as boxed:
+        assert boxes.manifest.tensors.keys() == boxed.manifest.tensors.keys()
+    with open_checkpoint(tmp_path / "renamed") as renamed, open_checkpoint(tmp_path / "boxed") as boxed:
+        one = renamed.read(("model", "layers_1", "wi", "kernel"))
+        np.testing.assert_array_equal(one, boxed.read(("params", "layers", "wi", "kernel", "value"))[1])
+    with open_checkpoint(tmp_path / "linen") as linen:
+        assert ("params", "lin", "kernel") in linen.manifest.tensors
+
+
 def test_what_the_code_says_of_itself_is_as_it_is_now(monkeypatch):
     assert load("readme", monkeypatch).rewritten(README) == README, "run infra/readme.py"
 
@@ -110,7 +179,9 @@ def test_each_format_is_described_once():
 
 
 def test_options_that_are_mentioned_exist():
-    known = {name for row in formats().values() for name in row.options} | set(TREE_OPTIONS)
+    known = (
+        {name for row in formats().values() for name in row.options} | set(TREE_OPTIONS) | layout_options()
+    )
     mentioned = set(re.findall(r"--set ([a-z_]+)=", README))
     assert {"split", "join", "for_torch", "resume", "max_shard_size", "zarr"} <= mentioned <= known
 

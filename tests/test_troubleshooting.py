@@ -86,6 +86,8 @@ def test_maxtext_asked_for_the_other_form(here, commands):
         jax.tree.map(lambda _one, _other: None, decoder["unscanned"], decoder["4000"])
     assert "layers are scanned (layers: 3 on axis 1)" in run(commands)
     assert "layers are unscanned" in run([commands[0].replace("4000", "unscanned")])
+    assert "layers are unscanned" in run([commands[0].replace("4000", "apart")])
+    assert wherry.verify("apart", level="roundtrip", against="4000").ok
 
 
 @solves("NOT_FOUND: chunk")

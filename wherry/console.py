@@ -229,6 +229,11 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
         f"{verification.verdict}: {verification.checked} tensors at level {verification.level}, "
         f"{show_size(verification.nbytes)} read in {show_seconds(verification.seconds)}"
     )
+    if (found := verification.measured) is not None:
+        click.echo(
+            f"  {found.tensors} tensors changed as the plan said: by {found.error:.2g} at most, "
+            f"{found.share:.0%} of what their bound allows"
+        )
     for failure in verification.failed:
         click.echo(f"  {failure.path}: {failure.reason}")
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from wherry.keypath import KeyPath
     from wherry.tensorspec import Region, TensorSpec
 
+SMALL = 1 << 20  # decoding so much again costs less than keeping it
 _BAND = 8 << 20
 _MOST = 16 << 30  # bytes of files that nobody reads at the moment
 
@@ -151,8 +152,9 @@ class CanonicalReader:
         self.members = reader.members
 
     def cheap(self, spec: TensorSpec) -> bool:
-        """See RegionReader: all but what lies raw anyway."""
-        return self._reader.extents(spec) is None and not dtypes.opaque(spec.dtype)
+        """See RegionReader: what does not lie raw and is too large to be decoded twice."""
+        large = spec.nbytes > SMALL and not dtypes.opaque(spec.dtype)
+        return large and self._reader.extents(spec) is None
 
     def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """See RegionReader."""

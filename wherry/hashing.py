@@ -43,6 +43,21 @@ class Failure:
     leaf: int | None = None
 
 
+@dataclass(slots=True)
+class Measured:
+    """What came back changed, and by how much; every conversion that is not exact says so before it runs.
+
+    Attributes:
+        tensors: how many of the source's tensors did not come back bit for bit, within the bound.
+        error: largest absolute difference of a value.
+        share: the largest part of what the bound allows that a difference took; 1 is the bound itself.
+    """
+
+    tensors: int = 0
+    error: float = 0.0
+    share: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Hashes:
     """Digests of all tensors of a checkpoint.

@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry import dtypes
 from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError
 from wherry.families import (
     convert_layout,
@@ -124,6 +125,10 @@ def relaid(
         return scanned_view(checkpoint, str(options[SCAN])), rest, only
     own = {name: value for name, value in options.items() if name in row.options or name in TREE_OPTIONS}
     asked = {name: str(value) for name, value in options.items() if name not in own}
+    if wish.dtype and (dtypes.opaque(wish.dtype) or not dtypes.known(wish.dtype)):
+        raise UsageError(
+            f"--dtype {wish.dtype} is no element type", cure="write for example bfloat16 or float32"
+        )
     config = _config(checkpoint, wish)
     written = _written(checkpoint)
     family = _family(checkpoint, row, wish, config, written, asked=bool(asked))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wherry.keypath import KeyPath
     from wherry.tensorspec import Region, TensorSpec
 
-_GROUP_BYTES = 64 << 20
+_GROUP_BYTES = 32 << 20
 _GROUP_SECONDS = 0.5
 
 
@@ -85,7 +85,7 @@ class Output:
             self.writer.write(target.path, part, as_bytes(band[inside].copy(order="C")))
 
     def delivered(self, move: Move, hashers: Mapping[KeyPath, LeafHasher]) -> None:
-        """Count a part that was written and hashed; every 64 MiB or half a second, make durable what was written."""
+        """Count a part that was written and hashed; every 32 MiB or half a second, make durable what was written."""
         with self._lock:
             self._finished.append(move)
             self._unsynced += move.span.nbytes

@@ -123,6 +123,7 @@ def make_plan(
         spilled=frozenset(spec.path for spec in carried if bytes_of.spills(spec)),
         regions=frozenset(spec.path for spec in carried if bytes_of.by_region(spec)),
         free=frozenset(spec.path for spec in carried if bytes_of.free(spec)),
+        parameters=checkpoint.original.manifest.parameters,
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
         memory=budget,
         verify=verify,

@@ -38,6 +38,7 @@ class Plan:
         regions: source key paths of which any region can be read without reading much more.
         free: those among these whose chunks need not be regarded.
         spilled: those among them that go through a spill file, because their chunks are too large to decode whole.
+        parameters: elements of the source's tensors.
         expected_parameters: what the source's config says; None where it says nothing that we understand.
         memory: budget in bytes.
         verify: verification before the commit, `digest` or `none`.
@@ -60,6 +61,7 @@ class Plan:
     spilled: frozenset[KeyPath]
     regions: frozenset[KeyPath]
     free: frozenset[KeyPath]
+    parameters: int
     expected_parameters: int | None
     memory: int
     verify: str
@@ -107,7 +109,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as `--json` prints it."""
-        found = self.source_manifest.parameters
+        found = self.parameters
         expected = self.expected_parameters
         return {
             "source": self.source.to_json(),

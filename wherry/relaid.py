@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry import dtypes
 from wherry.checkpoint import Checkpoint
-from wherry.decoded import CanonicalReader, Decoded
+from wherry.decoded import SMALL, CanonicalReader, Decoded
 from wherry.detect import ReckoningReader
 from wherry.families import Projected, target_manifest
 from wherry.format import Absent, Extent, Opened
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from wherry.values import Bound
 
 _OTHER_SYSTEM = "a file of the source's system, of no use to the target's"
-_SMALL = 1 << 20  # decoding so much again costs less than keeping it
 _BAND = 8 << 20  # what is gathered at a time: the unit of raw moves
 
 
@@ -201,7 +200,7 @@ class RelaidReader:
         spec = self._source.manifest.tensors[path]
         reader = self._source.reader
         extents = reader.extents(spec)
-        if extents is None and spec.nbytes <= _SMALL:
+        if extents is None and spec.nbytes <= SMALL:
             return reader.read(spec, region)
         if extents is None and isinstance(reader, RegionReader) and reader.cheap(spec):
             return self._array(spec, region, lambda out: reader.region(spec, region, out))

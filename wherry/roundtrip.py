@@ -14,7 +14,7 @@ from wherry import dtypes
 from wherry.errors import UsageError
 from wherry.families import Projected, convert_layout, families, load_family, load_family_file
 from wherry.families.outfit import config_beside
-from wherry.hashing import Failure, Hashes, compare, hash_checkpoint
+from wherry.hashing import Failure, Hashes, Measured, compare, hash_checkpoint
 from wherry.keypath import render
 from wherry.layout_bands import bands
 from wherry.relaid import Relaid
@@ -42,6 +42,7 @@ def roundtrip(
     *,
     memory: int,
     progress: OnProgress | None = None,
+    measured: Measured | None = None,
 ) -> Iterator[Failure]:
     """Every tensor of the source that does not come back, with the reason.
 
@@ -52,6 +53,7 @@ def roundtrip(
             `family_file`, where the family is declared.
         memory: budget for reading.
         progress: called a few times a second.
+        measured: told of what came back changed, within its bound.
 
     Raises:
         UsageError: the family was declared in a file and is not known here.
@@ -65,7 +67,7 @@ def roundtrip(
         for path in source.manifest.tensors:
             if path not in carried and path not in dropped:
                 yield Failure(render(path), "nothing of the target holds it")
-        yield from _compared(view, source, forward, back, memory, progress)
+        yield from _compared(view, source, forward, back, memory, progress, measured=measured)
 
 
 def came_back(
@@ -108,6 +110,7 @@ def _compared(
     memory: int,
     progress: OnProgress | None,
     known: Mapping[KeyPath, str] | None = None,
+    measured: Measured | None = None,
 ) -> Iterator[Failure]:
     found = hash_checkpoint(view, memory=memory, progress=progress, stage="roundtrip")
     wanted = [path for path in source.manifest.tensors if path in back.targets or path in back.scalars]
@@ -117,7 +120,7 @@ def _compared(
         theirs = Hashes({path: known[path] for path in wanted})
     bound = max(forward.lossy.values(), default=None)
     for failure in compare(found, theirs.digests, theirs.leaves):
-        yield from _measured(failure, view, source, back, bound)
+        yield from _measured(failure, view, source, back, bound, measured or Measured())
 
 
 def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projected:
@@ -164,7 +167,12 @@ def _numbers(forward: Projected) -> dict[KeyPath, KeyPath]:
 
 
 def _measured(
-    failure: Failure, view: Checkpoint, source: Checkpoint, back: Projected, bound: Bound | None
+    failure: Failure,
+    view: Checkpoint,
+    source: Checkpoint,
+    back: Projected,
+    bound: Bound | None,
+    measured: Measured,
 ) -> Iterator[Failure]:
     """The failure, unless values were meant to change and did so within the bound."""
     path = next(path for path in source.manifest.tensors if render(path) == failure.path)
@@ -174,22 +182,32 @@ def _measured(
         yield failure
         return
     regions = [region for region, _span in bands(back.targets[path], _BAND, back.pieces)]
-    worst = max((_excess(source, view, path, region, bound) for region in regions), default=0.0)
-    if worst > 0:
+    found = [_error(source, view, path, region, bound) for region in regions]
+    error, share = max(one for one, _share in found), max(share for _one, share in found)
+    if share > 1:
         yield Failure(
-            failure.path, f"its values differ by {worst:.3g} more than |error| ≤ {bound.relative:.2g} × |value| + "
-            f"{bound.absolute:.2g} allows",
+            failure.path, f"its values differ by up to {error:.3g}, {share:.3g} times what |error| ≤ "
+            f"{bound.relative:.2g} × |value| + {bound.absolute:.2g} allows",
         )  # fmt: skip
+        return
+    measured.tensors += 1
+    measured.error, measured.share = max(measured.error, error), max(measured.share, share)
 
 
-def _excess(source: Checkpoint, view: Checkpoint, path: KeyPath, region: Region, bound: Bound) -> float:
-    """By how much the largest difference of a region exceeds the bound; 0 or less if none does."""
+def _error(
+    source: Checkpoint, view: Checkpoint, path: KeyPath, region: Region, bound: Bound
+) -> tuple[float, float]:
+    """The largest difference in a region, and the largest as a part of what is allowed where it is."""
     import numpy as np
 
     mine, theirs = _wide(source.read(path, region)), _wide(view.read(path, region))
+    error = np.where(mine == theirs, 0.0, np.abs(mine - theirs))  # two infinities differ by nothing
     allowed = bound.relative * np.abs(mine) + bound.absolute
-    over = np.abs(mine - theirs) - allowed
-    return float(over.max(initial=0.0)) if np.isfinite(over).all() else float("inf")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(error == 0, 0.0, error / allowed)
+    if not np.isfinite(share).all():
+        return float("inf"), float("inf")
+    return float(error.max(initial=0.0)), float(share.max(initial=0.0))
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

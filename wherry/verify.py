@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.detect import describe_absent
 from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
-from wherry.hashing import Failure, compare, hash_checkpoint
+from wherry.hashing import Failure, Measured, compare, hash_checkpoint
 from wherry.keypath import render
 from wherry.mapping import parameters_of
 from wherry.plan import DEFAULT_MEMORY
@@ -60,6 +60,7 @@ class Verification:
         failed: those that failed, each with its reason and, where known, the damaged leaf.
         seconds: wall time.
         nbytes: bytes read.
+        measured: what came back from another system's layout changed, within its bound.
     """
 
     uri: str
@@ -70,6 +71,7 @@ class Verification:
     failed: tuple[Failure, ...]
     seconds: float = 0.0
     nbytes: int = 0
+    measured: Measured | None = None
 
     @property
     def exit_code(self) -> int:
@@ -89,6 +91,7 @@ class Verification:
             },
             "seconds": self.seconds,
             "bytes": self.nbytes,
+            **({"lossy": asdict(self.measured)} if self.measured else {}),
         }
 
 
@@ -145,6 +148,7 @@ class _Other:
 
     uri: str | os.PathLike[str]
     family_file: str | None
+    measured: Measured = field(default_factory=Measured)
 
 
 def _look(
@@ -166,6 +170,7 @@ def _look(
         checked=len(checkpoint.manifest.tensors),
         failed=missing + altered,
         nbytes=checkpoint.manifest.nbytes if read else 0,
+        measured=against.measured if against and against.measured.tensors else None,
     )
 
 
@@ -258,7 +263,9 @@ def _came_back(
 
     with open_checkpoint(against.uri) as other:
         layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
-        yield from roundtrip(checkpoint, other, layout, memory=memory, progress=progress)
+        yield from roundtrip(
+            checkpoint, other, layout, memory=memory, progress=progress, measured=against.measured
+        )
 
 
 def _differences(
