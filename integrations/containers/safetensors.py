@@ -14,20 +14,19 @@ error that names the tensor. `build` makes the same bytes as the reference write
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import struct
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnrepresentableError, UnsupportedError
 from wherry.integrations.containers.safetensors_dtypes import BITS, RANK, TO_STORED
 from wherry.keypath import render
+from wherry.uncollected import uncollected
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from wherry.location import Location
     from wherry.tensorspec import TensorSpec
@@ -84,24 +83,12 @@ def parse(location: Location) -> Header:
     if entry is None:
         raise NotFoundError("no such file", uri=uri)
     data = _header_bytes(location, entry.size)
-    with _uncollected():
+    with uncollected():
         fields = _json(data, uri)
         metadata = _metadata(fields.pop(METADATA, None), uri)
         slots = [_slot(name, found, uri) for name, found in fields.items()]
         slots.sort(key=lambda slot: (slot.start, slot.stop))
         return Header(_tiled(slots, 8 + len(data), entry.size, uri), metadata)
-
-
-@contextmanager
-def _uncollected() -> Generator[None]:
-    """No garbage collection: it would walk the growing, acyclic tree again and again (two thirds of the time)."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _header_bytes(location: Location, size: int) -> bytes:
