@@ -89,7 +89,9 @@ def test_every_grid_and_codec_gives_the_bytes_that_tensorstore_gives(
     assert most <= 2
 
 
-@pytest.mark.parametrize("region", [np.s_[3:700, 5:2999], np.s_[0:1000, 0:3000], np.s_[999:1000, 0:1]], ids=str)
+@pytest.mark.parametrize(
+    "region", [np.s_[3:700, 5:2999], np.s_[0:1000, 0:3000], np.s_[999:1000, 0:1]], ids=str
+)
 @pytest.mark.parametrize("chunks", [(1100, 3100), (7, 450), (300, 1)], ids=str)
 def test_parts_of_raw_chunks_are_read_alone(tmp_path, chunks, region):
     array = values((1000, 3000), "float32")
