@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.value_words import Concat, Pad, Tie
 from wherry import dtypes
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.layout_parts import Concat, Pad, Tie
 from wherry.values import Cast, Scale, Shift, Step, applied, chain, loss, parse_word, widens
 
 FLOATS = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")

@@ -23,8 +23,8 @@ from wherry.move import cells
 from wherry.mover import read_span
 from wherry.output import as_bytes
 from wherry.placing import place
+from wherry.raw_region import fill_region
 from wherry.regions import RegionReader
-from wherry.relayout_moves import fill_region
 from wherry.spill import FOLDER_VARIABLE
 from wherry.staging import PREFIX
 from wherry.tensorspec import Span, row_bands

@@ -24,8 +24,9 @@ from wherry.location import Location
 from wherry.manifest import Companion
 from wherry.mapping import Ignored
 from wherry.mover import read_span
+from wherry.raw_region import fill_region
 from wherry.regions import RegionReader
-from wherry.relayout_moves import fill_region, held_bytes
+from wherry.relayout import held_bytes
 from wherry.runs import cut, runs
 from wherry.store import LocalStore
 from wherry.tensorspec import GRID, Region, Span, TensorSpec, region_shape

@@ -215,6 +215,17 @@ def _merged(
     )
 
 
+def held_bytes(target: Stored, region: Region, sources: Pieces) -> int:
+    """Bytes in memory while a region is gathered: the region, the largest part that is read for it, and its cast."""
+    own = dtypes.canonical_size(target.spec.dtype, math.prod(region_shape(region)))
+    largest = 0
+    for copy in copies(target, region, sources):
+        converted = bool(copy.steps) or copy.source.dtype != target.spec.dtype
+        elements = math.prod(region_shape(copy.region))
+        largest = max(largest, copy.nbytes + (8 * elements if converted else 0))
+    return own + largest
+
+
 def gather(
     target: Stored, region: Region, sources: Pieces, read: Read, out: np.ndarray | None = None
 ) -> np.ndarray:

@@ -28,8 +28,8 @@ from wherry.move import cells, common_grid
 from wherry.mover import read_span
 from wherry.output import as_bytes
 from wherry.placing import band_at, place
+from wherry.raw_region import fill_region
 from wherry.regions import FillingReader, RegionReader
-from wherry.relayout_moves import fill_region
 from wherry.staging import PREFIX
 from wherry.tensorspec import Span
 from wherry.units import show_size

@@ -10,7 +10,8 @@
 Each has `forward` (from the canonical value to the stored one), `inverse`, says whether there and back is exact and
 bounds the error where it is not: |error| ≤ relative × |value| + absolute. Arithmetic is in float32, or in float64
 where either side is. The elementwise words form the chain of a copy; two words that undo each other are left out of
-it, so that a scan of a scaled parameter moves bits. The words that change shapes are in `wherry.layout_parts`.
+it, so that a scan of a scaled parameter moves bits. The words that change shapes (concat, pad, tie) are pieces of
+`wherry.relayout`.
 """
 
 from __future__ import annotations

@@ -157,61 +157,6 @@ def open_to_read(spec: JsonObject, using: ts.Context, uri: str, path: str) -> Ar
         raise translated(error, uri, path) from error
 
 
-def open_to_write(spec: JsonObject, using: ts.Context, uri: str, path: str) -> Array:
-    """Open an array whose metadata is already stored; chunks equal to the fill value are stored too.
-
-    Raises:
-        StorageError: it cannot be opened.
-    """
-    import tensorstore
-
-    try:
-        return tensorstore.open(
-            {**spec, "store_data_equal_to_fill_value": True},
-            context=using,
-            open=True,
-            read=True,
-            write=True,
-            assume_metadata=True,
-        ).result()
-    except (ValueError, OSError) as error:
-        raise translated(error, uri, path) from error
-
-
-def put_all(store: Store, values: dict[str, bytes], uri: str) -> None:
-    """Write small values in one transaction.
-
-    Raises:
-        StorageError: the storage failed.
-    """
-    import tensorstore
-
-    transaction = tensorstore.Transaction()
-    inside = store.with_transaction(transaction)
-    try:
-        for future in [inside.write(key, value) for key, value in values.items()]:
-            future.result()
-        transaction.commit_async().result()
-    except (ValueError, OSError) as error:
-        raise translated(error, uri) from error
-
-
-def link_all(source: Store, target: Store, uri: str) -> None:
-    """Make every value of one OCDBT database appear in another by reference, in one transaction.
-
-    Raises:
-        StorageError: the storage failed.
-    """
-    import tensorstore
-
-    transaction = tensorstore.Transaction(atomic=True)
-    try:
-        source.experimental_copy_range_to(target.with_transaction(transaction)).result()
-        transaction.commit_async().result()
-    except (ValueError, OSError) as error:
-        raise translated(error, uri) from error
-
-
 def translated(error: Exception, uri: str, path: str | None = None) -> WherryError:
     """Our error for an exception of tensorstore.
 

@@ -22,6 +22,7 @@ from zlib_ng import zlib_ng as zlib  # inflates twice as fast
 from wherry import dtypes
 from wherry.errors import CorruptError, IncompleteError
 from wherry.format import Block
+from wherry.integrations.containers.ocdbt import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,7 +148,7 @@ def _index(array: ZarrArray, stored: Stored) -> Iterator[tuple[int, int]]:
     if stored.length < size + _CRC:
         stored.corrupt(f"has {stored.length} bytes, too few for its index")
     data = stored.read(stored.length - size - _CRC, stored.length)
-    if len(data) != size + _CRC or _crc32c(data[:size]) != int.from_bytes(data[size:], "little"):
+    if len(data) != size + _CRC or crc32c(data[:size]) != int.from_bytes(data[size:], "little"):
         stored.corrupt("has a damaged index")
     for offset, length in struct.iter_unpack("<QQ", data[:size]):
         if (offset, length) != (_ABSENT, _ABSENT) and offset + length > stored.length:
@@ -238,13 +239,3 @@ class _File:
             data = _END_FRAME[over : over + size]
         self._position += len(data)
         return data
-
-
-def _crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli, reflected 0x82F63B78) of a shard's index: a few bytes, so a table-less loop will do."""
-    value = 0xFFFFFFFF
-    for byte in data:
-        value ^= byte
-        for _bit in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-    return value ^ 0xFFFFFFFF

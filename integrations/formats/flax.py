@@ -160,7 +160,7 @@ FORMATS = (
         holds=Holds(dtypes=WRITABLE, values=True, empties=True),
         aliases=("flax", "msgpack"),
         single_file=True,
-        loaded_by="flax 0.6.11 and 0.12.8: serialization.msgpack_restore, training.checkpoints.restore_checkpoint",
+        loaded_by="flax 0.8.3 and 0.12.8: serialization.msgpack_restore, training.checkpoints.restore_checkpoint",
         version=lambda _manifest, _options: VERSION,
         step_folder=lambda step: f"checkpoint_{step}",
         prepare=_prepare,

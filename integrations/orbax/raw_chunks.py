@@ -12,7 +12,7 @@ from wherry import dtypes
 from wherry.format import Extent
 from wherry.move import cells
 from wherry.mover import read_span
-from wherry.relayout_moves import fill_region
+from wherry.raw_region import fill_region
 from wherry.tensorspec import Span, TensorSpec, region_shape
 
 if TYPE_CHECKING:

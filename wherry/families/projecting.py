@@ -15,7 +15,7 @@ from wherry.errors import UnrepresentableError, UsageError
 from wherry.families.placing import fillers, placed, repeated, sized, tied, written, zeros
 from wherry.families.sorting import scalar_texts
 from wherry.families.templates import Template, form_choices, replaced, templates
-from wherry.keypath import parse, render
+from wherry.keypath import parse
 from wherry.manifest import Manifest
 from wherry.mapping import Ignored
 from wherry.relayout import Pieces, Stored, gather
@@ -270,11 +270,3 @@ def _loss(target: Stored, pieces: Pieces) -> values.Bound | None:
     ]
     worst = [one for one in found if one is not None]
     return max(worst) if worst else None
-
-
-def printed(projected: Projected) -> dict[str, str]:
-    """Target key path → how its values change, for a plan."""
-    return {
-        render(path): f"|error| ≤ {bound.relative:.2g} × |value| + {bound.absolute:.2g}"
-        for path, bound in projected.lossy.items()
-    }

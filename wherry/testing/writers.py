@@ -17,7 +17,7 @@ from wherry.digest import checkpoint_digest
 from wherry.format import Glimpse
 from wherry.hashing import hash_checkpoint
 from wherry.store import locate, make_folder
-from wherry.testing.readers import canonical, check_reader
+from wherry.testing.readers import check_reader
 from wherry.testing.samples import pieces
 
 if TYPE_CHECKING:
@@ -242,8 +242,3 @@ def digest_of(opened: Opened) -> str:
 def file_bytes(place: Location) -> bytes:
     """The bytes of a format's one file."""
     return Path(place.path).read_bytes()
-
-
-def contents_of(opened: Opened) -> dict[tuple[str, ...], bytes]:
-    """Canonical bytes of every tensor, to compare two checkpoints of different formats."""
-    return {path: canonical(opened, spec) for path, spec in opened.manifest.tensors.items()}

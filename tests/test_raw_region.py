@@ -1,4 +1,4 @@
-"""Moves of a relayout, their memory, and regions read from raw bytes."""
+"""Regions read from raw bytes, and what gathering a band of a target holds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.families_support import SIZES, made
 from wherry.families import convert_layout, load_family
-from wherry.relayout import gather
-from wherry.relayout_moves import fill_region, held_bytes, read_bytes, relayout_moves
+from wherry.layout_bands import bands
+from wherry.raw_region import fill_region
+from wherry.relayout import copies, gather, held_bytes
 from wherry.tensorspec import TensorSpec, region_shape
 
 
@@ -58,7 +59,7 @@ def test_short_runs_are_read_together():
     assert len(calls) == 1
 
 
-def test_moves_tile_their_target_and_stay_within_memory():
+def test_bands_tile_their_target_and_stay_within_memory():
     family = load_family("llama")
     sizes = {**SIZES, "embed": 64, "ffn": 96}
     begun = made(family, "huggingface", {}, sizes=sizes)
@@ -67,18 +68,17 @@ def test_moves_tile_their_target_and_stay_within_memory():
     )
     for stored in projected.targets.values():
         seen = np.zeros(stored.spec.shape, int)
-        for move in relayout_moves(stored, projected.pieces, 2048):
-            seen[move.region] += 1
+        for region, span in bands(stored, 2048, projected.pieces):
+            seen[region] += 1
             largest = []
 
-            def read(path, region, largest=largest):
-                largest.append(math.prod(region_shape(region)) * 4)
-                return begun.read(path, region)
+            def read(path, part, largest=largest):
+                largest.append(math.prod(region_shape(part)) * 4)
+                return begun.read(path, part)
 
-            out = gather(stored, move.region, projected.pieces, read)
-            assert out.nbytes == move.span.nbytes
-            assert (
-                sum(largest) == read_bytes(stored, move.region, projected.pieces) <= 4 * max(out.nbytes, 64)
-            )
-            assert out.nbytes + max(largest, default=0) <= held_bytes(stored, move.region, projected.pieces)
+            out = gather(stored, region, projected.pieces, read)
+            assert out.nbytes == span.nbytes
+            planned = sum(copy.nbytes for copy in copies(stored, region, projected.pieces))
+            assert sum(largest) == planned <= 4 * max(out.nbytes, 64)
+            assert out.nbytes + max(largest, default=0) <= held_bytes(stored, region, projected.pieces)
         assert (seen == 1).all()

@@ -1,69 +1,22 @@
-"""The units of work of a relayout, what each holds in memory, and regions of tensors whose bytes lie raw in a file."""
+"""Regions of tensors whose canonical bytes lie raw, read run by run and never as the whole tensor."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
 from wherry import dtypes
-from wherry.layout_bands import bands
-from wherry.move import cells
-from wherry.relayout import Pieces, Stored, copies
-from wherry.tensorspec import Region, Span, TensorSpec, region_shape
+from wherry.tensorspec import Region, TensorSpec, region_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wherry.keypath import KeyPath
 
 _SHORT = 32 << 10  # a run below this is read together with what lies between it and the next
 _WASTE = 16  # but at most so many times the bytes that are wanted
 _LONGEST = 4 << 20
 _TOGETHER = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class RelayoutMove:
-    """A region of one target tensor that is gathered and written as a whole.
-
-    Attributes:
-        target: key path of the tensor.
-        region: of it.
-        span: its canonical bytes, where it is contiguous in C order; None for a chunk that is not.
-    """
-
-    target: KeyPath
-    region: Region
-    span: Span | None
-
-
-def relayout_moves(target: Stored, sources: Pieces, limit: int) -> Iterator[RelayoutMove]:
-    """Cut a target tensor into moves: its chunks where it has a grid, else bands of at most `limit` bytes."""
-    spec = target.spec
-    if spec.chunks is None:
-        for region, span in bands(target, limit, sources):
-            yield RelayoutMove(spec.path, region, span)
-        return
-    for region in cells(spec.whole, spec.chunks):
-        yield RelayoutMove(spec.path, region, None)
-
-
-def held_bytes(target: Stored, region: Region, sources: Pieces) -> int:
-    """Bytes in memory while a region is gathered: the region, the largest part that is read for it, and its cast."""
-    own = dtypes.canonical_size(target.spec.dtype, math.prod(region_shape(region)))
-    largest = 0
-    for copy in copies(target, region, sources):
-        converted = bool(copy.steps) or copy.source.dtype != target.spec.dtype
-        elements = math.prod(region_shape(copy.region))
-        largest = max(largest, copy.nbytes + (8 * elements if converted else 0))
-    return own + largest
-
-
-def read_bytes(target: Stored, region: Region, sources: Pieces) -> int:
-    """Bytes that are read for a region."""
-    return sum(copy.nbytes for copy in copies(target, region, sources))
 
 
 def fill_region(
