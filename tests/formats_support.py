@@ -7,7 +7,10 @@ import json
 import os
 from pathlib import Path
 
+from hypothesis import strategies as st
+
 from wherry import dtypes
+from wherry.errors import WherryError
 from wherry.format import Glimpse, Opened
 from wherry.registry import checked_options, find_format
 from wherry.store import locate
@@ -80,3 +83,45 @@ def copy(found: Opened, path, format_name: str, options=None) -> None:
     """Write every tensor of an opened checkpoint into another format."""
     contents = {key: canonical(found, key) for key in found.manifest.tensors}
     write_all(create(path, format_name, found.manifest, options), contents)
+
+
+_BYTES = st.integers(0, 255)
+
+
+def mutated(data: st.DataObject, raw: bytes, byte: st.SearchStrategy[int] = _BYTES) -> bytes:
+    """The bytes with a few of them changed, and cut perhaps.
+
+    Args:
+        data: hypothesis draws from it.
+        raw: what to change.
+        byte: what a changed byte may become.
+    """
+    changed = bytearray(raw)
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, len(raw) - 1))] = data.draw(byte)
+    stop = data.draw(st.integers(0, len(raw))) if data.draw(st.booleans()) else len(raw)
+    return bytes(changed[:stop])
+
+
+def assert_ends_well(path: Path, format_name: str) -> None:
+    """Whatever lies there is not of this format, is refused by one of our errors, or is read in full."""
+    outcome = _read_all(path, format_name)
+    if isinstance(outcome, WherryError):
+        assert outcome.exit_code in (4, 5, 6), f"{type(outcome).__name__}: {outcome}"
+        assert str(outcome).encode()
+    elif outcome is not None:
+        assert not list(outcome[0].reader.absent()), "chunks that are not there were read"
+        for key, contents in outcome[1].items():
+            assert len(contents) == outcome[0].manifest.tensors[key].nbytes, key
+
+
+def _read_all(path: Path, format_name: str) -> tuple[Opened, dict] | WherryError | None:
+    row, location = find_format(format_name), locate(path)
+    try:
+        detection = row.detect(Glimpse(location))
+        if detection is None:
+            return None
+        found = row.open(location, detection)
+        return found, {key: canonical(found, key) for key in found.manifest.tensors}
+    except WherryError as error:
+        return error
