@@ -1,8 +1,9 @@
 """Decoded: source tensors that do not lie raw, as files of canonical bytes, each decoded once.
 
 A layout takes regions of a tensor that no chunk grid was made for; taking them out of compressed chunks would decode
-every chunk again and again. So a tensor is decoded, chunk by chunk and in bounded memory, when the first region of it
-is asked for. The files go when the space for them is needed, least recently used first, and with the view.
+every chunk again and again. So a tensor is decoded, chunk by chunk and in bounded memory, when the source is digested
+(its bytes are hashed on their way into the file) or when the first region of it is asked for. The files go when the
+space for them is needed, least recently used first, and with the view.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import shutil
 import tempfile
 import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry import dtypes
+from wherry.band import StoppedError
+from wherry.digest import LeafHasher
 from wherry.errors import storage_error
 from wherry.format import Extent, Reader, StreamingReader
 from wherry.move import cells
-from wherry.mover import read_span
+from wherry.mover import read_span, worker_count
 from wherry.output import as_bytes
 from wherry.placing import place
 from wherry.raw_region import fill_region
@@ -30,7 +34,7 @@ from wherry.staging import PREFIX
 from wherry.tensorspec import Span, row_bands
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from wherry.keypath import KeyPath
     from wherry.tensorspec import Region, TensorSpec
@@ -50,6 +54,7 @@ class Decoded:
         self._making: dict[KeyPath, threading.Lock] = {}
         self._files: OrderedDict[KeyPath, int] = OrderedDict()  # bytes of each, least recently used first
         self._users: dict[KeyPath, int] = {}
+        self._stopped = threading.Event()
 
     @contextmanager
     def at(self, spec: TensorSpec) -> Generator[tuple[Extent, ...]]:
@@ -70,6 +75,39 @@ class Decoded:
             with self._lock:
                 self._users[spec.path] -= 1
 
+    def digests(
+        self, specs: Iterable[TensorSpec], took: Callable[[int, str], None]
+    ) -> dict[KeyPath, LeafHasher]:
+        """Decode tensors, each by one thread and the largest first; see DigestingReader.
+
+        Raises: what `at` does.
+        """
+
+        def one(spec: TensorSpec) -> LeafHasher | None:
+            hasher = self._digest(spec)
+            if hasher is not None:
+                took(spec.nbytes, spec.name)
+            return hasher
+
+        order = sorted(specs, key=lambda spec: -spec.nbytes)
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="wherry") as executor:
+            try:
+                found = list(executor.map(one, order))
+            except BaseException:
+                self._stopped.set()
+                executor.shutdown(cancel_futures=True)
+                raise
+        return {hasher.spec.path: hasher for hasher in found if hasher is not None}
+
+    def _digest(self, spec: TensorSpec) -> LeafHasher | None:
+        """The hashed leaves of a tensor that was decoded now, in order; None else."""
+        inorder = _InOrder(spec)
+        with self._lock:
+            making = self._making.setdefault(spec.path, threading.Lock())
+        with making:
+            self._made(spec, inorder)
+        return inorder.hasher if inorder.hasher and inorder.position == spec.nbytes else None
+
     def close(self) -> None:
         """Remove all files."""
         with self._lock:
@@ -78,7 +116,7 @@ class Decoded:
             self._folder = None
             self._files.clear()
 
-    def _made(self, spec: TensorSpec) -> Path:
+    def _made(self, spec: TensorSpec, inorder: _InOrder | None = None) -> Path:
         with self._lock:
             path = self._place(spec)
             if spec.path in self._files:
@@ -88,7 +126,7 @@ class Decoded:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                self._decode(spec, descriptor)
+                self._decode(spec, descriptor, inorder)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -97,8 +135,12 @@ class Decoded:
             self._files[spec.path] = spec.nbytes
         return path
 
-    def _decode(self, spec: TensorSpec, descriptor: int) -> None:
+    def _decode(self, spec: TensorSpec, descriptor: int, inorder: _InOrder | None) -> None:
         def write(data: memoryview, offset: int) -> None:
+            if self._stopped.is_set():
+                raise StoppedError
+            if inorder is not None:
+                inorder.take(data, offset)
             while data:
                 done = os.pwrite(descriptor, data, offset)
                 data, offset = data[done:], offset + done
@@ -138,6 +180,22 @@ class Decoded:
             (self._folder / str(list(self._making).index(path))).unlink(missing_ok=True)
 
 
+class _InOrder:
+    """Hashes a tensor's bytes as long as they come one after another; chunks of inner axes do not."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.hasher: LeafHasher | None = LeafHasher(spec)
+        self.position = 0
+
+    def take(self, data: memoryview, offset: int) -> None:
+        """The bytes at an offset."""
+        if self.hasher is not None and offset == self.position:
+            self.hasher.update(offset, data)
+            self.position += len(data)
+        else:
+            self.hasher = None
+
+
 class CanonicalReader:
     """A source's reader through which every tensor can be had by region; see Reader and RegionReader."""
 
@@ -155,6 +213,16 @@ class CanonicalReader:
         """See RegionReader: what does not lie raw and is too large to be decoded twice."""
         large = spec.nbytes > SMALL and not dtypes.opaque(spec.dtype)
         return large and self._reader.extents(spec) is None
+
+    def digests(
+        self, specs: Iterable[TensorSpec], took: Callable[[int, str], None]
+    ) -> dict[KeyPath, LeafHasher]:
+        """See DigestingReader."""
+        wanted = [spec for spec in specs if self.cheap(spec)]
+        reader = self._reader
+        if isinstance(reader, RegionReader):
+            wanted = [spec for spec in wanted if not reader.cheap(spec)]
+        return self._decoded.digests(wanted, took)
 
     def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """See RegionReader."""

@@ -10,6 +10,7 @@ why no format's own joined name serves as identity here.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from wherry.errors import UnrepresentableError, UsageError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 KeyPath: TypeAlias = tuple[str, ...]
 
 
+@lru_cache(1 << 16)  # families are tried one after another on the same key paths
 def render(path: KeyPath) -> str:
     """Print a key path; the inverse of `parse`. The path of a bare leaf prints as the empty string."""
     return "/".join(_escape(part) for part in path)
