@@ -6,13 +6,15 @@ A **band** is the fewest whole chunks of a grid that are contiguous in C order.
 from __future__ import annotations
 
 import math
+from itertools import product
+from operator import mul
 from typing import TYPE_CHECKING
 
 from wherry import dtypes
 from wherry.tensorspec import Span, region_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from wherry.tensorspec import Region, TensorSpec
 
@@ -60,28 +62,29 @@ def place(
         axis -= 1
     inner = dtypes.canonical_size(spec.dtype, math.prod(spec.shape[axis + 1 :]))
     valid = (min(region[axis].stop, spec.shape[axis]) - region[axis].start) * inner
-    run, position = extents[axis] * inner, 0
+    run, filled = extents[axis] * inner, 0
+    starts = _run_starts(spec.shape, region, axis)
+    at = next(starts)
     for piece in pieces:
-        begun = position
-        while position - begun < len(piece):
-            row, within = divmod(position, run)
-            part = piece[position - begun : position - begun + run - within]
-            element = _row_start(spec.shape, region, axis, row)
-            if element is not None and within < valid:
-                offset = dtypes.canonical_size(spec.dtype, element) + within
-                write(part[: valid - within], offset)
+        position = 0
+        while position < len(piece):
+            if filled == run:
+                at, filled = next(starts), 0
+            part = piece[position : position + run - filled]
+            if at is not None and filled < valid:
+                write(part[: valid - filled], dtypes.canonical_size(spec.dtype, at) + filled)
+            filled += len(part)
             position += len(part)
 
 
-def _row_start(shape: tuple[int, ...], region: Region, axis: int, row: int) -> int | None:
-    """First element of a run; None where it lies beyond the tensor's edge."""
-    stride = math.prod(shape[axis + 1 :])
-    element = region[axis].start * stride
-    stride *= shape[axis]
-    for part, extent in zip(reversed(region[:axis]), reversed(shape[:axis]), strict=True):
-        row, index = divmod(row, part.stop - part.start)
-        if part.start + index >= extent:
-            return None
-        element += (part.start + index) * stride
-        stride *= extent
-    return element
+def _run_starts(shape: tuple[int, ...], region: Region, axis: int) -> Iterator[int | None]:
+    """First element of each run of a box, in C order; None where it lies beyond the tensor's edge."""
+    strides = [math.prod(shape[number + 1 :]) for number in range(axis + 1)]
+    first = region[axis].start * strides[axis]
+    bounds = [
+        (range(part.start, part.stop), extent)
+        for part, extent in zip(region[:axis], shape[:axis], strict=True)
+    ]
+    for index in product(*(indices for indices, _extent in bounds)):
+        outside = any(at >= extent for at, (_indices, extent) in zip(index, bounds, strict=True))
+        yield None if outside else first + sum(map(mul, index, strides))
