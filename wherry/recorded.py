@@ -16,6 +16,7 @@ from wherry.errors import CorruptError
 from wherry.store import locate
 
 if TYPE_CHECKING:
+    from wherry.checkpoint import Checkpoint
     from wherry.format import Extent
     from wherry.tensorspec import Span, TensorSpec
 
@@ -92,3 +93,9 @@ def _read(extent: Extent, start: int, stop: int) -> memoryview:
     if len(data) != stop - start:
         raise CorruptError("the file ends before this tensor does", uri=extent.file)
     return memoryview(data)
+
+
+def without_checksum(checkpoint: Checkpoint) -> int:
+    """How many tensors there are whose bytes the container does not cover with checksums."""
+    every = (checkpoint.reader.extents(spec) for spec in checkpoint.manifest.tensors.values())
+    return sum(extents is None or any(one.crc32 is None for one in extents) for extents in every)

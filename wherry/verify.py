@@ -6,9 +6,11 @@ Levels, each including those before it:
 - `present`: every expected chunk is there, from metadata alone. Absent is never read as zeros.
 - `digest`: every byte is re-read and equals the manifest beside it, companions included. Where there is no manifest,
   the checksums that the container itself records (torch's archives have a CRC-32 per member) are all there is.
-
 - `roundtrip`: what `against` names is found again in it; where that is of another system, through the inverse layout,
   so that equal digests prove that the conversion lost nothing. What values may lose is measured and has a bound.
+
+- `native`, `logits`: it is present, and the system's own library loads it onto the devices that are there, bit by bit;
+  a reference implementation computes from it what it computes from the source.
 
 With `against=SOURCE` both checkpoints are read and compared tensor by tensor, through the renaming that the
 target's receipt records.
@@ -28,6 +30,7 @@ from wherry.hashing import Failure, Measured, compare, hash_checkpoint
 from wherry.keypath import render
 from wherry.mapping import parameters_of
 from wherry.plan import DEFAULT_MEMORY
+from wherry.recorded import without_checksum
 from wherry.sidecar import Sidecar, read_sidecar
 from wherry.spelling import renaming_of
 from wherry.store import locate
@@ -39,11 +42,13 @@ if TYPE_CHECKING:
 
     from wherry.hashing import Hashes
     from wherry.keypath import KeyPath
+    from wherry.native import Seen
     from wherry.progress import OnProgress
 
-LEVELS = ("structure", "present", "digest", "roundtrip")
+LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
+_OTHERS_SAY = ("native", "logits")
 # verdict → what the command line ends with.
-_EXIT_CODES = {"ok": 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9}
+_EXIT_CODES = {"ok": 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, "refused": 9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +58,15 @@ class Verification:
     Attributes:
         uri: what was verified.
         level: how far.
-        verdict: `ok`, `incomplete` (something is not there), `corrupt` (it contradicts itself), `malicious`, or
-            `altered` (bytes are not the recorded ones).
+        verdict: `ok`, `incomplete` (something is not there), `corrupt` (it contradicts itself), `malicious`,
+            `altered` (bytes are not the recorded ones), or `refused` (its own library does not load it).
         ok: whether the verdict is `ok`.
         checked: number of tensors.
         failed: those that failed, each with its reason and, where known, the damaged leaf.
         seconds: wall time.
         nbytes: bytes read.
         measured: what came back from another system's layout changed, within its bound.
+        native: what the system's own software said, at the levels `native` and `logits`.
     """
 
     uri: str
@@ -72,6 +78,7 @@ class Verification:
     seconds: float = 0.0
     nbytes: int = 0
     measured: Measured | None = None
+    native: Seen | None = None
 
     @property
     def exit_code(self) -> int:
@@ -92,6 +99,7 @@ class Verification:
             "seconds": self.seconds,
             "bytes": self.nbytes,
             **({"lossy": asdict(self.measured)} if self.measured else {}),
+            **({"native": self.native.to_json()} if self.native else {}),
         }
 
 
@@ -134,6 +142,8 @@ def verify(
     try:
         with open_checkpoint(uri, format=format, step=step, item=item) as checkpoint:
             found = _look(checkpoint, level, other, parse_size(memory), progress)
+            if level in _OTHERS_SAY and found.ok:
+                found = _told(found, checkpoint, other, parse_size(memory))
     except (DamagedError, HostileError) as error:
         failure = Failure(error.path or "", error.what)
         found = Verification(
@@ -158,8 +168,10 @@ def _look(
     memory: int,
     progress: OnProgress | None,
 ) -> Verification:
-    missing = () if level == "structure" else tuple(_missing(checkpoint))
-    read = not missing and (level in ("digest", "roundtrip") or against is not None)
+    pieces = () if level == "structure" else checkpoint.reader.absent()
+    missing = tuple(Failure(render(one.path), f"missing: {describe_absent(one)}") for one in pieces)
+    compared = against is not None and level not in _OTHERS_SAY
+    read = not missing and (level in ("digest", "roundtrip") or compared)
     altered = tuple(_altered(checkpoint, against, memory, progress)) if read else ()
     verdict = "incomplete" if missing else ("altered" if altered else "ok")
     return Verification(
@@ -174,9 +186,13 @@ def _look(
     )
 
 
-def _missing(checkpoint: Checkpoint) -> Iterator[Failure]:
-    for piece in checkpoint.reader.absent():
-        yield Failure(render(piece.path), f"missing: {describe_absent(piece)}")
+def _told(found: Verification, checkpoint: Checkpoint, other: _Other | None, memory: int) -> Verification:
+    """What the system's own software says of a checkpoint that is present."""
+    from wherry.native import said  # starts a child
+
+    source, file = (str(other.uri), other.family_file) if other else (None, None)
+    seen = said(found.level, checkpoint, source, family_file=file, memory=memory)
+    return replace(found, verdict=seen.verdict, ok=not seen.failed, failed=seen.failed, native=seen)
 
 
 def _altered(
@@ -184,7 +200,7 @@ def _altered(
 ) -> Iterator[Failure]:
     sidecar = read_sidecar(locate(checkpoint.uri))
     alone = against is None and sidecar is None
-    unrecorded = _without_checksum(checkpoint) if alone else 0
+    unrecorded = without_checksum(checkpoint) if alone else 0
     if alone and unrecorded == len(checkpoint.manifest.tensors):
         raise _nothing_recorded(checkpoint, unrecorded)
     found = hash_checkpoint(checkpoint, memory=memory, progress=progress)
@@ -197,12 +213,6 @@ def _altered(
         yield from _came_back(checkpoint, sidecar, against, memory, progress)
     elif against is not None:
         yield from _against(found, sidecar, against.uri, memory, progress)
-
-
-def _without_checksum(checkpoint: Checkpoint) -> int:
-    """How many tensors there are whose bytes the container does not cover with checksums."""
-    every = (checkpoint.reader.extents(spec) for spec in checkpoint.manifest.tensors.values())
-    return sum(extents is None or any(one.crc32 is None for one in extents) for extents in every)
 
 
 def _nothing_recorded(checkpoint: Checkpoint, unrecorded: int) -> NotFoundError:

@@ -1,0 +1,104 @@
+"""Tensors of PyTorch from a checkpoint, filled in place: the rank's own part of a DTensor, on any device.
+
+A tensor is filled in parts, so that besides it only a part is in memory. A tensor on `meta` has no memory: it becomes a
+new one on the CPU. Facts (torch 2.13, `DTensor`): each mesh axis in turn cuts what is left of its dimension into parts
+of ⌈n / ranks⌉, the last ones may be short or empty.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import MismatchError, UnsupportedError
+from wherry.integrations.live.leaves import region_bytes
+from wherry.tensorspec import TensorSpec, row_bands
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    import numpy as np
+
+    from wherry.templates import Leaf
+    from wherry.tensorspec import Region
+
+_PART = 64 << 20
+
+
+def fill(
+    leaf: Leaf,
+    read: Callable[[Region], np.ndarray],
+    room: Callable[[int], AbstractContextManager[None]],
+    memory: int,
+) -> Any:
+    """See `filling.fill`.
+
+    Raises:
+        UnsupportedError: a placement that is neither replicated nor a plain shard.
+    """
+    import torch
+
+    tensor: Any = leaf.value
+    if tensor.is_meta:
+        if hasattr(tensor, "device_mesh"):
+            raise UnsupportedError(
+                "a DTensor without memory", path=leaf.name, cure="call model.to_empty(device=…) first"
+            )
+        tensor = torch.empty(leaf.shape, dtype=tensor.dtype, device="cpu")
+    starts, extents = local_box(tensor, leaf.name)
+    local: Any = tensor.to_local() if hasattr(tensor, "device_mesh") else tensor
+    if tuple(local.shape) != extents:
+        raise MismatchError(f"this rank has {tuple(local.shape)} of it, not {extents}", path=leaf.name)
+    part = TensorSpec(leaf.path, extents, leaf.dtype or "")
+    with torch.no_grad():
+        for box, _span in row_bands(part, min(memory, _PART)) if part.size else ():
+            region = tuple(slice(at + one.start, at + one.stop) for at, one in zip(starts, box, strict=True))
+            with room(region_bytes(part.dtype, box)):
+                local[box].copy_(of_host(read(region), tensor.dtype))
+    return tensor
+
+
+def local_box(tensor: Any, name: str = "") -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where a rank's part of a tensor begins, and its extents; all of it for what is no DTensor.
+
+    Raises:
+        UnsupportedError: a placement that is neither replicated nor a plain shard.
+    """
+    starts, extents = [0] * tensor.ndim, list(tensor.shape)
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return tuple(starts), tuple(extents)
+    for number, placement in enumerate(tensor.placements):
+        kind = type(placement).__name__
+        if kind == "Replicate":
+            continue
+        if kind != "Shard":
+            raise UnsupportedError(
+                f"a DTensor placed as {placement}", path=name, cure="redistribute it to shards or replicas"
+            )
+        rank, ranks = mesh.get_local_rank(number), mesh.size(number)
+        width = -(-extents[placement.dim] // ranks)
+        begin = min(rank * width, extents[placement.dim])
+        starts[placement.dim] += begin
+        extents[placement.dim] = min(begin + width, extents[placement.dim]) - begin
+    return tuple(starts), tuple(extents)
+
+
+def of_host(array: np.ndarray, dtype: Any) -> Any:
+    """A tensor over the memory of an array; element types that numpy lacks are seen through their bytes."""
+    import torch
+
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype)
+    raw: Any = torch.from_numpy(array.reshape(-1).view("u1"))
+    return raw.view(dtype).reshape(array.shape)
+
+
+def host(tensor: Any) -> np.ndarray:
+    """The elements of a rank's part of a tensor as bytes on the host."""
+    import numpy as np
+    import torch
+
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    flat = local.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, "u1")

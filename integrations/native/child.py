@@ -1,0 +1,138 @@
+"""The child of a native check: loads with the system's own library and digests what lies on the devices.
+
+    python -m wherry.integrations.native.child < REQUEST > ANSWER          (JSON; a `schema` number in both)
+
+The request has the function, the path, and the manifest with a digest for each tensor. Each array is fetched from its
+devices shard by shard, replicas once, and its digest compared. What the library prints goes to the standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.digest import LEAF, tensor_digest
+from wherry.integrations.live.nodes import is_torch
+from wherry.integrations.live.trees import survey
+from wherry.keypath import render
+from wherry.manifest import from_json
+from wherry.output import as_bytes
+from wherry.templates import match
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from wherry.manifest import Manifest
+    from wherry.templates import Leaf, Pair
+
+SCHEMA = 1
+
+
+def main() -> None:
+    """Answer one request."""
+    request = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):
+        answer = answered(request)
+    json.dump({"schema": SCHEMA, **answer}, sys.stdout)
+
+
+def answered(request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out a request.
+
+    Returns:
+        `failed` (path and reason of each tensor that is not as recorded), `checked`, `sharded` and `devices`; or
+        `refused`, what the library said when it did not load it.
+    """
+    if request["task"] == "logits":
+        from wherry.integrations.native import logits
+
+        return logits.compared(Path(request["source"]), Path(request["target"]))
+    module, function = request["function"].split(":")
+    manifest = from_json(request["manifest"])
+    load = getattr(import_module(module), function)
+    try:
+        state = load(Path(request["path"]), {spec.name: spec for spec in manifest.tensors.values()})
+        leaves = survey(state).leaves
+    except Exception as error:  # noqa: BLE001  whatever the library says is the finding
+        return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": devices()}
+    return {**_compared(leaves, manifest), "devices": devices()}
+
+
+def devices() -> str:
+    """What the arrays were loaded onto, in words."""
+    jax: Any = sys.modules.get("jax")
+    if jax is not None:
+        return f"jax {jax.__version__}, {jax.device_count()} {jax.default_backend()} devices"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        from wherry.integrations.native.with_torch import device
+
+        return f"torch {torch.__version__}, {device()}"
+    return "host"
+
+
+def _compared(leaves: list[Leaf], manifest: Manifest) -> dict[str, Any]:
+    names = {path: path for path in manifest.tensors}
+    arrays = [leaf for leaf in leaves if leaf.dtype is not None]
+    matched = match(arrays, manifest, names, cast=True, named=False)
+    failed = [[render(path), "the library did not give it"] for path in matched.unexpected]
+    for pair in matched.pairs:
+        reason = _difference(pair, manifest)
+        if reason:
+            failed.append([render(pair.source.path) if pair.source else pair.leaf.name, reason])
+    sharded = sum(_parts(pair.leaf.value) > 1 for pair in matched.pairs)
+    return {"failed": failed, "checked": len(matched.pairs), "sharded": sharded}
+
+
+def _difference(pair: Pair, manifest: Manifest) -> str | None:
+    leaf, spec = pair.leaf, pair.source
+    if spec is None:
+        return None
+    if (leaf.shape, leaf.dtype) != (spec.shape, spec.dtype):
+        return f"the library gave {leaf.dtype} {leaf.shape}, recorded is {spec.dtype} {spec.shape}"
+    data = fetched(leaf)
+    view = memoryview(as_bytes(data))
+    found = (hashlib.sha256(view[at : at + LEAF]).digest() for at in range(0, len(view), LEAF))
+    same = tensor_digest(replace(spec, path=()), found) == manifest.digests[spec.path]
+    return None if same else "what lies on the devices is not what was recorded"
+
+
+def fetched(leaf: Leaf) -> np.ndarray:
+    """The elements of an array, fetched from its devices shard by shard."""
+    import numpy as np
+
+    value: Any = leaf.value
+    if is_torch(value):
+        from wherry.integrations.live.torch_arrays import host
+
+        return host(value)
+    if leaf.prng is not None:
+        import jax
+
+        value = jax.random.key_data(value)
+    shards = getattr(value, "addressable_shards", None)
+    if shards is None:
+        return np.ascontiguousarray(value)
+    if len(shards) == 1:
+        return np.ascontiguousarray(shards[0].data)
+    whole = np.empty(value.shape, value.dtype)
+    for shard in shards:
+        if shard.replica_id == 0:
+            whole[shard.index] = np.asarray(shard.data)
+    return whole
+
+
+def _parts(value: Any) -> int:
+    """Over how many different shards an array lies."""
+    shards = getattr(value, "addressable_shards", None)
+    return sum(shard.replica_id == 0 for shard in shards) if shards is not None else 1
+
+
+if __name__ == "__main__":
+    main()

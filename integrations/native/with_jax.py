@@ -1,0 +1,123 @@
+"""Loaders of the systems that JAX programs save with: every array on all devices that are there, sharded.
+
+The partition spec that a checkpoint records counts where its mesh has as many devices as there are; else each array is
+split along its longest axis that the devices divide, so that shards are really read one by one. Facts: Orbax 0.12.8
+restores the tree that `metadata` describes, with a sharding for each array; Flax and NumPy give arrays of the host.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from wherry.tensorspec import TensorSpec
+
+_TREE, _OLD_TREE = "_METADATA", "checkpoint"  # the second is all that Orbax had before 0.3
+
+
+def orbax(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
+    """An item, by Orbax's own handler of trees."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    item = _item(folder)
+    recorded = {(spec.shape, spec.dtype): spec for spec in specs.values() if spec.sharding}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        metadata: Any = checkpointer.metadata(item)
+        metadata = getattr(metadata, "item_metadata", metadata)
+        tree = getattr(metadata, "tree", metadata)
+        if tree is None:
+            return _on_devices(checkpointer.restore(item))
+
+        def argument(leaf: Any) -> Any:
+            if getattr(leaf, "shape", None) is None:
+                return ocp.RestoreArgs()
+            spec = recorded.get((tuple(leaf.shape), str(leaf.dtype)))
+            return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding(tuple(leaf.shape), spec))
+
+        def is_leaf(node: Any) -> bool:
+            return hasattr(node, "shape") or type(node).__name__.endswith("Metadata")
+
+        arguments = jax.tree.map(argument, tree, is_leaf=is_leaf)
+        return checkpointer.restore(item, args=ocp.args.PyTreeRestore(restore_args=arguments))
+
+
+def msgpack(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
+    """A file of Flax, by `flax.serialization`."""
+    del specs
+    from flax import serialization
+
+    return _on_devices(serialization.msgpack_restore(file.read_bytes()))
+
+
+def npz(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
+    """An archive of NumPy, by `numpy.load` without pickles."""
+    del specs
+    import numpy as np
+
+    with np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def sharding(shape: tuple[int, ...], spec: TensorSpec | None = None) -> Any:
+    """Where an array of this shape shall lie."""
+    import jax
+
+    count = jax.device_count()
+    recorded = spec.sharding if spec else None
+    if recorded and recorded.mesh and math.prod(extent for _, extent in recorded.mesh) == count:
+        mesh = _mesh(tuple(recorded.mesh))
+        found = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*recorded.spec))
+        if _divides(found, shape):
+            return found
+    mesh = _mesh((("devices", count),))
+    axes = [axis for axis, extent in enumerate(shape) if extent and extent % count == 0]
+    longest = max(axes, key=lambda axis: shape[axis], default=None)
+    entries = ["devices" if axis == longest else None for axis in range(len(shape))]
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
+
+
+def _mesh(axes: tuple[tuple[str, int], ...]) -> Any:
+    import jax
+    import numpy as np
+
+    devices = np.array(jax.devices()).reshape([extent for _, extent in axes])
+    return jax.sharding.Mesh(devices, [name for name, _ in axes])
+
+
+def _divides(found: Any, shape: tuple[int, ...]) -> bool:
+    try:
+        found.shard_shape(shape)
+    except ValueError:
+        return False
+    return True
+
+
+def _on_devices(tree: Any) -> Any:
+    """A tree of host arrays on the devices; numbers are arrays without axes there."""
+    import jax
+    import numpy as np
+
+    def put(leaf: Any) -> Any:
+        if isinstance(leaf, str):
+            return leaf
+        array = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+        return jax.device_put(array, sharding(tuple(array.shape)))
+
+    return jax.tree.map(put, tree)
+
+
+def _item(folder: Path) -> Path:
+    """The folder with the tree: itself, or the one item in a step folder."""
+    if (folder / _TREE).exists() or (folder / _OLD_TREE).exists():
+        return folder
+    found = sorted(path.parent for path in folder.glob(f"*/{_TREE}"))
+    if len(found) != 1:
+        raise NotFoundError(f"{len(found)} items with a tree in {folder}, not one")
+    return found[0]

@@ -1,0 +1,153 @@
+"""Checkpoints loaded by their systems' own libraries, in a child process, and compared on the devices."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import wherry
+from wherry.errors import UnsupportedError
+from wherry.native import Seen
+
+EIGHT = "--xla_force_host_platform_device_count=8"
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A safetensors file by the real library, with a key path that becomes a tree."""
+    numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    tensors = {
+        "params.a.kernel": np.arange(128, dtype="f4").reshape(16, 8),
+        "params.b": np.arange(5, dtype="i8"),
+        "params.scale": np.array(2.5, "f2"),
+    }
+    numpy.save_file(tensors, tmp_path / "a.safetensors")
+    return tmp_path / "a.safetensors"
+
+
+@pytest.fixture
+def eight(monkeypatch):
+    pytest.importorskip("orbax.checkpoint", reason="orbax is not installed")
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {EIGHT}".strip())
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+
+def made(source, target, to, **options):
+    wherry.convert(source, target, to=to, options=options, lineage=False)
+    return target
+
+
+@pytest.mark.parametrize("to", ["orbax", "flax-msgpack"])
+def test_jax_targets_lie_sharded_over_eight_devices(source, tmp_path, eight, to):
+    if to == "flax-msgpack":
+        pytest.importorskip("flax", reason="flax is not installed")
+    target = made(source, tmp_path / "target", to, split=".")
+    found = wherry.verify(target, level="native")
+    assert found.ok, found
+    assert isinstance(found.native, Seen)
+    assert found.native.checked == 3
+    assert found.native.sharded == 1
+    assert "8 cpu devices" in found.native.devices
+    assert json.loads(json.dumps(found.to_json()))["native"]["sharded"] == 1
+
+
+@pytest.mark.parametrize("to", ["safetensors", "torch-zip", "dcp"])
+def test_torch_targets(source, tmp_path, to):
+    pytest.importorskip("torch", reason="torch is not installed")
+    name = "target.pt" if to == "torch-zip" else "target.safetensors" if to == "safetensors" else "target"
+    found = wherry.verify(made(source, tmp_path / name, to), level="native")
+    assert found.ok, found
+    assert found.native is not None
+    assert found.native.checked == 3
+
+
+def test_an_altered_byte_is_found_on_the_device(source, tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    target = made(source, tmp_path / "b.safetensors", "safetensors")
+    data = bytearray(target.read_bytes())
+    data[-1] ^= 1
+    target.write_bytes(data)
+    found = wherry.verify(target, level="native")
+    assert (found.verdict, found.exit_code) == ("altered", 9)
+    assert len(found.failed) == 1
+
+
+def test_what_the_library_refuses_is_said(source, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    target = made(source, tmp_path / "b.pt", "torch-zip")
+    from wherry.integrations import native
+
+    monkeypatch.setitem(
+        native.LOADERS, "torch-zip", native.LOADERS["safetensors"]
+    )  # a library that cannot load it
+    found = wherry.verify(target, level="native")
+    assert (found.verdict, found.ok, found.exit_code) == ("refused", False, 9)
+    assert "the library refused it" in found.failed[0].reason
+
+
+def test_a_format_without_a_library_is_unsupported(source, tmp_path):
+    target = made(source, tmp_path / "target", "t5x-legacy", split=".")
+    with pytest.raises(UnsupportedError, match="no library is known that loads t5x-legacy"):
+        wherry.verify(target, level="native")
+
+
+def test_absence_is_found_before_anything_is_loaded(source, tmp_path, monkeypatch):
+    target = made(source, tmp_path / "target", "npz")
+    monkeypatch.setattr("wherry.native.native", lambda *_, **__: pytest.fail("it was loaded"))
+    target.write_bytes(target.read_bytes()[:-40])
+    assert not wherry.verify(target, level="native").ok
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A tiny model of transformers, and the same in MaxText's layout."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("llama")
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "hf")
+    wherry.convert(folder / "hf", folder / "maxtext", to="maxtext", lineage=False)
+    return folder
+
+
+def test_logits_agree_through_another_system(llama):
+    found = wherry.verify(llama / "maxtext", level="logits")
+    assert found.ok, found
+    assert found.native is not None
+    assert found.native.checked == 2 * 16 * 32
+    assert found.native.error < 1e-6
+
+
+def test_logits_of_another_model_differ(llama, tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    other = transformers.LlamaForCausalLM.from_pretrained(llama / "hf")
+    with torch.no_grad():
+        other.model.layers[1].self_attn.q_proj.weight.copy_(
+            other.model.layers[1].self_attn.q_proj.weight.flip(0)
+        )
+    other.save_pretrained(tmp_path / "other")
+    found = wherry.verify(llama / "maxtext", level="logits", against=tmp_path / "other")
+    assert (found.verdict, found.exit_code) == ("altered", 9)
+    assert found.native is not None
+    assert found.native.error > 1e-4
+    assert "they differ by" in found.failed[0].reason
+
+
+def test_the_class_that_a_config_names_loads_the_whole_folder(llama, tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    tensors = numpy.load_file(llama / "hf" / "model.safetensors")
+    tensors["model.layers.1.extra.weight"] = tensors.pop("model.norm.weight")
+    (tmp_path / "hf").mkdir()
+    numpy.save_file(tensors, tmp_path / "hf" / "model.safetensors", {"format": "pt"})
+    (tmp_path / "hf" / "config.json").write_bytes((llama / "hf" / "config.json").read_bytes())
+    found = wherry.verify(tmp_path / "hf", level="native")
+    assert found.verdict == "refused"
+    assert "model.norm.weight" in found.failed[0].reason
