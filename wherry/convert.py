@@ -6,8 +6,10 @@ of targets; its leaves are hashed on the way, and where it has a sidecar of ours
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,18 +18,20 @@ from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.digest import sha256_of
 from wherry.errors import UsageError, WherryError
 from wherry.existing import existing_result
+from wherry.in_use import in_use
 from wherry.job import Job
 from wherry.layouts import PLAIN, Wish, relaid
+from wherry.outbox import report_failure
 from wherry.passes import run
 from wherry.plan import DEFAULT_MEMORY, make_plan
 from wherry.receipt import GroupReceipt, Receipt, utc_now
-from wherry.registry import find_format
+from wherry.registry import find_format, service
+from wherry.sidecar import signature_location
 from wherry.staging import tidy
 from wherry.store import locate
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from wherry.format import Format, Options
     from wherry.location import Location
@@ -42,11 +46,17 @@ class Target:
         uri: exactly what is committed.
         to: its format, a name or alias.
         options: format-specific options and `split` / `join`.
+        wish: what is asked of its layout; that of the whole conversion by default.
+        only: `params`; that of the whole conversion by default.
+        into: whether `uri` is a run in which the step folder is made; that of the whole conversion by default.
     """
 
     uri: str
     to: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    wish: Wish | None = None
+    only: str | None = None
+    into: bool | None = None
 
 
 def convert(
@@ -94,6 +104,7 @@ def convert_all(
     into: bool = False,
     as_step: int | None = None,
     wish: Wish = PLAIN,
+    sign: str | os.PathLike[str] | None = None,
 ) -> GroupReceipt:
     """Convert a checkpoint to several targets, reading it once.
 
@@ -114,6 +125,7 @@ def convert_all(
         into: each target is a run folder; the step folder is made inside it by the format's naming rule.
         as_step: the step to write, where the source states none (or another one is wanted).
         wish: what is asked for of layouts; see `wherry.layouts`.
+        sign: private key (a PEM file) with which each target is signed once it is committed.
 
     Returns:
         The receipts of all targets, in order; `already` where nothing had to be done.
@@ -122,19 +134,56 @@ def convert_all(
         WherryError: the first error of any target, after the others were made; nothing is left at its destination.
     """
     clock = time.monotonic()
-    asked = _Asked(memory, verify, only, ignore, into, as_step, progress, meta or {}, wish, utc_now(), clock)
-    with open_checkpoint(source, format=format, step=step, item=item) as checkpoint:
-        jobs = _jobs(checkpoint, targets, asked)
-        if lineage:
-            _import_ahead("wherry.ledger")
-        there = {index: receipt for index, job in enumerate(jobs) if (receipt := _existing(job, if_exists))}
-        made = _make([job for index, job in enumerate(jobs) if index not in there])
+    asked = Asked(memory, verify, only, ignore, into, as_step, progress, meta or {}, wish, utc_now(), clock)
+    if sign is not None:
+        service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
+    with _failures_told(os.fspath(source), targets if lineage else (), asked.started):
+        opened = open_checkpoint(source, format=format, step=step, item=item)
+        with opened as checkpoint, in_use(checkpoint.uri):
+            group = convert_opened(checkpoint, targets, asked, if_exists=if_exists, lineage=lineage)
+    if sign is not None:
+        _sign(group, sign, progress)
+    return group
+
+
+def convert_opened(
+    checkpoint: Checkpoint,
+    targets: Sequence[Target],
+    asked: Asked,
+    *,
+    if_exists: str | None = None,
+    lineage: bool = True,
+) -> GroupReceipt:
+    """Convert what is already open, a live training state among it; see `convert_all`."""
+    jobs = plan_jobs(checkpoint, targets, asked)
+    if lineage:
+        _import_ahead("wherry.ledger")
+    there = {index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, if_exists))}
+    made = _make([job for index, job in enumerate(jobs) if index not in there])
     receipts = [there[index] if index in there else next(made) for index in range(len(jobs))]
     recorded = (_record(one) if lineage and not one.already else one for one in receipts)
     return GroupReceipt(jobs[0].group, tuple(recorded))
 
 
-class _Asked(NamedTuple):
+@contextmanager
+def _failures_told(source: str, targets: Sequence[Target], started: str) -> Generator[None]:
+    """Tell the projections of an error that ends a conversion."""
+    try:
+        yield
+    except WherryError as error:
+        for target in targets:
+            report_failure(error, source, target.uri, target.to, started)
+        raise
+
+
+def _sign(group: GroupReceipt, key: str | os.PathLike[str], progress: OnProgress | None) -> None:
+    """Sign what was committed; what was there already and has a signature keeps it, so that a rerun reads nothing."""
+    for receipt in group.receipts:
+        if not (receipt.already and signature_location(locate(receipt.target.uri)).exists()):
+            service("signing").sign(receipt.target.uri, key, progress=progress)
+
+
+class Asked(NamedTuple):
     """What is the same for all targets; see `convert_all`."""
 
     memory: str | int
@@ -150,16 +199,19 @@ class _Asked(NamedTuple):
     clock: float
 
 
-def _jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: _Asked) -> list[Job]:
+def plan_jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: Asked) -> list[Job]:
     """Plan every target; nothing is written."""
     jobs: list[Job] = []
     for target in targets:
         row = find_format(target.to)
         committed, place = _places(
-            locate(target.uri), row, checkpoint, into=asked.into, as_step=asked.as_step
-        )
+            locate(target.uri), row, checkpoint,
+            into=asked.into if target.into is None else target.into, as_step=asked.as_step,
+        )  # fmt: skip
         _require_apart(checkpoint, place)
-        seen, options, only = relaid(checkpoint, row, target.options, asked.wish, asked.only)
+        seen, options, only = relaid(
+            checkpoint, row, target.options, target.wish or asked.wish, target.only or asked.only
+        )
         plan = make_plan(
             seen, place.uri, to=target.to, options=options, memory=asked.memory, only=only,
             ignore=asked.ignore, verify=asked.verify, as_step=asked.as_step,
@@ -205,7 +257,8 @@ def _places(
     return target.join(folder.split("/")[0]), target.join(folder)
 
 
-def _existing(job: Job, if_exists: str | None) -> Receipt | None:
+def existing(job: Job, if_exists: str | None) -> Receipt | None:
+    """The receipt of what is at a job's target already; see `existing_result`."""
     receipt = existing_result(job.checkpoint, job.plan, job.target, job.committed, if_exists)
     if receipt is not None:
         tidy(job.committed)

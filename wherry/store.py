@@ -6,6 +6,7 @@ table here. Credentials come only from each library's own chain; a URI never car
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -70,6 +71,38 @@ class LocalStore:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+
+class LiveStore:
+    """Where a training state in the memory of a process is said to lie: a name without any file behind it."""
+
+    protocol = "live"
+    capabilities = READ_ONLY
+
+    def stat(self, path: str) -> Entry | None:  # noqa: ARG002  of the protocol
+        """See Store: nothing is ever there."""
+        return None
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store."""
+        raise FileNotFoundError(path)
+
+    def read(self, path: str, start: int, stop: int | None) -> bytes:  # noqa: ARG002  of the protocol
+        """See Store."""
+        raise FileNotFoundError(path)
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:  # noqa: ARG002  of the protocol
+        """See Store."""
+        raise FileNotFoundError(path)
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:  # noqa: ARG002
+        """See Store."""
+        raise PermissionError(errno.EROFS, "a live state is not written", path)
+
+
+def is_live(uri: str) -> bool:
+    """Whether a URI names a training state that was exported from memory; nothing is ever found there."""
+    return uri.startswith(f"{LiveStore.protocol}://")
 
 
 def _scanned(entry: os.DirEntry[str]) -> Entry:
@@ -172,11 +205,18 @@ def locate(uri: str | os.PathLike[str]) -> Location:
     text = os.fspath(uri)
     if not text:
         raise UsageError("an empty URI")
+    if text.startswith(("models:/", "wherry://")):
+        raise UsageError(
+            f"{text} names a registered checkpoint, and is no place to write or to walk",
+            cure="`wherry resolve` prints where it lies",
+        )
     protocol, separator, rest = text.partition("://")
     if not separator:
         return Location(LocalStore(), str(Path(text).absolute()))
     if protocol == "file":
         return Location(LocalStore(), str(Path(unquote(urlsplit(text).path)).absolute()))
+    if protocol == LiveStore.protocol:
+        return Location(LiveStore(), rest)
     if "@" in rest.split("/")[0]:
         raise UsageError(
             "a URI must not carry credentials", cure="use the storage library's own credential chain"

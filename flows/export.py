@@ -1,0 +1,110 @@
+"""The post-training export: what a training has committed is converted, verified, registered and recorded at once.
+
+`wherry emit URI`, the hooks in README and `wherry.export` post the event `wherry.checkpoint.committed`, which starts
+this flow with the checkpoint as its source. The routes say what is made of it; explicit targets take their place. A
+checkpoint that no route takes ends the flow as Completed, with the reasons: an event may tell of anything. Whatever is
+missed here, the nightly run finds.
+"""
+
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from pydantic import BaseModel, ConfigDict, Field
+
+from wherry.errors import WherryError
+from wherry.flows.convert import chain, summary
+from wherry.flows.convert_spec import ConvertSpec, TargetSpec
+from wherry.tasks.common import run_logger
+from wherry.tasks.export import routed
+from wherry.tasks.register import register
+from wherry.tasks.verify import verify
+
+
+class ExportSpec(BaseModel):
+    """What to export; the one parameter of the flow, and its form in the Prefect UI."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str = Field(description="URI or path of the checkpoint that was committed, or of its run.")
+    routes: tuple[str, ...] = Field(
+        default=(), description="Names of routes that may take it; all by default."
+    )
+    targets: tuple[TargetSpec, ...] = Field(
+        default=(), description="What to make of it, in place of what the routes state."
+    )
+    register_source: str | None = Field(
+        default=None,
+        description="Register the checkpoint itself as this model: for what training exported ready for use.",
+    )
+    alias: str | None = Field(
+        default=None, description="Alias of the registered versions, as candidate; the route's by default."
+    )
+    config: str | None = Field(default=None, description="The wherry.toml; the worker's own by default.")
+    env: str | None = Field(
+        default=None, description="Environment of the wherry.toml; WHERRY_ENV by default."
+    )
+
+
+@flow(name="post-training-export", flow_run_name="export {spec.source}", result_serializer="json")
+def export(spec: ExportSpec) -> dict[str, Any]:
+    """Carry out the routes, or the targets that are named, for one checkpoint.
+
+    Returns:
+        JSON values: `source`; in `routes` what each route said; in `conversions` what `convert-checkpoint` returns for
+        each that took it; `registration` of the source itself, where that was asked for.
+    """
+    rows = _wanted(spec)
+    made: list[dict[str, Any]] = []
+    failures: list[WherryError] = []
+    for row in rows:
+        if row["spec"] is not None:
+            _carry_out(row, spec, made, failures)
+    registered = _registered(spec)
+    _show(spec, rows, made, failures)
+    if failures:
+        raise failures[0]
+    told = [{name: row[name] for name in ("route", "takes", "reason")} for row in rows]
+    return {"source": spec.source, "routes": told, "conversions": made, "registration": registered}
+
+
+def _wanted(spec: ExportSpec) -> list[dict[str, Any]]:
+    """Explicit targets as a route without a name; else what the routes say; none for a mere registration."""
+    if spec.targets:
+        first, *rest = (one.model_dump() for one in spec.targets)
+        fields = {**first, "source": spec.source, "further": rest}
+        return [{"route": "", "takes": True, "reason": "targets were named", "spec": fields}]
+    if spec.register_source and not spec.routes:
+        return []
+    return routed(spec.source, spec.routes, spec.config, spec.env)
+
+
+def _carry_out(
+    row: dict[str, Any], spec: ExportSpec, made: list[dict[str, Any]], failures: list[WherryError]
+) -> None:
+    """One route; a failure does not keep the others from being made."""
+    fields = {**row["spec"], **({"alias": spec.alias} if spec.alias else {})}
+    try:
+        made.append({"route": row["route"], **chain(ConvertSpec.model_validate(fields))})
+    except WherryError as error:
+        run_logger().error("route %s: %s", row["route"], error)
+        failures.append(error)
+
+
+def _registered(spec: ExportSpec) -> dict[str, Any] | None:
+    if spec.register_source is None:
+        return None
+    verify(spec.source, level="digest")
+    return register(spec.source, spec.register_source, spec.alias)
+
+
+def _show(
+    spec: ExportSpec, rows: list[dict[str, Any]], made: list[dict[str, Any]], failures: list[WherryError]
+) -> None:
+    """One artifact that says what became of the checkpoint."""
+    table = [{"what": f"route {row['route']}".strip(), "value": row["reason"]} for row in rows]
+    for done in made:
+        for one in (done, *done["further"]):
+            table += summary(one)
+    table += [{"what": "failed", "value": str(error)} for error in failures]
+    create_table_artifact(table, key="wherry-export", description=f"export of {spec.source}")

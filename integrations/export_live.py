@@ -1,0 +1,204 @@
+"""Live training states as tensors with boxes: JAX pytrees and torch state dicts, sharded or not.
+
+Nothing is copied here: a box says where it lies in the tensor and how its bytes are had. Of what several devices or
+processes hold alike, one gives it: for JAX the shard whose `replica_id` is 0, for a DTensor the rank whose coordinate
+is 0 on every mesh axis that replicates. torch and jax are never imported, only used where the state already brought
+them along.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry import dtypes
+from wherry.errors import UnrepresentableError, UnsupportedError
+from wherry.output import as_bytes
+from wherry.snapshot import Box, LiveTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
+    from wherry.integrations.live.trees import Leaf
+    from wherry.keypath import KeyPath
+    from wherry.manifest import Value
+    from wherry.tensorspec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a live state holds.
+
+    Attributes:
+        tensors: with the boxes that this process gives.
+        values: non-tensor leaves.
+        empties: key path → kind of a node without children.
+        lists: paths of the nodes that are sequences.
+        framework: for the evidence.
+        distributed: `torch` or `jax` where other processes hold parts of it; empty where this one holds all.
+    """
+
+    tensors: tuple[LiveTensor, ...]
+    values: Mapping[KeyPath, Value]
+    empties: Mapping[KeyPath, str]
+    lists: frozenset[KeyPath]
+    framework: str
+    distributed: str
+
+
+def survey(state: object) -> Survey:
+    """Look at a live state without copying anything of it.
+
+    Args:
+        state: a pytree of jax or numpy arrays (Flax boxes, NNX state, Penzai models, optimizer states), a torch module
+            or a state dict; numbers, strings and None may be among the leaves.
+
+    Raises:
+        UnrepresentableError: an array has no bytes of its own (donated, sparse, on `meta`, partial sums); it is named.
+        UnsupportedError: a leaf is no array, number or text, or of an element type that numpy cannot hold.
+    """
+    from wherry.integrations.live.trees import survey as laid_out
+
+    tree = laid_out(state)
+    arrays = [leaf for leaf in tree.leaves if leaf.dtype is not None]
+    tensors = tuple(_tensor(leaf) for leaf in arrays)
+    kinds = {_kind(leaf.value) for leaf in arrays}
+    return Survey(
+        tensors,
+        {leaf.stored: leaf.value for leaf in tree.leaves if leaf.dtype is None},
+        tree.empties,
+        frozenset(tree.lists),
+        _framework(kinds),
+        next((_kind(leaf.value) for leaf, one in zip(arrays, tensors, strict=True) if one.shared), ""),
+    )
+
+
+def _tensor(leaf: Leaf) -> LiveTensor:
+    spec = leaf.spec()
+    if dtypes.opaque(spec.dtype):
+        raise UnsupportedError(
+            f"elements of type {spec.dtype} cannot be exported",
+            path=spec.name,
+            cure="cast it, or leave it out",
+        )
+    kind = _kind(leaf.value)
+    return LiveTensor(spec, _BOXES[kind](spec, leaf.value), _shared(leaf.value, kind))
+
+
+def _kind(value: object) -> str:
+    """Which library an array is of, without importing any."""
+    jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
+    if jax is not None and isinstance(value, jax.Array):
+        return "jax"
+    return "torch" if torch is not None and isinstance(value, torch.Tensor) else "numpy"
+
+
+def _shared(value: Any, kind: str) -> bool:
+    """Whether other processes hold a part of it."""
+    if kind == "jax":
+        return not value.is_fully_addressable
+    return kind == "torch" and hasattr(value, "device_mesh")
+
+
+def _framework(kinds: set[str]) -> str:
+    known = [f"{kind} {sys.modules[kind].__version__}" for kind in sorted(kinds)]
+    jax = sys.modules.get("jax") if "jax" in kinds else None
+    return ", ".join([*known, *([f"{jax.device_count()} devices"] if jax else [])]) or "plain values"
+
+
+def _whole(spec: TensorSpec, load: Callable[[], memoryview]) -> tuple[Box, ...]:
+    return (Box((0,) * len(spec.shape), spec.shape, load),)
+
+
+def _numpy_bytes(data: np.ndarray) -> memoryview:
+    import numpy as np
+
+    if data.dtype.byteorder == ">":
+        data = data.astype(data.dtype.newbyteorder("<"))
+    return as_bytes(np.ascontiguousarray(data))
+
+
+def _of_numpy(spec: TensorSpec, value: Any) -> tuple[Box, ...]:
+    import numpy as np
+
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _whole(spec, lambda: _numpy_bytes(np.asarray(value)))
+    kind = type(value)
+    raise UnrepresentableError(
+        f"a {kind.__module__}.{kind.__qualname__} stands for an array and has no elements",
+        path=spec.name,
+        cure="export the state itself, not its shapes",
+    )
+
+
+def _of_jax(spec: TensorSpec, value: Any) -> tuple[Box, ...]:
+    jax = sys.modules["jax"]
+    if value.is_deleted():
+        raise UnrepresentableError(
+            "its buffer was donated or deleted", path=spec.name, cure="export before the step that donates it"
+        )
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return tuple(_jax_box(spec, shard) for shard in value.addressable_shards if shard.replica_id == 0)
+
+
+def _jax_box(spec: TensorSpec, shard: Any) -> Box:
+    bounds = [part.indices(extent)[:2] for part, extent in zip(shard.index, spec.shape, strict=True)]
+    offsets, sizes = tuple(a for a, _ in bounds), tuple(b - a for a, b in bounds)
+    return Box(offsets, sizes, lambda: _jax_bytes(shard.data))
+
+
+def _jax_bytes(array: Any) -> memoryview:
+    """The bytes of one device's array; the copy that jax would keep with the array is given up again."""
+    import numpy as np
+
+    kept = getattr(array, "_npy_value", None)
+    data = _numpy_bytes(np.asarray(array))
+    if kept is None and getattr(array, "_npy_value", None) is not None:
+        array._npy_value = None  # noqa: SLF001  else the host would hold the whole state until the next step
+    return data
+
+
+def _of_torch(spec: TensorSpec, value: Any) -> tuple[Box, ...]:
+    if value.is_meta or value.layout is not sys.modules["torch"].strided:
+        raise UnrepresentableError(
+            f"a {value.layout} tensor on {value.device} has no bytes to export",
+            path=spec.name,
+            cure="leave it out, or make it dense",
+        )
+    if hasattr(value, "placements"):
+        return _dtensor_boxes(spec, value)
+    return _whole(spec, lambda: _torch_bytes(value))
+
+
+def _dtensor_boxes(spec: TensorSpec, leaf: Any) -> tuple[Box, ...]:
+    """The local shard of a DTensor, where this rank is the one that gives it."""
+    if any(one.is_partial() for one in leaf.placements):
+        raise UnrepresentableError(
+            "a DTensor of partial sums", path=spec.name, cure="redistribute it to Replicate or Shard first"
+        )
+    coordinates = leaf.device_mesh.get_coordinate()
+    if coordinates is None:
+        return ()
+    if any(at for at, one in zip(coordinates, leaf.placements, strict=True) if one.is_replicate()):
+        return ()
+    found: list[Box] = []
+    for chunk in leaf.__create_chunk_list__():
+        if 0 not in chunk.sizes:
+            local = leaf.to_local()
+            found.append(
+                Box(tuple(chunk.offsets), tuple(chunk.sizes), lambda local=local: _torch_bytes(local))
+            )
+    return tuple(found)
+
+
+def _torch_bytes(tensor: Any) -> memoryview:
+    torch = sys.modules["torch"]
+    flat = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()).cast("B")
+
+
+_BOXES = {"numpy": _of_numpy, "jax": _of_jax, "torch": _of_torch}

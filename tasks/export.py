@@ -1,0 +1,79 @@
+"""export, as a task: what the routes of `wherry.toml` make of one checkpoint that a training has just committed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prefect import task
+
+from wherry.routes import chosen_routes, explain, load_config
+from wherry.tasks.common import STEP, run_logger
+
+if TYPE_CHECKING:
+    from wherry.config_schema import Route, Settings
+    from wherry.routes import Explanation
+
+_NIGHTLY = "best"  # a choice among steps that are all there; one step alone cannot tell
+
+
+@task(name="export", **STEP)
+def routed(
+    source: str, routes: tuple[str, ...] = (), config: str | None = None, env: str | None = None
+) -> list[dict[str, Any]]:
+    """Resolve the routes for a checkpoint.
+
+    Args:
+        source: its URI.
+        routes: names of routes; all by default.
+        config: the file; found as `wherry config show` says by default.
+        env: its environment.
+
+    Returns:
+        For each route: `route`, `takes`, `reason`, and as `spec` the fields of the ConvertSpec, None where it takes
+        nothing.
+    """
+    read = load_config(config, env)
+    chosen = {route.name: route for route in chosen_routes(read, routes)}
+    found = [one for one in explain(source, read) if one.route in chosen]
+    rows = [_row(chosen[one.route], one, source, read.settings) for one in found]
+    for row in rows:
+        run_logger().info(
+            "route %s %s: %s", row["route"], "takes it" if row["spec"] else "leaves it", row["reason"]
+        )
+    return rows
+
+
+def _row(route: Route, found: Explanation, source: str, settings: Settings) -> dict[str, Any]:
+    takes, reason = found.takes, found.reason
+    if takes and route.selection.choice == _NIGHTLY:
+        takes, reason = False, f"select = {route.select}: the nightly run compares the steps of the run"
+    return {
+        "route": route.name,
+        "takes": takes,
+        "reason": reason,
+        "spec": _spec(route, found, source, settings) if takes else None,
+    }
+
+
+def _spec(route: Route, found: Explanation, source: str, settings: Settings) -> dict[str, Any]:
+    """A route's targets for one checkpoint, as the fields of a ConvertSpec."""
+    targets = [
+        {
+            "target": one.uri,
+            "to": one.rule.format,
+            "model_name": one.model,
+            **one.rule.model_dump(exclude={"format", "uri", "model"}),
+        }
+        for one in found.targets
+    ]
+    same = ("opaque", "ignore", "read_back", "verify", "meta", "alias", "tags", "sign")
+    return {
+        **targets[0],
+        "source": source,
+        "further": targets[1:],
+        "format": route.source_format,
+        "memory": route.memory or settings.memory,
+        "tracking_uri": settings.mlflow.tracking_uri,
+        "registry_uri": settings.mlflow.registry_uri,
+        **{name: getattr(route, name) for name in same},
+    }

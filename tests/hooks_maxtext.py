@@ -1,0 +1,23 @@
+"""MaxText: parameters for serving, beside its own checkpoints; one line in `train_loop`.
+
+Behind `checkpointing.maybe_save_checkpoint(checkpoint_manager, state, config, data_iterator, step)` write
+`export_for_serving(state, config, step)`. The two options say what MaxText does not store; see `wherry layouts llama`.
+"""
+
+import wherry
+
+
+def export_for_serving(state, config, step, every=1000):
+    """Export the parameters to Hugging Face in the background; nothing is raised into training."""
+    if step % every:
+        return None
+    return wherry.export(
+        {"params": state.params},
+        f"{config.base_output_directory}/{config.run_name}/huggingface/{step}",
+        to="huggingface",
+        system="maxtext",
+        family="llama",
+        step=step,
+        name=config.run_name,
+        options={"rope": "interleaved", "query_scale": "apart"},
+    )

@@ -1,0 +1,18 @@
+"""Orbax CheckpointManager: an event for each step, posted when Orbax has committed it."""
+
+import jax
+import orbax.checkpoint as ocp
+
+import wherry
+
+
+def wherry_manager(root, **options):
+    """A CheckpointManager that tells Prefect of every step; `options` are those of CheckpointManagerOptions."""
+
+    def committed():
+        if jax.process_index() == 0:
+            wherry.emit(f"{root}/{manager.latest_step()}")
+
+    told = ocp.AsyncOptions(post_finalization_callback=committed)
+    manager = ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(async_options=told, **options))
+    return manager

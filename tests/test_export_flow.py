@@ -1,0 +1,131 @@
+"""The post-training export: routes for one checkpoint, targets that are named, one failure among several."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import wherry
+from wherry.errors import NotFoundError, UnrepresentableError
+
+pytest.importorskip("prefect")
+
+from wherry.flows import export as flow
+from wherry.flows.convert import ConvertSpec
+from wherry.flows.export import ExportSpec
+from wherry.tasks.export import routed
+
+TOML = """
+[routes.main]
+root = "{root}/runs"
+select = "latest"
+model = "llama-{{run}}"
+alias = "candidate"
+verify = "digest"
+
+[[routes.main.targets]]
+format = "safetensors"
+uri = "{root}/out/{{run}}-{{step}}.safetensors"
+options = {{ join = "." }}
+
+[[routes.main.targets]]
+format = "orbax"
+uri = "{root}/out/{{run}}-{{step}}-orbax"
+only = "params"
+
+[routes.nightly]
+root = "{root}/runs"
+select = "best(loss)"
+
+[[routes.nightly.targets]]
+format = "orbax"
+uri = "{root}/best/{{run}}"
+
+[routes.elsewhere]
+root = "{root}/others"
+
+[[routes.elsewhere.targets]]
+format = "orbax"
+uri = "{root}/others-out/{{run}}"
+"""
+
+
+@pytest.fixture
+def source(tmp_path):
+    state = {"params": {"w": np.arange(6, dtype=np.float32)}, "step": np.int32(9)}
+    handle = wherry.export(state, tmp_path / "runs" / "r1" / "9", to="orbax", step=9)
+    return handle.result(60).target.uri
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "wherry.toml"
+    path.write_text(TOML.format(root=tmp_path))
+    return str(path)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """The flow's own logic without a server: tasks are called as functions, conversions are noted."""
+    noted = []
+
+    def chain(spec):
+        noted.append(spec)
+        if spec.target.endswith("never"):
+            raise UnrepresentableError("cannot be held")
+        return {"detection": {}, "receipt": {}, "further": []}
+
+    monkeypatch.setattr(flow, "chain", chain)
+    monkeypatch.setattr(flow, "routed", routed.fn)
+    monkeypatch.setattr(flow, "summary", lambda _done: [{"what": "target", "value": "x"}])
+    monkeypatch.setattr(flow, "create_table_artifact", lambda table, **_: noted.append(table))
+    return noted
+
+
+def test_what_the_routes_say(source, config, tmp_path):
+    rows = {row["route"]: row for row in routed.fn(source, (), config)}
+    assert rows["main"]["takes"]
+    spec = ConvertSpec(**rows["main"]["spec"])
+    assert (spec.source, spec.to, spec.options) == (source, "safetensors", {"join": "."})
+    assert spec.target == str(tmp_path / "out" / "r1-9.safetensors")
+    assert (spec.model_name, spec.alias, spec.verify) == ("llama-r1", "candidate", "digest")
+    assert [(one.to, one.only) for one in spec.further] == [("orbax", "params")]
+    assert not rows["nightly"]["takes"]
+    assert "nightly" in rows["nightly"]["reason"]
+    assert not rows["elsewhere"]["takes"]
+    assert [row["route"] for row in routed.fn(source, ("main",), config)] == ["main"]
+    with pytest.raises(NotFoundError, match="no route"):
+        routed.fn(source, ("absent",), config)
+
+
+def test_the_flow_carries_out_what_takes_it(source, config, plain):
+    done = flow.export.fn(ExportSpec(source=source, config=config, alias="mine"))
+    assert [row["route"] for row in done["routes"]] == ["main", "nightly", "elsewhere"]
+    assert len(done["conversions"]) == 1
+    assert plain[0].alias == "mine"
+    assert plain[-1][0] == {"what": "route main", "value": done["routes"][0]["reason"]}
+
+
+def test_nobody_takes_it_is_no_failure(source, config, plain):
+    done = flow.export.fn(ExportSpec(source=source, config=config, routes=("elsewhere",)))
+    assert done["conversions"] == []
+    assert "does not lie below" in done["routes"][0]["reason"]
+
+
+def test_named_targets_take_the_place_of_routes(source, plain, tmp_path):
+    targets = [{"target": str(tmp_path / "a"), "to": "orbax"}, {"target": str(tmp_path / "b"), "to": "npz"}]
+    flow.export.fn(ExportSpec(source=source, targets=targets))
+    assert [one.to for one in plain[0].targets] == ["orbax", "npz"]
+
+
+def test_a_failure_is_told_after_the_others_were_made(source, config, plain, tmp_path):
+    never = [{"target": str(tmp_path / "never"), "to": "orbax"}]
+    with pytest.raises(UnrepresentableError):
+        flow.export.fn(ExportSpec(source=source, targets=never))
+    assert plain[-1][-1]["what"] == "failed"
+
+
+def test_the_form_has_a_description_for_every_field():
+    schema = ExportSpec.model_json_schema()
+    assert all(field.get("description") for field in schema["properties"].values())
+    assert flow.export.name == "post-training-export"

@@ -1,0 +1,63 @@
+"""Store: steps of one run by number, the newest and the best, from nothing but what is committed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import wherry
+from wherry.errors import NotFoundError, UsageError
+
+
+def state_of(value):
+    return {"params": {"w": np.full((4, 3), value, np.float32), "b": np.full(3, -value, np.float32)}}
+
+
+@pytest.fixture(params=["orbax", "safetensors", "t5x-orbax", "huggingface"])
+def store(request, tmp_path):
+    options = {} if request.param in ("orbax", "t5x-orbax") else {"options": {"join": "."}}
+    return wherry.Store(tmp_path / "run", to=request.param, **options)
+
+
+def test_steps_newest_and_best(store, tmp_path):
+    assert (store.steps(), store.latest(), store.best("loss")) == ([], None, None)
+    for step, loss in ((10, 0.5), (20, 0.25), (30, float("nan")), (40, 0.25), (100, 0.75)):
+        store.save(state_of(step), step, metrics={"loss": loss})
+    store.save(state_of(110), 110)
+    assert store.wait(60)
+    assert store.steps() == [10, 20, 30, 40, 100, 110]
+    assert store.latest() == 110
+    assert (store.best("loss"), store.best("loss", "max"), store.best("other")) == (40, 100, None)
+    assert store.metrics(20) == {"loss": 0.25}
+    with wherry.open(store.at(40).uri) as checkpoint:
+        found = next(path for path in checkpoint.manifest.tensors if "w" in path[-1])
+        assert (checkpoint.read(found) == 40).all()
+    (tmp_path / "run" / "step_120").mkdir()
+    assert wherry.Store(tmp_path / "run", to=store.to).latest() == 110
+
+
+def test_what_is_not_there_is_said(store):
+    with pytest.raises(NotFoundError, match="no step 3"):
+        store.at(3)
+    with pytest.raises(UsageError, match="min or max"):
+        store.best("loss", "least")
+    with pytest.raises(NotFoundError, match="no step was saved"):
+        store.restore(into=state_of(0))
+
+
+def test_a_failed_save_does_not_count(store):
+    store.save({"w": object()}, 1)
+    assert store.wait(10)
+    assert store.steps() == []
+
+
+def test_restore_gives_back_what_was_saved(tmp_path):
+    jax = pytest.importorskip("jax")
+    store = wherry.Store(tmp_path / "run")
+    truth = jax.tree.map(jax.numpy.asarray, state_of(7))
+    store.save(truth, 7)
+    store.save(jax.tree.map(lambda one: one * 2, truth), 8)
+    store.wait(60)
+    found = store.restore(into=jax.tree.map(jax.numpy.zeros_like, truth), step=7)
+    assert found.step in (None, 7)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found.state, truth))

@@ -1,0 +1,193 @@
+"""Shares: how the processes of one training run put one snapshot together, over a folder that all of them see.
+
+Each process writes what it has into the folder, then `share-<rank>.json`, which says where every box lies; rank 0
+waits for all of them, converts, and leaves `outcome.json` for the others. Nothing here is a collective operation, so it
+can go on in the background while training uses its communicators. Only `Ticket` is handed round while training waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import IncompleteError, MismatchError, StorageError, WherryError, storage_error
+from wherry.keypath import parse, render
+from wherry.snapshot import Placed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from wherry.keypath import KeyPath
+    from wherry.tensorspec import TensorSpec
+
+SCHEMA = 1
+_PAUSE = 0.05
+_GOODBYE = 30.0  # seconds that rank 0 keeps the outcome for the others to read
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What rank 0 tells the others before the snapshot is taken.
+
+    Attributes:
+        mark: names this export and no other.
+        folder: where the shares lie; None where one process has everything.
+        stop: why nothing is done, where the plan was refused or the target is there already.
+    """
+
+    mark: str
+    folder: str | None = None
+    stop: str | None = None
+
+    def to_text(self) -> str:
+        """One line of JSON."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)})
+
+
+def ticket_from(text: str) -> Ticket:
+    """The inverse of `Ticket.to_text`."""
+    data = json.loads(text)
+    return Ticket(data["mark"], data["folder"], data["stop"])
+
+
+def put_share(
+    folder: Path,
+    rank: int,
+    specs: Mapping[KeyPath, TensorSpec],
+    placed: Mapping[KeyPath, tuple[Placed, ...]],
+) -> None:
+    """Say what a process has; its bytes must be readable by now.
+
+    Raises:
+        StorageError: the folder is not there, or cannot be written.
+    """
+    tensors = {
+        render(path): {
+            "shape": list(spec.shape),
+            "dtype": spec.dtype,
+            "boxes": [list(box) for box in placed.get(path, ())],
+        }
+        for path, spec in specs.items()
+    }
+    _put(folder / f"share-{rank}.json", {"tensors": tensors})
+
+
+def put_failure(folder: Path, rank: int, error: BaseException) -> None:
+    """Say that a process has nothing to give, and why; rank 0 need not wait for it, now or at the end.
+
+    Raises:
+        StorageError: the folder is not there, or cannot be written.
+    """
+    _put(folder / f"seen-{rank}", {})
+    _put(folder / f"share-{rank}.json", {"failed": str(error)})
+
+
+def gather_shares(
+    folder: Path,
+    mine: Mapping[KeyPath, tuple[Placed, ...]],
+    specs: Mapping[KeyPath, TensorSpec],
+    ranks: Iterable[int],
+    *,
+    patience: float,
+) -> dict[KeyPath, tuple[Placed, ...]]:
+    """Wait for the shares of the other processes.
+
+    Args:
+        folder: where they appear.
+        mine: what this process has.
+        specs: the tensors, as this process sees them.
+        ranks: the other processes.
+        patience: seconds to wait for each.
+
+    Raises:
+        IncompleteError: a process failed, or did not answer in time.
+        MismatchError: it has other tensors.
+    """
+    merged = {path: list(boxes) for path, boxes in mine.items()}
+    for rank in ranks:
+        share = _await(folder / f"share-{rank}.json", patience)
+        if share is None or "failed" in share:
+            why = "did not give its share in time" if share is None else f"failed: {share['failed']}"
+            raise IncompleteError(
+                f"process {rank} {why}",
+                uri=str(folder),
+                cure="see its log; is the folder shared by all hosts?",
+            )
+        _require_same(specs, share["tensors"], rank)
+        for name, row in share["tensors"].items():
+            merged.setdefault(parse(name), []).extend(_placed(box) for box in row["boxes"])
+    return {path: tuple(boxes) for path, boxes in merged.items()}
+
+
+def put_outcome(folder: Path, ranks: Iterable[int], receipt: Mapping[str, Any] | None, error: str) -> None:
+    """Tell the other processes what came of it, give them time to read it, and remove the folder."""
+    _put(folder / "outcome.json", {"receipt": receipt, "error": error})
+    for path in folder.glob("part-*"):
+        path.unlink(missing_ok=True)
+    deadline = time.monotonic() + _GOODBYE
+    for rank in ranks:
+        _until(lambda rank=rank: (folder / f"seen-{rank}").exists(), deadline - time.monotonic())
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def await_outcome(folder: Path, rank: int) -> dict[str, Any]:
+    """Wait for what rank 0 says.
+
+    Raises:
+        StorageError: the folder went away before; rank 0 was killed and somebody cleaned up.
+        WherryError: rank 0 failed.
+    """
+    while (found := _await(folder / "outcome.json", 1.0)) is None:
+        if not folder.exists():
+            raise StorageError("process 0 left without saying what came of the export", uri=str(folder))
+    (folder / f"seen-{rank}").touch()
+    if found["error"]:
+        raise WherryError(f"process 0 failed: {found['error']}", cure="see its log")
+    return found["receipt"]
+
+
+def _placed(row: list[Any]) -> Placed:
+    offsets, sizes, file, start = row
+    return Placed(tuple(offsets), tuple(sizes), file, start)
+
+
+def _require_same(specs: Mapping[KeyPath, TensorSpec], found: Mapping[str, Any], rank: int) -> None:
+    ours = {render(path): (list(spec.shape), spec.dtype) for path, spec in specs.items()}
+    theirs = {name: (row["shape"], row["dtype"]) for name, row in found.items()}
+    odd = min((name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)), default=None)
+    if odd is not None:
+        raise MismatchError(
+            f"process {rank} has other tensors than process 0",
+            path=odd,
+            cure="export the same tree in all processes; stages of a pipeline are exported one by one",
+        )
+
+
+def _put(path: Path, data: Mapping[str, Any]) -> None:
+    draft = path.with_suffix(".draft")
+    try:
+        draft.write_text(json.dumps({"schema": SCHEMA, **data}))
+        draft.replace(path)
+    except OSError as error:
+        raise storage_error(error, str(path)) from error
+
+
+def _await(path: Path, patience: float) -> dict[str, Any] | None:
+    """A file that another process puts in place, once it is there; None where it does not come."""
+    if not _until(lambda: os.path.exists(path), patience):  # noqa: PTH110  a third of the time of Path.exists
+        return None
+    return json.loads(path.read_text())
+
+
+def _until(true: Callable[[], bool], patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE)
+    return True
