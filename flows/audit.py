@@ -1,0 +1,132 @@
+"""The audit flow: are all checkpoints that the ledger knows there, whole, and what was recorded?
+
+Load it as `flows/audit.py:audit` or `wherry.flows.audit.audit`; without any parameter it reads the metadata of
+everything. The report is a Markdown artifact, the evidence a file. Errors end the flow as Failed after all of that is
+written and told, so that alerts on failed runs see them.
+"""
+
+from typing import Any, Literal
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from pydantic import BaseModel, ConfigDict, Field
+
+from wherry.audit_text import counted
+from wherry.errors import MismatchError, WherryError
+from wherry.metrics import after_run
+from wherry.notify import Notice
+from wherry.tasks.audit import audit as audit_task
+from wherry.tasks.notify import notify
+
+
+class AuditSpec(BaseModel):
+    """What to audit; the one parameter of the flow, and its form in the Prefect UI."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    scope: Literal["registered", "all", "roots"] = Field(
+        default="all", description="What model versions point at, all that the ledger knows, or `roots`."
+    )
+    roots: tuple[str, ...] = Field(
+        default=(),
+        description="With scope `roots`: folders or URIs; lists unconverted checkpoints and unknown files, too.",
+    )
+    level: Literal["present", "digest"] = Field(
+        default="present", description="Read metadata, or every byte."
+    )
+    sample: str | None = Field(
+        default=None,
+        description="At level `digest`: how many are read, a number or a share such as 10%; the oldest proof first.",
+    )
+    native_sample: int = Field(
+        default=0, ge=0, description="How many the target's own library restores on this worker."
+    )
+    as_of: str | None = Field(default=None, description="Date or time; the ledger counts as it was then.")
+    bundle: str | None = Field(
+        default=None, description="File or folder on the worker for the evidence; none by default."
+    )
+    anchor: str | None = Field(
+        default=None, description="Hash of a statement kept elsewhere that the ledger must contain."
+    )
+    memory: str = Field(default="128MiB", description="Budget for reading bytes.")
+    tracking_uri: str | None = Field(
+        default=None, description="MLflow tracking store; an embedded one by default."
+    )
+    registry_uri: str | None = Field(
+        default=None, description="MLflow registry; the tracking store by default."
+    )
+    fail_on: Literal["error", "warning", "never"] = Field(
+        default="error", description="Which findings end the flow as Failed."
+    )
+
+
+@flow(name="audit", flow_run_name="audit {spec.scope} {spec.level}", result_serializer="json")
+def audit(spec: AuditSpec = AuditSpec()) -> dict[str, Any]:  # noqa: B008  frozen
+    """Audit, publish the report, and tell what is wrong.
+
+    Returns:
+        The JSON form of the report.
+
+    Raises:
+        MismatchError: there are findings on which the flow is to fail.
+    """
+    try:
+        done = audit_task(list(spec.roots) if spec.scope == "roots" else spec.scope, **_chosen(spec))
+    except WherryError as error:
+        notify(Notice("wherry audit could not be done", first_error=error.what, cure=error.cure))
+        raise
+    report = done["report"]
+    create_markdown_artifact(done["markdown"], key="wherry-audit-report", description="What the audit found")
+    first = _first(report, spec.fail_on)
+    notify(notice_of(report, first))
+    after_run("audit", ok=first is None, counts=report["counts"])
+    if first is not None:
+        raise MismatchError(
+            f"the audit found {_counted(report)}; first: {first['what']}",
+            uri=first["uri"],
+            path=first["path"],
+            cure=first["cure"],
+            stage="audit",
+        )
+    return report
+
+
+def notice_of(report: dict[str, Any], first: dict[str, Any] | None) -> Notice:
+    """The report as a message.
+
+    Args:
+        report: its JSON form.
+        first: the gravest finding on which the flow fails.
+    """
+    counts = {name: report["counts"][name] for name in ("checkpoints", "ok", "errors", "warnings", "notes")}
+    error = None
+    if first is not None:
+        error = ": ".join(str(part) for part in (first["uri"], first["path"], first["what"]) if part)
+    title = f"wherry audit: {'nothing is wrong' if first is None else _counted(report)}"
+    return Notice(title, counts, first_error=error, cure=first["cure"] if first else None)
+
+
+def _first(report: dict[str, Any], fail_on: str) -> dict[str, Any] | None:
+    """The gravest finding that counts as a failure; they come gravest first."""
+    grave = {"error": ("error",), "warning": ("error", "warning"), "never": ()}[fail_on]
+    return next((row for row in report["findings"] if row["severity"] in grave), None)
+
+
+def _counted(report: dict[str, Any]) -> str:
+    counts = report["counts"]
+    return f"{counted(counts['errors'], 'error')} and {counted(counts['warnings'], 'warning')}"
+
+
+def _chosen(spec: AuditSpec) -> dict[str, Any]:
+    names = (
+        "level",
+        "sample",
+        "native_sample",
+        "as_of",
+        "bundle",
+        "anchor",
+        "memory",
+        "tracking_uri",
+        "registry_uri",
+    )
+    return {name: getattr(spec, name) for name in names}

@@ -1,0 +1,39 @@
+"""audit, as a task: compare what the ledger and the registry say with what lies in the stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import task
+
+from wherry.audit import audit as look
+from wherry.audit_text import markdown
+from wherry.tasks.common import STEP, progress_artifact, run_logger
+
+
+@task(name="audit", **STEP)
+def audit(scope: str | list[str], **chosen: Any) -> dict[str, Any]:
+    """Audit; findings are results, not failures.
+
+    Args:
+        scope: `registered`, `all`, or roots.
+        chosen: further arguments of `wherry.audit`.
+
+    Returns:
+        `report`: its JSON form; `markdown`: the same for people.
+    """
+    shown = scope if isinstance(scope, str) else ", ".join(scope)
+    reading = progress_artifact("audit", shown) if chosen.get("level") == "digest" else None
+    report = look(scope, progress=reading, **chosen)  # pyright: ignore[reportArgumentType]  the flow's model has checked it
+    counts = report.counts
+    run_logger().info(
+        "audit of %d checkpoints: %d errors, %d warnings, %d notes in %.1f s; anchor: statement %d, %s",
+        counts["checkpoints"],
+        counts["errors"],
+        counts["warnings"],
+        counts["notes"],
+        report.seconds,
+        report.chain.statements,
+        report.chain.head,
+    )
+    return {"report": report.to_json(), "markdown": markdown(report)}

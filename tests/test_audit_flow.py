@@ -1,0 +1,124 @@
+"""The audit flow against a real (temporary) Prefect server: report, evidence, message, and how it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import audit_support as support
+from wherry.audit_bundle import check_bundle
+from wherry.errors import MismatchError
+
+pytest.importorskip("prefect")
+
+from prefect.blocks.abstract import NotificationBlock
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.flows import load_flow_from_entrypoint
+from prefect.testing.utilities import prefect_test_harness
+
+from wherry import notify
+from wherry.flows.audit import AuditSpec, audit, notice_of
+from wherry.tasks.notify import tell
+
+ROOT = Path(__file__).parent.parent
+pytestmark = [pytest.mark.server]
+TOLD: list[tuple[str, str | None]] = []
+
+
+class Megaphone(NotificationBlock):
+    """A block that keeps what it is told."""
+
+    async def notify(self, body: str, subject: str | None = None) -> None:
+        TOLD.append((body, subject))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        patch.setenv("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
+        with prefect_test_harness(server_startup_timeout=180):
+            Megaphone().save("team")
+            yield
+
+
+def artifacts(flow_run_id):
+    with get_client(sync_client=True) as client:
+        chosen = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+        return {row.key: row for row in client.read_artifacts(artifact_filter=chosen)}
+
+
+def test_a_sound_store_and_then_a_flipped_bit(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("WHERRY_NOTIFY_BLOCK", "megaphone/team")
+    TOLD.clear()
+    receipt = support.converted(tmp_path)
+    evidence = tmp_path / "evidence"
+    evidence.mkdir()
+    state = audit(AuditSpec(level="digest", bundle=str(evidence)), return_state=True)
+    assert state.is_completed(), state.message
+    assert state.result()["counts"]["read"] == 2
+    assert TOLD == [], "nothing is wrong, and notify.on is failure"
+    [bundle] = evidence.iterdir()
+    assert check_bundle(bundle).ok
+
+    support.flip(Path(receipt.target.uri))
+    state = audit(AuditSpec(scope="roots", roots=(str(tmp_path),), level="digest"), return_state=True)
+    assert state.is_failed()
+    error = state.result(raise_on_failure=False)
+    assert isinstance(error, MismatchError)
+    assert (error.path, error.uri) == ("step", receipt.target.uri)
+    report = artifacts(state.state_details.flow_run_id)["wherry-audit-report"].data
+    assert "| altered |" in report
+    [(body, subject)] = TOLD
+    assert subject == "wherry audit: 1 error and 0 warnings"
+    assert "first error: " in body
+    assert "cure: move it away and convert again" in body
+    assert str(state.state_details.flow_run_id) in body, "the link to the run"
+
+
+def test_an_audit_that_cannot_be_done_is_told(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("WHERRY_NOTIFY_BLOCK", "megaphone/team")
+    TOLD.clear()
+    state = audit(AuditSpec(scope="roots", roots=(str(tmp_path / "none"),)), return_state=True)
+    assert state.is_failed()
+    assert "could not be done" in TOLD[0][0]
+
+
+def test_other_blocks_are_refused(server):
+    from prefect.blocks.system import Secret
+
+    Secret(value="x").save("plain")
+    told = notify.send(notify.Channels(block="secret/plain"), notify.Notice("t", first_error="e"))
+    assert "is no notification block" in told
+    with pytest.raises(ValueError, match="nobody"):
+        tell("megaphone/nobody", "t", "x")
+
+
+def test_the_form_is_described_and_needs_nothing():
+    schema = audit.parameters.model_dump()
+    fields = schema["definitions"]["AuditSpec"]["properties"]
+    assert [name for name, field in fields.items() if not field.get("description")] == []
+    assert fields["level"]["enum"] == ["present", "digest"]
+    assert schema["required"] == []
+    with pytest.raises(ValueError, match="depth"):
+        AuditSpec(depth=3)
+
+
+def test_warnings_fail_it_where_asked():
+    from wherry.flows.audit import _first
+
+    report = {"findings": [{"severity": "warning", "what": "w", "uri": None, "path": None, "cure": "c"}]}
+    assert _first(report, "error") is None
+    assert _first(report, "never") is None
+    first = _first(report, "warning")
+    counts = dict.fromkeys(("checkpoints", "ok", "errors", "warnings", "notes"), 1)
+    assert notice_of({**report, "counts": counts}, first).cure == "c"
+    assert json.dumps(notice_of({**report, "counts": counts}, None).first_error) == "null"
+
+
+@pytest.mark.parametrize("entrypoint", [f"{ROOT / 'flows' / 'audit.py'}:audit", "wherry.flows.audit.audit"])
+def test_entrypoints_load(entrypoint):
+    assert load_flow_from_entrypoint(entrypoint).name == "audit"

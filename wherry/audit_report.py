@@ -1,0 +1,234 @@
+"""The report of an audit: what was looked at, what was found, and what to do about it.
+
+A **finding** is one statement about one thing (a checkpoint, a registration, a file, the ledger's chain). What kinds
+there are, how grave each is and what it ends the command with is one table. An error means that bytes, records or the
+ledger are not what was recorded; a warning that something deserves a look; a note that the auditor asked to be told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+SCHEMA = 1
+SEVERITIES = ("error", "warning", "note")
+
+
+class Kind(NamedTuple):
+    """A kind of finding: how grave it is, the exit code that it asks for, and what it means."""
+
+    severity: str
+    exit_code: int
+    meaning: str
+
+
+KINDS: dict[str, Kind] = {
+    "malicious": Kind("error", 6, "data that tries to reach outside or to run code"),
+    "altered": Kind("error", 9, "bytes that are not the recorded ones"),
+    "replaced": Kind("error", 9, "another checkpoint lies where this one was recorded"),
+    "structure": Kind("error", 9, "keys, shapes or dtypes are not the recorded ones"),
+    "sidecar-altered": Kind("error", 9, "the sidecar contradicts the digest that it states"),
+    "sidecar-damaged": Kind("error", 5, "the sidecar cannot be read"),
+    "gone": Kind("error", 5, "nothing lies where the ledger says"),
+    "incomplete": Kind("error", 5, "parts of it are missing"),
+    "corrupt": Kind("error", 5, "it contradicts itself"),
+    "unreadable": Kind("error", 5, "it is there and cannot be opened"),
+    "unreachable": Kind("error", 10, "its storage did not answer, or a package for it is missing"),
+    "known-damage": Kind("error", 9, "an earlier verification failed, and none has passed since"),
+    "not-native": Kind("error", 9, "the target's own library does not restore what was recorded"),
+    "chain-altered": Kind("error", 9, "the ledger is not what it was when it was written"),
+    "anchor-lost": Kind("error", 9, "the ledger does not contain the anchor that was kept elsewhere"),
+    "registration-without-bytes": Kind("error", 5, "a model version whose checkpoint is nowhere"),
+    "registration-altered": Kind("error", 9, "a model version whose tags are not what was recorded"),
+    "registration-gone": Kind("warning", 0, "the ledger has a registration that the registry has not"),
+    "registration-unknown": Kind("warning", 0, "a model version that the ledger does not know"),
+    "registration-pending": Kind("warning", 0, "a registration that was begun and never finished"),
+    "sidecar-gone": Kind("warning", 0, "the record beside the checkpoint is missing"),
+    "touched": Kind(
+        "warning", 0, "its files changed since they were recorded; only their bytes can tell more"
+    ),
+    "source-gone": Kind("warning", 0, "a converted source is not there any more"),
+    "source-changed": Kind("warning", 0, "a source changed after it was converted"),
+    "registry-not-asked": Kind("warning", 0, "the model registry was not compared"),
+    "native-not-run": Kind("warning", 0, "loadability could not be tried here"),
+    "not-recorded": Kind("warning", 0, "the outcome could not be written to the ledger"),
+    "bytes-without-registration": Kind("note", 0, "a converted checkpoint that no model version points at"),
+    "deleted": Kind("note", 0, "removed on purpose; the ledger has its tombstone"),
+    "unconverted": Kind("note", 0, "a checkpoint that was never converted"),
+    "unknown-file": Kind("note", 0, "a file that belongs to no checkpoint"),
+    "passed-over": Kind("note", 0, "something that is not counted as a checkpoint"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Affected:
+    """A checkpoint that was made from a damaged one, near or far.
+
+    Attributes:
+        checkpoint_digest: which.
+        format: its format.
+        uris: where it lies.
+        models: the model versions that point at it, as `name version N`.
+    """
+
+    checkpoint_digest: str
+    format: str
+    uris: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that the audit found.
+
+    Attributes:
+        kind: one of `KINDS`.
+        what: one sentence.
+        uri: the checkpoint, file or registry that is concerned.
+        checkpoint_digest: the checkpoint as the ledger knows it.
+        path: printed key path of the tensor, or the name of the file within the checkpoint.
+        leaf: number of the damaged leaf (4 MiB of the tensor's canonical bytes), where it is known.
+        models: model versions that point at it.
+        cure: one line that says what to do.
+        affected: what was made from it, by the ledger.
+    """
+
+    kind: str
+    what: str
+    uri: str | None = None
+    checkpoint_digest: str | None = None
+    path: str | None = None
+    leaf: int | None = None
+    models: tuple[str, ...] = ()
+    cure: str | None = None
+    affected: tuple[Affected, ...] = ()
+
+    @property
+    def severity(self) -> str:
+        """`error`, `warning` or `note`."""
+        return KINDS[self.kind].severity
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """One checkpoint at one place.
+
+    Attributes:
+        uri: where the ledger saw it.
+        checkpoint_digest: what the ledger says that it is.
+        format: its format.
+        role: `written` by wherry, `read` as a source, or only `seen`.
+        verdict: `ok`, or the kind of the gravest finding about it.
+        level: how far it was looked at: `present`, `digest` or `native`.
+        tensors: how many were recorded.
+        nbytes: bytes of all tensors in canonical form, as recorded.
+        seconds: wall time spent on it.
+        models: model versions that point at it.
+        verified: when its bytes were last proved equal to the record before this audit; UTC.
+        manifest: whether the evidence holds its manifest.
+    """
+
+    uri: str
+    checkpoint_digest: str
+    format: str
+    role: str
+    verdict: str = "ok"
+    level: str = "present"
+    tensors: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    models: tuple[str, ...] = ()
+    verified: str | None = None
+    manifest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChainProof:
+    """The state of the ledger that the audit rests on.
+
+    Attributes:
+        ledger: where it is, without secrets.
+        statements: how many there were (as of the date, where one was given).
+        head: hash of the last of them: the anchor of this audit.
+        time: when that one was written; UTC.
+        altered: what is not as it was written, or None.
+    """
+
+    ledger: str
+    statements: int
+    head: str
+    time: str
+    altered: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What an audit found.
+
+    Attributes:
+        scope: `registered`, `all`, or the roots.
+        level: `present` or `digest`.
+        as_of: the moment up to which statements count; UTC; None for now.
+        sample: how the checkpoints for the deep look were chosen, in words; empty where there was none.
+        started: UTC.
+        finished: UTC.
+        seconds: wall time.
+        wherry: version of the tool.
+        chain: the ledger.
+        checkpoints: one row for each checkpoint and place.
+        findings: gravest first.
+        registry: which registry was compared, without secrets; None where none was.
+        versions: how many of its model versions are checkpoints of ours.
+        history: promotions, rollbacks and deletions that the ledger states up to then.
+    """
+
+    scope: tuple[str, ...]
+    level: str
+    as_of: str | None
+    sample: str
+    started: str
+    finished: str
+    seconds: float
+    wherry: str
+    chain: ChainProof
+    checkpoints: tuple[Audited, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    registry: str | None = None
+    versions: int = 0
+    history: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong; warnings and notes do not count."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """What the command line ends with: that of the gravest finding."""
+        return next((KINDS[one.kind].exit_code for one in self.findings if one.severity == "error"), 0)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many checkpoints, how many of each level, and how many findings of each severity and kind."""
+        levels = Counter(row.level for row in self.checkpoints)
+        severities = Counter(finding.severity for finding in self.findings)
+        return {
+            "checkpoints": len(self.checkpoints),
+            "ok": sum(row.verdict == "ok" for row in self.checkpoints),
+            "read": levels["digest"] + levels["native"],
+            "loaded": levels["native"],
+            **{f"{name}s": severities[name] for name in SEVERITIES},
+            **dict(sorted(Counter(finding.kind for finding in self.findings).items())),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as `audit --json` prints it and as the evidence holds it."""
+        data = asdict(self)
+        data["findings"] = [{"severity": row.severity, **asdict(row)} for row in self.findings]
+        return {"schema": SCHEMA, "ok": self.ok, "counts": self.counts, **data}
+
+
+def gravity(kind: str) -> int:
+    """Place of a kind in the table: the lower, the graver."""
+    return list(KINDS).index(kind)
