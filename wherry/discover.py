@@ -21,7 +21,7 @@ from wherry.detect import examine, look
 from wherry.errors import AmbiguousError, NotFoundError, WherryError
 from wherry.format import Glimpse
 from wherry.registry import formats
-from wherry.sidecar import FOLDER_NAME
+from wherry.sidecar import OWN_NAMES
 from wherry.staging import is_staging
 from wherry.steps import step_number, steps_among, unfinished
 from wherry.store import locate
@@ -185,7 +185,7 @@ class _Walk:
 
     def _proved(self, times: Mapping[str, int], last: int, row: Format) -> bool:
         markers = [name for name in row.commit_members if not name.endswith(_HOLD_TENSORS)]
-        return any(times.get(name) == last for name in (*markers, FOLDER_NAME))
+        return any(times.get(name) == last for name in (*markers, *OWN_NAMES))
 
     def _skip(self, location: Location, reason: str) -> None:
         self.on_skip(Skipped(location.uri, reason))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.digest import sha256_of
+from wherry.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,5 +29,6 @@ def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = T
     rows = [
         ["." if entry.name == location.name else entry.name, entry.size, entry.mark if marks else ""]
         for entry in members
+        if entry.name not in OWN_NAMES
     ]
     return sha256_of("fingerprint", sorted(rows))

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from wherry.location import Location
 
 FOLDER_NAME = "wherry.json"
+SIGNATURE_NAME = "wherry.sig"
+OWN_NAMES = frozenset(
+    {FOLDER_NAME, SIGNATURE_NAME}
+)  # what wherry puts into a folder is no part of a checkpoint
 SCHEMA = 1
 _SHA256_BYTES = 32
 
@@ -61,6 +65,19 @@ def sidecar_location(location: Location) -> Location:
 def sidecar_name(file: str) -> str:
     """The name of the sidecar beside a file."""
     return f"{'.' if step_number(file) is not None else ''}{file}.{FOLDER_NAME}"
+
+
+def signature_location(location: Location) -> Location:
+    """Where the signature of a checkpoint lies: beside its sidecar."""
+    entry = location.entry
+    if entry is not None and entry.is_dir:
+        return location.join(SIGNATURE_NAME)
+    return location.parent.join(signature_name(location.name))
+
+
+def signature_name(file: str) -> str:
+    """The name of the signature beside a file."""
+    return f"{'.' if step_number(file) is not None else ''}{file}.{SIGNATURE_NAME}"
 
 
 def read_sidecar(location: Location) -> Sidecar | None:

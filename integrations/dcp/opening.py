@@ -20,7 +20,7 @@ from wherry.integrations.dcp.chunks import grid_of, with_elements
 from wherry.integrations.dcp.items import Items
 from wherry.integrations.dcp.metadata import Index, read_index
 from wherry.integrations.huggingface.weights import is_weights
-from wherry.sidecar import FOLDER_NAME
+from wherry.sidecar import OWN_NAMES
 from wherry.tensorspec import TensorSpec
 from wherry.uncollected import uncollected
 
@@ -157,7 +157,7 @@ def _companions(names: Mapping[str, Entry], own: set[str]) -> tuple[Entry, ...]:
     return tuple(
         entry
         for name, entry in names.items()
-        if not (entry.is_dir or name in own or name == FOLDER_NAME or name.startswith("."))
+        if not (entry.is_dir or name in own or name in OWN_NAMES or name.startswith("."))
         and not (name.endswith(SUFFIX) or _OF_RANK.fullmatch(name) or is_weights(name))
         and entry.size >= 0
     )

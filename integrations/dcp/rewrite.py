@@ -24,7 +24,7 @@ from wherry.integrations.dcp.opening import METADATA, SUFFIX, metadata_names
 from wherry.integrations.dcp.writing import FORMAT, WIDEST, properties, size
 from wherry.registry import find_format
 from wherry.rewriting import Change, Rewrite
-from wherry.sidecar import FOLDER_NAME
+from wherry.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ def _for_torch(location: Location, detection: Detection, value: str | None) -> C
         raise
     stored = {info["relative_path"] for state in states for info in _infos(state)}
     stale = tuple(name for name in files if name.endswith(SUFFIX) and name not in stored)
-    gone = {*marks, *stale, FOLDER_NAME, METADATA}
+    gone = {*marks, *stale, *OWN_NAMES, METADATA}
     return Change(
         opened=opened,
         carried={name: name for name in files if name not in gone},

@@ -22,7 +22,7 @@ from wherry.integrations.huggingface.weights import (
     is_weights,
 )
 from wherry.location import Entry
-from wherry.sidecar import FOLDER_NAME
+from wherry.sidecar import OWN_NAMES
 from wherry.steps import step_number
 
 if TYPE_CHECKING:
@@ -170,8 +170,8 @@ def surroundings(location: Location, own: Collection[str]) -> Surroundings:
 def _collect(folder: Location, prefix: str, own: Collection[str], found: Surroundings) -> None:
     for entry in folder.entries():
         name = f"{prefix}{entry.name}"
-        if entry.name.startswith(".") or name in own or name == FOLDER_NAME:
-            continue  # hidden files belong to tools (.git, .cache), the sidecar to wherry
+        if entry.name.startswith(".") or name in own or name in OWN_NAMES:
+            continue  # hidden files belong to tools (.git, .cache), sidecar and signature to wherry
         if entry.is_dir:
             _enter(folder.join(entry.name), name, own, found)
         elif is_weights(entry.name):

@@ -37,6 +37,7 @@ MANIFEST = "manifest.ocdbt"
 PROCESS_PREFIX = "ocdbt.process_"
 ASSETS = "assets"
 SIDECAR = "wherry.json"
+SIGNATURE = "wherry.sig"
 
 # Names in an item folder that no array folder has.
 RESERVED = frozenset(
@@ -52,6 +53,7 @@ RESERVED = frozenset(
         MANIFEST,
         ASSETS,
         SIDECAR,
+        SIGNATURE,
     }
     | {"d", "ocdbt_data", "ocdbt_meta", "ocdbt_tmp_meta", "_strings.json", "descriptor"}
 )

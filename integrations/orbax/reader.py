@@ -19,7 +19,7 @@ from wherry.format import Absent, Extent
 from wherry.integrations.containers import kvstore, zarr_stream
 from wherry.integrations.containers.zarr import MAX_EXPANSION, ZarrArray
 from wherry.integrations.orbax import raw_chunks
-from wherry.integrations.orbax.layout import ASSETS, SIDECAR
+from wherry.integrations.orbax.layout import ASSETS, SIDECAR, SIGNATURE
 from wherry.keypath import render
 from wherry.tensorspec import Region, TensorSpec, region_shape
 
@@ -214,8 +214,8 @@ class OrbaxReader:
         return self.location.join(ASSETS).member(name)
 
     def members(self) -> Iterator[Entry]:
-        """See Reader; the sidecar is not part of the checkpoint."""
-        return (entry for entry in self.location.walk() if entry.name != SIDECAR)
+        """See Reader; sidecar and signature are not part of the checkpoint."""
+        return (entry for entry in self.location.walk() if entry.name not in (SIDECAR, SIGNATURE))
 
     def close(self) -> None:
         """See Reader."""

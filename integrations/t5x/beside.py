@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.integrations.orbax import layout as orbax
-from wherry.integrations.t5x.layout import ARRAY_FOLDER_PREFIXES, MSGPACK, PINNED, SIDECAR
+from wherry.integrations.t5x.layout import ARRAY_FOLDER_PREFIXES, MSGPACK, PINNED, SIDECAR, SIGNATURE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ARRAY_METADATA = (".zarray", "zarr.json", ".zgroup")
 _OWN = frozenset(
-    {MSGPACK, PINNED, SIDECAR, orbax.COMMITTED, orbax.CHECKPOINT, orbax.V1_MARKER, orbax.MANIFEST}
+    {MSGPACK, PINNED, SIDECAR, SIGNATURE, orbax.COMMITTED, orbax.CHECKPOINT, orbax.V1_MARKER, orbax.MANIFEST}
 )
 _OWN_FOLDERS = frozenset({"d", "descriptor"})
 

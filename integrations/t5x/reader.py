@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError
 from wherry.integrations.orbax.hosts import shortfall
-from wherry.integrations.t5x.layout import SIDECAR
+from wherry.integrations.t5x.layout import SIDECAR, SIGNATURE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,14 +95,14 @@ class T5xReader:
         return self.home.member(name)
 
     def members(self) -> Iterator[Entry]:
-        """See Reader; the sidecar is not part of the checkpoint."""
+        """See Reader; sidecar and signature are not part of the checkpoint."""
         entry = self.home.entry
         if entry is not None and not entry.is_dir:
             yield entry
             for array in self.arrays.arrays.values():
                 yield from self.home.parent.join(array.name).walk(f"{array.name}/")
             return
-        yield from (found for found in self.home.walk() if found.name != SIDECAR)
+        yield from (found for found in self.home.walk() if found.name not in (SIDECAR, SIGNATURE))
 
     def close(self) -> None:
         """See Reader."""

@@ -1,0 +1,149 @@
+"""Checkpoints as OpenLineage datasets: how they are named, and the facets that describe them."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UsageError
+from wherry.keypath import render
+from wherry.spelling import NAMES, RENAMED
+from wherry.store import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.receipt import CheckpointRef
+    from wherry.sidecar import Sidecar
+
+SPEC = "2-0-2"
+PRODUCER = f"urn:wherry:{version('wherry')}"
+MOST_FIELDS = 5000  # tensors that a schema lists; servers refuse events of many megabytes
+_CORE = ("RunFacet", "JobFacet", "DatasetFacet")
+
+
+def facet(name: str, release: str, **fields: Any) -> dict[str, Any]:
+    """A facet with what each must have: who made it, and the schema that it keeps to.
+
+    Args:
+        name: in the specification; the bare kinds are for facets of our own.
+        release: of its schema.
+        fields: its contents; those without a value are left out.
+    """
+    file = "OpenLineage.json" if name in _CORE else f"facets/{release}/{name}.json"
+    where = f"{SPEC}/{file}" if name in _CORE else file
+    url = f"https://openlineage.io/spec/{where}#/$defs/{name}"
+    return {"_producer": PRODUCER, "_schemaURL": url, **{k: v for k, v in fields.items() if v is not None}}
+
+
+def named(uri: str) -> dict[str, Any]:
+    """Namespace and name of a place, as the specification names stores: `gs://bucket` or `file`, and the path.
+
+    A place that no store of this machine can spell (a store whose package is missing) is named by its URI.
+    """
+    try:
+        location = locate(uri)
+    except (UsageError, ImportError):
+        scheme, _, rest = uri.partition("://")
+        return {"namespace": scheme or "file", "name": rest or uri}
+    if location.store.capabilities.local:
+        return {"namespace": "file", "name": location.path}
+    bucket, _, path = location.path.lstrip("/").partition("/")
+    return {"namespace": f"{location.store.protocol}://{bucket}", "name": path or "/"}
+
+
+def described(
+    reference: CheckpointRef, tensors: dict[str, Any], *, size: int | None = None
+) -> dict[str, Any]:
+    """A checkpoint as a dataset.
+
+    Args:
+        reference: the checkpoint.
+        tensors: facets about its tensors.
+        size: bytes written, for an output.
+    """
+    name = named(reference.uri)
+    alias = {"namespace": "wherry://sha256", "name": reference.checkpoint_digest, "type": "CHECKPOINT"}
+    layer = "file" if name["namespace"] == "file" else name["namespace"].partition("://")[0]
+    facets = {
+        "version": facet("DatasetVersionDatasetFacet", "1-0-1", datasetVersion=reference.checkpoint_digest),
+        "storage": facet("StorageDatasetFacet", "1-0-1", storageLayer=layer, fileFormat=reference.format),
+        "symlinks": facet("SymlinksDatasetFacet", "1-0-1", identifiers=[alias]),
+        "wherry_checkpoint": _own(reference),
+        **tensors,
+    }
+    written = facet("OutputStatisticsOutputDatasetFacet", "1-0-2", size=size)
+    statistics = {} if size is None else {"outputFacets": {"outputStatistics": written}}
+    return {**name, "facets": facets, **statistics}
+
+
+def schema_of(sidecar: Sidecar | None) -> dict[str, Any]:
+    """The tensors as the fields of a schema; nothing where there is no manifest, or more than a server would take."""
+    if sidecar is None or len(sidecar.manifest.tensors) > MOST_FIELDS:
+        return {}
+    digests = sidecar.manifest.digests
+    fields = [
+        {
+            "name": spec.name,
+            "type": f"{spec.dtype}[{','.join(map(str, spec.shape))}]",
+            **({"description": f"sha256 tensor digest {digests[path]}"} if path in digests else {}),
+        }
+        for path, spec in sorted(sidecar.manifest.tensors.items())
+    ]
+    return {"schema": facet("SchemaDatasetFacet", "1-2-0", fields=fields)}
+
+
+def lineage_of_tensors(sidecar: Sidecar | None, source: CheckpointRef) -> dict[str, Any]:
+    """Which tensor came from which, where a conversion changed key paths and its record says how.
+
+    Through a layout, where tensors are split, joined and transposed, the receipt has no such record; there is no facet
+    then, rather than a wrong one.
+    """
+    receipt = sidecar.receipt if sidecar else None
+    if sidecar is None or receipt is None or len(sidecar.manifest.tensors) > MOST_FIELDS:
+        return {}
+    before = _former_names(sidecar, receipt.options)
+    kind = "IDENTITY" if receipt.lossless else "TRANSFORMATION"
+    place = named(source.uri)
+    fields = {
+        spec.name: {
+            "inputFields": [
+                {
+                    **place,
+                    "field": before[spec.name],
+                    "transformations": [{"type": "DIRECT", "subtype": kind}],
+                }
+            ]
+        }
+        for spec in sidecar.manifest.tensors.values()
+        if before.get(spec.name, spec.name) != spec.name
+    }
+    return {"columnLineage": facet("ColumnLineageDatasetFacet", "1-2-0", fields=fields)} if fields else {}
+
+
+def _former_names(sidecar: Sidecar, options: Mapping[str, Any]) -> dict[str, str]:
+    """Printed key path → the one that it had in the source, where the record says so."""
+    noted = sidecar.manifest.origin.get(NAMES)
+    if isinstance(noted, dict):
+        return {new: old for old, new in noted[RENAMED].items()}
+    if RENAMED in options:
+        return {new: old for old, new in options[RENAMED].items()}
+    split = options.get("split")
+    return {render(path): render((split.join(path),)) for path in sidecar.manifest.tensors} if split else {}
+
+
+def _own(reference: CheckpointRef) -> dict[str, Any]:
+    return facet(
+        "DatasetFacet",
+        SPEC,
+        checkpointDigest=reference.checkpoint_digest,
+        weightsDigest=reference.weights_digest,
+        fingerprint=reference.fingerprint,
+        format=reference.format,
+        formatVersion=reference.format_version,
+        kind=reference.kind,
+        step=reference.step,
+        tensors=reference.tensors,
+        parameters=reference.parameters,
+        bytes=reference.nbytes,
+    )

@@ -1,0 +1,104 @@
+"""How OpenLineage events travel: appended to a file, one JSON a line, or posted to a server.
+
+A line is appended under a lock and synced, so that writers of several processes do not mix; an event counts as
+delivered when the file has it on disk, or the server has answered with success. Credentials come from
+`OPENLINEAGE_API_KEY` alone, are sent over the connection that was asked for and nowhere else (redirects are not
+followed), and are never part of an error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from wherry.errors import StorageError, UsageError, storage_error
+from wherry.home import without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+API_KEY = "OPENLINEAGE_API_KEY"
+_PATH = "/api/v1/lineage"
+_SECONDS = 5.0  # for one event: a conversion waits for it, where delivery is automatic
+_CURE = "look at the server, then `wherry ledger deliver openlineage`"
+
+
+def transport(destination: str) -> Callable[[Sequence[dict[str, Any]]], None]:
+    """What sends events to a destination.
+
+    Args:
+        destination: a path, a `file://` URL or an http(s) URL; without a path the latter means the API's own.
+
+    Raises:
+        UsageError: neither of them, or it holds a user or password.
+    """
+    parts = urlsplit(destination)
+    if parts.username or parts.password:
+        raise UsageError(
+            "the destination of OpenLineage events holds a user or password",
+            uri=without_secrets(destination),
+            cure=f"leave them out of the URL; set {API_KEY}",
+        )
+    if parts.scheme in ("http", "https"):
+        return partial(_post, destination if parts.path.strip("/") else destination.rstrip("/") + _PATH)
+    if parts.scheme in ("", "file") and parts.path:
+        return partial(_append, str(Path(parts.path).absolute()))
+    raise UsageError(
+        "OpenLineage events go to a file or an http(s) URL",
+        uri=without_secrets(destination),
+        cure="for example WHERRY_OPENLINEAGE=/var/log/wherry/lineage.jsonl",
+    )
+
+
+def _append(path: str, events: Sequence[dict[str, Any]]) -> None:
+    lines = "".join(f"{json.dumps(event)}\n" for event in events).encode()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """A server that sends us elsewhere is not the one that was asked for: the key is not to follow."""
+
+    def redirect_request(self, *_arguments: Any, **_named: Any) -> None:
+        """Refuse, so that the answer counts as an error."""
+
+
+def _post(url: str, events: Sequence[dict[str, Any]]) -> None:
+    shown = without_secrets(url)
+    headers = {"Content-Type": "application/json", "User-Agent": "wherry"}
+    if key := os.environ.get(API_KEY):
+        headers["Authorization"] = f"Bearer {key}"
+    opener = build_opener(_NoRedirect)
+    for event in events:
+        request = Request(url, json.dumps(event).encode(), headers, method="POST")  # noqa: S310  the scheme is http(s)
+        try:
+            with opener.open(request, timeout=_SECONDS) as answer:
+                answer.read()
+        except HTTPError as error:
+            again = (
+                error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code == HTTPStatus.TOO_MANY_REQUESTS
+            )
+            error.close()
+            raise StorageError(
+                f"the OpenLineage server answered {error.code}", uri=shown, cure=_CURE, retryable=again
+            ) from None
+        except (URLError, TimeoutError, OSError) as error:
+            reason = getattr(error, "reason", error)
+            raise StorageError(
+                f"the OpenLineage server cannot be reached: {reason}", uri=shown, cure=_CURE, retryable=True
+            ) from None

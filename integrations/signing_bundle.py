@@ -1,0 +1,223 @@
+"""The envelope of a signature: keys, the in-toto statement, DSSE and the Sigstore bundle that holds them.
+
+Written from the published formats (DSSE 1.0, in-toto Statement v1, Sigstore bundle 0.3, model signing predicate 1.0);
+see `wherry.integrations.signing` for what is on disk. What is read here was not verified yet: it is taken apart with
+care, and nothing of it is used before the signature over it is found right.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import (
+    CorruptError,
+    MismatchError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+    missing_extra,
+    storage_error,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+
+    from wherry.location import Location
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+PASSWORD = "WHERRY_SIGNING_PASSWORD"  # noqa: S105  the name of the variable
+IDENTITY = "wherry"
+_LARGEST = 256 << 20  # bytes of a signature that are read: a million files have less
+_HASHES = {256: "SHA256", 384: "SHA384", 521: "SHA512"}
+
+
+def load_key(key: str | os.PathLike[str]) -> EllipticCurvePrivateKey:
+    """The private key in a PEM file; called before a conversion that is to be signed, so that it fails early.
+
+    Raises:
+        UsageError, NotFoundError, MissingExtraError: see `sign`.
+    """
+    password = os.environ.get(PASSWORD)
+    loaded = _loaded(key, "load_pem_private_key", password.encode() if password else None)
+    return _of_curve(loaded, key)
+
+
+def load_public_key(key: str | os.PathLike[str]) -> EllipticCurvePublicKey:
+    """The public key in a PEM file.
+
+    Raises:
+        UsageError, NotFoundError, MissingExtraError: as `load_key`.
+    """
+    return _of_curve(_loaded(key, "load_pem_public_key"), key)
+
+
+def _loaded(key: str | os.PathLike[str], loader: str, *password: bytes | None) -> Any:
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import serialization
+    except ImportError as error:
+        raise missing_extra("cryptography", "sign", "signing") from error
+    try:
+        return getattr(serialization, loader)(Path(key).read_bytes(), *password)
+    except FileNotFoundError as error:
+        raise NotFoundError("no such key", uri=os.fspath(key), cure="check the path") from error
+    except OSError as error:
+        raise storage_error(error, os.fspath(key)) from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UsageError(
+            "the key cannot be used",
+            uri=os.fspath(key),
+            cure=f"give a PEM file; an encrypted key needs its password in {PASSWORD}",
+        ) from error
+
+
+def _of_curve(key: Any, file: str | os.PathLike[str]) -> Any:
+    curve = getattr(key, "curve", None)
+    if curve is None or curve.name not in ("secp256r1", "secp384r1", "secp521r1"):
+        raise UsageError(
+            "not an elliptic-curve key of P-256, P-384 or P-521",
+            uri=os.fspath(file),
+            cure="openssl ecparam -name prime256v1 -genkey -noout -out key.pem",
+        )
+    return key
+
+
+def sealed(
+    private: EllipticCurvePrivateKey,
+    name: str,
+    digests: Mapping[str, str],
+    how: Mapping[str, Any],
+    identity: Any,
+) -> bytes:
+    """The text of a signature.
+
+    Args:
+        private: the key.
+        name: of the model.
+        digests: file → SHA-256, in the order in which they are listed.
+        how: how the files were chosen, as the predicate states it.
+        identity: the checkpoint's digests; left out where empty.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    payload = _statement(name, digests, {"serialization": how, **({IDENTITY: identity} if identity else {})})
+    public = private.public_key()
+    signature = private.sign(_pre_authenticated(payload), ec.ECDSA(_hash_for(public)))
+    envelope = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
+    }
+    material = {"publicKey": {"hint": hint(public)}, "tlogEntries": []}
+    bundle = {"mediaType": MEDIA_TYPE, "verificationMaterial": material, "dsseEnvelope": envelope}
+    return json.dumps(bundle).encode() + b"\n"
+
+
+def opened(place: Location, public: EllipticCurvePublicKey) -> dict[str, Any]:
+    """The predicate of a signature that this key made.
+
+    Raises:
+        NotFoundError: nothing is there.
+        CorruptError: it is not a signature, or contradicts itself.
+        MismatchError: another key made it, or it was altered.
+        UnsupportedError: it is a signature of another kind.
+    """
+    entry = place.stat()
+    if entry is None:
+        raise NotFoundError("it has no signature", uri=place.uri, cure="wherry sign URI --key KEY")
+    if entry.size > _LARGEST:
+        raise CorruptError("too large for a signature", uri=place.uri)
+    try:
+        return _predicate(json.loads(place.read()), public, place.uri)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError) as error:
+        if isinstance(error, CorruptError):
+            raise
+        raise CorruptError(f"not a signature: {error!r}", uri=place.uri, cure="sign it again") from error
+
+
+def hint(public: EllipticCurvePublicKey) -> str:
+    """SHA-256 of the public key's PEM text, by which verifiers know the key."""
+    from cryptography.hazmat.primitives import serialization
+
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(public.public_bytes(serialization.Encoding.PEM, form)).hexdigest()
+
+
+def _predicate(bundle: dict[str, Any], public: EllipticCurvePublicKey, uri: str) -> dict[str, Any]:
+    envelope = bundle["dsseEnvelope"]
+    for name, found, wanted in (
+        ("bundle", bundle["mediaType"], MEDIA_TYPE),
+        ("payload", envelope["payloadType"], PAYLOAD_TYPE),
+    ):
+        if found != wanted:
+            raise UnsupportedError(f"a signature with a {name} of type {found}", uri=uri)
+    payload = base64.b64decode(envelope["payload"], validate=True)
+    _require_signed(public, payload, envelope["signatures"], uri)
+    statement = json.loads(payload)
+    kinds = statement["_type"], statement["predicateType"], statement["predicate"]["serialization"]["method"]
+    if kinds != (STATEMENT_TYPE, PREDICATE_TYPE, "files"):
+        raise UnsupportedError(f"a statement of kind {', '.join(kinds)}", uri=uri, cure="use model_signing")
+    _require_consistent(statement, uri)
+    return statement["predicate"]
+
+
+def _require_signed(
+    public: EllipticCurvePublicKey, payload: bytes, signatures: list[dict[str, str]], uri: str
+) -> None:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if len(signatures) != 1:
+        raise UnsupportedError(f"{len(signatures)} signatures in one envelope", uri=uri)
+    signature = base64.b64decode(signatures[0]["sig"], validate=True)
+    try:
+        public.verify(signature, _pre_authenticated(payload), ec.ECDSA(_hash_for(public)))
+    except InvalidSignature as error:
+        raise MismatchError(
+            "the signature was not made by this key, or was altered",
+            uri=uri,
+            cure="ask for the signer's public key; do not use the checkpoint until it fits",
+        ) from error
+
+
+def _require_consistent(statement: dict[str, Any], uri: str) -> None:
+    rows = statement["predicate"]["resources"]
+    odd = next((row["algorithm"] for row in rows if row["algorithm"] != "sha256"), None)
+    if odd is not None:
+        raise UnsupportedError(f"files hashed with {odd}", uri=uri, cure="use model_signing")
+    if len({row["name"] for row in rows}) != len(rows):
+        raise CorruptError("a file is named twice", uri=uri)
+    if [one["digest"]["sha256"] for one in statement["subject"]] != [_root(row["digest"] for row in rows)]:
+        raise CorruptError("the subject's digest is not that of its files", uri=uri)
+
+
+def _statement(name: str, digests: Mapping[str, str], rest: Mapping[str, Any]) -> bytes:
+    rows = [{"name": key, "algorithm": "sha256", "digest": value} for key, value in digests.items()]
+    subject = {"name": name, "digest": {"sha256": _root(digests.values())}}
+    statement = {"_type": STATEMENT_TYPE, "subject": [subject], "predicateType": PREDICATE_TYPE}
+    return json.dumps({**statement, "predicate": {**rest, "resources": rows}}).encode()
+
+
+def _root(digests: Iterable[str]) -> str:
+    return hashlib.sha256(b"".join(bytes.fromhex(digest) for digest in digests)).hexdigest()
+
+
+def _pre_authenticated(payload: bytes) -> bytes:
+    """What DSSE signs: the lengths and the type go with the payload."""
+    return f"DSSEv1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(payload)} ".encode() + payload
+
+
+def _hash_for(public: EllipticCurvePublicKey) -> Any:
+    from cryptography.hazmat.primitives import hashes
+
+    return getattr(hashes, _HASHES[public.curve.key_size])()

@@ -1,0 +1,198 @@
+"""The outbox: at least once, in order, kept where it failed, rebuilt on request, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+from wherry import outbox
+from wherry.cli import cli
+from wherry.errors import StorageError, UsageError
+from wherry.ledger import open_ledger, record_event
+from wherry.ledger_outbox import cursors
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source.safetensors"
+    save_file({"a": np.ones((3, 4), np.float32)}, path)
+    return path
+
+
+@pytest.fixture
+def events(tmp_path, monkeypatch):
+    """The file that events go to, as a function that reads them."""
+    path = tmp_path / "events.jsonl"
+    monkeypatch.setenv("WHERRY_OPENLINEAGE", str(path))
+    return lambda: [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def server():
+    """A server that answers with `status` and keeps what it was sent."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            found.seen.append((self.path, dict(self.headers), json.loads(body)))
+            self.send_response(found.status)
+            if found.status in (301, 302, 307):
+                self.send_header("Location", found.elsewhere)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.seen, found.status, found.elsewhere = [], 201, ""
+    found.url = f"http://127.0.0.1:{found.server_port}"
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    yield found
+    found.shutdown()
+    found.server_close()
+    thread.join()
+
+
+def test_a_conversion_is_told_at_once(source, tmp_path, events):
+    wherry.convert(source, tmp_path / "orbax", to="orbax")
+    assert [event["eventType"] for event in events()] == ["START", "COMPLETE"]
+    [done] = outbox.deliver()
+    assert (done.statements, done.failed) == (0, None)
+    assert len(events()) == 2, "what was delivered is not delivered again"
+
+
+def test_nothing_is_done_where_nothing_is_configured(source, tmp_path):
+    wherry.convert(source, tmp_path / "orbax", to="orbax")
+    assert outbox.deliver() == []
+    with open_ledger() as ledger:
+        assert cursors(ledger) == []
+    with pytest.raises(UsageError, match="nobody says where"):
+        outbox.deliver("openlineage")
+    with pytest.raises(UsageError, match="no projection"):
+        outbox.deliver("nobody")
+
+
+def test_the_configuration_names_the_destination(source, tmp_path, monkeypatch):
+    pytest.importorskip("pydantic", reason="pydantic is not installed")
+    file, events = tmp_path / "wherry.toml", tmp_path / "events.jsonl"
+    file.write_text(f"[openlineage]\nnamespace = 'team'\ntarget = {json.dumps(str(events))}\n")
+    monkeypatch.setenv("WHERRY_CONFIG", str(file))
+    wherry.convert(source, tmp_path / "orbax", to="orbax")
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [event["job"]["namespace"] for event in told] == ["team", "team"]
+
+
+def test_a_destination_that_fails_does_not_fail_the_conversion(source, tmp_path, monkeypatch, caplog):
+    target = tmp_path / "folder"
+    target.mkdir()
+    monkeypatch.setenv("WHERRY_OPENLINEAGE", str(target))
+    with caplog.at_level(logging.WARNING, "wherry.outbox"):
+        assert wherry.convert(source, tmp_path / "orbax", to="orbax").lineage == "recorded"
+    assert "was not told" in caplog.text
+    with open_ledger() as ledger:
+        [row] = cursors(ledger)
+    assert (row.delivered, row.behind) == (0, 1)
+    assert row.failed.startswith("statement 1: storage failed")
+    target.rmdir()
+    wherry.convert(source, tmp_path / "again", to="huggingface")
+    names = [json.loads(line)["outputs"][0]["name"] for line in target.read_text().splitlines()]
+    assert names == [str(tmp_path / "orbax")] * 2 + [str(tmp_path / "again")] * 2, "in order, none lost"
+    with open_ledger() as ledger:
+        assert cursors(ledger)[0].failed is None
+
+
+def test_delivery_stops_at_what_failed_and_goes_on_there(events, monkeypatch):
+    with open_ledger() as ledger:
+        for number in range(120):
+            record_event(ledger, "note", None, {"number": number})
+    taken, broken = [], {60}
+
+    def take(statement):
+        if statement.seq in broken:
+            raise StorageError("the destination is away", retryable=True)
+        taken.append(statement.seq)
+        return True
+
+    monkeypatch.setattr("wherry.integrations.openlineage.projection", lambda _destination: take)
+    [first] = outbox.deliver("openlineage")
+    assert (first.statements, first.cursor, first.failed) == (59, 59, "the destination is away")
+    broken.clear()
+    [second] = outbox.deliver("openlineage")
+    assert (second.statements, second.cursor, second.failed) == (61, 120, None)
+    assert taken == list(range(1, 121))
+    [third] = outbox.deliver("openlineage", again=True)
+    assert third.statements == 120
+    assert taken == [*range(1, 121), *range(1, 121)]
+
+
+def test_a_crash_delivers_again_and_loses_nothing(events, monkeypatch):
+    with open_ledger() as ledger:
+        for number in range(70):
+            record_event(ledger, "note", None, {"number": number})
+    taken, crash = [], {65}
+
+    def take(statement):
+        if statement.seq in crash:
+            raise KeyboardInterrupt
+        taken.append(statement.seq)
+        return True
+
+    monkeypatch.setattr("wherry.integrations.openlineage.projection", lambda _destination: take)
+    with pytest.raises(KeyboardInterrupt):
+        outbox.deliver()
+    crash.clear()
+    outbox.deliver()
+    assert sorted(set(taken)) == list(range(1, 71))
+    assert taken.count(10) == 1
+    assert taken.count(60) == 2, "at least once"
+
+
+def test_a_server_gets_events_with_the_key(source, tmp_path, server, monkeypatch):
+    monkeypatch.setenv("WHERRY_OPENLINEAGE", server.url)
+    monkeypatch.setenv("OPENLINEAGE_API_KEY", "secret-key")
+    wherry.convert(source, tmp_path / "orbax", to="orbax")
+    assert [path for path, _, _ in server.seen] == ["/api/v1/lineage"] * 2
+    assert server.seen[0][1]["Authorization"] == "Bearer secret-key"
+    assert server.seen[1][2]["eventType"] == "COMPLETE"
+    assert "secret-key" not in json.dumps([body for _, _, body in server.seen])
+
+
+def test_a_server_that_refuses_or_sends_elsewhere_is_an_error(source, tmp_path, server, monkeypatch, caplog):
+    monkeypatch.setenv("WHERRY_OPENLINEAGE", f"{server.url}/own/path?token=t")
+    monkeypatch.setenv("OPENLINEAGE_API_KEY", "secret-key")
+    server.status, server.elsewhere = 307, f"{server.url}/elsewhere"
+    assert wherry.convert(source, tmp_path / "orbax", to="orbax").lineage == "recorded"
+    for status in (400, 503):
+        server.status = status
+        [done] = outbox.deliver()
+        assert done.failed == f"the OpenLineage server answered {status}"
+        assert done.destination == f"{server.url}/own/path"
+    assert {path for path, _, _ in server.seen} <= {"/own/path?token=t"}
+    assert not any(word in caplog.text for word in ("secret-key", "token=t"))
+
+
+def test_a_server_that_is_not_there_is_an_error(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("WHERRY_OPENLINEAGE", "http://127.0.0.1:9")
+    assert wherry.convert(source, tmp_path / "orbax", to="orbax").lineage == "recorded"
+    assert "cannot be reached" in outbox.deliver()[0].failed
+
+
+def test_the_command_says_what_was_delivered(source, tmp_path, events, capsys, monkeypatch):
+    monkeypatch.delenv("WHERRY_OPENLINEAGE")
+    wherry.convert(source, tmp_path / "orbax", to="orbax")
+    monkeypatch.setenv("WHERRY_OPENLINEAGE", str(tmp_path / "events.jsonl"))
+    for words, statements in ((["--json"], 1), (["--json", "--again", "openlineage"], 1)):
+        with pytest.raises(SystemExit) as done:
+            cli.main(["ledger", "deliver", *words], standalone_mode=False)
+        assert done.value.code == 0
+        assert json.loads(capsys.readouterr().out)["delivered"][0]["statements"] == statements
+    assert len(events()) == 4
+    assert events()[:2] == events()[2:]

@@ -1,0 +1,267 @@
+// --- details, list, search and keys ------------------------------------------------------------------------------
+function paint() {
+  const chosen = state.selected && nodes.has(state.selected) ? state.selected : null;
+  const all = chosen ? new Set([...reached(chosen, parents, "source"), ...reached(chosen, children, "target")]) : new Set();
+  const way = all.size < data.edges.length ? all : new Set(); // to stress everything is to stress nothing
+  const ends = new Set([...way].flatMap((edge) => [cardOf(edge.source), cardOf(edge.target)]));
+  if (chosen) ends.add(cardOf(chosen));
+  canvas.classList.toggle("searching", state.found !== null);
+  canvas.classList.toggle("selecting", way.size > 0 && state.found === null);
+  for (const [id, card] of state.cards) {
+    const members = nodes.has(id) ? [id] : stacks.get(id).map((node) => node.checkpoint_digest);
+    const hits = state.found ? members.filter((member) => state.found.has(member)).length : 0;
+    card.classList.toggle("hit", hits > 0);
+    card.classList.toggle("dim", state.found !== null && !hits);
+    card.classList.toggle("off", !ends.has(id));
+    card.setAttribute("aria-current", String(id === (chosen ? cardOf(chosen) : state.selected)));
+    card.tabIndex = id === cardOf(chosen ?? data.root) ? 0 : -1;
+  }
+  for (const line of state.drawn.lines) {
+    const on = line.edge.members.some((edge) => way.has(edge));
+    line.group.classList.toggle("on", on);
+    line.group.classList.toggle("off", !on);
+    line.group.classList.toggle("dim", state.found !== null);
+  }
+  for (const row of list.querySelectorAll(".row")) row.setAttribute("aria-current", String(row.dataset.id === chosen));
+}
+
+function select(digest, { move = true } = {}) {
+  state.selected = digest;
+  if (move && !state.cards.has(digest)) {
+    opened.add(stackOf.get(digest));
+    draw();
+  }
+  paint();
+  tell(nodes.get(digest));
+  if (move) centre(cardOf(digest));
+  list.querySelector('.row[aria-current="true"]')?.scrollIntoView({ block: "nearest" });
+  history.replaceState(null, "", `#${digest}`);
+}
+function open(stack) {
+  opened.add(stack);
+  draw();
+  select(stacks.get(stack)[0].checkpoint_digest);
+}
+
+function rows(pairs) {
+  const table = make("dl");
+  for (const [name, ...values] of pairs) {
+    if (values.length && values[0] !== null) table.append(make("dt", "", name), ...values.map((value) => make("dd", "", value)));
+  }
+  return table;
+}
+function place(row) {
+  const uri = make("code", "name", row.uri);
+  const when = row.gone ? `deleted ${typeof row.gone === "string" ? moment(row.gone) : ""}` : `seen ${moment(row.seen)}`;
+  return make("span", "", row.gone ? make("s", "", uri) : uri, make("span", "small", when));
+}
+function registration(row) {
+  const what = row.version === null ? `${row.name}: ${row.state}` : `${row.name} version ${row.version}`;
+  return make("span", "", make("span", "name", what), make("span", "small", `in ${row.registry}`));
+}
+function verification(outcome) {
+  const good = outcome.verdict === "ok";
+  const words = `${good ? "✓" : "✗"} ${outcome.verdict} at level ${outcome.level}`;
+  return make("span", "", make("span", good ? "good" : "bad", words), make("span", "small", moment(outcome.time)));
+}
+function twins(node) {
+  const same = data.nodes.filter((other) => other.weights_digest === node.weights_digest).length - 1;
+  const words = same ? `the same values as ${count(same, "other checkpoint")} here` : "no other checkpoint here holds these values";
+  return make("span", "", make("code", "", node.weights_digest), make("span", "small", words));
+}
+function conversions(title, edges, end) {
+  if (!edges.length) return [];
+  const links = edges.map((edge) => {
+    const exact = edge.lossless ? make("span", "", "lossless") : make("span", "warn", "lossy");
+    const origin = edge.statement === null ? "its sidecar" : `statement ${edge.statement}`;
+    const how = make("span", "how", exact, ` · ${moment(edge.time)} · plan ${short(edge.plan_digest)} · ${origin}`);
+    const other = nodes.get(edge[end]);
+    const link = make("button", "link", heading(other, stepOf(other)), whereabouts(other), how);
+    link.type = "button";
+    link.addEventListener("click", () => select(edge[end]));
+    return link;
+  });
+  return [make("h3", "", edges.length > 1 ? `${title} (${edges.length})` : title), ...links];
+}
+function tell(node) {
+  const version = node.format_version ? ` (${node.format_version})` : "";
+  const asked = node.checkpoint_digest === data.root ? "The checkpoint that was asked for. " : "";
+  const stack = stackOf.get(node.checkpoint_digest);
+  const refold = stack && get("fold").checked ? make("button", "plain", `Fold these ${stacks.get(stack).length} again`) : null;
+  refold?.addEventListener("click", () => {
+    opened.delete(stack);
+    state.selected = null;
+    draw();
+    centre(stack);
+  });
+  details.replaceChildren(...[
+    make("h2", "", `${node.format}${version}`),
+    make("p", "lead name", asked, tail(uriOf(node)).parent, tail(uriOf(node)).name),
+    refold,
+    rows([
+      ["Step", node.step === null ? null : node.step.toLocaleString("en")],
+      ["Holds", `${node.kind}: ${count(node.tensors, "tensor")}, ${large(node.parameters)} parameters`],
+      ["Size", `${size(node.nbytes)} (${count(node.nbytes, "byte")})`],
+      ["Verified", node.verified ? verification(node.verified) : "never"],
+      ["Registered", ...(node.registrations.length ? node.registrations.map(registration) : ["no"])],
+      [node.places.length > 1 ? "Places" : "Place", ...(node.places.length ? node.places.map(place) : ["unknown"])],
+      ["Checkpoint", make("code", "", node.checkpoint_digest)],
+      ["Weights", twins(node)],
+    ]),
+    ...conversions("Came from", parents.get(node.checkpoint_digest), "source"),
+    ...conversions("Became", children.get(node.checkpoint_digest), "target"),
+  ].filter(Boolean));
+  details.scrollTop = 0;
+}
+
+function words(node) {
+  return [node.format, node.format_version, node.kind, stepOf(node), node.step,
+    ...node.places.map((row) => row.uri), isGone(node) ? "deleted" : "", node.verified?.verdict, node.verified?.level,
+    ...node.registrations.map((row) => `${row.name} v${row.version} version ${row.version} ${row.registry}`)].join("\n").toLowerCase();
+}
+const texts = new Map(data.nodes.map((node) => [node.checkpoint_digest, words(node)]));
+// A number in a digest is no match for a step: digests count by how they begin, from 8 digits on.
+function matches(node, word) {
+  const digests = word.length < 8 ? [] : [node.checkpoint_digest, node.weights_digest];
+  return texts.get(node.checkpoint_digest).includes(word) || digests.some((digest) => digest.startsWith(word));
+}
+function find() {
+  const asked = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const hits = data.nodes.filter((node) => asked.every((word) => matches(node, word)));
+  state.found = asked.length ? new Set(hits.map((node) => node.checkpoint_digest)) : null;
+  get("count").textContent = asked.length ? `${hits.length} of ${count(data.nodes.length, "checkpoint")}` : count(data.nodes.length, "checkpoint");
+  for (const row of list.querySelectorAll(".row")) row.parentElement.hidden = state.found !== null && !state.found.has(row.dataset.id);
+  paint();
+}
+function fillList() {
+  const level = new Map(layout([...nodes.keys()], data.edges.map(({ source, target }) => ({ source, target }))).layers
+    .flatMap((layer, number) => layer.map((id) => [id, number])));
+  const ordered = [...data.nodes].sort((one, two) => level.get(one.checkpoint_digest) - level.get(two.checkpoint_digest)
+    || one.format.localeCompare(two.format) || (one.step ?? 0) - (two.step ?? 0));
+  list.replaceChildren(...ordered.map((node) => {
+    const row = make("button", "row", heading(node, stepOf(node)), whereabouts(node));
+    row.type = "button";
+    row.dataset.id = node.checkpoint_digest;
+    row.title = uriOf(node);
+    row.addEventListener("click", () => select(node.checkpoint_digest));
+    return make("li", "", row);
+  }));
+}
+function fillLegend() {
+  const chips = [...tints.keys()].map((format) => {
+    const chip = tinted(make("button", "name", tinted(make("span", "swatch"), format), make("span", "label", format)), format);
+    chip.type = "button";
+    chip.title = "Search for this format";
+    chip.addEventListener("click", () => {
+      search.value = search.value === format ? "" : format;
+      find();
+    });
+    return chip;
+  });
+  const lossy = data.edges.some((edge) => !edge.lossless) ? make("span", "warn", "╌ lossy") : null;
+  get("legend").replaceChildren(...chips, ...(lossy ? [lossy] : []));
+}
+function summarise() {
+  const lossy = data.edges.filter((edge) => !edge.lossless).length;
+  const bad = data.nodes.filter((node) => node.verified && node.verified.verdict !== "ok").length;
+  const models = new Set(data.nodes.flatMap((node) => versions(node).map((row) => `${row.name} v${row.version}`)));
+  const exactness = data.edges.length === 0 ? null : lossy ? `${lossy} lossy` : data.edges.length > 1 ? "all lossless" : "lossless";
+  const parts = [count(data.nodes.length, "checkpoint"), count(data.edges.length, "conversion"), exactness,
+    models.size ? (models.size < 3 ? `registered as ${[...models].join(", ")}` : count(models.size, "model version")) : null];
+  get("summary").replaceChildren(parts.filter(Boolean).join(" · "), ...(bad ? [make("span", "bad", ` · ${bad} failed verification`)] : []));
+}
+
+function step(key) {
+  const id = state.cards.has(state.selected) ? state.selected : cardOf(state.selected ?? data.root);
+  const drawn = state.drawn;
+  const layer = drawn.layers.find((row) => row.includes(id));
+  const beside = { ArrowUp: -1, ArrowDown: 1 }[key];
+  const tied = (own, other) => drawn.lines.find((line) => !line.back && line.edge[own] === id)?.edge[other];
+  const next = beside ? layer[layer.indexOf(id) + beside] : key === "ArrowLeft" ? tied("target", "source") : tied("source", "target");
+  if (!next) return;
+  if (nodes.has(next)) select(next);
+  else { // a stack is only stood upon; Enter opens it
+    state.selected = next;
+    paint();
+    centre(next);
+  }
+  state.cards.get(next).focus({ preventScroll: true });
+}
+function pressed(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = event.target === search;
+  const inList = list.contains(event.target);
+  if (event.key === "Escape") {
+    search.value = "";
+    find();
+  } else if (typing) {
+    const first = [...list.querySelectorAll("li:not([hidden]) .row")][0];
+    if (event.key === "Enter" && first && state.found) select(first.dataset.id);
+    if (event.key === "ArrowDown" && first) first.focus();
+    if (event.key !== "ArrowDown") return;
+  } else if (event.key === "/") search.focus();
+  else if (event.key === "+" || event.key === "=") zoom(state.scale * 1.25, middle());
+  else if (event.key === "-") zoom(state.scale / 1.25, middle());
+  else if (event.key === "0") fit(0);
+  else if (inList && (event.key === "ArrowDown" || event.key === "ArrowUp")) {
+    const shown = [...list.querySelectorAll("li:not([hidden]) .row")];
+    const next = shown.indexOf(event.target) + (event.key === "ArrowDown" ? 1 : -1);
+    (shown[next] ?? (next < 0 ? search : event.target)).focus();
+  } else if (event.key.startsWith("Arrow") && !details.contains(event.target)) step(event.key);
+  else return;
+  event.preventDefault();
+}
+
+function listen() {
+  document.addEventListener("keydown", pressed);
+  search.addEventListener("input", find);
+  view.addEventListener("scroll", frame);
+  window.addEventListener("resize", () => zoom(state.scale));
+  get("smaller").addEventListener("click", () => zoom(state.scale / 1.25, middle()));
+  get("larger").addEventListener("click", () => zoom(state.scale * 1.25, middle()));
+  get("fit").addEventListener("click", () => fit(0));
+  get("fold").addEventListener("change", () => { opened.clear(); draw(); fit(0.75); });
+  get("theme").addEventListener("click", () => {
+    const root = document.documentElement;
+    root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+  });
+  cards.addEventListener("click", (event) => {
+    const id = event.target.closest(".card")?.dataset.id;
+    if (id) nodes.has(id) ? select(id, { move: false }) : open(id);
+  });
+  view.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    const box = view.getBoundingClientRect();
+    zoom(state.scale * 1.002 ** -event.deltaY, { x: event.clientX - box.left, y: event.clientY - box.top });
+  }, { passive: false });
+  view.addEventListener("pointerdown", (event) => {
+    if (event.button || event.target.closest(".card")) return;
+    view.setPointerCapture(event.pointerId);
+    view.classList.add("dragging");
+  });
+  view.addEventListener("pointermove", (event) => {
+    if (view.classList.contains("dragging")) view.scrollBy(-event.movementX, -event.movementY);
+  });
+  for (const end of ["pointerup", "pointercancel"]) view.addEventListener(end, () => view.classList.remove("dragging"));
+  get("overview").addEventListener("pointerdown", (event) => {
+    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(get("overview").getScreenCTM().inverse());
+    view.scrollLeft = point.x * state.scale - view.clientWidth / 2;
+    view.scrollTop = point.y * state.scale - view.clientHeight / 2;
+  });
+}
+
+document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+sortIntoStacks();
+get("folding").hidden = !stacks.size;
+get("fold").checked = data.nodes.length >= FOLD_WHEN && stacks.size > 0;
+get("folding").style.display = stacks.size ? "" : "none";
+summarise();
+fillList();
+fillLegend();
+draw();
+find();
+fit(0.75);
+listen();
+const asked = location.hash.slice(1);
+select(nodes.has(asked) ? asked : data.root);
