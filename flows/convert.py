@@ -5,13 +5,14 @@ after a crash: a finished conversion is recognised, and a registered version is 
 Failed, with the error's text and cure in the state's message and in a table artifact.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_link_artifact, create_table_artifact
-from pydantic import BaseModel, ConfigDict, Field
 
 from wherry.errors import WherryError
+from wherry.flows.convert_spec import ConvertSpec, TargetSpec
+from wherry.tasks.assets import asset_events
 from wherry.tasks.convert import convert
 from wherry.tasks.detect import detect
 from wherry.tasks.lineage import lineage
@@ -20,57 +21,9 @@ from wherry.tasks.register import register
 from wherry.tasks.verify import verify
 from wherry.units import show_seconds, show_size
 
+__all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
 
-class ConvertSpec(BaseModel):
-    """What to convert; the one parameter of the flow, and its form in the Prefect UI."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    source: str = Field(
-        description="URI or path of a checkpoint, a step folder or a run folder (its newest step)."
-    )
-    target: str = Field(
-        description="URI or path of exactly what shall be written; with `into`, the run folder."
-    )
-    to: str = Field(
-        description="Target format, a name or alias; `wherry formats` lists them.",
-        examples=["safetensors", "huggingface", "orbax", "dcp", "maxtext", "t5x", "flax-msgpack"],
-    )
-    options: dict[str, Any] = Field(
-        default={}, description="Options of the target format, as `--set` takes them."
-    )
-    format: str | None = Field(
-        default=None, description="Format of the source, where detection would not decide."
-    )
-    step: int | None = Field(default=None, description="Step of a run; its newest complete step by default.")
-    item: str | None = Field(default=None, description="Item of a step.")
-    only: Literal["params"] | None = Field(default=None, description="Carry the parameters alone.")
-    ignore: tuple[Literal["values", "empties", "companions"], ...] = Field(
-        default=(), description="Leave behind what the target cannot hold."
-    )
-    memory: str = Field(default="128MiB", description="Budget of what is in flight.")
-    into: bool = Field(default=False, description="The target is a run; make the step folder inside it.")
-    if_exists: Literal["fail", "skip", "resume"] = Field(
-        default="resume",
-        description="Accept nothing at the target, anything that wherry wrote, or the result of this conversion.",
-    )
-    read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
-    verify: Literal["none", "structure", "present", "digest"] = Field(
-        default="present",
-        description="Level of the verification of the committed target; `digest` reads it again.",
-    )
-    meta: dict[str, str] = Field(default={}, description="Kept with the checkpoint, in its manifest.")
-    model_name: str | None = Field(
-        default=None, description="Registered model in MLflow; not registered by default."
-    )
-    alias: str | None = Field(default=None, description="Alias to set on the model version.")
-    tags: dict[str, str] = Field(default={}, description="Tags of the model version.")
-    tracking_uri: str | None = Field(
-        default=None, description="MLflow tracking store; an embedded one by default."
-    )
-    registry_uri: str | None = Field(
-        default=None, description="MLflow registry; the tracking store by default."
-    )
+_COMPARING = ("roundtrip", "logits")  # levels that need the source
 
 
 @flow(name="convert-checkpoint", flow_run_name="{spec.source} to {spec.to}", result_serializer="json")
@@ -78,11 +31,11 @@ def convert_checkpoint(spec: ConvertSpec) -> dict[str, Any]:
     """Convert a checkpoint, verify, register and record it.
 
     Returns:
-        JSON values: `detection`, `plan`, `receipt`, `verification`, `registration` (the last two None where they
-        were not asked for) and `lineage`.
+        JSON values: `detection`, and for the first target `plan`, `receipt`, `verification`, `registration` (the last
+        two None where they were not asked for) and `lineage`; in `further` the same for each further target.
     """
     try:
-        done = _chain(spec)
+        done = chain(spec)
     except WherryError as error:
         rows = [
             {"what": name, "value": str(value)}
@@ -91,32 +44,44 @@ def convert_checkpoint(spec: ConvertSpec) -> dict[str, Any]:
         ]
         create_table_artifact(rows, key="wherry-failure", description=f"{spec.source} was not converted")
         raise
-    create_table_artifact(summary(done), key="wherry-conversion", description=f"{spec.source} to {spec.to}")
-    page = done["registration"] and done["registration"]["page"]
-    if page:
-        text = f"{spec.model_name} version {done['registration']['version']}"
-        create_link_artifact(page, link_text=text, key="wherry-model-version", description="In the MLflow UI")
+    for one in (done, *done["further"]):
+        _show(spec, one)
     return done
 
 
-def _chain(spec: ConvertSpec) -> dict[str, Any]:
-    """The steps. What `detect` chose is what all others take: a run may get a newer step meanwhile."""
-    found = detect(spec.source, format=spec.format, step=spec.step, item=spec.item)
-    source, chosen = found["uri"], _chosen(spec)
-    planned = plan(source, spec.target, spec.to, **chosen)
-    receipt = convert(
-        source, spec.target, spec.to, if_exists=spec.if_exists, into=spec.into, meta=spec.meta, **chosen
-    )
+def chain(spec: ConvertSpec) -> dict[str, Any]:
+    """The steps, as tasks of the flow or task that calls it; see `convert_checkpoint`.
+
+    What `detect` chose is what all others take: a run may get a newer step meanwhile.
+    """
+    found = detect(spec.source, format=spec.format, step=spec.step, item=spec.item, opaque=spec.opaque)
+    source, common = found["uri"], _common(spec)
+    plans = [_planned(source, one, common) for one in spec.targets]
+    receipts = convert(
+        source, [one.engine() for one in spec.targets],
+        if_exists=spec.if_exists, meta=spec.meta, as_step=spec.as_step, sign=spec.sign, **common,
+    )  # fmt: skip
+    made = [
+        {"plan": planned, **_after(spec, one, receipt)}
+        for one, planned, receipt in zip(spec.targets, plans, receipts, strict=True)
+    ]
+    return {"detection": found, **made[0], "further": made[1:]}
+
+
+def _after(spec: ConvertSpec, target: TargetSpec, receipt: dict[str, Any]) -> dict[str, Any]:
+    """What follows the commit of one target."""
     uri = receipt["target"]["uri"]
-    verified = None if spec.verify == "none" else verify(uri, level=spec.verify)
+    verified = None
+    if spec.verify != "none":
+        against = receipt["source"]["uri"] if spec.verify in _COMPARING else None
+        verified = verify(uri, level=spec.verify, against=against)
     registered = None
-    if spec.model_name is not None:
+    if target.model_name is not None:
         registered = register(
-            uri, spec.model_name, spec.alias, spec.tracking_uri, spec.registry_uri, spec.tags
+            uri, target.model_name, spec.alias, spec.tracking_uri, spec.registry_uri, spec.tags
         )
+    asset_events(receipt)
     return {
-        "detection": found,
-        "plan": planned,
         "receipt": receipt,
         "verification": verified,
         "registration": registered,
@@ -124,16 +89,41 @@ def _chain(spec: ConvertSpec) -> dict[str, Any]:
     }
 
 
-def _chosen(spec: ConvertSpec) -> dict[str, Any]:
+def _planned(source: str, target: TargetSpec, common: dict[str, Any]) -> dict[str, Any]:
+    return plan(
+        source,
+        target.target,
+        target.to,
+        options=target.settings,
+        only=target.only,
+        wish=target.wish,
+        **common,
+    )
+
+
+def _common(spec: ConvertSpec) -> dict[str, Any]:
     """What plan and convert must be told alike, for one plan digest."""
     return {
-        "options": spec.options,
         "format": spec.format,
-        "only": spec.only,
         "ignore": spec.ignore,
         "memory": spec.memory,
+        "opaque": spec.opaque,
         "verify": "digest" if spec.read_back else "none",
     }
+
+
+def _show(spec: ConvertSpec, done: dict[str, Any]) -> None:
+    """The artifacts of one target."""
+    reference = done["receipt"]["target"]
+    create_table_artifact(
+        summary(done), key="wherry-conversion", description=f"{spec.source} to {reference['format']}"
+    )
+    row = done["registration"]
+    if row and row["page"]:
+        text = f"{row['name']} version {row['version']}"
+        create_link_artifact(
+            row["page"], link_text=text, key="wherry-model-version", description="In the MLflow UI"
+        )
 
 
 def summary(done: dict[str, Any]) -> list[dict[str, str]]:

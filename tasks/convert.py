@@ -1,4 +1,4 @@
-"""convert, as a task: carry out a conversion, with its progress in the run's page."""
+"""convert, as a task: carry out a conversion to one target or several, with its progress in the run's page."""
 
 from __future__ import annotations
 
@@ -6,27 +6,39 @@ from typing import Any
 
 from prefect import task
 
-from wherry.convert import convert as carry_out
+from wherry.convert import Target
+from wherry.convert import convert_all as carry_out
+from wherry.layouts import Wish
+from wherry.opaque import allowing
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 
 @task(name="convert", **STEP)
-def convert(source: str, target: str, to: str, **chosen: Any) -> dict[str, Any]:
-    """Convert a checkpoint.
+def convert(
+    source: str, targets: list[dict[str, Any]], opaque: tuple[str, ...] = (), **common: Any
+) -> list[dict[str, Any]]:
+    """Convert a checkpoint, reading it once.
 
-    A run that was killed is simply run again: the target appears whole or not at all, and where it is there already
-    as the result of this same conversion, nothing is done.
+    A run that was killed is simply run again: a target appears whole or not at all, and where it is there already as
+    the result of this same conversion, nothing is done.
 
     Args:
         source: the checkpoint or run folder.
-        target: where it shall be written.
-        to: the format.
-        chosen: further arguments of `wherry.convert`.
+        targets: for each target the fields of `wherry.convert.Target`, with `wish` as the fields of a Wish.
+        opaque: classes in pickles that may pass unread.
+        common: further arguments of `wherry.convert.convert_all`.
 
     Returns:
-        The JSON form of the receipt.
+        The JSON form of the receipt of each target, in order.
     """
-    receipt = carry_out(source, target, to=to, progress=progress_artifact("convert", source), **chosen)
-    outcome = "was there already" if receipt.already else f"written in {receipt.seconds:.1f} s"
-    run_logger().info("%s %s; lineage: %s", receipt.target.uri, outcome, receipt.lineage)
-    return receipt.to_json()
+    wanted = [_target(**one) for one in targets]
+    with allowing(opaque):
+        group = carry_out(source, wanted, progress=progress_artifact("convert", source), **common)
+    for receipt in group.receipts:
+        outcome = "was there already" if receipt.already else f"written in {receipt.seconds:.1f} s"
+        run_logger().info("%s %s; lineage: %s", receipt.target.uri, outcome, receipt.lineage)
+    return [receipt.to_json() for receipt in group.receipts]
+
+
+def _target(wish: dict[str, Any], **fields: Any) -> Target:
+    return Target(**fields, wish=Wish(**wish))

@@ -7,6 +7,7 @@ from typing import Any
 from prefect import task
 
 from wherry.detect import detect as look
+from wherry.opaque import allowing
 from wherry.tasks.common import STEP, run_logger
 
 
@@ -16,8 +17,10 @@ def detect(
     format: str | None = None,
     step: int | None = None,
     item: str | None = None,
+    opaque: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Detect what lies at a URI; returns the JSON form of the detection, whatever its verdict."""
-    found = look(uri, format=format, step=step, item=item)
+    with allowing(opaque):
+        found = look(uri, format=format, step=step, item=item)
     run_logger().info("%s is %s (%s): %s", found.uri, found.format, found.format_version, found.verdict)
     return found.to_json()

@@ -6,7 +6,10 @@ from typing import Any
 
 from prefect import task
 
+from wherry.layouts import Wish
+from wherry.opaque import allowing
 from wherry.plan import plan as make
+from wherry.preflight import refuse_here
 from wherry.tasks.common import STEP, run_logger
 from wherry.units import show_size
 
@@ -25,19 +28,33 @@ _KEPT = (
 
 
 @task(name="plan", **STEP)
-def plan(source: str, target: str, to: str, **chosen: Any) -> dict[str, Any]:
+def plan(
+    source: str,
+    target: str,
+    to: str,
+    wish: dict[str, Any] | None = None,
+    opaque: tuple[str, ...] = (),
+    **chosen: Any,
+) -> dict[str, Any]:
     """Plan a conversion.
 
     Args:
         source: the checkpoint or run folder.
         target: where it shall be written.
         to: the format.
+        wish: what is asked of the layout: the fields of a Wish.
+        opaque: classes in pickles that may pass unread.
         chosen: further arguments of `wherry.plan`.
 
     Returns:
         The plan in brief, with its digest.
+
+    Raises:
+        UsageError: this worker is a container, and would keep the target or the ledger to itself.
     """
-    made = make(source, target, to=to, **chosen)
+    refuse_here(target)
+    with allowing(opaque):
+        made = make(source, target, to=to, wish=Wish(**(wish or {})), **chosen)
     size = show_size(made.nbytes_in)
     run_logger().info("%d tensors, %s to read, plan %s", made.tensors, size, made.digest[:12])
     data = made.to_json()

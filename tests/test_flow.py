@@ -118,7 +118,7 @@ def test_failure_ends_failed_with_text_and_cure(server, source, tmp_path):
 def test_unknown_fields_and_levels_are_refused():
     good = {"source": "/a", "target": "/b", "to": "orbax"}
     assert ConvertSpec(**good).memory == "128MiB"
-    for bad in ({"sauce": "/a"}, {"verify": "logits"}, {"if_exists": "overwrite"}):
+    for bad in ({"sauce": "/a"}, {"verify": "thorough"}, {"if_exists": "overwrite"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             ConvertSpec(**good, **bad)
 

@@ -134,6 +134,14 @@ class Lease:
             os.utime(self._path)
 
 
+def holder_is_dead(path: Path) -> bool:
+    """Whether the lease at a path belonged to a process of this machine that is gone."""
+    try:
+        return _is_dead(_owner(path))
+    except FileNotFoundError:
+        return True
+
+
 def _owner(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())

@@ -1,0 +1,207 @@
+"""The nightly flow: over all routes, convert what lies there and is not in the ledger.
+
+discover → subtract → fan out → one summary. Each checkpoint is a task of its own with the steps of the convert flow in
+it; what fails or vanishes is a row of the summary and stops nothing. Where a conversion to several targets fails, each
+target is tried alone, so that one that cannot be made does not hold up the others. The run ends as Failed where
+anything failed, with the first error and its cure.
+"""
+
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import get_client
+from prefect.concurrency.sync import concurrency
+from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
+from prefect.states import Completed
+from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import BaseModel, ConfigDict, Field
+
+from wherry.config_schema import Route
+from wherry.errors import WherryError
+from wherry.flows.convert import chain
+from wherry.flows.convert_spec import ConvertSpec, TargetSpec
+from wherry.night import (
+    Outcome,
+    Plan,
+    Report,
+    as_ours,
+    came_of,
+    failed_notes,
+    failure,
+    holding,
+    made_notes,
+    note,
+    plan_night,
+)  # fmt: skip
+from wherry.night_report import markdown
+from wherry.notify import Channels, Notice
+from wherry.reconcile import Work
+from wherry.routes import Config, Wanted, chosen_routes, load_config
+from wherry.stores import limits_of
+from wherry.tasks.notify import notify
+
+LIMIT = "wherry-io-"  # global concurrency limits are called this and the store
+
+
+class NightlySpec(BaseModel):
+    """What a night does; the one parameter of the flow, and its form in the Prefect UI."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    config: str | None = Field(
+        default=None, description="The wherry.toml; WHERRY_CONFIG, ./wherry.toml or the home's by default."
+    )
+    env: str | None = Field(default=None, description="Environment [env.NAME] of it; WHERRY_ENV by default.")
+    routes: tuple[str, ...] = Field(default=(), description="Names of routes; all by default.")
+    dry_run: bool = Field(default=False, description="Only say what is to do: count, bytes, hours.")
+    go: bool = Field(default=False, description="Convert on a route's first night too, however much waits.")
+    retry_failed: bool = Field(
+        default=False, description="Try again what failed for good with the same files."
+    )
+
+
+_ALL = NightlySpec()
+
+
+@flow(name="nightly-convert", result_serializer="json", validate_parameters=True)
+def nightly(spec: NightlySpec = _ALL) -> Any:
+    """Convert what the routes ask for and the ledger does not have.
+
+    Returns:
+        JSON values: `counts`, `plans` for each route, `outcomes` for each checkpoint and `skipped` routes.
+    """
+    config = load_config(spec.config, spec.env)
+    with ExitStack() as stack:
+        routes = chosen_routes(config, spec.routes)
+        free = [route for route in routes if spec.dry_run or stack.enter_context(holding(route))]
+        skipped = tuple(route.name for route in routes if route not in free)
+        plans = plan_night(free, retry_failed=spec.retry_failed, go=spec.go)
+        for plan in plans:
+            get_run_logger().info(
+                "route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works)
+            )
+        outcomes = () if spec.dry_run else _carry_all(plans, config)
+    report = Report(plans, outcomes, skipped)
+    create_markdown_artifact(markdown(report), key="wherry-nightly", description="What the night did")
+    return _end(report, config, spec)
+
+
+@task(name="checkpoint", result_serializer="json", task_run_name="{source}")
+def checkpoint(source: str, arguments: dict[str, Any], notes: list[dict[str, Any]], limits: list[str]) -> int:
+    """Convert one checkpoint as its route says, and note in the ledger that it is made.
+
+    Args:
+        source: the checkpoint; names the run.
+        arguments: the fields of a ConvertSpec.
+        notes: what the ledger is told.
+        limits: global concurrency limits to occupy meanwhile.
+
+    Returns:
+        Bytes written.
+    """
+    with concurrency(limits, occupy=1) if limits else nullcontext():
+        done = chain(ConvertSpec(source=source, **arguments))
+    note(notes)
+    return sum(
+        one["receipt"]["bytes_written"] for one in (done, *done["further"]) if not one["receipt"]["already"]
+    )
+
+
+def _carry_all(plans: tuple[Plan, ...], config: Config) -> tuple[Outcome, ...]:
+    """Route after route, each with its own number of checkpoints at a time."""
+    _make_limits(config)
+    outcomes: list[Outcome] = []
+    for plan in plans:
+        with ThreadPoolTaskRunner(max_workers=plan.route.concurrency) as runner:
+            first = [(work, work.targets) for work in plan.works]
+            for work, targets, outcome, error in _wave(runner, plan.route, config, first):
+                again = (
+                    [(work, (one,)) for one in targets] if outcome.came == "failed" and targets[1:] else []
+                )
+                if again:
+                    outcomes += [one for *_rest, one, _e in _noted(_wave(runner, plan.route, config, again))]
+                else:
+                    outcomes += [one for *_rest, one, _e in _noted([(work, targets, outcome, error)])]
+    return tuple(outcomes)
+
+
+Row = tuple[Work, tuple[Wanted, ...], Outcome, WherryError | None]
+
+
+def _wave(
+    runner: Any, route: Route, config: Config, asked: list[tuple[Work, tuple[Wanted, ...]]]
+) -> list[Row]:
+    """Submit all at once, the runner bounds how many run; then wait for each."""
+    futures = [runner.submit(checkpoint, parameters=_parameters(route, config, *one)) for one in asked]
+    return [(*one, *_outcome(*one, future)) for one, future in zip(asked, futures, strict=True)]
+
+
+def _noted(rows: list[Row]) -> list[Row]:
+    for work, targets, _came, error in rows:
+        if error is not None:
+            note(failed_notes(work, targets, error))
+    return rows
+
+
+def _outcome(
+    work: Work, targets: tuple[Wanted, ...], future: PrefectFuture[int]
+) -> tuple[Outcome, WherryError | None]:
+    future.wait()
+    state = future.state
+    if state.is_completed():
+        places = tuple(one.place for one in targets)
+        return Outcome(work.route, work.source.found.uri, "converted", places, state.result()), None
+    error = as_ours(state.result(raise_on_failure=False), work.source.found.uri)
+    return came_of(work, error), error
+
+
+def _parameters(route: Route, config: Config, work: Work, targets: tuple[Wanted, ...]) -> dict[str, Any]:
+    made = [_target(one).model_dump(mode="json") for one in targets]
+    arguments = {
+        **made[0], "further": made[1:], "format": route.source_format or work.source.found.format,
+        "opaque": route.opaque, "ignore": route.ignore, "memory": route.memory or config.settings.memory,
+        "read_back": route.read_back, "verify": route.verify, "meta": route.meta, "alias": route.alias,
+        "tags": route.tags, "sign": route.sign,
+        "tracking_uri": config.settings.mlflow.tracking_uri, "registry_uri": config.settings.mlflow.registry_uri,
+    }  # fmt: skip
+    uris = [work.source.found.uri, *(one.place for one in targets)]
+    limits = [LIMIT + name for name in limits_of(uris, config.settings.concurrency)]
+    return {
+        "source": work.source.found.uri, "arguments": arguments, "notes": made_notes(work, targets), "limits": limits,
+    }  # fmt: skip
+
+
+def _target(one: Wanted) -> TargetSpec:
+    rule = one.rule
+    return TargetSpec(
+        target=one.uri, to=rule.format, options=rule.options, only=rule.only, into=rule.into, family=rule.family,
+        family_file=rule.family_file, config=rule.config, dtype=rule.dtype, assets=rule.assets,
+        rename=rule.rename, model_name=one.model,
+    )  # fmt: skip
+
+
+def _make_limits(config: Config) -> None:
+    """The global concurrency limits that the configuration states, made or set on the server."""
+    with get_client(sync_client=True) as client:
+        for store, limit in config.settings.concurrency.items():
+            client.upsert_global_concurrency_limit_by_name(LIMIT + store, limit)
+
+
+def _end(report: Report, config: Config, spec: NightlySpec) -> Any:
+    error = failure(report)
+    if not spec.dry_run:
+        _tell(report, config, error)
+    if error is not None:
+        raise error
+    if report.skipped and not report.plans:
+        return Completed(name="Skipped", message="another night is at work", data=report.to_json())
+    return report.to_json()
+
+
+def _tell(report: Report, config: Config, error: WherryError | None) -> None:
+    cure = error.cure if error else None
+    notice = Notice("Nightly conversion", dict(report.counts), error.what if error else None, cure)
+    notify(notice, Channels(**config.settings.notify.model_dump()))

@@ -1,0 +1,118 @@
+"""The promote flow: verify a registered checkpoint again, judge it by the policy, move the alias; or roll back.
+
+Load it as `flows/promote.py:promote` or `wherry.flows.promote.promote`. It may be run again after a crash: an alias
+that is there already is recognised. A refusal ends the flow as Failed, with every gate in a table artifact.
+"""
+
+from typing import Any, Self
+
+from prefect import flow
+from prefect.artifacts import create_link_artifact, create_table_artifact
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from wherry.errors import WherryError
+from wherry.policy import Policy
+from wherry.tasks.promote import promote as promote_task
+from wherry.tasks.promote import rollback as rollback_task
+
+
+class PromoteSpec(BaseModel):
+    """What to promote; the one parameter of the flow, and its form in the Prefect UI."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    subject: str | None = Field(
+        default=None,
+        description="Model URI (models:/NAME@candidate, models:/NAME/VERSION) or a checkpoint's URI.",
+    )
+    name: str | None = Field(
+        default=None, description="Registered model; needed for a checkpoint's URI and for a rollback."
+    )
+    to_alias: str = Field(
+        default="champion", description="Alias to give; the version that has it becomes `previous`."
+    )
+    rollback: bool = Field(
+        default=False, description="Instead, give the alias of `name` back to the version that had it before."
+    )
+    level: str = Field(
+        default="",
+        description="Level of the verification; by default `digest` to promote and `present` to roll back.",
+    )
+    policy: Policy = Field(default=Policy(), description="Gates that it must pass.")
+    tracking_uri: str | None = Field(
+        default=None, description="MLflow tracking store; an embedded one by default."
+    )
+    registry_uri: str | None = Field(
+        default=None, description="MLflow registry; the tracking store by default."
+    )
+    to_registry_uri: str | None = Field(default=None, description="Another registry to promote into.")
+
+    @model_validator(mode="after")
+    def _says_what(self) -> Self:
+        if self.rollback and not self.name:
+            raise ValueError("a rollback needs `name`")
+        if not self.rollback and not self.subject:
+            raise ValueError("a promotion needs `subject`")
+        return self
+
+
+@flow(name="promote", flow_run_name="{spec.subject} to {spec.to_alias}", result_serializer="json")
+def promote(spec: PromoteSpec) -> dict[str, Any]:
+    """Promote a checkpoint, or roll a promotion back.
+
+    Returns:
+        The JSON form of the promotion or rollback.
+    """
+    try:
+        done = _carry_out(spec)
+    except WherryError as error:
+        rows = [
+            {"what": key, "value": str(value)} for key, value in error.to_json().items() if value is not None
+        ]
+        create_table_artifact(rows, key="wherry-failure", description=f"{_subject(spec)} was not promoted")
+        raise
+    create_table_artifact(
+        summary(done), key="wherry-promotion", description=f"{_subject(spec)}: {done['alias']}"
+    )
+    if done["page"]:
+        text = f"{done['name']} version {done['version']}"
+        create_link_artifact(
+            done["page"], link_text=text, key="wherry-model-version", description="In the MLflow UI"
+        )
+    return done
+
+
+def summary(done: dict[str, Any]) -> list[dict[str, str]]:
+    """The flow's result as rows of (what, value): the promotion, then each gate."""
+    rows = {
+        "model": f"{done['name']} version {done['version']}",
+        "alias": done["alias"],
+        "replaced": done["replaced"] or "nothing",
+        "already there": "yes" if done["already"] else "no",
+        "checkpoint": done["uri"],
+        "digest": done["checkpoint_digest"],
+        "verified": f"at level {done['level']}",
+        "by": done["by"],
+        "registry": done["registry"],
+    }
+    gates = [(f"gate {row['gate']} {row['asked']}", row["found"]) for row in done["gates"]]
+    return [{"what": what, "value": value} for what, value in [*rows.items(), *gates]]
+
+
+def _carry_out(spec: PromoteSpec) -> dict[str, Any]:
+    common: dict[str, Any] = {"tracking_uri": spec.tracking_uri, "registry_uri": spec.registry_uri}
+    common |= {"level": spec.level} if spec.level else {}
+    if spec.rollback:
+        return rollback_task(spec.name or "", alias=spec.to_alias, **common)
+    return promote_task(
+        spec.subject or "",
+        name=spec.name,
+        to_alias=spec.to_alias,
+        gates=spec.policy.model_dump(mode="json"),
+        to_registry_uri=spec.to_registry_uri,
+        **common,
+    )
+
+
+def _subject(spec: PromoteSpec) -> str:
+    return f"the rollback of {spec.name}" if spec.rollback else str(spec.subject)

@@ -1,0 +1,44 @@
+"""promote, as tasks: verify a registered checkpoint, judge it, move an alias; and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import task
+
+from wherry.promote import promote as carry_out
+from wherry.promote import rollback as go_back
+from wherry.tasks.common import STEP, progress_artifact, run_logger
+
+
+@task(name="promote", **STEP)
+def promote(subject: str, **chosen: Any) -> dict[str, Any]:
+    """Promote a checkpoint or model version; fails where bytes or policy say no.
+
+    Args:
+        subject: a model URI or a checkpoint's URI.
+        chosen: further arguments of `wherry.promote`.
+
+    Returns:
+        The JSON form of the promotion.
+    """
+    done = carry_out(subject, progress=progress_artifact("promote", subject), **chosen)
+    outcome = "was there already" if done.already else f"replaces version {done.replaced}"
+    run_logger().info("%s version %s is %s; it %s", done.name, done.version, done.alias, outcome)
+    return done.to_json()
+
+
+@task(name="rollback", **STEP)
+def rollback(name: str, **chosen: Any) -> dict[str, Any]:
+    """Give an alias back to the version that had it before.
+
+    Args:
+        name: the registered model.
+        chosen: further arguments of `wherry.promote.rollback`.
+
+    Returns:
+        The JSON form of the rollback.
+    """
+    done = go_back(name, progress=progress_artifact("rollback", name), **chosen)
+    run_logger().info("%s version %s is %s again", done.name, done.version, done.alias)
+    return done.to_json()

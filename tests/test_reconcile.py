@@ -1,0 +1,195 @@
+"""Reconciliation: what lies there minus what the ledger has, for every kind of selection and every reason not to."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from wherry import __version__
+from wherry.config_schema import Route
+from wherry.ledger import open_ledger
+from wherry.ledger_conversions import ConvertedTarget
+from wherry.reconcile import Known, estimate, hours, known, todo
+from wherry.scores import score
+from wherry.survey import survey
+
+
+def route(root, out="/out", **fields):
+    rule = {"format": "safetensors", "uri": f"{out}/{{name}}.safetensors"}
+    targets = fields.pop("targets", [rule])
+    return Route(name="r", root=str(root), min_age=0, targets=targets, **fields)
+
+
+def checkpoint(folder, run, step, **metrics):
+    place = folder / run / f"checkpoint-{step}"
+    place.mkdir(parents=True)
+    save_file({"w": np.ones((8, 4), np.float32)}, place / "model.safetensors")
+    if metrics:
+        history = [{"loss": 9.0}, metrics]
+        (place / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    return place
+
+
+def taken(where, passed=None):
+    told = [] if passed is None else passed
+    return [(one.where.run, one.where.step) for one in survey(where, on_pass=told.append)]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    root = tmp_path / "runs"
+    for run in ("team/a", "b"):
+        for step, loss in ((100, 3.0), (200, 1.0), (300, 2.0)):
+            checkpoint(root, run, step, loss=loss, accuracy=step)
+    return root
+
+
+def test_selections(runs):
+    assert taken(route(runs)) == [("b", 300), ("team/a", 300)]
+    assert taken(route(runs, select="best(loss)")) == [("b", 200), ("team/a", 200)]
+    assert taken(route(runs, select="best(accuracy, max)")) == [("b", 300), ("team/a", 300)]
+    assert taken(route(runs, select="every 200")) == [("b", 200), ("team/a", 200)]
+    assert len(taken(route(runs, select="all"))) == 6
+    assert taken(route(runs, runs=["team/*"])) == [("team/a", 300)]
+    assert taken(route(runs, formats=["orbax"])) == []
+    for place in runs.glob("b/*/*"):
+        os.utime(place, (time.time() - 10 * 86400,) * 2)
+    since = time.strftime("%Y-%m-%d", time.gmtime(time.time() - 2 * 86400))
+    assert {run for run, _step in taken(route(runs, select=f"since {since}"))} == {"team/a"}
+
+
+def test_what_is_passed_over_is_told(runs):
+    (runs / "b" / "checkpoint-300" / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
+    checkpoint(runs, "c", 1)
+    passed = []
+    assert taken(route(runs, select="best(loss)"), passed)
+    reasons = {(one.why, one.uri.removeprefix(str(runs))) for one in passed}
+    assert ("no score", "/c/checkpoint-1") in reasons
+    assert ("not taken", "/team/a/checkpoint-100") in reasons
+    assert any(uri == "/b/checkpoint-300" for _why, uri in reasons)
+
+
+def test_scores(tmp_path, corpus):
+    place = checkpoint(tmp_path, "r", 1, loss=2.5, eval={"acc": 1})
+    assert score(str(place), "loss") == 2.5
+    assert score(str(place), "eval/acc") == 1.0
+    assert score(str(place), "none") is None
+    orbax = corpus / "orbax-0128-manager-best" / "checkpoint" / "run" / "3"
+    assert score(str(orbax / "default"), "loss") == score(str(orbax), "loss") == 2.0
+
+
+def converted(candidate, place, **fields):
+    row = ConvertedTarget(
+        target_uri=place, format="safetensors", target_digest="t", plan_digest="p", options={}, time="2026",
+        source_uri=candidate.found.uri, source_fingerprint=candidate.fingerprint, source_digest="s", statement=1,
+        lossless=True, software="", gone=None,
+    )  # fmt: skip
+    return replace(row, **fields)
+
+
+def knowing(*rows, **fields):
+    by_source = {}
+    for row in rows:
+        by_source.setdefault((row.source_uri, row.source_fingerprint), []).append(row)
+    return Known(by_source, {row.target_uri: row for row in rows}, **fields)
+
+
+@pytest.fixture
+def one(tmp_path):
+    checkpoint(tmp_path / "runs", "a", 1)
+    way = route(tmp_path / "runs")
+    (found,) = survey(way)
+    return way, found, "/out/a/checkpoint-1.safetensors"
+
+
+def standing(way, found, facts, *, there=True, **fields):
+    rest = todo(way, [found], facts, exists=lambda _uri: there, **fields)
+    return [work.reasons[0] for work in rest.works] or [row.why for row in rest.passed]
+
+
+def test_every_standing_of_a_target(one):
+    way, found, place = one
+    done = converted(found, place)
+    assert standing(way, found, Known(), there=False) == ["new"]
+    assert standing(way, found, knowing(done)) == ["done"]
+    assert standing(way, found, knowing(done), there=False) == ["its target is gone"]
+    assert standing(way, found, knowing(replace(done, gone="2026")), there=False) == ["pruned"]
+    assert standing(way, found, knowing(replace(done, source_fingerprint="old"))) == ["stale"]
+    assert standing(way, found, knowing(done, requests={place: "another"})) == ["stale"]
+    failed = {(found.found.uri, found.fingerprint): {_request(way): "it is full of holes"}}
+    assert standing(way, found, Known(failed=failed), there=False) == ["failed"]
+    assert standing(way, found, Known(failed=failed), there=False, retry_failed=True) == ["new"]
+    nameless = replace(found, where=replace(found.where, step=None))
+    blocked = route(way.root, targets=[{"format": "safetensors", "uri": "/out/{step}"}])
+    assert standing(blocked, nameless, Known()) == ["blocked"]
+
+
+def _request(way):
+    from wherry.routes import request_of
+
+    return request_of(way, way.targets[0])
+
+
+def test_a_request_changes_with_what_decides_and_not_with_the_place(one):
+    way, _found, _place = one
+    base = way.targets[0]
+    assert _request(way) != _request(
+        way.model_copy(update={"targets": (base.model_copy(update={"dtype": "bfloat16"}),)})
+    )
+    assert _request(way) == _request(
+        way.model_copy(update={"targets": (base.model_copy(update={"uri": "/x/{name}"}),)})
+    )
+
+
+def test_limits_and_estimates(tmp_path):
+    for step in range(1, 6):
+        checkpoint(tmp_path / "runs", "a", step)
+    way = route(tmp_path / "runs", select="all", max_items=2, first_night_items=3)
+    found = survey(way)
+    rest = todo(way, found, Known(), exists=lambda _uri: False)
+    assert [work.source.where.step for work in rest.works] == [5, 4]
+    assert (rest.count, len(rest.waiting)) == (5, 3)
+    assert rest.nbytes == sum(one.nbytes for one in found)
+    assert "5 checkpoints wait" in estimate(rest, Known(), way)
+    assert estimate(rest, Known(routes=frozenset({"r"})), way) is not None, "`first` was decided by todo"
+    assert estimate(replace(rest, first=False), Known(), way) is None
+    assert estimate(rest, Known(), way.model_copy(update={"first_night": "convert"})) is None
+    assert hours(rest, Known(rate=rest.nbytes / 3600), way) == pytest.approx(0.5)
+    small = way.model_copy(update={"max_items": None, "max_bytes": "1B"})
+    assert len(todo(small, found, Known(), exists=lambda _uri: False).works) == 1, (
+        "one larger than a night goes alone"
+    )
+
+
+def test_a_night_of_ten_thousand_is_subtracted_quickly(one):
+    way, found, _place = one
+    many = [replace(found, fingerprint=str(number)) for number in range(10_000)]
+    rows = [converted(item, "/out/a/checkpoint-1.safetensors") for item in many]
+    start = time.monotonic()
+    rest = todo(way, many, knowing(*rows), exists=lambda _uri: True)
+    assert not rest.works
+    assert time.monotonic() - start < 10
+
+
+def test_known_reads_notes_of_the_ledger():
+    from wherry.ledger import record_event
+
+    made = {"about": "route", "route": "r", "request": "q", "target": "/t"}
+    failed = {
+        "about": "failure", "route": "r", "source": "/s", "fingerprint": "f", "requests": ["q"], "error": "e",
+        "wherry": __version__,
+    }  # fmt: skip
+    with open_ledger() as ledger:
+        for body in (made, failed, {**failed, "fingerprint": "g", "wherry": "0.0.1"}, {"text": "somebody's"}):
+            record_event(ledger, "note", None, body)
+        facts = known(ledger)
+    assert facts.requests == {"/t": "q"}
+    assert facts.routes == {"r"}
+    assert facts.failed == {("/s", "f"): {"q": "e"}}, "what an older wherry could not do is tried again"
+    assert facts.rate is None

@@ -1,0 +1,149 @@
+"""Small values as people write them in `wherry.toml`: durations, which checkpoints, and templates of names.
+
+    min_age = "15m"                          seconds, or a number with s, m, h, d or w
+    select = "best(eval/accuracy, max)"      latest · best(METRIC[, min|max]) · every N · all · since DATE
+    uri = "gs://out/{run}/{step|final}/{format}"
+
+A template names its fields in braces; what follows a bar is taken where the field is unknown. Unknown words are errors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Choice = Literal["latest", "best", "every", "all", "since"]
+FIELDS = ("run", "step", "format", "name", "route", "family", "kind")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*")
+_BEST = re.compile(r"best\(\s*([^,()]+?)\s*(?:,\s*(min|max)\s*)?\)")
+_EVERY = re.compile(r"every\s+(\d+)")
+_SINCE = re.compile(r"since\s+(\S+)")
+_FIELD = re.compile(r"\{(\w*)(?:\|([^{}]*))?\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Which checkpoints of each run are meant.
+
+    Attributes:
+        choice: `latest` newest complete step, `best` by a metric, `every` steps that N divides, `all`, or `since`
+            a moment.
+        metric: for `best`.
+        highest: for `best`: whether more is better.
+        steps: for `every`: N.
+        since: for `since`: UTC.
+    """
+
+    choice: Choice
+    metric: str = ""
+    highest: bool = False
+    steps: int = 1
+    since: datetime | None = None
+
+
+def duration(text: str | float) -> float:
+    """Seconds of a duration such as `15m`, `2h` or `30d`; a bare number is seconds.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = _DURATION.fullmatch(str(text))
+    if found is None:
+        raise UsageError(f"not a duration: {text!r}", cure="write for example 900, 15m, 2h or 30d")
+    return float(found.group(1)) * _SECONDS[found.group(2)]
+
+
+def select(text: str) -> Select:
+    """Read which checkpoints are meant.
+
+    Raises:
+        UsageError: it is none of the forms.
+    """
+    words = text.strip()
+    if words == "latest":
+        return Select("latest")
+    if words == "all":
+        return Select("all")
+    if found := _BEST.fullmatch(words):
+        return Select("best", metric=found.group(1), highest=found.group(2) == "max")
+    if (found := _EVERY.fullmatch(words)) and int(found.group(1)) > 0:
+        return Select("every", steps=int(found.group(1)))
+    if found := _SINCE.fullmatch(words):
+        return Select("since", since=moment(found.group(1)))
+    raise UsageError(
+        f"not a selection: {text!r}",
+        cure="write latest, best(METRIC), best(METRIC, max), every N, all or since DATE",
+    )
+
+
+def moment(text: str) -> datetime:
+    """A date or time of ISO 8601; UTC where it states no offset.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"not a date: {text!r}", cure="write for example 2026-11-01 or 2026-11-01T02:30+01:00"
+        ) from None
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def require_template(text: str) -> str:
+    """The template itself.
+
+    Raises:
+        UsageError: a field that nobody knows, or a brace that ends nothing.
+    """
+    for name in placeholders(text):
+        if name not in FIELDS:
+            raise UsageError(
+                f"unknown field {{{name}}} in {text!r}",
+                cure=f"choose among {', '.join(f'{{{field}}}' for field in FIELDS)}",
+            )
+    if set("{}") & set(_FIELD.sub("", text)):
+        raise UsageError(f"a brace without its partner in {text!r}", cure="write fields as {run}")
+    return text
+
+
+def placeholders(text: str) -> list[str]:
+    """The fields that a template names."""
+    return [found.group(1) for found in _FIELD.finditer(text)]
+
+
+def render(template: str, values: Mapping[str, str | None]) -> str:
+    """Fill a template.
+
+    Raises:
+        UsageError: a field that is not known here and has no text after a bar.
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        name, otherwise = found.groups()
+        value = values.get(name)
+        if value is None and otherwise is None:
+            raise UsageError(
+                f"{{{name}}} is not known of this checkpoint, and {template!r} asks for it",
+                cure=f"write {{{name}|TEXT}} with what shall stand there instead",
+            )
+        return otherwise if value is None else value
+
+    return _FIELD.sub(fill, template)
+
+
+def settings_of(options: Mapping[str, object], rename: Sequence[str]) -> dict[str, object]:
+    """What `--set` would be given: options with truth as its words, and the renames as one option."""
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else value for name, value in options.items()
+    }
+    return {**words, **({"rename": "; ".join(rename)} if rename else {})}

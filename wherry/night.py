@@ -1,0 +1,256 @@
+"""night: one unattended run over the routes, whoever runs it: what is to do, what came of it, and the report.
+
+    plan_night → for each work: convert, verify, register, `note` what came of it → report
+
+The order of a night is that of the routes. A checkpoint that fails or vanishes is a row of the report and stops
+nothing. Two nights over one route exclude each other by a lease in the home; the second one skips.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from wherry import __version__
+from wherry.errors import DamagedError, NotFoundError, TargetInUseError, WherryError, storage_error
+from wherry.home import ensure_home
+from wherry.lease import Lease
+from wherry.reconcile import FAILED, MADE, Todo, Work, estimate, hours, known, todo
+from wherry.registry import find_format
+from wherry.store import locate
+from wherry.survey import Passed, survey
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping
+
+    from wherry.config_schema import Route
+    from wherry.routes import Wanted
+
+Came = Literal["converted", "failed", "vanished", "in use"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one route does tonight.
+
+    Attributes:
+        route: the route.
+        todo: the difference.
+        hours: how long all that waits would take.
+        estimate: why nothing is converted tonight; None where it is.
+        error: why the root could not be looked at, as JSON of an error; None where it could.
+    """
+
+    route: Route
+    todo: Todo
+    hours: float
+    estimate: str | None = None
+    error: dict[str, Any] | None = None
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """What is converted tonight."""
+        return () if self.estimate else self.todo.works
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dry run prints it."""
+        return {
+            "route": self.route.name, "count": self.todo.count, "bytes": self.todo.nbytes,
+            "hours": round(self.hours, 3), "tonight": len(self.works), "estimate": self.estimate, "error": self.error,
+            "works": [work.to_json() for work in self.todo.works],
+            "passed": [one.to_json() for one in self.todo.passed],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one work.
+
+    Attributes:
+        route: its name.
+        source: URI of the checkpoint.
+        came: in one word.
+        targets: URIs of what was made.
+        nbytes: bytes written.
+        error: JSON form of the error; None where there was none.
+    """
+
+    route: str
+    source: str
+    came: Came
+    targets: tuple[str, ...] = ()
+    nbytes: int = 0
+    error: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {
+            "route": self.route, "source": self.source, "came": self.came, "targets": list(self.targets),
+            "bytes": self.nbytes, "error": self.error,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a night did.
+
+    Attributes:
+        plans: for each route.
+        outcomes: for each work.
+        skipped: routes that another night works on.
+    """
+
+    plans: tuple[Plan, ...]
+    outcomes: tuple[Outcome, ...] = ()
+    skipped: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count once."""
+        counts = Counter[str](outcome.came for outcome in self.outcomes)
+        counts.update(one.why for plan in self.plans for one in plan.todo.passed)
+        counts["failed"] += sum(plan.error is not None for plan in self.plans)
+        object.__setattr__(
+            self, "counts", {name: number for name, number in sorted(counts.items()) if number}
+        )
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """Errors of this night, in order; what is known to fail and was not tried is none."""
+        found = [plan.error for plan in self.plans if plan.error is not None]
+        found += [
+            {**one.error, "uri": one.error["uri"] or one.source}
+            for one in self.outcomes
+            if one.came == "failed" and one.error is not None
+        ]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """As the flow returns it."""
+        return {
+            "schema": 1, "counts": dict(self.counts), "skipped": list(self.skipped),
+            "plans": [plan.to_json() for plan in self.plans],
+            "outcomes": [outcome.to_json() for outcome in self.outcomes],
+        }  # fmt: skip
+
+
+def plan_night(routes: Iterable[Route], *, retry_failed: bool = False, go: bool = False) -> tuple[Plan, ...]:
+    """What each route has to do now; nothing is written.
+
+    Args:
+        routes: in order.
+        retry_failed: try again what failed for good with the same files.
+        go: convert on a first night too.
+    """
+    from wherry.ledger import open_ledger
+
+    with open_ledger() as ledger:
+        facts = known(ledger)
+    products = frozenset(facts.at)
+    plans: list[Plan] = []
+    for route in routes:
+        passed: list[Passed] = []
+        try:
+            found = survey(route, products=products, on_pass=passed.append)
+        except Exception as error:  # noqa: BLE001  one root that nobody can look at does not stop the others
+            empty = Todo(route.name, (), tuple(passed), (), first=False)
+            plans.append(Plan(route, empty, 0.0, error=as_ours(error, route.root).to_json()))
+            continue
+        rest = todo(route, found, facts, exists=_exists, retry_failed=retry_failed)
+        full = Todo(rest.route, rest.works, (*passed, *rest.passed), rest.waiting, rest.first)
+        plans.append(
+            Plan(route, full, hours(full, facts, route), None if go else estimate(full, facts, route))
+        )
+    return tuple(plans)
+
+
+@contextmanager
+def holding(route: Route) -> Generator[bool]:
+    """Exclude other nights over a route; False where one is at work."""
+    lease = Lease(ensure_home() / f"night-{route.name}.lease", f"route {route.name}")
+    try:
+        lease.__enter__()
+    except TargetInUseError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lease.__exit__(None, None, None)
+
+
+def as_ours(error: BaseException, uri: str) -> WherryError:
+    """Any error as one of ours: storage libraries raise their own, and a bug must cost one checkpoint, not a night."""
+    if isinstance(error, WherryError):
+        return error
+    if isinstance(error, OSError):
+        return storage_error(error, uri)
+    return WherryError(
+        f"{type(error).__name__}: {error}", uri=uri, cure="look at the log of the run", retryable=True
+    )
+
+
+def came_of(work: Work, error: WherryError) -> Outcome:
+    """What an error of a work means: it vanished, another run is at it, or it failed."""
+    gone = isinstance(error, NotFoundError) and not _exists(work.source.found.uri)
+    came: Came = "vanished" if gone else "in use" if isinstance(error, TargetInUseError) else "failed"
+    return Outcome(work.route, work.source.found.uri, came, error=error.to_json())
+
+
+def made_notes(work: Work, targets: Iterable[Wanted]) -> list[dict[str, Any]]:
+    """What the ledger is told of targets that are made: which route wanted them, and by which request."""
+    source = work.source
+    return [
+        {
+            "about": MADE, "route": work.route, "request": one.request, "target": one.place,
+            "committed": one.committed, "source": source.found.uri, "run": source.where.run, "step": source.where.step,
+            "format": find_format(one.rule.format).name, "score": source.score,
+        }
+        for one in targets
+    ]  # fmt: skip
+
+
+def failed_notes(work: Work, targets: Iterable[Wanted], error: WherryError) -> list[dict[str, Any]]:
+    """What the ledger is told of a failure that the same files will meet again; nothing where a retry can cure it."""
+    if error.retryable or isinstance(error, (NotFoundError, TargetInUseError)):
+        return []
+    body = {
+        "about": FAILED, "route": work.route, "source": work.source.found.uri,
+        "fingerprint": work.source.fingerprint, "requests": [one.request for one in targets],
+        "error": error.what, "wherry": __version__,
+    }  # fmt: skip
+    return [body]
+
+
+def note(bodies: Iterable[dict[str, Any]]) -> None:
+    """Append notes to the ledger.
+
+    Raises:
+        StorageError: the ledger cannot be written.
+    """
+    from wherry.ledger import open_ledger, record_event
+
+    with open_ledger() as ledger:
+        for body in bodies:
+            record_event(ledger, "note", None, body)
+
+
+def failure(report: Report) -> WherryError | None:
+    """The error that the whole night ends with: of the kind of the first one; None where nothing failed."""
+    found = report.failures
+    if not found:
+        return None
+    first = found[0]
+    known_kinds = {
+        kind.__name__: kind for kind in (*WherryError.__subclasses__(), *DamagedError.__subclasses__())
+    }
+    kind = known_kinds.get(str(first["error"]), WherryError)
+    tried = len(report.outcomes)
+    what = f"{len(found)} of {max(tried, len(found))} failed; the first: {first['what']}"
+    return kind(what, uri=first["uri"], path=first["path"], cure=first["cure"], stage=first["stage"])
+
+
+def _exists(uri: str) -> bool:
+    return locate(uri).exists()

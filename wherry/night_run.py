@@ -1,0 +1,140 @@
+"""A night without Prefect: the same plan and the same report as the flow, on threads of this process.
+
+Each checkpoint: convert, verify, register, note. Where a conversion to several targets fails each is tried alone.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wherry.convert import Target, convert_all
+from wherry.errors import IncompleteError, MismatchError
+from wherry.lineage import record, record_outcome
+from wherry.night import (
+    Outcome,
+    Report,
+    as_ours,
+    came_of,
+    failed_notes,
+    holding,
+    made_notes,
+    note,
+    plan_night,
+)
+from wherry.opaque import allowing
+from wherry.register import register
+from wherry.sidecar import read_sidecar
+from wherry.store import locate
+from wherry.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wherry.config import Config
+    from wherry.config_schema import Route
+    from wherry.receipt import Receipt
+    from wherry.reconcile import Work
+    from wherry.routes import Wanted
+
+COMPARING = ("roundtrip", "logits")  # levels that need the source
+
+
+def run_night(
+    config: Config,
+    routes: Iterable[Route],
+    *,
+    dry_run: bool = False,
+    go: bool = False,
+    retry_failed: bool = False,
+) -> Report:
+    """Convert what these routes ask for and the ledger does not have.
+
+    Args:
+        config: with the settings.
+        routes: in order.
+        dry_run: only plan.
+        go: convert on a first night too.
+        retry_failed: try again what failed for good with the same files.
+
+    Raises:
+        StorageError: the ledger cannot be read or written.
+    """
+    with ExitStack() as stack:
+        asked = tuple(routes)
+        free = [route for route in asked if dry_run or stack.enter_context(holding(route))]
+        plans = plan_night(free, retry_failed=retry_failed, go=go)
+        outcomes: list[Outcome] = []
+        for plan in () if dry_run else plans:
+            with ThreadPoolExecutor(plan.route.concurrency, thread_name_prefix="wherry-night") as pool:
+                done = pool.map(partial(_work, config, plan.route), plan.works)
+                outcomes += [one for rows in done for one in rows]
+    return Report(plans, tuple(outcomes), tuple(route.name for route in asked if route not in free))
+
+
+def _work(config: Config, route: Route, work: Work) -> list[Outcome]:
+    try:
+        return [_carry(config, route, work, work.targets)]
+    except Exception as caught:  # noqa: BLE001  whatever it is, it stops this checkpoint alone
+        error = as_ours(caught, work.source.found.uri)
+        outcome = came_of(work, error)
+        if outcome.came != "failed" or not work.targets[1:]:
+            note(failed_notes(work, work.targets, error))
+            return [outcome]
+    return [_alone(config, route, work, one) for one in work.targets]
+
+
+def _alone(config: Config, route: Route, work: Work, one: Wanted) -> Outcome:
+    try:
+        return _carry(config, route, work, (one,))
+    except Exception as caught:  # noqa: BLE001  whatever it is, it stops this target alone
+        error = as_ours(caught, work.source.found.uri)
+        note(failed_notes(work, (one,), error))
+        return came_of(work, error)
+
+
+def _carry(config: Config, route: Route, work: Work, targets: tuple[Wanted, ...]) -> Outcome:
+    source = work.source.found
+    wanted = [
+        Target(one.uri, one.rule.format, one.rule.settings, one.rule.wish, one.rule.only, one.rule.into)
+        for one in targets
+    ]
+    with allowing(route.opaque):
+        group = convert_all(
+            source.uri, wanted, memory=route.memory or config.settings.memory, ignore=route.ignore,
+            verify="digest" if route.read_back else "none", format=route.source_format or source.format,
+            meta=route.meta, sign=route.sign,
+        )  # fmt: skip
+    for one, receipt in zip(targets, group.receipts, strict=True):
+        _after(config, route, one, receipt)
+    note(made_notes(work, targets))
+    written = sum(receipt.bytes_written for receipt in group.receipts if not receipt.already)
+    return Outcome(work.route, source.uri, "converted", tuple(one.place for one in targets), written)
+
+
+def _after(config: Config, route: Route, one: Wanted, receipt: Receipt) -> None:
+    """What follows the commit of one target."""
+    if receipt.already:
+        record(receipt)
+    uri = receipt.target.uri
+    if route.verify != "none":
+        _verified(uri, route.verify, receipt.source.uri)
+    if one.model is not None:
+        settings: dict[str, Any] = config.settings.mlflow.model_dump()
+        register(uri, one.model, alias=route.alias, tags=route.tags, **settings)
+
+
+def _verified(uri: str, level: str, source: str) -> None:
+    outcome = verify(uri, level=level, against=source if level in COMPARING else None)
+    sidecar = read_sidecar(locate(uri))
+    if sidecar is not None:
+        record_outcome(sidecar.checkpoint, outcome.to_json())
+    if not outcome.ok:
+        kind = IncompleteError if outcome.verdict == "incomplete" else MismatchError
+        first = outcome.failed[0]
+        raise kind(
+            f"verification failed: {first.reason}", uri=uri, path=first.path,
+            cure="restore the checkpoint, or delete it and convert again", stage="verify",
+        )  # fmt: skip
