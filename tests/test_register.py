@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +21,8 @@ from wherry.store import locate
 
 mlflow = pytest.importorskip("mlflow")
 
+versions = pytest.importorskip("wherry.integrations.mlflow_versions")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def own_home(tmp_path_factory):
@@ -35,6 +32,11 @@ def own_home(tmp_path_factory):
         for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def wherry_home(own_home):
+    """Not one for every test: see above."""
 
 
 @pytest.fixture
@@ -75,7 +77,9 @@ def test_a_version_points_at_the_bytes_and_carries_the_digests(receipt, client, 
         "wherry.version": wherry.__version__,
         "wherry.source_uri": receipt.source.uri,
         "wherry.source_digest": receipt.source.checkpoint_digest,
+        "wherry.fetch": f"wherry fetch wherry://sha256/{receipt.target.checkpoint_digest} TARGET",
     }
+    assert version.tags["wherry.fetch"] in version.description
     assert expected.items() <= version.tags.items()
     run = client.get_run(version.run_id)
     assert run.info.status == "FINISHED"
@@ -102,29 +106,33 @@ def test_registering_again_is_the_same_version(receipt, client, name):
     assert (row.name, row.version, row.state) == (name, "1", "registered")
 
 
-def test_six_threads_give_one_version(receipt, client, name):
-    with ThreadPoolExecutor(6) as pool:
-        done = list(pool.map(lambda _: wherry.register(receipt, name), range(6)))
-    [version] = client.search_model_versions(f"name = '{name}'")
-    assert {row.version for row in done} == {str(version.version)}
-    assert sum(row.created for row in done) == 1
-    mine = [
-        run
-        for run in runs(client)
-        if run.data.tags["wherry.checkpoint_digest"] == receipt.target.checkpoint_digest
-    ]
-    assert [run.info.run_id for run in mine] == [version.run_id]
+def logged(client, digest):
+    experiment = client.get_experiment_by_name("wherry").experiment_id
+    return client.search_logged_models(
+        [experiment], filter_string=f"tags.`wherry.checkpoint_digest` = '{digest}'"
+    )
 
 
-def test_the_loser_of_a_race_deletes_its_own(receipt, client, name, monkeypatch):
-    """The first search sees nothing, as it does when two processes register at once."""
-    service = wherry.registry.service("mlflow")
-    first = wherry.register(receipt, name)
-    find, blind = service._find, iter([True])
-    monkeypatch.setattr(service, "_find", lambda *given: None if next(blind, False) else find(*given))
-    second = wherry.register(receipt, name)
-    assert (second.version, second.created) == (first.version, False)
-    assert len(client.search_model_versions(f"name = '{name}'")) == 1
+def test_the_page_shows_source_and_converted(receipt, client, name, tmp_path):
+    wherry.register(receipt, name)
+    other = wherry.convert(tmp_path / "source.safetensors", tmp_path / "npz.npz", to="npz")
+    wherry.register(other, f"{name}-npz")
+    [source] = logged(client, receipt.source.checkpoint_digest)
+    assert source.tags["mlflow.model.isExternal"] == "true"
+    for model, digest in (
+        (name, receipt.target.checkpoint_digest),
+        (f"{name}-npz", other.target.checkpoint_digest),
+    ):
+        version = client.get_model_version(model, "1")
+        run = client.get_run(version.run_id)
+        assert [row.model_id for row in run.inputs.model_inputs] == [source.model_id]
+        [made] = logged(client, digest)
+        assert [row.model_id for row in run.outputs.model_outputs] == [made.model_id]
+        assert (version.tags["wherry.logged_model"], version.tags["wherry.source_model"]) == (
+            made.model_id,
+            source.model_id,
+        )
+        assert made.params["tensors"] == "2"
 
 
 @pytest.mark.parametrize("alias", ["latest", "v1"])
@@ -172,76 +180,13 @@ def test_a_store_that_cannot_be_opened_is_a_storage_error(receipt, name, tmp_pat
 
 
 def test_sources_as_registries_take_them(receipt):
-    service = wherry.registry.service("mlflow")
     sidecar = SimpleNamespace(checkpoint=receipt.target)
     by_digest = f"wherry://sha256/{receipt.target.checkpoint_digest}"
-    assert service._source(sidecar, "/models/a", "sqlite:////m.db") == "file:///models/a"
-    assert service._source(sidecar, "/models/a", "http://127.0.0.1:5000") == by_digest
-    assert service._source(sidecar, "memory://models/a", "sqlite:////m.db") == by_digest
-    page = service._page("https://user:secret@host/base/", "my model", "3")
+    assert versions._source(sidecar, "/models/a", "sqlite:////m.db") == "file:///models/a"
+    assert versions._source(sidecar, "/models/a", "http://127.0.0.1:5000") == by_digest
+    assert versions._source(sidecar, "memory://models/a", "sqlite:////m.db") == by_digest
+    page = wherry.registry.service("mlflow").page("https://user:secret@host/base/", "my model", "3")
     assert page == "https://host/base/#/models/my%20model/versions/3"
-
-
-@pytest.fixture
-def server(tmp_path):
-    """A real MLflow server on a free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store = [
-        "--backend-store-uri",
-        f"sqlite:///{tmp_path / 'm.db'}",
-        "--artifacts-destination",
-        str(tmp_path / "kept"),
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
-    process = subprocess.Popen([*command, *store], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        await_health(f"{url}/health", process)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-def await_health(url, process):
-    for _ in range(240):
-        assert process.poll() is None, "the MLflow server ended"
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
-    pytest.fail("the MLflow server did not come up in two minutes")
-
-
-@pytest.mark.server
-def test_through_a_server(receipt, name, server, capfd):
-    with ThreadPoolExecutor(6) as pool:
-        done = list(
-            pool.map(lambda _: wherry.register(receipt, name, alias="c", tracking_uri=server), range(6))
-        )
-    assert sum(row.created for row in done) == 1
-    [shown] = {(row.version, row.page) for row in done}
-    assert shown[1] == f"{server}/#/models/{name}/versions/{shown[0]}"
-    client = mlflow.MlflowClient(server, server)
-    [version] = client.search_model_versions(f"name = '{name}'")
-    assert version.source == f"wherry://sha256/{receipt.target.checkpoint_digest}"
-    assert version.tags["wherry.uri"] == receipt.target.uri
-    assert {file.path for file in client.list_artifacts(version.run_id)} == {"manifest.json", "receipt.json"}
-    assert capfd.readouterr().out == ""
 
 
 def test_credentials_in_a_uri_are_refused_and_not_shown(receipt, name):
@@ -251,7 +196,8 @@ def test_credentials_in_a_uri_are_refused_and_not_shown(receipt, name):
 
 
 def test_without_mlflow_the_extra_is_named(receipt, name, monkeypatch):
-    monkeypatch.delitem(sys.modules, "wherry.integrations.mlflow", raising=False)
+    for module in [one for one in sys.modules if one.startswith("wherry.integrations.mlflow")]:
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(MissingExtraError, match=r"wherry\[mlflow\]"):
         wherry.register(receipt, name)

@@ -24,6 +24,7 @@ from wherry.format import Absent, Glimpse
 from wherry.keypath import render
 from wherry.location import Location
 from wherry.registry import find_format, formats
+from wherry.resolve import meant
 from wherry.staging import is_staging
 from wherry.steps import Step, step_number, steps_among
 from wherry.store import locate
@@ -59,7 +60,7 @@ def detect(
     """Say what lies at a URI.
 
     Args:
-        uri: a checkpoint, a step folder or a run folder.
+        uri: a checkpoint, a step folder, a run folder or a model URI (`models:/name@alias`).
         format: decides where detection would not.
         step: which step of a run.
         item: which item of a step.
@@ -71,6 +72,7 @@ def detect(
         NotFoundError: nothing is there, or the run has no such step.
         StorageError: the storage failed.
     """
+    uri = meant(uri)
     try:
         location, found = resolve(uri, format=format, step=step, item=item)
     except (NotFoundError, OSError):
@@ -95,7 +97,7 @@ def resolve(
         AmbiguousError: several formats or items claim it equally.
         IncompleteError: it is a staging folder, or an empty step folder.
     """
-    location = _existing(locate(uri))
+    location = _existing(locate(meant(uri)))
     if is_staging(location.name):
         raise IncompleteError(
             "staging area of a conversion that has not finished",

@@ -37,7 +37,12 @@ def canonical_json(value: object) -> bytes:
 
 def sha256_of(kind: str, value: object) -> str:
     """Hex SHA-256 over a headline and the canonical JSON of a value."""
-    return hashlib.sha256(f"wherry {kind} 1\n".encode() + canonical_json(value)).hexdigest()
+    return sha256_text(kind, canonical_json(value))
+
+
+def sha256_text(kind: str, text: bytes) -> str:
+    """The same of a value whose canonical JSON is at hand."""
+    return hashlib.sha256(f"wherry {kind} 1\n".encode() + text).hexdigest()
 
 
 def leaf_count(nbytes: int) -> int:

@@ -57,7 +57,7 @@ def register(
     """Register a checkpoint that has a sidecar.
 
     Args:
-        uri_or_receipt: the checkpoint, a run folder, or the receipt of the conversion that made it.
+        uri_or_receipt: the checkpoint, a run folder, a model URI, or the receipt of the conversion that made it.
         name: the registered model; made where there is none.
         alias: set on the version, and taken from any other version of the model.
         tracking_uri: MLflow store for the run that holds receipt and manifest; `MLFLOW_TRACKING_URI`, or a SQLite
@@ -71,26 +71,41 @@ def register(
         MissingExtraError: mlflow is not installed.
         StorageError: the registry or the ledger cannot be reached or written.
     """
-    from wherry.ledger import claim_registration, drop_claim, open_ledger, record_registration
-
     reserved = sorted(key for key in tags or {} if key.startswith(RESERVED))
     if reserved:
         raise UsageError(f"tag {reserved[0]!r} is set by wherry", cure=f"choose a name without {RESERVED!r}")
     uri, sidecar = _subject(uri_or_receipt)
-    mlflow = service("mlflow")
     tracking = tracking_uri or mlflow_tracking_uri()
-    chosen = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
-    registry = without_secrets(chosen)
+    registry = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
+    return enter(
+        uri, sidecar, name, alias=alias, tags=tags or {}, tracking_uri=tracking, registry_uri=registry
+    )
+
+
+def enter(
+    uri: str,
+    sidecar: Sidecar,
+    name: str,
+    *,
+    alias: str | None,
+    tags: Mapping[str, str],
+    tracking_uri: str,
+    registry_uri: str,
+) -> Registration:
+    """Register a checkpoint whose sidecar has been read; as `register`, with any tags and both stores given."""
+    from wherry.ledger import claim_registration, drop_claim, open_ledger, record_registration
+
+    mlflow, registry = service("mlflow"), without_secrets(registry_uri)
+    stores = {"tracking_uri": tracking_uri, "registry_uri": registry_uri}
     with open_ledger() as ledger:
         claim_registration(ledger, sidecar.checkpoint, registry, name)
         try:
-            done = mlflow.register_version(
-                sidecar, uri, name, alias=alias, tags=tags or {}, tracking_uri=tracking, registry_uri=chosen
-            )
+            # what this attempt creates is taken back where the ledger fails
+            with mlflow.registering(sidecar, uri, name, alias=alias, tags=tags, **stores) as done:
+                record_registration(ledger, sidecar.checkpoint, registry, name, done.version)
         except WherryError:
             drop_claim(ledger, sidecar.checkpoint, registry, name)
             raise
-        record_registration(ledger, sidecar.checkpoint, registry, name, done.version)
     digest = sidecar.checkpoint.checkpoint_digest
     return Registration(name, done.version, uri, digest, done.created, registry, done.page)
 

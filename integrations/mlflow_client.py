@@ -1,0 +1,163 @@
+"""The way to an MLflow store: its client, its errors as ours, and the names that all of our records there use.
+
+Facts (MLflow 3.17):
+- Making a client opens no store; the first request does, and a new SQLite store makes its tables then. Two threads
+  that do so at once disturb each other, so it is done under a lock, once per store.
+- The fluent API keeps its active run per thread; only `MlflowClient` is used, with explicit URIs.
+- Ending a run through a server prints two lines to the standard output, which is our caller's; that is turned off.
+- Tags and aliases are upserted by read and insert: two writers of one new key collide, and one gets BAD_REQUEST with
+  the database's words. Numbers of versions collide too; MLflow itself tries three times. Both are tried again here.
+- `search_model_versions` leaves `aliases` empty; the aliases of all versions are a mapping of the registered model.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
+
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from wherry.errors import NotFoundError, StorageError, UsageError, WherryError
+from wherry.home import sqlite_file, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+
+EXPERIMENT = "wherry"
+DIGEST_TAG = "wherry.checkpoint_digest"
+ATTEMPT_TAG = "wherry.attempt"
+EXISTS = "RESOURCE_ALREADY_EXISTS"
+ABSENT = "RESOURCE_DOES_NOT_EXIST"
+# MLflow's error codes after which the same call may succeed.
+_TRANSIENT = ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "INTERNAL_ERROR", "REQUEST_TIMEOUT")
+# What databases say when two writers insert one row, and MLflow when it gives up on the number of a version.
+_COLLISIONS = ("unique constraint", "duplicate entry", "duplicate key", "giving up after")
+_ROUNDS = 8
+_PAUSE_SECONDS = 0.1
+_opening = threading.Lock()
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Where runs go (tracking) and where versions go (registry), as MLflow URIs."""
+
+    tracking_uri: str
+    registry_uri: str
+
+
+@contextmanager
+def opened(stores: Stores) -> Generator[MlflowClient]:
+    """A client whose errors are ours; the registry is named in them.
+
+    Raises:
+        UsageError: a URI carries credentials, or MLflow does not take a value.
+        NotFoundError: there is no such model, version or run.
+        StorageError: a store cannot be reached or written.
+    """
+    _refuse_credentials(stores.tracking_uri, stores.registry_uri)
+    with _errors(stores.tracking_uri, stores.registry_uri):
+        yield _client(stores.tracking_uri, stores.registry_uri)
+
+
+def colliding(call: Callable[[], _T]) -> _T:
+    """Make a call that writes, again where another writer of the same row was there at the same moment.
+
+    Raises:
+        MlflowException: it failed for another reason, or every time.
+    """
+    for attempt in range(1, _ROUNDS):
+        try:
+            return call()
+        except MlflowException as error:
+            if not any(words in str(error.message).lower() for words in _COLLISIONS):
+                raise
+        time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))  # noqa: S311  no secret: it parts two writers
+    return call()
+
+
+def page(registry_uri: str, name: str, version: str) -> str | None:
+    """Where a browser shows a version; None where no server is known."""
+    if not registry_uri.startswith(("http://", "https://")):
+        return None
+    return f"{without_secrets(registry_uri).rstrip('/')}/#/models/{quote(name, safe='')}/versions/{version}"
+
+
+def quoted(value: str) -> str:
+    """A value as MLflow's filters take it.
+
+    Raises:
+        UsageError: it has a quotation mark, which their grammar cannot express.
+    """
+    if "'" in value or '"' in value:
+        raise UsageError(f"{value!r} has a quotation mark", cure="choose a name without one")
+    return f"'{value}'"
+
+
+def _client(tracking_uri: str, registry_uri: str) -> MlflowClient:
+    for uri in (tracking_uri, registry_uri):
+        file = sqlite_file(uri)
+        if file is not None and not file.parent.exists():
+            file.parent.mkdir(parents=True, mode=0o700)
+    with _opening:
+        return _first_use(tracking_uri, registry_uri)
+
+
+@lru_cache(maxsize=8)
+def _first_use(tracking_uri: str, registry_uri: str) -> MlflowClient:
+    client = MlflowClient(tracking_uri=tracking_uri, registry_uri=registry_uri)
+    client.get_experiment_by_name(EXPERIMENT)
+    client.search_registered_models(max_results=1)
+    return client
+
+
+def _refuse_credentials(*uris: str) -> None:
+    """Only HTTP: the URL of a database has no other place for its password."""
+    for uri in uris:
+        if uri.startswith(("http://", "https://")) and "@" in uri.partition("://")[2].partition("/")[0]:
+            raise UsageError(
+                "an MLflow URI must not carry credentials",
+                uri=without_secrets(uri),
+                cure="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+            )
+
+
+@contextmanager
+def _errors(*uris: str) -> Generator[None]:
+    """MLflow's errors as ours; the last URI, the registry's, is named."""
+    uri = without_secrets(uris[-1])
+    try:
+        yield
+    except WherryError:
+        raise
+    except MlflowException as error:
+        message = str(error.message)
+        for secret in uris:
+            message = message.replace(secret, without_secrets(secret))
+        raise _translated(str(error.error_code), message, uri) from error
+    except OSError as error:
+        raise StorageError(f"MLflow cannot be reached: {error}", uri=uri, retryable=True) from error
+
+
+def _translated(code: str, message: str, uri: str) -> WherryError:
+    if code == "INVALID_PARAMETER_VALUE":
+        return UsageError(f"MLflow does not take this: {message}", uri=uri)
+    if code == ABSENT:
+        return NotFoundError(message, uri=uri, cure="`wherry register` registers a checkpoint")
+    transient = code in _TRANSIENT
+    return StorageError(
+        f"MLflow refused ({code}): {message}",
+        uri=uri,
+        cure="try again" if transient else "check the rights at the registry and its version",
+        retryable=transient,
+    )

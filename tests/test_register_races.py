@@ -1,0 +1,183 @@
+"""Registering from many sides at once, and what is left where a later step fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+from wherry.errors import StorageError
+from wherry.home import mlflow_tracking_uri
+from wherry.ledger import check_chain, open_ledger
+from wherry.lineage import show
+
+mlflow = pytest.importorskip("mlflow")
+versions = pytest.importorskip("wherry.integrations.mlflow_versions")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_home(tmp_path_factory):
+    """One store for the module: a new one takes seconds to make its tables."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WHERRY_HOME", str(tmp_path_factory.mktemp("home")))
+        for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def wherry_home(own_home):
+    """Not one for every test: see above."""
+
+
+@pytest.fixture
+def name(request):
+    return re.sub(r"\W+", "-", request.node.name)
+
+
+@pytest.fixture
+def receipt(tmp_path):
+    tensors = {"a": np.random.default_rng().normal(size=(3, 4)), "b": np.ones(5, np.int32)}
+    save_file(tensors, tmp_path / "source.safetensors")
+    return wherry.convert(tmp_path / "source.safetensors", tmp_path / "orbax", to="orbax")
+
+
+@pytest.fixture
+def client(own_home):
+    return mlflow.MlflowClient(tracking_uri=mlflow_tracking_uri(), registry_uri=mlflow_tracking_uri())
+
+
+def runs(client):
+    found = client.get_experiment_by_name("wherry")
+    return client.search_runs([found.experiment_id]) if found else []
+
+
+def logged(client, digest):
+    experiment = client.get_experiment_by_name("wherry").experiment_id
+    return client.search_logged_models(
+        [experiment], filter_string=f"tags.`wherry.checkpoint_digest` = '{digest}'"
+    )
+
+
+def test_six_threads_give_one_version(receipt, client, name):
+    with ThreadPoolExecutor(6) as pool:
+        done = list(pool.map(lambda _: wherry.register(receipt, name), range(6)))
+    [version] = client.search_model_versions(f"name = '{name}'")
+    assert {row.version for row in done} == {str(version.version)}
+    assert sum(row.created for row in done) == 1
+    mine = [
+        run
+        for run in runs(client)
+        if run.data.tags["wherry.checkpoint_digest"] == receipt.target.checkpoint_digest
+    ]
+    assert [run.info.run_id for run in mine] == [version.run_id]
+
+
+ENTER = """
+import json, sys, wherry
+done = wherry.register(sys.argv[1], sys.argv[2], alias="candidate")
+print(json.dumps([done.version, done.created]))
+"""
+
+
+def test_six_processes_give_one_version(receipt, client, name):
+    command = [sys.executable, "-c", ENTER, receipt.target.uri, name]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    done = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+    [version] = client.search_model_versions(f"name = '{name}'")
+    assert {number for number, _created in done} == {str(version.version)}
+    assert sum(created for _number, created in done) == 1
+    assert {str(number) for number in client.get_registered_model(name).aliases.values()} == {
+        str(version.version)
+    }
+    mine = [
+        run
+        for run in runs(client)
+        if run.data.tags["wherry.checkpoint_digest"] == receipt.target.checkpoint_digest
+    ]
+    assert len(mine) == 1
+    assert {model.model_id for model in logged(client, receipt.target.checkpoint_digest)} == {
+        version.tags["wherry.logged_model"]
+    }
+    with open_ledger() as ledger:
+        assert check_chain(ledger).altered is None
+
+
+def broken(*_given):
+    raise StorageError("the ledger is gone", retryable=True)
+
+
+def test_a_ledger_that_fails_takes_everything_back(receipt, client, name, tmp_path, monkeypatch):
+    save_file({"a": np.zeros(3)}, tmp_path / "other.safetensors")
+    other = wherry.convert(tmp_path / "other.safetensors", tmp_path / "other", to="orbax")
+    wherry.register(other, name, alias="candidate")
+    before = len(runs(client))
+    monkeypatch.setattr("wherry.ledger.record_registration", broken)
+    with pytest.raises(StorageError, match="ledger is gone"):
+        wherry.register(receipt, name, alias="candidate", tags={"team": "speech"})
+    assert {alias: str(v) for alias, v in client.get_registered_model(name).aliases.items()} == {
+        "candidate": "1"
+    }
+    assert [str(row.version) for row in client.search_model_versions(f"name = '{name}'")] == ["1"]
+    assert len(runs(client)) == before
+    assert logged(client, receipt.target.checkpoint_digest) == []
+    with pytest.raises(StorageError):
+        wherry.register(other, name, tags={"team": "speech"})
+    assert "team" not in client.get_model_version(name, "1").tags
+    assert show(receipt.target.uri).nodes[receipt.target.checkpoint_digest].registrations == ()
+
+
+def test_a_version_that_others_adopted_stays(receipt, client, name, monkeypatch):
+    """Two callers at once: the one that created the version fails later, the other has been told of it."""
+    import wherry.ledger
+
+    record = wherry.ledger.record_registration
+
+    def adopted_then_broken(*given):
+        monkeypatch.setattr("wherry.ledger.record_registration", record)
+        assert not wherry.register(receipt, name).created
+        raise StorageError("the ledger is gone", retryable=True)
+
+    monkeypatch.setattr("wherry.ledger.record_registration", adopted_then_broken)
+    with pytest.raises(StorageError):
+        wherry.register(receipt, name)
+    [version] = client.search_model_versions(f"name = '{name}'")
+    assert client.get_run(version.run_id).info.lifecycle_stage == "active"
+    assert versions.WITHDRAWN_TAG not in version.tags
+
+
+def test_who_meets_a_withdrawal_waits_for_its_end(receipt, client, name):
+    wherry.register(receipt, name)
+    client.set_model_version_tag(name, "1", versions.WITHDRAWN_TAG, "somebody")
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(wherry.register, receipt, name)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=1)
+        client.delete_model_version(name, "1")
+        done = second.result(timeout=60)
+    assert (done.version, done.created) == ("2", True)
+
+
+def test_a_withdrawal_of_a_dead_process_is_ended(receipt, client, name, monkeypatch):
+    monkeypatch.setattr(versions, "_WITHDRAWAL_SECONDS", 0.2)
+    wherry.register(receipt, name)
+    client.set_model_version_tag(name, "1", versions.WITHDRAWN_TAG, "somebody")
+    assert wherry.register(receipt, name).version == "1"
+    assert versions.WITHDRAWN_TAG not in client.get_model_version(name, "1").tags
+
+
+def test_the_loser_of_a_race_deletes_its_own(receipt, client, name, monkeypatch):
+    """The first search sees nothing, as it does when two processes register at once."""
+    first = wherry.register(receipt, name)
+    find, blind = versions.lowest, iter([True])
+    monkeypatch.setattr(versions, "lowest", lambda *given: None if next(blind, False) else find(*given))
+    second = wherry.register(receipt, name)
+    assert (second.version, second.created) == (first.version, False)
+    assert len(client.search_model_versions(f"name = '{name}'")) == 1
