@@ -1,64 +1,32 @@
-"""The ledger: idempotent, append-only, chained, and whole under several processes."""
+"""The ledger, on SQLite and on PostgreSQL: idempotent, append-only, chained, and whole under several processes."""
 
 from __future__ import annotations
 
-import hashlib
-import sqlite3
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from wherry.errors import CorruptError, StorageError, UnsupportedError
+from tests.ledger_support import REGISTRY, conversion, digest, node
+from wherry.errors import UsageError
 from wherry.ledger import (
     GENESIS,
     ancestors,
     check_chain,
     claim_registration,
     descendants,
+    drop_claim,
+    head,
     open_ledger,
     record_conversion,
+    record_event,
     record_registration,
+    record_sighting,
     record_verification,
+    statements,
 )
-from wherry.receipt import CheckpointRef, Receipt
+from wherry.ledger_nodes import digest_at, digests_starting, nodes, registered_nodes, verifications
 
-
-def digest(text):
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def node(name, weights="w", **fields):
-    return CheckpointRef(
-        uri=f"/checkpoints/{name}",
-        format="orbax",
-        format_version="ocdbt zarr3",
-        checkpoint_digest=digest(name),
-        weights_digest=digest(weights),
-        fingerprint=f"mark of {name}",
-        **fields,
-    )
-
-
-def conversion(source, target, **fields):
-    return Receipt(
-        source=node(source), target=node(target), plan_digest=digest(f"{source}{target}"), **fields
-    )
-
-
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'ledger.db'}"
-
-
-def altered(url, statement):
-    """Run SQL past the triggers, as somebody with the file would."""
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
-        for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            connection.execute(f"DROP TRIGGER {row[0]}")
-        connection.execute(statement)
-    connection.close()
+pytest_plugins = ["tests.ledger_support"]  # its fixtures
 
 
 def test_same_receipt_twice_is_one_statement_and_one_edge(url):
@@ -106,97 +74,133 @@ def test_a_copy_is_a_place_not_an_edge(url):
         receipt = replace(conversion("a", "a"), target=replace(node("a"), uri="/elsewhere"))
         record_conversion(ledger, receipt)
         assert ancestors(ledger, digest("a")) == []
+        assert {place.uri for place in nodes(ledger, [digest("a")])[digest("a")].places} == {
+            "/checkpoints/a",
+            "/elsewhere",
+        }
         assert check_chain(ledger).altered is None
-
-
-@pytest.mark.parametrize(
-    "verb", ["UPDATE statement SET body = '{}'", "DELETE FROM edge", "DELETE FROM statement"]
-)
-def test_triggers_abort(url, verb):
-    with open_ledger(url) as ledger:
-        record_conversion(ledger, conversion("a", "b"))
-        with pytest.raises(StorageError, match="append-only"), ledger.write() as connection:
-            connection.exec_driver_sql(verb)
-        assert check_chain(ledger).altered is None
-
-
-@pytest.mark.parametrize(
-    ("statement", "named"),
-    [
-        (
-            "UPDATE statement SET body = replace(body, 'orbax', 'paxml') WHERE seq = 2",
-            "statement 2: its contents",
-        ),
-        ("UPDATE statement SET time = '1999' WHERE seq = 3", "statement 3: its contents"),
-        ("DELETE FROM statement WHERE seq = 2", "statement 3: statement 2 before it is gone"),
-        (f"UPDATE edge SET source = '{digest('c')}' WHERE statement = 1", "edge"),
-        ("DELETE FROM edge WHERE statement = 3", "it is gone"),
-    ],
-)
-def test_an_altered_row_is_named(url, statement, named):
-    with open_ledger(url) as ledger:
-        for source, target in (("a", "b"), ("b", "c"), ("c", "d")):
-            record_conversion(ledger, conversion(source, target))
-        assert check_chain(ledger).altered is None
-    altered(url, statement)
-    with open_ledger(url) as ledger:
-        assert named in (check_chain(ledger).altered or "")
 
 
 def test_verification_and_registration(url):
     with open_ledger(url) as ledger:
         record_conversion(ledger, conversion("a", "b"))
-        record_verification(ledger, node("b"), {"level": "digest", "ok": True})
-        claim_registration(ledger, node("b"), "sqlite:///m.db", "model")
-        first = record_registration(ledger, node("b"), "sqlite:///m.db", "model", "1")
-        assert record_registration(ledger, node("b"), "sqlite:///m.db", "model", "1") == first == 3
-        with ledger.read() as connection:
-            rows = connection.exec_driver_sql("SELECT state, version FROM registration").fetchall()
-        assert rows == [("registered", "1")]
+        record_verification(ledger, node("b"), {"level": "digest", "verdict": "altered", "ok": False})
+        record_verification(ledger, node("b"), {"level": "present", "verdict": "ok", "ok": True})
+        claim_registration(ledger, node("b"), REGISTRY, "model")
+        claim_registration(ledger, node("b"), REGISTRY, "model")
+        first = record_registration(ledger, node("b"), REGISTRY, "model", "1")
+        assert record_registration(ledger, node("b"), REGISTRY, "model", "1") == first == 5
+        claim_registration(ledger, node("b"), REGISTRY, "model")
+        drop_claim(ledger, node("b"), REGISTRY, "model")  # it is registered: there is no claim to drop
+        [found] = registered_nodes(ledger).values()
+        [row] = found.registrations
+        assert (row.name, row.version, row.state) == ("model", "1", "registered")
+        assert found.verified is not None
+        assert (found.verified.level, found.verified.verdict) == ("present", "ok")
+        assert [(one.level, one.verdict) for one in verifications(ledger, digest("b"))] == [
+            ("digest", "altered"),
+            ("present", "ok"),
+        ]
         chain = check_chain(ledger)
-        assert (chain.statements, chain.altered) == (3, None)
+        assert (chain.statements, chain.altered) == (5, None)
         assert chain.head != GENESIS
 
 
-APPEND = """
-import sys
-sys.path.insert(0, {tests!r})
-from wherry.ledger import open_ledger, record_verification
-from wherry.receipt import CheckpointRef
-subject = CheckpointRef("/c", "npz", None, "c" * 64, "d" * 64, "mark")
-for number in range(20):
-    with open_ledger({url!r}) as ledger:
-        record_verification(ledger, subject, {{"worker": sys.argv[1], "number": number}})
-"""
-
-
-def test_several_processes_keep_one_chain(url, tmp_path):
-    script = APPEND.format(url=url, tests=str(tmp_path))
-    workers = [subprocess.Popen([sys.executable, "-c", script, str(number)]) for number in range(4)]
-    assert [worker.wait(timeout=300) for worker in workers] == [0] * 4
+def test_a_dropped_claim_is_gone_and_can_be_made_again(url):
     with open_ledger(url) as ledger:
-        chain = check_chain(ledger)
-        assert (chain.statements, chain.altered) == (80, None)
+        for _attempt in range(2):
+            claim_registration(ledger, node("b"), REGISTRY, "model")
+            assert nodes(ledger, [digest("b")])[digest("b")].registrations[0].state == "pending"
+            drop_claim(ledger, node("b"), REGISTRY, "model")
+            assert nodes(ledger, [digest("b")])[digest("b")].registrations == ()
+        assert [one.kind for one in statements(ledger)] == ["claim", "release"] * 2
 
 
-def test_commits_are_durable(url):
-    with open_ledger(url) as ledger, ledger.read() as connection:
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+def test_events_are_told_once_each_and_a_deletion_marks_the_place(url):
+    with open_ledger(url) as ledger:
+        record_conversion(ledger, conversion("a", "b"))
+        first = record_event(ledger, "audit", None, {"checked": 1})
+        assert record_event(ledger, "audit", None, {"checked": 1}) == first + 1
+        record_event(ledger, "deletion", node("b"), {"reason": "keep_days", "by": "prune"})
+        [place] = nodes(ledger, [digest("b")])[digest("b")].places
+        assert place.gone
+        assert digest_at(ledger, "/checkpoints/b") == digest("b")
+        assert record_sighting(ledger, node("b")) is not None
+        assert record_sighting(ledger, node("b")) is None
+        [place] = nodes(ledger, [digest("b")])[digest("b")].places
+        assert place.gone is None
+        [told] = statements(ledger, kinds=["deletion"])
+        assert told.body["uri"] == "/checkpoints/b"
+        assert (told.body["checkpoint_digest"], told.body["reason"]) == (digest("b"), "keep_days")
+        record_event(ledger, "deletion", None, {"checkpoint_digest": "0" * 64, "uri": "/never/seen"})
+        assert check_chain(ledger).altered is None
 
 
-def test_what_cannot_be_a_ledger_is_refused(tmp_path):
-    with (
-        pytest.raises(UnsupportedError, match="SQLite") as refusal,
-        open_ledger("postgresql://u:secret@h/db"),
-    ):
-        pass
-    assert "secret" not in str(refusal.value)
-    (tmp_path / "text.db").write_text("not a database, but long enough to be read as one" * 20)
-    with pytest.raises(StorageError, match="ledger"), open_ledger(f"sqlite:///{tmp_path / 'text.db'}"):
-        pass
-    newer = f"sqlite:///{tmp_path / 'newer.db'}"
-    with open_ledger(newer) as ledger, ledger.write() as connection:
-        connection.exec_driver_sql("PRAGMA user_version = 99")
-    with pytest.raises(CorruptError, match="schema 99"), open_ledger(newer):
-        pass
+def test_an_event_that_says_too_little_is_refused(url):
+    with open_ledger(url) as ledger:
+        with pytest.raises(UsageError, match="conversion"):
+            record_event(ledger, "conversion", node("a"), {})
+        with pytest.raises(UsageError, match="what is gone"):
+            record_event(ledger, "deletion", None, {"uri": "/somewhere"})
+        assert head(ledger).seq == 0
+
+
+def test_what_was_seen_last_at_a_place_counts(url):
+    with open_ledger(url) as ledger:
+        first = conversion("a", "b")
+        record_conversion(ledger, first)
+        record_conversion(
+            ledger, replace(conversion("x", "y"), source=replace(node("x"), uri="/checkpoints/a"))
+        )
+        assert digest_at(ledger, "/checkpoints/a") == digest("x")
+        record_conversion(ledger, first)  # the first run is there again
+        assert digest_at(ledger, "/checkpoints/a") == digest("a")
+        assert [one.kind for one in statements(ledger)] == ["conversion", "conversion", "sighting"]
+        assert check_chain(ledger).altered is None
+
+
+def test_statements_in_order_by_kind_and_up_to_a_moment(url, monkeypatch):
+    ticks = iter([f"2026-01-0{day}T12:00:00.000+00:00" for day in (1, 2, 5, 4)])
+    monkeypatch.setattr("wherry.ledger_append.utc_now", lambda: next(ticks))
+    with open_ledger(url) as ledger:
+        for number in range(4):
+            record_event(ledger, "note" if number % 2 else "audit", None, {"number": number})
+        every = list(statements(ledger))
+        assert [one.seq for one in every] == [1, 2, 3, 4]
+        assert every[3].time == every[2].time, "a clock that goes back does not take the chain along"
+        assert [one.prev for one in every[1:]] == [one.hash for one in every[:-1]]
+        assert [one.body["number"] for one in statements(ledger, after=1, kinds={"note"})] == [1, 3]
+        assert [one.seq for one in statements(ledger, until="2026-01-02")] == [1, 2]
+        assert [one.seq for one in statements(ledger, until="2026-01-02T13:00:00+02:00")] == [1]
+        with pytest.raises(UsageError, match="yesterday"):
+            list(statements(ledger, until="yesterday"))
+
+
+def test_statements_come_page_by_page_and_meet_what_is_appended(url, monkeypatch):
+    monkeypatch.setattr("wherry.ledger_statements._PAGE", 2)
+    with open_ledger(url) as ledger:
+        for number in range(5):
+            record_event(ledger, "note", None, {"number": number})
+        seen = []
+        for one in statements(ledger):
+            seen.append(one.body["number"])
+            if one.seq == 3:
+                record_event(ledger, "note", None, {"number": 5})
+        assert seen == [0, 1, 2, 3, 4, 5]
+
+
+def test_digests_are_found_by_their_beginning(url):
+    with open_ledger(url) as ledger:
+        record_conversion(ledger, conversion("a", "b"))
+        assert digests_starting(ledger, digest("a")[:8]) == [digest("a")]
+        assert digests_starting(ledger, digest("w")[:8]) == sorted([digest("a"), digest("b")])
+        assert digests_starting(ledger, digest("nothing")[:8]) == []
+
+
+def test_more_nodes_than_one_query_takes(url, monkeypatch):
+    monkeypatch.setattr("wherry.ledger_nodes._AT_ONCE", 2)
+    with open_ledger(url) as ledger:
+        for number in range(3):
+            record_conversion(ledger, conversion(f"s{number}", f"t{number}"))
+        wanted = {digest(f"{end}{number}") for end in "st" for number in range(3)}
+        assert set(nodes(ledger, {*wanted, "0" * 64})) == wanted

@@ -124,7 +124,7 @@ def test_a_weights_digest_of_several_checkpoints_is_ambiguous(converted):
 
 def test_no_lineage_leaves_no_ledger(source, tmp_path):
     wherry.convert(source, tmp_path / "orbax", to="orbax", lineage=False)
-    assert not home().exists()
+    assert not (home() / "ledger.db").exists()
 
 
 def test_home_is_private(monkeypatch, tmp_path):

@@ -13,7 +13,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import AmbiguousError, NotFoundError, WherryError
+from wherry.errors import AmbiguousError, MismatchError, NotFoundError, WherryError
+from wherry.outbox import after_record
 from wherry.sidecar import read_sidecar
 from wherry.store import locate
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from wherry.sidecar import Sidecar
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_OWN = "wherry://sha256/"
 _SHOWN = 12  # hex digits of a digest in print
 _log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ def record(receipt: Receipt) -> str:
             record_conversion(ledger, receipt)
     except WherryError as error:
         return _not_recorded(error)
+    after_record()
     return "recorded"
 
 
@@ -78,6 +81,7 @@ def record_outcome(subject: CheckpointRef, verification: Mapping[str, Any]) -> s
             record_verification(ledger, subject, verification)
     except WherryError as error:
         return _not_recorded(error)
+    after_record()
     return "recorded"
 
 
@@ -85,7 +89,8 @@ def show(uri_or_digest: str | os.PathLike[str]) -> LineageTree:
     """The lineage of a checkpoint, up and down.
 
     Args:
-        uri_or_digest: where it lies (or lay), or at least 8 hex digits of its checkpoint or weights digest.
+        uri_or_digest: where it lies (or lay), at least 8 hex digits of its checkpoint or weights digest, or
+            `models:/name@alias`, `models:/name/version`.
 
     Raises:
         NotFoundError: neither the ledger nor a sidecar knows it.
@@ -94,24 +99,60 @@ def show(uri_or_digest: str | os.PathLike[str]) -> LineageTree:
     """
     from wherry.ledger import open_ledger
 
-    text = os.fspath(uri_or_digest)
     with open_ledger() as ledger:
-        digest = _by_digest(ledger, text)
-        if digest is not None:
-            return _tree(ledger, digest, None)
-        digest, sidecar = _by_uri(ledger, text)
-        return _tree(ledger, digest, sidecar)
+        digest, sidecar = named(ledger, os.fspath(uri_or_digest))
+        return tree_of(ledger, digest, sidecar)
+
+
+def named(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
+    """The checkpoint that a URI, a digest's beginning or a model URI names, and its sidecar where it was met.
+
+    Raises:
+        NotFoundError, AmbiguousError, StorageError: as `show`.
+    """
+    from wherry.resolve import is_model_uri
+
+    if is_model_uri(text):
+        return _by_model(text), None
+    digest = _by_digest(ledger, text)
+    return (digest, None) if digest is not None else _by_uri(ledger, text)
 
 
 def render(tree: LineageTree) -> str:
     """The tree as plain text."""
     root = tree.nodes[tree.root]
-    lines = [_title(root), *(f"  {line}" for line in _facts(root))]
+    lines = [title(root), *(f"  {line}" for line in facts(root))]
     for headline, up in (("came from", True), ("became", False)):
         branches = list(_branches(tree, tree.root, up=up, above=frozenset({tree.root})))
         if branches:
             lines += [headline, *branches]
     return "\n".join(lines)
+
+
+def _by_model(text: str) -> str:
+    """The digest that a model URI means; also where its bytes are gone or altered, when lineage is asked for most."""
+    from wherry.resolve import resolve_model
+
+    if text.startswith(_OWN):
+        return text.removeprefix(_OWN)
+    try:
+        return resolve_model(text).checkpoint_digest
+    except (NotFoundError, MismatchError):
+        digest = _registered_digest(text)
+        if digest is None:
+            raise
+        return digest
+
+
+def _registered_digest(text: str) -> str | None:
+    from wherry.home import mlflow_registry_uri, mlflow_tracking_uri
+    from wherry.registry import service
+
+    for row in service("mlflow").registered(mlflow_tracking_uri(), mlflow_registry_uri()):
+        means = {f"models:/{row.name}/{row.version}", *(f"models:/{row.name}@{one}" for one in row.aliases)}
+        if text in means:
+            return row.tags["wherry.checkpoint_digest"]
+    return None
 
 
 def _by_digest(ledger: Ledger, text: str) -> str | None:
@@ -160,7 +201,8 @@ def _meanings(text: str) -> Iterator[str]:
     yield found.uri
 
 
-def _tree(ledger: Ledger, root: str, sidecar: Sidecar | None) -> LineageTree:
+def tree_of(ledger: Ledger, root: str, sidecar: Sidecar | None) -> LineageTree:
+    """Everything above and below a checkpoint; a sidecar adds the conversion that it tells of."""
     from wherry.ledger import ancestors, descendants
     from wherry.ledger_nodes import nodes
 
@@ -204,14 +246,15 @@ def _branches(tree: LineageTree, digest: str, *, up: bool, above: frozenset[str]
         other = edge.source if up else edge.target
         node = tree.nodes[other]
         again = " (see above)" if other in above else ""
-        yield f"{'└─' if last else '├─'} {_title(node)}{again}"
+        yield f"{'└─' if last else '├─'} {title(node)}{again}"
         bar = "   " if last else "│  "
-        yield from (f"{bar}  {line}" for line in (_how(edge), *_facts(node)))
+        yield from (f"{bar}  {line}" for line in (how(edge), *facts(node)))
         if not again:
             yield from (bar + line for line in _branches(tree, other, up=up, above=above | {other}))
 
 
-def _title(node: Node) -> str:
+def title(node: Node) -> str:
+    """A node in one line."""
     step = "" if node.step is None else f", step {node.step}"
     version = f" ({node.format_version})" if node.format_version else ""
     return (
@@ -219,8 +262,11 @@ def _title(node: Node) -> str:
     )
 
 
-def _facts(node: Node) -> Iterator[str]:
-    yield from (place.uri for place in node.places)
+def facts(node: Node) -> Iterator[str]:
+    """What is known of a node beside its title: places, registrations, the last verification."""
+    yield from (
+        f"{place.uri} (gone since {place.gone})" if place.gone else place.uri for place in node.places
+    )
     for row in node.registrations:
         yield (
             f"registered as {row.name} version {row.version} in {row.registry}"
@@ -231,7 +277,8 @@ def _facts(node: Node) -> Iterator[str]:
         yield f"verified at level {node.verified.level}: {node.verified.verdict} ({node.verified.time})"
 
 
-def _how(edge: Edge) -> str:
+def how(edge: Edge) -> str:
+    """A conversion in one line."""
     origin = "its sidecar" if edge.statement is None else f"statement {edge.statement}"
     exactness = "lossless" if edge.lossless else "lossy"
     return f"{exactness}, plan {edge.plan_digest[:_SHOWN]}, {edge.time} ({origin})"
