@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from wherry import __version__
+from wherry.cli_audit import audit, metrics
+from wherry.cli_deploy import deploy, preflight, serve
+from wherry.cli_emit import emit
 from wherry.cli_layouts import layouts
+from wherry.cli_ledger import ledger
+from wherry.cli_lineage import lineage
 from wherry.cli_options import (
     as_json,
     chosen,
@@ -26,7 +31,11 @@ from wherry.cli_options import (
     walking,
     writing,
 )
+from wherry.cli_projections import deliver, sign, verify_signature
+from wherry.cli_prune import prune
+from wherry.cli_registry import fetch, promote, register, resolve
 from wherry.cli_rewrite import rewrite
+from wherry.cli_routes import config_group, nightly, routes
 from wherry.errors import InterruptedRunError, UsageError, WherryError
 
 if TYPE_CHECKING:
@@ -143,6 +152,7 @@ def convert(
     into: bool,
     as_step: int | None,
     if_exists: str,
+    sign: str | None,
     **arguments: Any,
 ) -> None:
     """Convert SOURCE, verify the result, commit it in one step and record the lineage.
@@ -162,7 +172,7 @@ def convert(
             console.show_plan(found, json_=json_)
         return
     signal.signal(signal.SIGTERM, _stop)
-    common |= {"into": into, "as_step": as_step, "if_exists": if_exists, "meta": settings(meta)}
+    common |= {"into": into, "as_step": as_step, "if_exists": if_exists, "meta": settings(meta), "sign": sign}
     with console.bar(quiet=quiet or json_) as progress:
         group = convert_all(source, wanted, lineage=not no_lineage, progress=progress, **common)
     console.show_receipts(group, json_=json_)
@@ -171,8 +181,8 @@ def convert(
 @cli.command()
 @click.argument("uri")
 @click.option("--level", default="present", show_default=True,
-              type=click.Choice(["structure", "present", "digest", "roundtrip"]),
-              help="How far to look; each level includes those before it.")  # fmt: skip
+              type=click.Choice(["structure", "present", "digest", "roundtrip", "native", "logits"]),
+              help="How far to look; up to digest each level includes those before it.")  # fmt: skip
 @click.option("--against", metavar="URI", help="Another checkpoint whose tensors it must equal.")
 @click.option("--family-file", metavar="FILE", help="What declared the family when it was made of that one.")
 @memory
@@ -188,38 +198,6 @@ def verify(uri: str, json_: bool, quiet: bool, **arguments: Any) -> None:
         verification = verify(uri, progress=progress, **arguments)
     console.show_verification(verification, json_=json_)
     sys.exit(verification.exit_code)
-
-
-@cli.command()
-@click.argument("uri")
-@click.option("--name", required=True, help="Registered model.")
-@click.option("--alias", help="Alias to set on the version.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag of the version.")
-@click.option("--tracking-uri", help="MLflow tracking store; embedded SQLite by default.")
-@click.option("--registry-uri", help="MLflow registry; the tracking store by default.")
-@as_json
-def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> None:
-    """Register the checkpoint at URI in MLflow by reference; no bytes are copied."""
-    from wherry import console
-    from wherry.register import register
-
-    console.show_registration(register(uri, tags=settings(tags), **arguments), json_=json_)
-
-
-@cli.group()
-def lineage() -> None:
-    """Ask where a checkpoint came from and what was made of it."""
-
-
-@lineage.command("show")
-@click.argument("uri")
-@as_json
-def lineage_show(uri: str, json_: bool) -> None:
-    """Print the tree up and down from URI (a URI or a checkpoint digest)."""
-    from wherry import console
-    from wherry.lineage import show
-
-    console.show_lineage(show(uri), json_=json_)
 
 
 @cli.command()
@@ -258,8 +236,27 @@ def doctor(json_: bool) -> None:
     sys.exit(console.show_findings(diagnose(), json_=json_))
 
 
+cli.add_command(emit)
+cli.add_command(audit)
+cli.add_command(metrics)
 cli.add_command(layouts)
+cli.add_command(deploy)
+cli.add_command(preflight)
+cli.add_command(serve)
+cli.add_command(ledger)
+ledger.add_command(deliver)
+cli.add_command(lineage)
 cli.add_command(rewrite)
+cli.add_command(routes)
+cli.add_command(config_group)
+cli.add_command(nightly)
+cli.add_command(prune)
+cli.add_command(sign)
+cli.add_command(verify_signature)
+cli.add_command(fetch)
+cli.add_command(promote)
+cli.add_command(register)
+cli.add_command(resolve)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

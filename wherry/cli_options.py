@@ -103,6 +103,7 @@ def writing(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--dry-run", is_flag=True, help="The same as `wherry plan`."),
         click.option("--no-lineage", is_flag=True, help="Do not record the conversion in the ledger."),
+        click.option("--sign", metavar="KEY", help="Sign each target with this private key (PEM)."),
         click.option("--meta", multiple=True, metavar="KEY=VALUE", help="Keep in the manifest."),
         click.option("--as-step", type=int, help="Step to write, where the source states none."),
         click.option("--into", is_flag=True, help="TARGET is a run: make the step folder inside it."),

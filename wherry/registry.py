@@ -27,8 +27,17 @@ _FORMATS_PACKAGE = "wherry.integrations.formats"
 
 # service → (module, package that it needs, extra of wherry that installs the package).
 _SERVICES: dict[str, tuple[str, str, str]] = {
+    "native": ("wherry.integrations.native", "jax", "jax"),
+    "live": ("wherry.integrations.live.filling", "jax", "jax"),
     "mlflow": ("wherry.integrations.mlflow", "mlflow", "mlflow"),
     "prefect": ("wherry.flows.convert", "prefect", "prefect"),
+    "prefect-notify": ("wherry.tasks.notify", "prefect", "prefect"),
+    "deploy": ("wherry.integrations.prefect_deploy", "prefect", "prefect"),
+    "serve": ("wherry.flows.serve", "prefect", "prefect"),
+    "signing": ("wherry.integrations.signing", "cryptography", "sign"),
+    "openlineage": ("wherry.integrations.openlineage", "", ""),
+    "export-state": ("wherry.integrations.export_live", "", ""),
+    "export-processes": ("wherry.integrations.export_processes", "", ""),
 }
 
 
