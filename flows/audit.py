@@ -12,11 +12,10 @@ from prefect.artifacts import create_markdown_artifact
 from pydantic import BaseModel, ConfigDict, Field
 
 from wherry.audit_text import counted
-from wherry.errors import MismatchError, WherryError
-from wherry.metrics import after_run
-from wherry.notify import Notice
+from wherry.ending import Ending
+from wherry.errors import MismatchError
 from wherry.tasks.audit import audit as audit_task
-from wherry.tasks.notify import notify
+from wherry.tasks.ending import ending
 
 
 class AuditSpec(BaseModel):
@@ -48,6 +47,10 @@ class AuditSpec(BaseModel):
     anchor: str | None = Field(
         default=None, description="Hash of a statement kept elsewhere that the ledger must contain."
     )
+    key: str | None = Field(
+        default=None,
+        description="Public key (PEM file) on the worker that signatures must fit; [audit] of wherry.toml by default.",
+    )
     memory: str = Field(default="128MiB", description="Budget for reading bytes.")
     tracking_uri: str | None = Field(
         default=None, description="MLflow tracking store; an embedded one by default."
@@ -70,40 +73,42 @@ def audit(spec: AuditSpec = AuditSpec()) -> dict[str, Any]:  # noqa: B008  froze
     Raises:
         MismatchError: there are findings on which the flow is to fail.
     """
-    try:
+    with ending("audit", "wherry audit could not be done") as end:
         done = audit_task(list(spec.roots) if spec.scope == "roots" else spec.scope, **_chosen(spec))
-    except WherryError as error:
-        notify(Notice("wherry audit could not be done", first_error=error.what, cure=error.cure))
-        raise
-    report = done["report"]
-    create_markdown_artifact(done["markdown"], key="wherry-audit-report", description="What the audit found")
-    first = _first(report, spec.fail_on)
-    notify(notice_of(report, first))
-    after_run("audit", ok=first is None, counts=report["counts"])
-    if first is not None:
-        raise MismatchError(
-            f"the audit found {_counted(report)}; first: {first['what']}",
-            uri=first["uri"],
-            path=first["path"],
-            cure=first["cure"],
-            stage="audit",
+        report = done["report"]
+        create_markdown_artifact(
+            done["markdown"], key="wherry-audit-report", description="What the audit found"
         )
+        first = _first(report, spec.fail_on)
+        say(end, report, first)
+        if first is not None:
+            raise MismatchError(
+                f"the audit found {_counted(report)}; first: {first['what']}",
+                uri=first["uri"],
+                path=first["path"],
+                cure=first["cure"],
+                stage="audit",
+            )
     return report
 
 
-def notice_of(report: dict[str, Any], first: dict[str, Any] | None) -> Notice:
+def say(end: Ending, report: dict[str, Any], first: dict[str, Any] | None) -> None:
     """The report as a message.
 
     Args:
+        end: takes the message.
         report: its JSON form.
         first: the gravest finding on which the flow fails.
     """
-    counts = {name: report["counts"][name] for name in ("checkpoints", "ok", "errors", "warnings", "notes")}
-    error = None
+    end.counts = {
+        name: report["counts"][name] for name in ("checkpoints", "ok", "errors", "warnings", "notes")
+    }
+    end.title = f"wherry audit: {'nothing is wrong' if first is None else _counted(report)}"
     if first is not None:
-        error = ": ".join(str(part) for part in (first["uri"], first["path"], first["what"]) if part)
-    title = f"wherry audit: {'nothing is wrong' if first is None else _counted(report)}"
-    return Notice(title, counts, first_error=error, cure=first["cure"] if first else None)
+        end.first_error = ": ".join(
+            str(part) for part in (first["uri"], first["path"], first["what"]) if part
+        )
+        end.cure = first["cure"]
 
 
 def _first(report: dict[str, Any], fail_on: str) -> dict[str, Any] | None:
@@ -125,6 +130,7 @@ def _chosen(spec: AuditSpec) -> dict[str, Any]:
         "as_of",
         "bundle",
         "anchor",
+        "key",
         "memory",
         "tracking_uri",
         "registry_uri",

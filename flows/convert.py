@@ -13,17 +13,18 @@ from prefect.artifacts import create_link_artifact, create_table_artifact
 from wherry.errors import WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.tasks.assets import asset_events
+from wherry.tasks.common import show_failure
 from wherry.tasks.convert import convert
 from wherry.tasks.detect import detect
+from wherry.tasks.ending import ending
 from wherry.tasks.lineage import lineage
 from wherry.tasks.plan import plan
 from wherry.tasks.register import register
 from wherry.tasks.verify import verify
 from wherry.units import show_seconds, show_size
+from wherry.verified import comparison
 
 __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
-
-_COMPARING = ("roundtrip", "logits")  # levels that need the source
 
 
 @flow(name="convert-checkpoint", flow_run_name="{spec.source} to {spec.to}", result_serializer="json")
@@ -34,18 +35,15 @@ def convert_checkpoint(spec: ConvertSpec) -> dict[str, Any]:
         JSON values: `detection`, and for the first target `plan`, `receipt`, `verification`, `registration` (the last
         two None where they were not asked for) and `lineage`; in `further` the same for each further target.
     """
-    try:
-        done = chain(spec)
-    except WherryError as error:
-        rows = [
-            {"what": name, "value": str(value)}
-            for name, value in error.to_json().items()
-            if value is not None
-        ]
-        create_table_artifact(rows, key="wherry-failure", description=f"{spec.source} was not converted")
-        raise
-    for one in (done, *done["further"]):
-        _show(spec, one)
+    with ending("convert-checkpoint", f"Conversion of {spec.source}", only_failures=True) as end:
+        try:
+            done = chain(spec)
+        except WherryError as error:
+            show_failure(error, f"{spec.source} was not converted")
+            raise
+        for one in (done, *done["further"]):
+            _show(spec, one)
+        end.counts = {"converted": len(spec.targets)}
     return done
 
 
@@ -73,8 +71,7 @@ def _after(spec: ConvertSpec, target: TargetSpec, receipt: dict[str, Any]) -> di
     uri = receipt["target"]["uri"]
     verified = None
     if spec.verify != "none":
-        against = receipt["source"]["uri"] if spec.verify in _COMPARING else None
-        verified = verify(uri, level=spec.verify, against=against)
+        verified = verify(uri, **comparison(spec.verify, receipt["source"]["uri"], target.family_file))
     registered = None
     if target.model_name is not None:
         registered = register(

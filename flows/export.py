@@ -12,10 +12,12 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 from pydantic import BaseModel, ConfigDict, Field
 
+from wherry.config_use import in_force
 from wherry.errors import WherryError
 from wherry.flows.convert import chain, summary
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.tasks.common import run_logger
+from wherry.tasks.ending import ending
 from wherry.tasks.export import routed
 from wherry.tasks.register import register
 from wherry.tasks.verify import verify
@@ -54,16 +56,22 @@ def export(spec: ExportSpec) -> dict[str, Any]:
         JSON values: `source`; in `routes` what each route said; in `conversions` what `convert-checkpoint` returns for
         each that took it; `registration` of the source itself, where that was asked for.
     """
-    rows = _wanted(spec)
-    made: list[dict[str, Any]] = []
-    failures: list[WherryError] = []
-    for row in rows:
-        if row["spec"] is not None:
-            _carry_out(row, spec, made, failures)
-    registered = _registered(spec)
-    _show(spec, rows, made, failures)
-    if failures:
-        raise failures[0]
+    with in_force(spec.config, spec.env), ending("post-training-export", f"Export of {spec.source}") as end:
+        rows = _wanted(spec)
+        made: list[dict[str, Any]] = []
+        failures: list[WherryError] = []
+        for row in rows:
+            if row["spec"] is not None:
+                _carry_out(row, spec, made, failures)
+        registered = _registered(spec)
+        _show(spec, rows, made, failures)
+        end.counts = {
+            "converted": len(made),
+            "failed": len(failures),
+            "left": sum(not row["spec"] for row in rows),
+        }
+        if failures:
+            raise failures[0]
     told = [{name: row[name] for name in ("route", "takes", "reason")} for row in rows]
     return {"source": spec.source, "routes": told, "conversions": made, "registration": registered}
 

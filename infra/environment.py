@@ -133,6 +133,8 @@ def _make(folder: Path, purpose: Purpose) -> None:
     say(f"making the environment {_short(folder)} with {python}; this takes minutes, once")
     if folder.exists():
         shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / _KEY_FILE).write_text("{}\n")  # ours from the start, and made from nothing: not finished
     _must([python, "-m", "venv", str(folder)])
     if purpose.first:
         _pip(folder, *(f"{name}=={pinned(name)}" for name in purpose.first))

@@ -64,7 +64,8 @@ def survey(state: object) -> Survey:
 
     tree = laid_out(state)
     arrays = [leaf for leaf in tree.leaves if leaf.dtype is not None]
-    tensors = tuple(_tensor(leaf) for leaf in arrays)
+    stored = {leaf.path: leaf.stored for leaf in arrays}
+    tensors = tuple(_tensor(leaf, stored.get(leaf.alias) if leaf.alias else None) for leaf in arrays)
     kinds = {_kind(leaf.value) for leaf in arrays}
     return Survey(
         tensors,
@@ -76,7 +77,7 @@ def survey(state: object) -> Survey:
     )
 
 
-def _tensor(leaf: Leaf) -> LiveTensor:
+def _tensor(leaf: Leaf, alias: KeyPath | None) -> LiveTensor:
     spec = leaf.spec()
     if dtypes.opaque(spec.dtype):
         raise UnsupportedError(
@@ -85,7 +86,7 @@ def _tensor(leaf: Leaf) -> LiveTensor:
             cure="cast it, or leave it out",
         )
     kind = _kind(leaf.value)
-    return LiveTensor(spec, _BOXES[kind](spec, leaf.value), _shared(leaf.value, kind))
+    return LiveTensor(spec, _BOXES[kind](spec, leaf.value), _shared(leaf.value, kind), alias)
 
 
 def _kind(value: object) -> str:

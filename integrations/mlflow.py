@@ -31,6 +31,7 @@ from wherry.integrations.mlflow_read import (
     look_up,
     mark_deleted,
     registered,
+    unmark_deleted,
     unregister,
 )
 from wherry.integrations.mlflow_versions import Version, registering
@@ -38,5 +39,5 @@ from wherry.integrations.mlflow_versions import Version, registering
 __all__ = [
     "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "DELETED_TAG", "DIGEST_TAG", "EXPERIMENT", "Move", "Registered", "Version",
     "find_digest", "identity", "look_up", "mark_deleted", "page", "previous_of", "promoting", "registered",
-    "registering", "rollback_target", "rolling_back", "unregister",
+    "registering", "rollback_target", "rolling_back", "unmark_deleted", "unregister",
 ]  # fmt: skip

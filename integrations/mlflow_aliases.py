@@ -123,12 +123,19 @@ def set_tag(client: MlflowClient, name: str, version: str, key: str, value: str)
 
 
 def _taken(client: MlflowClient, name: str, mark: str) -> bool:
-    held = _mark(client, name)
-    if held and float(held.partition(" ")[2] or 0) > time.time():
+    if _expiry(_mark(client, name) or "") > time.time():
         return False
     colliding(lambda: client.set_registered_model_tag(name, LOCK_TAG, mark))
     time.sleep(_SETTLE_SECONDS)
     return _mark(client, name) == mark
+
+
+def _expiry(mark: str) -> float:
+    """Until when a lock holds; one that is not of our making holds nothing."""
+    try:
+        return float(mark.partition(" ")[2])
+    except ValueError:
+        return 0.0
 
 
 def _mark(client: MlflowClient, name: str) -> str | None:

@@ -36,6 +36,7 @@ os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 EXPERIMENT = "wherry"
 DIGEST_TAG = "wherry.checkpoint_digest"
 ATTEMPT_TAG = "wherry.attempt"
+DELETED_TAG = "wherry.deleted"
 EXISTS = "RESOURCE_ALREADY_EXISTS"
 ABSENT = "RESOURCE_DOES_NOT_EXIST"
 # MLflow's error codes after which the same call may succeed.
@@ -84,6 +85,19 @@ def colliding(call: Callable[[], _T]) -> _T:
                 raise
         time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))  # noqa: S311  no secret: it parts two writers
     return call()
+
+
+def absent_is_fine(call: Callable[[], object]) -> None:
+    """Delete what may have been deleted already.
+
+    Raises:
+        MlflowException: it failed for another reason.
+    """
+    try:
+        call()
+    except MlflowException as error:
+        if error.error_code != ABSENT:
+            raise
 
 
 def page(registry_uri: str, name: str, version: str) -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.home import without_secrets
 from wherry.integrations.mlflow_aliases import aliases
-from wherry.integrations.mlflow_client import DIGEST_TAG, Stores, opened, quoted
+from wherry.integrations.mlflow_client import DELETED_TAG, DIGEST_TAG, Stores, opened, quoted
 from wherry.integrations.mlflow_versions import lowest
 from wherry.receipt import utc_now
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from mlflow import MlflowClient
 
-DELETED_TAG = "wherry.deleted"
 _PAGE = 1000
 _TIMEOUT_SECONDS = 30
 _OK, _REFUSED = 200, (401, 403)  # statuses of HTTP
@@ -122,11 +121,18 @@ def mark_deleted(
         client.set_model_version_tag(name, version, DELETED_TAG, f"{utc_now()} by {by}: {reason}")
 
 
+def unmark_deleted(name: str, version: str, *, tracking_uri: str, registry_uri: str) -> None:
+    """Take back what `mark_deleted` said, where the bytes stay after all."""
+    with opened(Stores(tracking_uri, registry_uri)) as client:
+        client.delete_model_version_tag(name, version, DELETED_TAG)
+
+
 def identity(registry_uri: str) -> str | None:
     """The user whom the registry itself knows the caller to be; None where it has no users or does not know this one.
 
     The server of `--app-name basic-auth` tells a user's own record to nobody but that user. That it refuses the same
-    question without a password shows that it asks for one.
+    question without a password shows that it asks for one. Redirects are not followed: what another server says proves
+    nothing, and it is not to see the password.
     """
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     password = os.environ.get("MLFLOW_TRACKING_PASSWORD")
@@ -138,12 +144,20 @@ def identity(registry_uri: str) -> str | None:
     return user if asks and _status(url, {"Authorization": f"Basic {basic}"}) == _OK else None
 
 
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Redirects end as errors."""
+
+    def redirect_request(self, *_arguments: object, **_named: object) -> None:
+        """See HTTPRedirectHandler; None means that the answer is an error."""
+
+
 def _status(url: str, headers: Mapping[str, str]) -> int:
     request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310  http and https alone come here
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310  as above
+        with urllib.request.build_opener(_Stay).open(request, timeout=_TIMEOUT_SECONDS) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
+        error.close()
         return error.code
     except OSError as error:
         raise StorageError(

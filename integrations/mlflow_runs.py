@@ -20,7 +20,14 @@ from mlflow.entities import LoggedModelInput, LoggedModelOutput
 from mlflow.exceptions import MlflowException
 
 from wherry.home import ensure_home, mlflow_artifacts, sqlite_file
-from wherry.integrations.mlflow_client import ATTEMPT_TAG, DIGEST_TAG, EXISTS, EXPERIMENT, quoted
+from wherry.integrations.mlflow_client import (
+    ATTEMPT_TAG,
+    DIGEST_TAG,
+    EXISTS,
+    EXPERIMENT,
+    absent_is_fine,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -81,6 +88,15 @@ def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar
         recorded.take_back()
         raise
     return Recorded(run_id, links, recorded.undo)
+
+
+def forget_run(client: MlflowClient, run_id: str | None, tags: Mapping[str, str]) -> None:
+    """Delete the run of a version that is gone, and its logged model; the source's is others' too."""
+    model = tags.get(LOGGED_MODEL_TAG)
+    if model:
+        absent_is_fine(lambda: client.delete_logged_model(model))
+    if run_id:
+        absent_is_fine(lambda: client.delete_run(run_id))
 
 
 def _link(

@@ -6,7 +6,8 @@ none, search again. The lowest version wins, and the loser deletes what it has c
 A winner whose later step fails deletes its version, which another caller may have adopted. Both therefore say what
 they do before they look: who adopts writes `wherry.adopted` and then looks for `wherry.withdrawn`, who withdraws
 writes that and then looks for `wherry.adopted`. At least one of the two sees the other: an adopted version stays, and
-who meets a withdrawal waits for its end.
+who meets a withdrawal waits for its end. What an attempt leaves that was killed between creating and searching is a
+duplicate above the winner; whoever adopts the winner removes it, once it is old and where no alias is on it.
 
 An MLflow server refuses local paths as source; an own scheme is taken. Local checkpoints go through a server as
 `wherry://sha256/<checkpoint digest>`, with the path in the tag `wherry.uri`.
@@ -27,19 +28,21 @@ from mlflow.exceptions import MlflowException
 from wherry import __version__
 from wherry.errors import StorageError
 from wherry.home import sqlite_file
-from wherry.integrations.mlflow_aliases import moved, set_tag, tagged
+from wherry.integrations.mlflow_aliases import aliases, exclusive, moved, set_tag, tagged
 from wherry.integrations.mlflow_client import (
     ABSENT,
     ATTEMPT_TAG,
+    DELETED_TAG,
     DIGEST_TAG,
     EXISTS,
     Stores,
+    absent_is_fine,
     colliding,
     opened,
     page,
     quoted,
 )
-from wherry.integrations.mlflow_runs import record_run
+from wherry.integrations.mlflow_runs import forget_run, record_run
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -53,9 +56,12 @@ if TYPE_CHECKING:
 
 ADOPTED_TAG = "wherry.adopted"
 WITHDRAWN_TAG = "wherry.withdrawn"
+# Tags that a version gets by being used; one that has any of them is no remnant.
+_USED_TAGS = (ADOPTED_TAG, DELETED_TAG, "wherry.promoted_", "wherry.replaced.", "wherry.rolled_back")
 # Schemes that a registry keeps as they are and that other MLflow clients can read.
 _PORTABLE = ("gs", "s3")
 _ROUNDS = 5
+_STALE_SECONDS = 600.0  # after which who created a duplicate and did not remove it is taken for dead
 _YOUNG_SECONDS = 3600.0  # an attempt that created a version may still be under way for so long
 _WITHDRAWAL_SECONDS = 15.0  # after which who withdrew is taken for dead
 _POLL_SECONDS = 0.1
@@ -107,6 +113,7 @@ def registering(
         )
         number = str(version.version)
         try:
+            _revive(client, version, uri)
             with (
                 tagged(client, name, number, tags),
                 moved(client, name, {alias: number} if alias else {}),
@@ -120,8 +127,13 @@ def registering(
 
 def lowest(client: MlflowClient, name: str, digest: str) -> ModelVersion | None:
     """The lowest version of the model that is this checkpoint."""
-    wanted = f"name = {quoted(name)} and tags.`{DIGEST_TAG}` = {quoted(digest)}"
-    return min(client.search_model_versions(wanted), key=lambda version: int(version.version), default=None)
+    return min(_versions(client, name, digest), key=lambda version: int(version.version), default=None)
+
+
+def _versions(client: MlflowClient, name: str, digest: str) -> list[ModelVersion]:
+    return list(
+        client.search_model_versions(f"name = {quoted(name)} and tags.`{DIGEST_TAG}` = {quoted(digest)}")
+    )
 
 
 def _settled(
@@ -139,9 +151,10 @@ def _settled(
                 raise
             if winner is None or int(winner.version) == int(mine.version):
                 return mine, recorded
-            client.delete_model_version(name, str(mine.version))
+            absent_is_fine(lambda number=str(mine.version): client.delete_model_version(name, number))
             recorded.take_back()
         if _adopted(client, winner):
+            _remove_duplicates(client, name, digest, winner)
             return winner, None
     raise StorageError(
         f"{name}: other attempts to register this checkpoint keep failing", cure="try again", retryable=True
@@ -169,6 +182,31 @@ def _create(
     return version, recorded
 
 
+def _remove_duplicates(client: MlflowClient, name: str, digest: str, winner: ModelVersion) -> None:
+    """Delete what killed attempts left of the same checkpoint, with the run and logged model of each."""
+    if not _duplicates(client, name, digest, winner):
+        return
+    with exclusive(client, name):  # promotions of this model wait, so that none of them puts an alias on one
+        bearing = set(aliases(client, name).values())
+        for version in _duplicates(client, name, digest, winner):
+            if str(version.version) not in bearing:
+                absent_is_fine(lambda one=version: client.delete_model_version(name, str(one.version)))
+                forget_run(client, version.run_id, version.tags)
+
+
+def _duplicates(client: MlflowClient, name: str, digest: str, winner: ModelVersion) -> list[ModelVersion]:
+    """Old versions of the checkpoint beside the one that counts; nobody was told of them, so nobody promoted them."""
+    last = time.time() - _STALE_SECONDS
+    return [
+        version
+        for version in _versions(client, name, digest)
+        if int(version.version) > int(winner.version)
+        and version.creation_timestamp / 1000 < last
+        and ATTEMPT_TAG in version.tags
+        and not any(key.startswith(_USED_TAGS) for key in version.tags)
+    ]
+
+
 def _adopted(client: MlflowClient, version: ModelVersion) -> bool:
     """Say that a version of another attempt is used here too; False where that attempt has withdrawn it."""
     name, number = version.name, str(version.version)
@@ -186,6 +224,13 @@ def _adopted(client: MlflowClient, version: ModelVersion) -> bool:
             raise
         return False
     return True
+
+
+def _revive(client: MlflowClient, version: ModelVersion, uri: str) -> None:
+    """A tombstone whose checkpoint is there again is a version again, and says where it lies."""
+    if DELETED_TAG in version.tags:
+        set_tag(client, version.name, str(version.version), "wherry.uri", uri)
+        client.delete_model_version_tag(version.name, str(version.version), DELETED_TAG)
 
 
 def _withdraw(client: MlflowClient, version: ModelVersion, recorded: Recorded, error: BaseException) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wherry.location import Location
     from wherry.progress import OnProgress
 
-__all__ = ["Signed", "load_key", "require", "sign", "verify"]
+__all__ = ["Signed", "identity", "load_key", "load_public_key", "require", "sign", "verify"]
 
 _IGNORED = (
     ".git",
@@ -162,6 +162,19 @@ def verify(
     if sidecar and sidecar.checkpoint.checkpoint_digest != identity.get("checkpoint_digest"):
         failed.append(("the sidecar", "names another checkpoint digest than was signed"))
     return Signed(location.uri, place.uri, hint(public), len(signed), tuple(sorted(failed)), identity)
+
+
+def identity(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> dict[str, Any]:
+    """The checkpoint's digests as they were signed with a key; no file but the signature is read.
+
+    Returns:
+        Empty for a signature of another tool.
+
+    Raises:
+        NotFoundError, CorruptError, MismatchError, UnsupportedError: as `verify`.
+    """
+    place = signature_location(_resolved(uri))
+    return opened(place, load_public_key(public_key)).get(IDENTITY, {})
 
 
 def require(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> str:

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
@@ -43,6 +43,14 @@ def run_logger() -> Any:
         return get_run_logger()
     except MissingContextError:
         return logging.getLogger("wherry")
+
+
+def show_failure(error: WherryError, description: str) -> None:
+    """The error of a flow, field by field, as a table in the run's page."""
+    rows = [
+        {"what": name, "value": str(value)} for name, value in error.to_json().items() if value is not None
+    ]
+    create_table_artifact(rows, key="wherry-failure", description=description)
 
 
 def progress_artifact(verb: str, subject: str) -> OnProgress:

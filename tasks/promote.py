@@ -23,7 +23,11 @@ def promote(subject: str, **chosen: Any) -> dict[str, Any]:
         The JSON form of the promotion.
     """
     done = carry_out(subject, progress=progress_artifact("promote", subject), **chosen)
-    outcome = "was there already" if done.already else f"replaces version {done.replaced}"
+    outcome = (
+        "was there already"
+        if done.already
+        else f"replaces {f'version {done.replaced}' if done.replaced else 'nothing'}"
+    )
     run_logger().info("%s version %s is %s; it %s", done.name, done.version, done.alias, outcome)
     return done.to_json()
 

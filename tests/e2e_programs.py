@@ -29,7 +29,7 @@ receipt = handle.result(300)
 assert receipt.verification["ok"] and receipt.target.step == 100, receipt
 """
 
-# What Meta Lingua leaves of a step: a distributed checkpoint of {model, optim} and params.json beside it.
+# What Meta Lingua leaves of a step: a distributed checkpoint of {model, optim}, params.json, each rank's train state.
 LINGUA_LOOP = """
 import json, os, sys
 import torch, torch.distributed as dist, torch.nn as nn
@@ -43,16 +43,25 @@ import wherry
 folder, exported = sys.argv[1:]
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = nn.ModuleDict({"tok_embeddings": nn.Embedding(16, 8), "output": nn.Linear(8, 16, bias=False)})
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tok_embeddings, self.output = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+    def forward(self, tokens):
+        return self.output(self.tok_embeddings(tokens))
+model = Model()
 fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 for number in range(2):
-    model["output"](model["tok_embeddings"](torch.arange(8))).square().mean().backward()
+    model(torch.arange(8)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 handle = wherry.export(model, exported, to="dcp", step=2)
 weights, moments = get_state_dict(model, optimizer)
 dcp.save({"model": weights, "optim": moments}, checkpoint_id=folder)
+with open(os.path.join(folder, f"train_state_{dist.get_rank():05d}.json"), "w") as file:
+    json.dump({"step": 2, "acc_step": 0}, file)
+dist.barrier()
 if dist.get_rank() == 0:
     with open(os.path.join(folder, "params.json"), "w") as file:
         json.dump({"name": "e2e", "model": {"dim": 8, "n_layers": 0, "vocab_size": 16}}, file)

@@ -13,7 +13,7 @@ def after_save(checkpoint, model, train_state, args):
     """Tell of the checkpoint, and export the live model in the background."""
     folder = f"{checkpoint.path}/{train_state.step:010d}"
     if not dist.is_initialized() or dist.get_rank() == 0:
-        wherry.emit(folder, step=train_state.step)
+        wherry.emit(folder, step=train_state.step, strict=False)
     return wherry.export(
         {"model": model},
         f"{args.dump_dir}/huggingface/{train_state.step:010d}",

@@ -11,7 +11,7 @@ def wherry_manager(root, **options):
 
     def committed():
         if jax.process_index() == 0:
-            wherry.emit(f"{root}/{manager.latest_step()}")
+            wherry.emit(f"{root}/{manager.latest_step()}", strict=False)
 
     told = ocp.AsyncOptions(post_finalization_callback=committed)
     manager = ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(async_options=told, **options))

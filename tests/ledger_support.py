@@ -87,7 +87,7 @@ def altered(url, *statements):
 
 
 @pytest.fixture(scope="module")
-def server():
+def postgres():
     with postgres_server() as url:
         yield url
 
@@ -96,4 +96,4 @@ def server():
 def url(request, tmp_path):
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'ledger.db'}"
-    return new_database(request.getfixturevalue("server"), f"ledger{next(_numbers)}")
+    return new_database(request.getfixturevalue("postgres"), f"ledger{next(_numbers)}")

@@ -11,7 +11,6 @@ pytest.importorskip("prefect", reason="prefect is not installed")
 
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.testing.utilities import prefect_test_harness
 
 from wherry.receipt import CheckpointRef, Receipt
 from wherry.tasks import assets
@@ -32,6 +31,7 @@ def receipt(source, target):
     [
         ("/runs/a/7", "file:///runs/a/7"),
         ("GS://bucket/run/7", "gs://bucket/run/7"),
+        ("live://host/run@9", "live://host/run@9"),
         ("s3://user:secret@bucket/a?token=secret", "s3://bucket/a"),
         ("/a b/{run}%/=[1]#?", "file:///a=20b/=7Brun=7D=25/=3D=5B1=5D=23=3F"),
         ("/naïve/模型", "file:///na=C3=AFve/=E6=A8=A1=E5=9E=8B"),
@@ -61,16 +61,13 @@ def test_what_prefect_does_not_take_is_logged(monkeypatch, caplog):
 
 
 @pytest.mark.server
-def test_a_conversion_is_a_materialization_with_its_source(tmp_path, monkeypatch):
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-
+def test_a_conversion_is_a_materialization_with_its_source(server, tmp_path):
     @flow(name="assets")
     def told():
         asset_events(receipt(str(tmp_path / "source"), str(tmp_path / "target")))
 
-    with prefect_test_harness(server_startup_timeout=180):
-        told()
-        event = _event("prefect.asset.materialization.succeeded")
+    told()
+    event = _event("prefect.asset.materialization.succeeded", f"file://{tmp_path}/target")
     assert event["resource"]["prefect.resource.id"] == f"file://{tmp_path}/target"
     related = {row["prefect.resource.id"]: row["prefect.resource.role"] for row in event["related"]}
     assert related[f"file://{tmp_path}/source"] == "asset"
@@ -79,13 +76,14 @@ def test_a_conversion_is_a_materialization_with_its_source(tmp_path, monkeypatch
     assert event["payload"]["lossless"] is True
 
 
-def _event(name):
-    """The first event of that name; the server stores events a moment later."""
+def _event(name, resource):
+    """The first event of that name about a resource; the server stores events a moment later."""
+    wanted = {"event": {"name": [name]}, "resource": {"id": [resource]}}
     with get_client(sync_client=True) as client:
         for _ in range(100):
-            answer = client._client.post("/events/filter", json={"filter": {"event": {"name": [name]}}})
+            answer = client._client.post("/events/filter", json={"filter": wanted})
             found = answer.json()["events"]
             if found:
                 return found[0]
             time.sleep(0.2)
-    raise AssertionError(f"no event {name}")
+    raise AssertionError(f"no event {name} about {resource}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import wherry
 from tests import audit_support as support
 from wherry import audit_bytes
 from wherry.audit import audit
-from wherry.errors import StorageError, missing_extra
+from wherry.cli import cli
+from wherry.errors import NotFoundError, StorageError, missing_extra
 from wherry.hashing import Failure
 from wherry.verify import Verification
 
@@ -84,6 +87,19 @@ def test_native_loading_for_real(tmp_path):
     assert (row.level, row.verdict) == ("native", "ok"), report.findings
 
 
+def test_a_changed_source_says_how_to_convert_it_again(tmp_path):
+    receipt = support.converted(tmp_path)
+    support.source(tmp_path, seed=5)
+    cure = only(audit(), "source-changed").cure
+    Path(receipt.target.uri).unlink()
+    carried_out(cure)
+    assert not only_changed(audit())
+
+
+def only_changed(report):
+    return [one for one in report.findings if one.kind == "source-changed"]
+
+
 def test_the_same_weights_in_another_container_are_a_cure(tmp_path):
     receipt = support.converted(tmp_path)
     wherry.convert(receipt.target.uri, tmp_path / "tree", to="orbax")
@@ -94,8 +110,31 @@ def test_the_same_weights_in_another_container_are_a_cure(tmp_path):
         f"move it away and convert again: wherry convert {tmp_path / 'tree'} {receipt.target.uri} "
     )
     Path(receipt.target.uri).rename(tmp_path / "away")
-    again = wherry.convert(tmp_path / "tree", receipt.target.uri, to="safetensors")
-    assert again.target.weights_digest == receipt.target.weights_digest
+    carried_out(cure)
+    assert wherry.verify(receipt.target.uri, level="digest").ok
+
+
+def carried_out(cure):
+    """The command that a cure prints, word for word."""
+    done = CliRunner().invoke(cli, [*shlex.split(cure.partition(": ")[2])[1:], "--quiet"])
+    assert done.exit_code == 0, done.output
+
+
+def test_the_cure_says_the_options_with_which_it_was_made(tmp_path):
+    made = wherry.convert(
+        support.source(tmp_path), tmp_path / "a tree", to="orbax",
+        options={"split": ".", "ocdbt": "false"}, meta={"team": "audit"},
+    )  # fmt: skip
+    chunk = next(path for path in Path(made.target.uri).iterdir() if path.name.startswith("layer"))
+    shutil.rmtree(chunk)
+    cure = audit().findings[0].cure
+    for words in ("--set split=. ", "--set ocdbt=false", "--meta team=audit", f"'{tmp_path}/a tree'"):
+        assert words in cure, cure
+    Path(made.target.uri).rename(tmp_path / "away")
+    carried_out(cure)
+    with wherry.open(made.target.uri) as again:
+        assert ("layer", "w") in again.manifest.tensors
+    assert audit().ok
 
 
 def test_the_cure_of_a_lost_copy_cures(tmp_path):
@@ -107,3 +146,71 @@ def test_the_cure_of_a_lost_copy_cures(tmp_path):
     assert lost.cure == f"fetch the intact copy: wherry fetch {tmp_path / 'b'} {tmp_path / 'a'}"
     wherry.fetch(tmp_path / "b", tmp_path / "a")
     assert audit(level="digest").ok
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Private and public keys by name."""
+    pytest.importorskip("cryptography")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    def make(name):
+        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
+        key = ec.generate_private_key(ec.SECP256R1())
+        private.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        public.write_bytes(
+            key.public_key().public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+        )
+        return str(private), str(public)
+
+    return make
+
+
+def test_signatures_are_checked_where_there_are_some(tmp_path, keys, monkeypatch):
+    from wherry.integrations import signing
+
+    private, public = keys("release")
+    other, _ = keys("other")
+    signed = wherry.convert(support.source(tmp_path), tmp_path / "signed", to="orbax", sign=private)
+    support.converted(tmp_path, "plain", seed=1)
+    assert audit(key=public).ok
+    assert audit(key=public, level="digest").ok
+
+    (Path(signed.target.uri) / "notes.txt").write_text("added later")
+    assert audit(key=public).ok, "no file was read"
+    found = only(audit(key=public, level="digest"), "signature")
+    assert (found.uri, found.path) == (signed.target.uri, "notes.txt")
+    (Path(signed.target.uri) / "notes.txt").unlink()
+
+    signing.sign(signed.target.uri, other)
+    assert audit().ok, "without a key signatures are not looked at"
+    (tmp_path / "wherry.toml").write_text('[audit]\nkey = "release.pub"\n')
+    monkeypatch.setenv("WHERRY_CONFIG", str(tmp_path / "wherry.toml"))
+    report = audit()
+    assert only(report, "signature").cure
+    assert report.exit_code == 9
+    with pytest.raises(NotFoundError, match="no such key"):
+        audit(key=str(tmp_path / "none.pub"))
+
+
+def test_a_signature_of_another_checkpoint_is_found(tmp_path, keys):
+    private, public = keys("release")
+    places = [
+        wherry.convert(
+            support.source(tmp_path, name, seed), tmp_path / name, to="orbax", sign=private
+        ).target.uri
+        for seed, name in enumerate(("one", "two"))
+    ]
+    shutil.copy(Path(places[0]) / "wherry.sig", Path(places[1]) / "wherry.sig")
+    found = only(audit(key=public), "signature")
+    assert found.uri == places[1]
+    assert "was signed, and the ledger has" in found.what

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,10 @@ from prefect.blocks.abstract import NotificationBlock
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.flows import load_flow_from_entrypoint
-from prefect.testing.utilities import prefect_test_harness
 
 from wherry import notify
-from wherry.flows.audit import AuditSpec, audit, notice_of
+from wherry.ending import Ending
+from wherry.flows.audit import AuditSpec, audit, say
 from wherry.tasks.notify import tell
 
 ROOT = Path(__file__).parent.parent
@@ -35,14 +34,12 @@ class Megaphone(NotificationBlock):
         TOLD.append((body, subject))
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
-        patch.setenv("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
-        with prefect_test_harness(server_startup_timeout=180):
-            Megaphone().save("team")
-            yield
+@pytest.fixture
+def team(server, monkeypatch):
+    """A block that everybody is told through."""
+    Megaphone().save("team", overwrite=True)
+    monkeypatch.setenv("WHERRY_NOTIFY_BLOCK", "megaphone/team")
+    TOLD.clear()
 
 
 def artifacts(flow_run_id):
@@ -51,9 +48,7 @@ def artifacts(flow_run_id):
         return {row.key: row for row in client.read_artifacts(artifact_filter=chosen)}
 
 
-def test_a_sound_store_and_then_a_flipped_bit(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("WHERRY_NOTIFY_BLOCK", "megaphone/team")
-    TOLD.clear()
+def test_a_sound_store_and_then_a_flipped_bit(team, tmp_path):
     receipt = support.converted(tmp_path)
     evidence = tmp_path / "evidence"
     evidence.mkdir()
@@ -79,15 +74,13 @@ def test_a_sound_store_and_then_a_flipped_bit(server, tmp_path, monkeypatch):
     assert str(state.state_details.flow_run_id) in body, "the link to the run"
 
 
-def test_an_audit_that_cannot_be_done_is_told(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("WHERRY_NOTIFY_BLOCK", "megaphone/team")
-    TOLD.clear()
+def test_an_audit_that_cannot_be_done_is_told(team, tmp_path):
     state = audit(AuditSpec(scope="roots", roots=(str(tmp_path / "none"),)), return_state=True)
     assert state.is_failed()
     assert "could not be done" in TOLD[0][0]
 
 
-def test_other_blocks_are_refused(server):
+def test_other_blocks_are_refused(team):
     from prefect.blocks.system import Secret
 
     Secret(value="x").save("plain")
@@ -115,8 +108,11 @@ def test_warnings_fail_it_where_asked():
     assert _first(report, "never") is None
     first = _first(report, "warning")
     counts = dict.fromkeys(("checkpoints", "ok", "errors", "warnings", "notes"), 1)
-    assert notice_of({**report, "counts": counts}, first).cure == "c"
-    assert json.dumps(notice_of({**report, "counts": counts}, None).first_error) == "null"
+    bad, good = Ending("audit"), Ending("audit")
+    say(bad, {**report, "counts": counts}, first)
+    say(good, {**report, "counts": counts}, None)
+    assert (bad.first_error, bad.cure, bad.title) == ("w", "c", "wherry audit: 1 error and 1 warning")
+    assert (good.first_error, good.counts) == (None, counts)
 
 
 @pytest.mark.parametrize("entrypoint", [f"{ROOT / 'flows' / 'audit.py'}:audit", "wherry.flows.audit.audit"])

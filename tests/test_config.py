@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -190,3 +191,31 @@ def test_every_field_is_described():
     ]
     assert not bare
     assert Path(__file__).parent.parent.joinpath("infra", "wherry.toml").is_file()
+
+
+def test_every_level_of_verify_can_be_asked_for_and_no_other():
+    from typing import get_args
+
+    from wherry.config_schema import VerifyLevel
+    from wherry.policy import Level
+    from wherry.verify import LEVELS
+
+    assert get_args(VerifyLevel) == ("none", *LEVELS)
+    assert get_args(Level) == LEVELS
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('env = "prod"', "line 1, env: "),
+        ("a = 1\n[env]\nprod = 3", "line 3, env.prod: "),
+        ("mlflow = 3", "line 1, mlflow: "),
+    ],
+)
+def test_what_should_be_a_table_and_is_none(tmp_path, monkeypatch, text, said):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://models.example")
+    file = tmp_path / "wherry.toml"
+    file.write_text(text)
+    for env in (None, "prod") if "env" in said else (None,):
+        with pytest.raises(UsageError, match=re.escape(said)):
+            load_config(file, env)

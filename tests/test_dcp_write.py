@@ -126,6 +126,22 @@ def test_companions_travel(tmp_path):
     assert [one.name for one in opened(tmp_path / "b", "dcp").manifest.companions] == ["params.json"]
 
 
+def test_companions_in_folders_travel_and_states_of_others_do_not(tmp_path):
+    source = tmp_path / "a"
+    save({"w": torch.ones(4)}, source)
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text("{}")
+    save({"w": torch.ones(4)}, source / "pytorch_model_fsdp_0")
+    (source / "consolidated").mkdir()
+    (source / "consolidated" / "params.json").write_text("{}")
+    torch.save({"w": torch.ones(4)}, source / "consolidated" / "consolidated.pth")
+    wherry.convert(source, tmp_path / "b", to="dcp", lineage=False)
+    for name in "ab":
+        companions = opened(tmp_path / name, "dcp").manifest.companions
+        assert [one.name for one in companions] == ["1_Pooling/config.json"]
+    assert wherry.verify(tmp_path / "b", level="digest").ok
+
+
 def test_a_name_that_is_tensor_and_object(tmp_path):
     spec = TensorSpec(("a",), (2,), "int8")
     with pytest.raises(UnrepresentableError, match="leaf and a node"):

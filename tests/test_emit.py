@@ -31,6 +31,13 @@ def server(monkeypatch):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             posted.append((self.path, dict(self.headers), body))
             self.send_response(getattr(self.server, "answer", 204))
+            if hasattr(self.server, "elsewhere"):
+                self.send_header("Location", self.server.elsewhere)
+            self.end_headers()
+
+        def do_GET(self):
+            posted.append((self.path, dict(self.headers), None))
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_):
@@ -66,6 +73,14 @@ def test_prefect_takes_the_event_as_it_is():
     event = events.Event.model_validate(event_body("gs://bucket/run/checkpoint_1", step=1))
     assert event.resource.id.startswith("wherry.checkpoint.")
     assert event.resource["uri"] == "gs://bucket/run/checkpoint_1"
+
+
+def test_a_redirect_is_a_refusal_and_gets_no_credentials(server, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_KEY", "pnu_1")
+    server.answer, server.elsewhere = 302, f"http://127.0.0.1:{server.server_port}/elsewhere"
+    with pytest.raises(OSError, match="302"):
+        door("/a")
+    assert [path for path, _headers, _body in server.posted] == ["/api/events"]
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), [
@@ -116,3 +131,13 @@ def test_an_export_tells_how_it_ended(server, tmp_path, caplog):
     server.answer = 503
     assert wherry.export(state, tmp_path / "c.safetensors", to="safetensors").result(60)
     assert "was not told" in caplog.text
+
+
+def test_training_goes_on_where_nobody_listens(monkeypatch, caplog):
+    """The hooks call it so: neither a server that is not named nor one that does not answer reaches the loop."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    assert wherry.emit("/ckpt/1", strict=False) == ""
+    assert wherry.emit("/ckpt/1", api="http://127.0.0.1:9/api", timeout=1, strict=False) == ""
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    with pytest.raises(ValueError, match="PREFECT_API_URL"):
+        wherry.emit("/ckpt/1")

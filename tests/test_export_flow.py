@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import wherry
+from wherry.ending import ending
 from wherry.errors import NotFoundError, UnrepresentableError
 
 pytest.importorskip("prefect")
@@ -75,6 +76,7 @@ def plain(monkeypatch):
             raise UnrepresentableError("cannot be held")
         return {"detection": {}, "receipt": {}, "further": []}
 
+    monkeypatch.setattr(flow, "ending", ending)
     monkeypatch.setattr(flow, "chain", chain)
     monkeypatch.setattr(flow, "routed", routed.fn)
     monkeypatch.setattr(flow, "summary", lambda _done: [{"what": "target", "value": "x"}])
@@ -129,3 +131,25 @@ def test_the_form_has_a_description_for_every_field():
     schema = ExportSpec.model_json_schema()
     assert all(field.get("description") for field in schema["properties"].values())
     assert flow.export.name == "post-training-export"
+
+
+@pytest.mark.server
+def test_on_a_server_it_converts_tells_and_is_noted(server, source, tmp_path, monkeypatch):
+    from wherry import ending as telling
+    from wherry.metrics import measure
+
+    told = []
+    monkeypatch.setattr(telling, "send", lambda _, notice, page: told.append((notice, page)))
+    file = tmp_path / "wherry.toml"
+    text = TOML.format(root=tmp_path).replace('model = "llama-{run}"', "")
+    file.write_text(f'[metrics]\nfile = "{tmp_path}/wherry.prom"\n{text}')
+    state = flow.export(ExportSpec(source=source, config=str(file)), return_state=True)
+    assert state.is_completed(), state.message
+    [done] = state.result()["conversions"]
+    assert [one["verification"]["ok"] for one in (done, *done["further"])] == [True, True]
+    assert (tmp_path / "out" / "r1-9.safetensors").is_file()
+    [(notice, page)] = told
+    assert (notice.first_error, dict(notice.counts)) == (None, {"converted": 1, "failed": 0, "left": 2})
+    assert str(state.state_details.flow_run_id) in page
+    assert 'wherry_last_run_ok{flow="post-training-export"} 1' in (tmp_path / "wherry.prom").read_text()
+    assert any(one.name == "wherry_last_run_ok" and one.value == 1 for one in measure([]))

@@ -100,6 +100,27 @@ def test_a_swapped_companion_is_refused(source, tmp_path):
     assert failure.value.path == "tokenizer.json"
 
 
+def test_a_file_that_nobody_recorded_does_not_come_along(source, tmp_path):
+    (source / "modeling_tiny.py").write_text("import os")
+    with pytest.raises(MismatchError, match="not recorded") as failure:
+        wherry.fetch(source, tmp_path / "copy")
+    assert failure.value.path == "modeling_tiny.py"
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_signature_comes_along_even_after_a_kill(tmp_path):
+    save_file({"a": np.ones(3, np.float32)}, tmp_path / "s.safetensors")
+    made = wherry.convert(tmp_path / "s.safetensors", tmp_path / "run" / "x.safetensors", to="safetensors")
+    (tmp_path / "run" / "x.safetensors.wherry.sig").write_text("signed")
+    copy = tmp_path / "there" / "x.safetensors"
+    wherry.fetch(made.target.uri, copy)
+    signature = copy.with_name("x.safetensors.wherry.sig")
+    assert signature.read_text() == "signed"
+    signature.unlink()
+    assert wherry.fetch(made.target.uri, copy).already
+    assert signature.read_text() == "signed"
+
+
 def test_an_altered_manifest_is_refused(source, tmp_path):
     data = json.loads((source / "wherry.json").read_text())
     data["manifest"]["tensors"][0]["digest"] = "0" * 64

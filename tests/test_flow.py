@@ -21,8 +21,8 @@ pytest.importorskip("mlflow")
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.flows import load_flow_from_entrypoint
-from prefect.testing.utilities import prefect_test_harness
 
+from wherry import ending
 from wherry.flows.convert import ConvertSpec, convert_checkpoint, summary
 from wherry.ledger import check_chain, open_ledger
 from wherry.progress import Progress
@@ -31,18 +31,6 @@ from wherry.tasks.common import retryable
 
 ROOT = Path(__file__).parent.parent
 pytestmark = [pytest.mark.server]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """One server for all flow runs: it takes 15 s to come up, a flow run 2 s."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
-        patch.setenv("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
-        patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-        patch.setenv("DO_NOT_TRACK", "1")
-        with prefect_test_harness(server_startup_timeout=180):
-            yield
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +86,9 @@ def test_the_whole_chain_and_again(server, source, tmp_path):
     assert len(again["lineage"]["edges"]) == 1
 
 
-def test_failure_ends_failed_with_text_and_cure(server, source, tmp_path):
+def test_failure_ends_failed_with_text_and_cure(server, source, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(ending, "send", lambda _, notice, page: told.append((notice, page)))
     data = source.read_bytes()
     source.write_bytes(data[:-4])
     state = convert_checkpoint(
@@ -112,6 +102,10 @@ def test_failure_ends_failed_with_text_and_cure(server, source, tmp_path):
     table = {line["what"]: line["value"] for line in json.loads(row.data)}
     assert table["what"] == error.what
     assert table["exit_code"] == "5"
+    [(notice, page)] = told
+    assert error.what in notice.first_error
+    assert (notice.cure, notice.counts) == (error.cure, {"failed": 1})
+    assert str(state.state_details.flow_run_id) in page
     assert not (tmp_path / "o").exists()
 
 
@@ -164,6 +158,8 @@ def test_a_failed_verification_fails_the_task(source, tmp_path, monkeypatch):
     with pytest.raises(MismatchError, match="verification failed") as failure:
         module.verify.fn(receipt.target.uri, level="digest")
     assert failure.value.path
+    command = f"wherry convert {source} {receipt.target.uri} --to safetensors --set metadata_format=np"
+    assert failure.value.cure.endswith(f"and convert again: {command}")
     node = show(receipt.target.checkpoint_digest).nodes[receipt.target.checkpoint_digest]
     assert node.verified.verdict == "altered"
 

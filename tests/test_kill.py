@@ -195,6 +195,18 @@ def test_two_runs_on_one_target_exclude_each_other(source, tmp_path):
     assert not wherry.convert(source, tmp_path / "8", to="orbax", lineage=False).already
 
 
+def test_clean_leaves_the_area_of_a_living_job_however_old(tmp_path):
+    from wherry.clean import clean
+    from wherry.lease import Lease
+
+    area = tmp_path / ".wherry-8.0123abcd"
+    area.mkdir()
+    with Lease(tmp_path / ".wherry-8.lease", "8"):
+        assert {row.removed for row in clean(tmp_path, min_age=-1)} == {False}
+    assert area.exists()
+    assert {row.removed for row in clean(tmp_path, min_age=-1)} == {True}
+
+
 def test_clean_removes_what_a_kill_left_and_nothing_else(source, tmp_path):
     from wherry.clean import clean
 

@@ -110,8 +110,8 @@ def test_a_newer_ledger_is_left_alone(url):
         pass
 
 
-def test_a_shared_ledger_is_migrated_only_when_asked(server):
-    shared = new_database(server, "shared")
+def test_a_shared_ledger_is_migrated_only_when_asked(postgres):
+    shared = new_database(postgres, "shared")
     with open_ledger(shared) as ledger, ledger.write() as connection:
         connection.exec_driver_sql("COMMENT ON TABLE wherry.statement IS 'wherry ledger, schema 1'")
     with pytest.raises(UnsupportedError, match="schema 1") as refusal, open_ledger(shared):
@@ -119,10 +119,10 @@ def test_a_shared_ledger_is_migrated_only_when_asked(server):
     assert "wherry ledger migrate" in (refusal.value.cure or "")
 
 
-def test_its_tables_are_away_from_everybody_elses(server):
+def test_its_tables_are_away_from_everybody_elses(postgres):
     import psycopg
 
-    shared = new_database(server, "crowded")
+    shared = new_database(postgres, "crowded")
     with psycopg.connect(shared) as connection:
         connection.execute("CREATE TABLE statement (mine text)")
     with open_ledger(shared) as ledger:

@@ -84,6 +84,39 @@ def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path
         assert check_chain(ledger).altered is None
 
 
+def test_what_prune_emptied_is_gone_in_the_rebuilt_ledger_too(chain, tmp_path, monkeypatch):
+    """The first is deleted and registered, its child lives; the third is marked, and lies there again."""
+    shutil.rmtree(home())
+    shutil.rmtree(chain.first.target.uri)
+    said = "2026-11-01T00:00:00.000+00:00 by eve: keep_last: 2"
+    rows = [
+        SimpleNamespace(
+            name=f"model{number}",
+            version="1",
+            tags={"wherry.checkpoint_digest": receipt.target.checkpoint_digest, "wherry.deleted": said},
+            aliases=(),
+        )
+        for number, receipt in enumerate((chain.first, chain.third))
+    ]
+    service = SimpleNamespace(registered=lambda *_uris: iter(rows))
+    monkeypatch.setattr("wherry.registry.service", lambda name: service)
+    done = rebuild([tmp_path / "out"])
+    assert (done.partial, done.registrations) == ((), 2), "its child's sidecar knows it"
+    gone = {
+        place.uri
+        for digest in why(chain.second.target.uri).nodes
+        for place in wherry_places(digest)
+        if place.gone
+    }
+    assert chain.first.target.uri in gone
+    assert chain.third.target.uri not in gone
+    assert done.deletions == len(gone)
+    with open_ledger() as ledger:
+        assert check_chain(ledger).altered is None
+        body = next(one.body for one in statements(ledger, kinds={"deletion"}))
+        assert (body["by"], body["reason"], body["deleted"][:10]) == ("eve", "keep_last: 2", "2026-11-01")
+
+
 def wherry_places(digest):
     return why(digest).nodes[digest].places
 

@@ -16,8 +16,9 @@ from safetensors.numpy import save_file
 import wherry
 from wherry.errors import AmbiguousError, NotFoundError
 from wherry.home import ensure_home, home, sqlite_file, without_secrets
-from wherry.ledger import check_chain, open_ledger, record_conversion
-from wherry.lineage import record, record_outcome, render, show
+from wherry.ledger import Edge, check_chain, open_ledger, record_conversion
+from wherry.ledger_nodes import Node
+from wherry.lineage import LineageTree, record, record_outcome, render, show
 
 
 @pytest.fixture(autouse=True)
@@ -122,9 +123,25 @@ def test_a_weights_digest_of_several_checkpoints_is_ambiguous(converted):
     assert converted.target.checkpoint_digest[:12] in (failure.value.cure or "")
 
 
+def test_many_ways_to_one_checkpoint_are_told_once():
+    """Twenty diamonds, one below the other, have a million ways through them."""
+    edges, above = [], "start"
+    for number in range(20):
+        ends = [(above, f"left{number}"), (above, f"right{number}")]
+        above = f"joined{number}"
+        ends += [(ends[0][1], above), (ends[1][1], above)]
+        edges += [Edge(source, target, "p" * 64, 1, "now", lossless=True) for source, target in ends]
+    names = {end for edge in edges for end in (edge.source, edge.target)}
+    nodes = {name: Node(name, name, "orbax", None, "params", 1, 1, 1, 1) for name in names}
+    text = render(LineageTree("start", nodes, tuple(edges)))
+    assert {name for name in names if name not in text} == set()
+    assert text.count("(see above)") == 19, "each but the last, below which nothing is"
+    assert len(text.splitlines()) < 4 * len(edges)
+
+
 def test_no_lineage_leaves_no_ledger(source, tmp_path):
     wherry.convert(source, tmp_path / "orbax", to="orbax", lineage=False)
-    assert not (home() / "ledger.db").exists()
+    assert not home().exists()
 
 
 def test_home_is_private(monkeypatch, tmp_path):
@@ -156,3 +173,12 @@ def test_conversion_imports_no_orchestration(source, tmp_path):
     arguments = [sys.executable, "-c", script, str(source), str(tmp_path / "o")]
     done = subprocess.run(arguments, check=True, capture_output=True, text=True)
     assert re.fullmatch(r"\[\]\s*", done.stdout)
+
+
+def test_what_was_exported_from_memory_reads_well(tmp_path):
+    state = {"w": np.arange(6, dtype=np.float32)}
+    receipt = wherry.export(state, tmp_path / "run" / "9", to="orbax", step=9).result(60)
+    text = render(show(receipt.target.uri))
+    assert f"{receipt.source.uri} (the memory of a training run; not on disk)" in text
+    assert "live (numpy " in text
+    assert show(receipt.source.uri).root == receipt.source.checkpoint_digest

@@ -17,7 +17,6 @@ pytest.importorskip("prefect")
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.flows import load_flow_from_entrypoint
-from prefect.testing.utilities import prefect_test_harness
 
 from wherry.flows.nightly import NightlySpec, nightly
 from wherry.ledger import check_chain, open_ledger
@@ -28,10 +27,9 @@ from wherry.routes import load_config
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [pytest.mark.server]
 
+# Where it is stated, two checkpoints at a time wait for seconds: the server's SQLite is locked by one for the other.
+LIMITED = "[concurrency]\nfile = 4\n"
 CONFIG = """
-[concurrency]
-file = 4
-
 [routes.night]
 root = "runs"
 select = "{select}"
@@ -49,26 +47,17 @@ uri = "out/{{run}}/{{step}}-orbax"
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """One server for all flow runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
-        with prefect_test_harness(server_startup_timeout=180):
-            yield
-
-
 @pytest.fixture
 def told(monkeypatch):
+    from wherry import ending
+
     notices = []
-    monkeypatch.setattr(
-        sys.modules["wherry.flows.nightly"], "notify", lambda notice, _channels: notices.append(notice)
-    )
+    monkeypatch.setattr(ending, "send", lambda _, notice, page: notices.append((notice, page)))
     return notices
 
 
-def write(folder, select="all", more=""):
-    (folder / "wherry.toml").write_text(CONFIG.format(select=select, more=more))
+def write(folder, select="all", more="", head=""):
+    (folder / "wherry.toml").write_text(head + CONFIG.format(select=select, more=more))
     return NightlySpec(config=str(folder / "wherry.toml"))
 
 
@@ -97,13 +86,15 @@ def test_a_night_and_the_next_one(server, tmp_path, told):
     assert (tmp_path / "out" / "a" / "200.safetensors").is_file()
     assert (tmp_path / "out" / "b" / "5-orbax" / "wherry.json").is_file()
     assert "**converted**: 3" in page(state)
-    assert told[0].counts == {"converted": 3}
+    [(notice, page_of_run)] = told
+    assert notice.counts == {"converted": 3}
+    assert str(state.state_details.flow_run_id) in page_of_run
 
+    checkpoint(tmp_path, "b", 6)
+    again = nightly(write(tmp_path, head=LIMITED))
+    assert again["counts"] == {"converted": 1, "done": 6}
     with get_client(sync_client=True) as client:
         assert client.read_global_concurrency_limit_by_name("wherry-io-file").limit == 4
-    checkpoint(tmp_path, "b", 6)
-    again = nightly(spec)
-    assert again["counts"] == {"converted": 1, "done": 6}
     with open_ledger() as ledger:
         assert check_chain(ledger).altered is None
         assert len(converted_sources(ledger)) == 4
@@ -126,8 +117,8 @@ def test_one_that_fails_stops_nothing_and_is_not_tried_again(server, tmp_path, t
     assert "somebody" not in text
     assert (tmp_path / "out" / "good" / "1.safetensors").is_file()
     assert (tmp_path / "out" / "half" / "1-orbax").is_dir(), "the other target of the same source is made"
-    assert told[0].first_error
-    assert told[0].cure
+    assert "the target exists" in told[0][0].first_error
+    assert told[0][0].cure
 
     again = nightly(spec)
     assert again["counts"] == {"damaged": 1, "done": 3, "failed": 1}
@@ -153,6 +144,7 @@ def test_a_first_night_estimates_and_a_second_night_skips(server, tmp_path, told
         assert held
         skipped = nightly(spec.model_copy(update={"go": True}), return_state=True)
     assert skipped.name == "Skipped"
+    assert len(told) == 1, "a skipped night has done nothing that there is to tell"
     assert skipped.result()["skipped"] == ["night"]
     assert nightly(spec.model_copy(update={"go": True}))["counts"] == {"converted": 3}
 

@@ -196,3 +196,18 @@ def test_the_command_says_what_was_delivered(source, tmp_path, events, capsys, m
         assert json.loads(capsys.readouterr().out)["delivered"][0]["statements"] == statements
     assert len(events()) == 4
     assert events()[:2] == events()[2:]
+
+
+def test_a_projection_with_a_fault_never_fails_the_conversion(source, events, tmp_path, monkeypatch, caplog):
+    from wherry.integrations import openlineage
+
+    def faulty(_statement):
+        raise KeyError("software")
+
+    monkeypatch.setattr(openlineage, "events", faulty)
+    with caplog.at_level(logging.WARNING):
+        receipt = wherry.convert(source, tmp_path / "o", to="orbax")
+    assert receipt.lineage == "recorded"
+    with open_ledger() as ledger:
+        [row] = cursors(ledger)
+    assert "KeyError" in row.failed

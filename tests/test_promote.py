@@ -261,6 +261,11 @@ def test_across_registries_with_all_tags(candidate, client, name, tmp_path):
     assert wherry.promote(f"models:/{name}@candidate", to_registry_uri=other).already
 
 
+def test_a_lock_that_nobody_of_ours_wrote_holds_nothing(candidate, client, name):
+    client.set_registered_model_tag(name, aliases.LOCK_TAG, "do not touch")
+    assert wherry.promote(f"models:/{name}@candidate").version == "1"
+
+
 def test_the_command_line(candidate, name, tmp_path):
     run = CliRunner().invoke
     done = run(cli, ["promote", f"models:/{name}@candidate", "--json"])

@@ -18,7 +18,6 @@ pytest.importorskip("mlflow")
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.flows import load_flow_from_entrypoint
-from prefect.testing.utilities import prefect_test_harness
 
 from wherry.flows.promote import PromoteSpec, promote
 
@@ -33,28 +32,27 @@ def artifacts(state):
 
 
 @pytest.mark.server
-def test_promoted_refused_and_rolled_back(tmp_path, monkeypatch):
+def test_promoted_refused_and_rolled_back(server, tmp_path, monkeypatch):
     for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         monkeypatch.delenv(name, raising=False)
     places = [converted(tmp_path / str(number)).target.uri for number in range(3)]
     for place in places:
         wherry.register(place, "m")
-    with prefect_test_harness(server_startup_timeout=180):
-        for number in ("1", "2"):
-            state = promote(PromoteSpec(subject=f"models:/m/{number}"), return_state=True)
-            assert state.is_completed(), state.message
-        table = {row["what"]: row["value"] for row in artifacts(state)["wherry-promotion"]}
-        assert (table["model"], table["replaced"]) == ("m version 2", "1")
-        assert table["gate level at least digest"] == "digest"
+    for number in ("1", "2"):
+        state = promote(PromoteSpec(subject=f"models:/m/{number}"), return_state=True)
+        assert state.is_completed(), state.message
+    table = {row["what"]: row["value"] for row in artifacts(state)["wherry-promotion"]}
+    assert (table["model"], table["replaced"]) == ("m version 2", "1")
+    assert table["gate level at least digest"] == "digest"
 
-        flip_a_bit(Path(places[2]))
-        state = promote(PromoteSpec(subject="models:/m/3"), return_state=True)
-        assert state.is_failed()
-        assert isinstance(state.result(raise_on_failure=False), MismatchError)
-        assert "not what was registered" in artifacts(state)["wherry-failure"][1]["value"]
+    flip_a_bit(Path(places[2]))
+    state = promote(PromoteSpec(subject="models:/m/3"), return_state=True)
+    assert state.is_failed()
+    assert isinstance(state.result(raise_on_failure=False), MismatchError)
+    assert "not what was registered" in artifacts(state)["wherry-failure"][1]["value"]
 
-        done = promote(PromoteSpec(name="m", rollback=True))
-        assert (done["version"], done["replaced"]) == ("1", "2")
+    done = promote(PromoteSpec(name="m", rollback=True))
+    assert (done["version"], done["replaced"]) == ("1", "2")
 
 
 def test_the_form_is_described_and_checked():

@@ -1,10 +1,10 @@
-"""Retention: what the rules keep, what is never removed whatever they say, and what a removal leaves behind."""
+"""prune: what is never removed whatever the rules say, and what a removal leaves behind."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from datetime import UTC, datetime, timedelta
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -12,14 +12,13 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from wherry.cli import cli
-from wherry.config_schema import Retention
+from wherry.errors import StorageError
 from wherry.in_use import in_use
 from wherry.ledger import check_chain, open_ledger
 from wherry.ledger_nodes import digest_at, nodes
 from wherry.ledger_statements import statements
 from wherry.night_run import run_night
 from wherry.prune import prune
-from wherry.retention import Kept, superfluous
 from wherry.routes import load_config
 
 CONFIG = """
@@ -36,31 +35,6 @@ uri = "out/{{run}}/{{step}}{suffix}"
 [routes.r.retention]
 {retention}
 """
-NOW = datetime(2026, 11, 21, tzinfo=UTC)
-
-
-def kept(rules, *rows):
-    made = [
-        Kept(f"/{step}", "a", "orbax", step, (NOW - timedelta(days=age)).isoformat(), score)
-        for step, age, score in rows
-    ]
-    return sorted(
-        int(uri[1:]) for uri, reason in superfluous(Retention(**rules), made, NOW).items() if reason
-    )
-
-
-def test_rules():
-    rows = [(1, 40, 3.0), (2, 30, 1.0), (3, 20, 2.0), (4, 10, None), (5, 1, 4.0)]
-    assert kept({}, *rows) == [1, 2, 3, 4, 5]
-    assert kept({"keep_last": 2}, *rows) == [4, 5]
-    assert kept({"keep_days": 25}, *rows) == [3, 4, 5]
-    assert kept({"keep_best": 1, "metric": "loss"}, *rows) == [2, 4], "an unknown score might be the best"
-    assert kept({"keep_best": 1, "metric": "acc", "highest": True}, *rows) == [4, 5]
-    assert kept({"keep_last": 1, "keep_best": 1, "metric": "loss"}, *rows) == [2, 4, 5]
-    other = [Kept("/b", "b", "orbax", 0, NOW.isoformat()), Kept("/n", "a", "npz", 0, NOW.isoformat())]
-    assert all(superfluous(Retention(keep_last=1), other, NOW).values()), (
-        "runs and formats count on their own"
-    )
 
 
 @pytest.fixture
@@ -175,15 +149,15 @@ def test_a_step_of_a_run_goes_as_a_whole(night, tmp_path):
     assert stale.exists(), "it was touched within the hour"
 
 
+def refuse(*_args):
+    raise StorageError("the ledger is full")
+
+
 def test_a_failed_tombstone_puts_everything_back(night, tmp_path, monkeypatch):
     from wherry import ledger
-    from wherry.errors import StorageError
 
     loaded = night()
     before = left(tmp_path)
-
-    def refuse(*_args):
-        raise StorageError("the ledger is full")
 
     monkeypatch.setattr(ledger, "record_event", refuse)
     done = prune(loaded.routes, dry_run=False)
@@ -234,13 +208,67 @@ def test_an_alias_and_a_foreign_registry_hold(night, tmp_path, monkeypatch):
     fake = SimpleNamespace(
         registered=lambda *_: iter(rows),
         mark_deleted=lambda name, version, **_: marked.append((name, version)),
+        unmark_deleted=lambda name, version, **_: marked.remove((name, version)),
     )
     monkeypatch.setattr(prune_registry, "service", lambda _name: fake)
+    with monkeypatch.context() as patch:
+        patch.setattr("wherry.ledger.record_event", refuse)
+        assert actions(prune(loaded.routes, dry_run=False))[3] == "failed"
+    assert marked == [], "what stays is not marked as deleted"
     done = prune(loaded.routes, dry_run=False)
     assert actions(done) == {1: "keep", 2: "keep", 3: "removed", 4: "keep", 5: "keep"}
     assert "champion" in reason_of(done, 1)
     assert "elsewhere" in reason_of(done, 2)
     assert marked == [("m", "2")]
+
+
+def test_what_somebody_else_put_there_stays(night, tmp_path):
+    loaded = night(format="orbax", suffix="-orbax")
+    out = tmp_path / "out" / "a"
+    (out / "1-orbax" / "notes").mkdir()
+    (out / "1-orbax" / "notes" / "why.txt").write_text("mine")
+    done = prune(loaded.routes, dry_run=False)
+    assert actions(done) == {1: "keep", 2: "removed", 3: "removed", 4: "keep", 5: "keep"}
+    assert (out / "1-orbax" / "notes" / "why.txt").read_text() == "mine"
+
+
+def test_a_note_that_names_more_than_the_step_removes_nothing(night, tmp_path):
+    from wherry.ledger import record_event
+
+    loaded = night()
+    with open_ledger() as ledger:
+        bodies = [one.body for one in statements(ledger, kinds={"note"}) if one.body.get("about") == "route"]
+        for body in bodies:
+            forged = {
+                key: value for key, value in body.items() if key not in ("subject", "checkpoint_digest")
+            }
+            record_event(ledger, "note", None, {**forged, "committed": str(tmp_path / "out")})
+    before = left(tmp_path)
+    done = prune(loaded.routes, dry_run=False)
+    assert set(actions(done).values()) == {"keep"}
+    assert "not the step folder" in reason_of(done, 1)
+    assert left(tmp_path) == before
+
+
+def test_what_is_registered_meanwhile_stays(night, tmp_path, monkeypatch):
+    from wherry.ledger import claim_registration
+    from wherry.sidecar import read_sidecar
+    from wherry.store import locate
+
+    module, loaded = import_module("wherry.prune"), night()
+    subject = read_sidecar(locate(str(tmp_path / "out" / "a" / "1.safetensors"))).checkpoint
+    real = module.removing
+
+    def registering(*arguments):
+        with open_ledger() as ledger:
+            claim_registration(ledger, subject, "sqlite:///r.db", "m")
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "removing", registering)
+    done = prune(loaded.routes, dry_run=False)
+    assert actions(done) == {1: "keep", 2: "removed", 3: "removed", 4: "keep", 5: "keep"}
+    assert "registered a moment ago" in reason_of(done, 1)
+    assert (tmp_path / "out" / "a" / "1.safetensors").exists()
 
 
 def test_object_stores(tmp_path):

@@ -64,6 +64,27 @@ def test_selections(runs):
     assert {run for run, _step in taken(route(runs, select=f"since {since}"))} == {"team/a"}
 
 
+def test_a_broken_score_that_only_retention_asks_for_stops_nothing(runs, caplog):
+    (runs / "b" / "checkpoint-300" / "trainer_state.json").write_text("[" * 100_000)
+    where = route(runs, retention={"keep_best": 1, "metric": "loss"})
+    assert {one.where.run: one.score for one in survey(where)} == {"b": None, "team/a": 2.0}
+    assert "trainer_state.json is not JSON" in caplog.text
+    passed = []
+    assert taken(route(runs, select="best(loss)"), passed) == [("b", 200), ("team/a", 200)]
+    assert [one.why for one in passed if "not JSON" in one.reason] == ["no score"]
+
+
+def test_what_a_run_states_as_a_whole_is_no_score_of_a_step(runs):
+    (runs / "b" / "trainer_state.json").write_text(json.dumps({"log_history": [{"loss": 0.5, "late": 1}]}))
+    for step in (100, 200, 300):
+        assert score(str(runs / "b" / f"checkpoint-{step}"), "late") is None
+    file = runs / "b" / "step_400.safetensors"
+    save_file({"w": np.ones(2, np.float32)}, file)
+    assert score(str(file), "late") is None, "other steps may lie beside it"
+    (runs / "b" / "checkpoint-100" / "metrics.json").write_text(json.dumps({"huge": 10**400}))
+    assert score(str(runs / "b" / "checkpoint-100"), "huge") is None
+
+
 def test_what_is_passed_over_is_told(runs):
     (runs / "b" / "checkpoint-300" / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
     checkpoint(runs, "c", 1)

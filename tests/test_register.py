@@ -157,6 +157,10 @@ def test_without_a_sidecar_there_is_no_identity(receipt, name, tmp_path):
     with pytest.raises(NotFoundError, match="no digests") as failure:
         wherry.register(tmp_path / "source.safetensors", name)
     assert "wherry inspect --digest --write" in (failure.value.cure or "")
+    wherry.inspect(tmp_path / "source.safetensors", digest=True, write=True)
+    done = wherry.register(tmp_path / "source.safetensors", name)
+    assert (done.created, done.checkpoint_digest) == (True, receipt.source.checkpoint_digest)
+    assert wherry.promote(f"models:/{name}/1", gates={"max_error": 0}).version == "1"
     Path(sidecar_location(locate(receipt.target.uri)).path).unlink()
     with pytest.raises(NotFoundError):
         wherry.register(receipt, name)

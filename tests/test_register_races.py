@@ -20,6 +20,7 @@ from wherry.lineage import show
 
 mlflow = pytest.importorskip("mlflow")
 versions = pytest.importorskip("wherry.integrations.mlflow_versions")
+aliases = pytest.importorskip("wherry.integrations.mlflow_aliases")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -171,6 +172,44 @@ def test_a_withdrawal_of_a_dead_process_is_ended(receipt, client, name, monkeypa
     client.set_model_version_tag(name, "1", versions.WITHDRAWN_TAG, "somebody")
     assert wherry.register(receipt, name).version == "1"
     assert versions.WITHDRAWN_TAG not in client.get_model_version(name, "1").tags
+
+
+ABANDONED = """
+import os, sys, wherry
+from wherry.integrations import mlflow_versions as versions
+calls = []
+def blind(*given):
+    calls.append(1)
+    return None if len(calls) == 1 else os._exit(9)
+versions.lowest = blind
+wherry.register(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_what_a_kill_leaves_is_removed_by_the_next(receipt, client, name, monkeypatch):
+    """Killed between the creation of a version and the second search, beside one that is there."""
+    monkeypatch.setattr(aliases, "_SETTLE_SECONDS", 0.1)
+    wherry.register(receipt, name)
+    for _ in range(2):
+        killed = subprocess.run([sys.executable, "-c", ABANDONED, receipt.target.uri, name], check=False)
+        assert killed.returncode == 9
+
+    def there():
+        return sorted(str(row.version) for row in client.search_model_versions(f"name = '{name}'"))
+
+    assert there() == ["1", "2", "3"]
+    assert wherry.register(receipt, name).version == "1"
+    assert there() == ["1", "2", "3"], "who created them may be alive"
+    monkeypatch.setattr(versions, "_STALE_SECONDS", -1.0)
+    client.set_registered_model_alias(name, "pinned", "2")
+    assert wherry.register(receipt, name).version == "1"
+    assert there() == ["1", "2"], "an alias protects"
+    client.delete_registered_model_alias(name, "pinned")
+    assert wherry.register(receipt, name).version == "1"
+    assert there() == ["1"]
+    digest = receipt.target.checkpoint_digest
+    assert len([run for run in runs(client) if run.data.tags["wherry.checkpoint_digest"] == digest]) == 1
+    assert len(logged(client, digest)) == 1
 
 
 def test_the_loser_of_a_race_deletes_its_own(receipt, client, name, monkeypatch):

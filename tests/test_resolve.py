@@ -179,3 +179,35 @@ def test_what_was_deleted_says_so_and_an_alias_protects(receipt, name, stores):
         wherry.resolve(f"models:/{name}/1")
     mlflow.unregister(name, "1", **stores)
     assert [row for row in mlflow.registered(**stores) if row.name == name] == []
+
+
+def test_what_was_deleted_and_is_registered_again_is_found_again(tmp_path, name, stores):
+    made = converted(tmp_path)
+    wherry.register(made, name)
+    service("mlflow").mark_deleted(name, "1", by="prune", reason="keep_last", **stores)
+    back = moved(Path(made.target.uri), tmp_path / "restored")
+    assert wherry.register(back, name).version == "1"
+    assert wherry.resolve(f"models:/{name}/1").uri == str(back)
+
+
+def test_a_version_without_its_place_is_no_crash(receipt, name, stores):
+    import mlflow
+
+    client = mlflow.MlflowClient(**stores)
+    client.delete_model_version_tag(name, "1", "wherry.uri")
+    assert wherry.resolve(f"models:/{name}@champion").uri == receipt.target.uri, "the ledger knows it"
+
+
+def test_a_live_state_is_restored_through_a_model_uri(receipt, name, tmp_path):
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    wanted = load_file(next(Path(receipt.target.uri).glob("*.safetensors")))
+    template = {key: np.zeros_like(value) for key, value in wanted.items()}
+    for uri in (f"models:/{name}@champion", f"models:/{name}/1"):
+        found = wherry.restore(uri, into=template)
+        assert found.missing == found.unexpected == ()
+        assert all(np.array_equal(found.state[key], value) for key, value in wanted.items())
+    moved(Path(receipt.target.uri), tmp_path / "away")
+    with pytest.raises(NotFoundError, match="no place that is known of"):
+        wherry.restore(f"models:/{name}@champion", into=template)

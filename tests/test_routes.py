@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 from wherry.cli import cli
 from wherry.detection import Detection
 from wherry.errors import NotFoundError, UsageError
-from wherry.in_use import in_use, is_in_use
 from wherry.night import holding
 from wherry.night_report import markdown
 from wherry.night_run import run_night
@@ -209,24 +208,27 @@ def test_config_show(tmp_path, monkeypatch):
     assert "secret" not in done.output
 
 
-def test_in_use_is_seen_while_it_lasts(tmp_path, monkeypatch, caplog):
-    with in_use("/a"), in_use("/a"):
-        assert is_in_use("/a")
-        assert not is_in_use("/b")
-    assert not is_in_use("/a")
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "file" / "home"))
-    with in_use("/a"):
-        assert "nobody is told" in caplog.text
+def test_policies_and_keys_are_checked_too(tmp_path):
+    from wherry.config_use import in_force, named_policy
+    from wherry.policy import policy_of
+    from wherry.routes_check import check
 
-
-def test_a_dead_reader_does_not_hold(tmp_path):
-    import subprocess
-    import sys
-
-    script = "import os; from wherry.in_use import in_use\nwith in_use('/a'): os._exit(0)"
-    subprocess.run([sys.executable, "-c", script], check=True)
-    assert not is_in_use("/a")
+    (tmp_path / "wherry.toml").write_text(
+        '[policy.good]\nlevel = "digest"\n[policy.typo]\noptimiser = "absent"\n'
+        '[policy.key]\nsignature = "keys/release.pub"\n[audit]\nkey = "keys/release.pub"\n'
+    )
+    problems = {one.where: one for one in check(load_config(tmp_path / "wherry.toml"))}
+    assert set(problems) == {"policy.typo", "policy.key.signature", "audit.key"}
+    assert "optimiser" in problems["policy.typo"].what
+    assert "max_age_days" in problems["policy.typo"].cure
+    assert str(tmp_path / "keys" / "release.pub") in problems["audit.key"].what
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "release.pub").write_text("a key")
+    assert {one.where for one in check(load_config(tmp_path / "wherry.toml"))} == {"policy.typo"}
+    with in_force(tmp_path / "wherry.toml"):
+        assert policy_of(named_policy("key")).signature == str(tmp_path / "keys" / "release.pub")
+        with pytest.raises(NotFoundError, match=r"no \[policy.absent\]"):
+            named_policy("absent")
 
 
 def test_route_names_are_words(tmp_path):

@@ -16,23 +16,15 @@ import prefect.server.api.collections
 import yaml
 from jsonschema import Draft202012Validator, ValidationError
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.events import DeploymentTriggerTypes
-from prefect.events.schemas.automations import AutomationCore
-from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.templating import apply_values, find_placeholders
 from prefect.workers.base import BaseJobConfiguration
-from pydantic import TypeAdapter
 
 from tests.infra_support import INFRA
-from wherry.errors import NotFoundError, UsageError
-from wherry.integrations import prefect_deploy
-from wherry.integrations.prefect_automations import read_automations
+from wherry.errors import UsageError
 from wherry.integrations.prefect_pools import Pool, read_pool, read_pools, template
 
 POOLS = {pool.name: pool for pool in read_pools(INFRA / "pools")}
 KUBERNETES = [name for name, pool in POOLS.items() if pool.type == "kubernetes"]
-FILES = [INFRA / "prefect.yaml", INFRA / "prefect.devices.yaml"]
-DEPLOYMENTS = [(path, entry) for path in FILES for entry in yaml.safe_load(path.read_text())["deployments"]]
 
 
 def bundled(pool_type):
@@ -193,53 +185,6 @@ def test_the_compose_file_is_valid():
     assert set(found.service_names()) == set(stated["services"])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_prefect_reads_the_file_and_knows_every_field(path):
-    models = pytest.importorskip("prefect.cli.deploy._models")
-    model = models.PrefectYamlModel.model_validate(yaml.safe_load(path.read_text()))
-    assert model.pull == [{"prefect.deployments.steps.set_working_directory": {"directory": "/"}}]
-    for entry, stated in zip(model.deployments, yaml.safe_load(path.read_text())["deployments"], strict=True):
-        assert set(stated) <= set(models.DeploymentConfig.model_fields)
-        assert set(stated["concurrency_limit"]) <= set(models.ConcurrencyLimitSpec.model_fields)
-        assert all(isinstance(row, models.RawScheduleConfig) for row in entry.schedules or [])
-        assert all(row.timezone for row in entry.schedules or [])
-        for trigger in stated.get("triggers", []):
-            TypeAdapter(DeploymentTriggerTypes).validate_python(trigger)
-
-
-@pytest.mark.parametrize(("path", "entry"), DEPLOYMENTS, ids=[entry["name"] for _, entry in DEPLOYMENTS])
-def test_deployments_name_flows_and_parameters_that_they_take(path, entry):
-    assert entry["work_pool"]["name"] in POOLS
-    Draft202012Validator(
-        {"properties": template(POOLS[entry["work_pool"]["name"]], bundled(POOLS[entry["work_pool"]["name"]].type))[
-            "variables"]["properties"]}
-    ).validate(entry["work_pool"].get("job_variables", {}))  # fmt: skip
-    flow = load_flow_from_entrypoint(entry["entrypoint"])
-    spec = TypeAdapter(flow.fn.__annotations__["spec"])
-    given = [entry.get("parameters"), *(row.get("parameters") for row in entry.get("schedules", []))]
-    given += [row["parameters"] for row in entry.get("triggers", [])]
-    for parameters in filter(None, given):
-        assert set(parameters) == {"spec"}
-        spec.validate_python(parameters["spec"])
-
-
-def test_automations_are_prefects():
-    found = {one.name: one for one in read_automations(INFRA / "automations.yaml")}
-    zombie = found["wherry zombie runs are crashed"]
-    beat = int(POOLS["wherry-process"].variables["env"]["default"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
-    assert zombie.trigger.within.total_seconds() >= 3 * beat
-    assert zombie.actions[0].state.value == "CRASHED"
-    assert found["wherry nightly run is missing"].trigger.within.total_seconds() > 24 * 3600
-
-
-def test_a_notification_takes_the_place_of_doing_nothing():
-    block = "11111111-1111-1111-1111-111111111111"
-    found = read_automations(INFRA / "automations.yaml", block)
-    assert [one.actions[0].type for one in found] == ["change-flow-run-state", "send-notification"]
-    assert str(found[1].actions[0].block_document_id) == block
-    assert all(isinstance(one, AutomationCore) for one in found)
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -256,56 +201,6 @@ def test_faulty_pools_are_named(tmp_path, text, what):
         read_pool(tmp_path / "a.json")
 
 
-def test_faulty_files_are_named(tmp_path):
-    with pytest.raises(NotFoundError):
-        prefect_deploy.read_deployments(tmp_path / "prefect.yaml")
-    (tmp_path / "prefect.yaml").write_text("deployments:\n  - name: a\n    entrypoint: b\n")
-    with pytest.raises(UsageError, match="misses 'work_pool'"):
-        prefect_deploy.read_deployments(tmp_path / "prefect.yaml")
-    with pytest.raises(UsageError, match="no work pools"):
-        read_pools(tmp_path)
-
-
-def entry(**more):
-    return {"name": "convert", "entrypoint": "x", "work_pool": {"name": "wherry-kubernetes-cpu"}, **more}
-
-
-def test_a_pool_that_is_not_there_and_one_for_all():
-    pools = tuple(POOLS.values())
-    with pytest.raises(UsageError, match="'elsewhere'"):
-        prefect_deploy.pools_of([entry(work_pool={"name": "elsewhere"})], pools, None)
-    assert prefect_deploy.pools_of([entry()], pools, "wherry-docker")["convert"].type == "docker"
-
-
-def test_preflight_refuses_containers_that_keep_things_to_themselves(monkeypatch, tmp_path):
-    pools = {"convert": POOLS["wherry-kubernetes-cpu"]}
-    with pytest.raises(UsageError, match="ledger sqlite"):
-        prefect_deploy.check([entry()], pools)
-    monkeypatch.setenv("WHERRY_LEDGER", "postgresql://db/wherry")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
-    prefect_deploy.check([entry()], pools)
-    with pytest.raises(UsageError, match="target of convert /out"):
-        prefect_deploy.check([entry(parameters={"spec": {"target": "/out"}})], pools)
-    (tmp_path / "wherry.toml").write_text(
-        '[routes.a]\nroot = "gs://runs"\n[[routes.a.targets]]\nformat = "orbax"\nuri = "/out/{run}/{step}"\n'
-    )
-    monkeypatch.setenv("WHERRY_CONFIG", str(tmp_path / "wherry.toml"))
-    with pytest.raises(UsageError, match="target 1 of route a"):
-        prefect_deploy.check([entry()], pools)
-    monkeypatch.setenv("WHERRY_SHARED_PATHS", "/out")
-    prefect_deploy.check([entry()], pools)
-
-
-def test_a_slice_must_be_all_chips_of_its_host(monkeypatch):
-    monkeypatch.setenv("WHERRY_LEDGER", "postgresql://db/wherry")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
-    pools = {"convert": POOLS["wherry-kubernetes-tpu"]}
-    prefect_deploy.check([entry()], pools)
-    wrong = entry(work_pool={"name": "x", "job_variables": {"tpu_topology": "2x2", "tpu_chips": 8}})
-    with pytest.raises(UsageError, match="2x2 has 4 chips, not 8"):
-        prefect_deploy.check([wrong], pools)
-
-
 def test_lists_of_named_things_are_merged_by_name():
     published = {
         "job_configuration": {"c": [{"name": "x", "a": 1}], "l": [1]},
@@ -314,27 +209,3 @@ def test_lists_of_named_things_are_merged_by_name():
     over = {"c": [{"name": "x", "b": 2}, {"name": "y"}], "l": [2]}
     made = template(Pool("p", "process", "", job_configuration=over), published)
     assert made["job_configuration"] == {"c": [{"name": "x", "a": 1, "b": 2}, {"name": "y"}], "l": [2]}
-
-
-def test_the_same_file_is_served_without_a_pool():
-    from wherry.flows.serve import deployments
-
-    made = {one.name: one for one in deployments(INFRA / "prefect.yaml")}
-    assert set(made) == {entry["name"] for path, entry in DEPLOYMENTS if path == FILES[0]}
-    night, export = made["nightly-convert"], made["post-training-export"]
-    assert (night.schedules[0].schedule.cron, night.schedules[0].schedule.timezone) == ("30 2 * * *", "UTC")
-    assert (night.concurrency_limit, night.concurrency_options.collision_strategy.value) == (1, "CANCEL_NEW")
-    assert export.triggers[0].expect == {"wherry.checkpoint.committed"}
-    assert export.entrypoint == "wherry.flows.export.export"
-    assert [row.parameters for row in made["audit"].schedules] == [{}, {"spec": {"level": "digest"}}]
-
-
-def test_what_cannot_be_served_is_named(tmp_path):
-    from wherry.flows.serve import deployments
-
-    for more, what in ((", sla: []", "sla cannot be served"), ("", "No module named 'nowhere'")):
-        (tmp_path / "prefect.yaml").write_text(
-            f"deployments:\n  - {{name: a, entrypoint: nowhere.flow, work_pool: {{name: p}}{more}}}\n"
-        )
-        with pytest.raises(UsageError, match=what):
-            deployments(tmp_path / "prefect.yaml")

@@ -30,6 +30,7 @@ from wherry.audit_places import Looked, look_at
 from wherry.audit_registry import Asked, ask, compared
 from wherry.audit_report import AuditReport, ChainProof, Finding, gravity
 from wherry.audit_roots import findings_of, required, survey
+from wherry.audit_signed import check_signatures, required_key
 from wherry.audit_text import markdown
 from wherry.errors import UsageError, WherryError
 from wherry.plan import DEFAULT_MEMORY
@@ -62,6 +63,7 @@ class _Asked:
     tracking_uri: str | None
     registry_uri: str | None
     memory: int
+    key: str | None
     record: bool
     progress: OnProgress | None
 
@@ -78,6 +80,7 @@ def audit(
     tracking_uri: str | None = None,
     registry_uri: str | None = None,
     memory: str | int = DEFAULT_MEMORY,
+    key: str | None = None,
     record: bool = True,
     progress: OnProgress | None = None,
 ) -> AuditReport:
@@ -94,12 +97,14 @@ def audit(
         anchor: an earlier anchor (hash, or file of `wherry ledger anchor`) that the ledger must contain.
         tracking_uri, registry_uri: of MLflow; where `register` goes by default.
         memory: budget for reading bytes.
+        key: public key (PEM file) that the signatures of checkpoints that have one must fit; `audit.key` of the
+            configuration by default. Without any, signatures are not looked at.
         record: write the outcome to the ledger.
         progress: called a few times a second while bytes are read.
 
     Raises:
         UsageError: an unknown level, a sample that is none, a moment that is none.
-        NotFoundError: a root does not exist.
+        NotFoundError: a root or the key does not exist.
         TargetExistsError: the evidence would be written over something.
         StorageError: the ledger cannot be read, or the evidence not be written.
     """
@@ -110,7 +115,7 @@ def audit(
     if sample is not None and level != "digest":
         raise UsageError("a sample is of what is read", cure="say --level digest")
     asked = _Asked(scope, level, sample, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri,
-                   parse_size(memory), record, progress)  # fmt: skip
+                   parse_size(memory), required_key(key), record, progress)  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:
@@ -133,6 +138,8 @@ def _audit(asked: _Asked, ledger: Ledger, started: str, records: Path | None) ->
     kept = ledger if asked.record else None
     sample = _read(asked, looked, found, kept) if asked.level == "digest" else ""
     load_some(looked, found, asked.native_sample, kept)
+    if asked.key is not None:
+        check_signatures(looked, asked.key)
     chain, faults = _chain(ledger, found, asked.anchor)
     findings = [
         *faults,

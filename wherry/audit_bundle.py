@@ -20,7 +20,7 @@ from wherry import audit_check
 from wherry.audit_check import ANCHOR, INDEX, LEDGER, MANIFESTS, REPORT, SCHEMA
 from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
 from wherry.receipt import utc_now
-from wherry.store import locate
+from wherry.store import locate, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,7 +45,7 @@ index.json               size and SHA-256 of each file
 
 
 def place_for(bundle: str | os.PathLike[str], started: str) -> Path:
-    """Where a bundle goes: the file itself, or a file named by the time in a folder that is there.
+    """Where a bundle goes: the file itself, or a file named by the time in a folder (one that is there, or `NAME/`).
 
     Raises:
         TargetExistsError: there is something.
@@ -57,6 +57,8 @@ def place_for(bundle: str | os.PathLike[str], started: str) -> Path:
             "evidence is written to a local file", uri=location.uri, cure="copy it there afterwards"
         )
     path = Path(location.path)
+    if os.fspath(bundle).endswith("/"):
+        make_folder(location)
     if path.is_dir():
         path /= f"wherry-audit-{started[:19].replace(':', '')}.zip"
     if path.exists():

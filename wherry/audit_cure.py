@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from wherry.again import command_line, resolved
 from wherry.audit_known import descendants
 from wherry.audit_report import Affected
 from wherry.errors import WherryError
+from wherry.mapping import TREE_OPTIONS
 from wherry.store import locate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from wherry.audit_known import Known
+    from wherry.audit_known import Known, Made
     from wherry.audit_places import Looked
     from wherry.audit_report import Finding
 
@@ -62,6 +64,8 @@ def completed(findings: Iterable[Finding], known: Known, looked: Mapping[str, Lo
 
 def _completed(finding: Finding, known: Known, looked: Mapping[str, Looked]) -> Finding:
     digest = finding.checkpoint_digest
+    if finding.kind == "source-changed" and digest is not None and finding.uri is not None:
+        return replace(finding, cure=_of_the_change(digest, finding.uri, known) or finding.cure)
     if finding.kind not in LOST or digest is None or finding.uri is None:
         return replace(finding, cure=finding.cure or _CURES.get(finding.kind))
     return replace(
@@ -78,19 +82,63 @@ def _affected(digest: str, known: Known) -> Affected:
 
 
 def _source_of_bytes(digest: str, uri: str, known: Known, looked: Mapping[str, Looked]) -> str:
-    target = shlex.quote(uri)
     for copy in _intact([digest], uri, known, looked):
-        return f"fetch the intact copy: wherry fetch {shlex.quote(copy)} {target}"
+        return f"fetch the intact copy: {shlex.join(['wherry', 'fetch', copy, uri])}"
+    for parent in known.parents.get(digest, ()):
+        for source in _intact([parent], uri, known, looked):
+            return _again(_request(known.made.get((parent, digest)), digest, known, source, uri), source, uri)
     weights = known.subjects[digest].weights_digest
     alike = [one.checkpoint_digest for one in known.subjects.values() if one.weights_digest == weights]
-    parents = _intact(known.parents.get(digest, ()), uri, known, looked)
-    for source in [*parents, *_intact(alike, uri, known, looked)]:
-        name = known.subjects[digest].format
-        return (
-            f"move it away and convert again: wherry convert {shlex.quote(source)} {target} --to {name}, "
-            "with the options of its receipt"
-        )
+    for source in _intact(alike, uri, known, looked):
+        return _again(_container(digest, known), source, uri)
     return _NO_COPY
+
+
+def _of_the_change(digest: str, uri: str, known: Known) -> str | None:
+    """The first thing that was made of a source that is another one now; None where the ledger has none."""
+    for child in known.children.get(digest, ()):
+        how = known.made.get((digest, child))
+        if how is not None and how.source == uri:
+            asked = _request(how, child, known, uri, how.target)
+            return f"move what was made of it away and convert again: {command_line(asked, uri, how.target)}"
+    return None
+
+
+def _again(asked: Mapping[str, Any], source: str, target: str) -> str:
+    return f"move it away and convert again: {command_line(asked, source, target)}"
+
+
+def _request(made: Made | None, digest: str, known: Known, source: str, target: str) -> dict[str, Any]:
+    """What was asked for when it was made; for another place than then without what only fits that one."""
+    name = known.subjects[digest].format
+    if made is None:
+        return {"to": name}
+    asked = dict(made.asked or _resolved(name, made.options))
+    if source != made.source:
+        asked.pop("from", None)
+    if target != made.target:
+        asked.pop("into", None)
+    return asked
+
+
+def _container(digest: str, known: Known) -> dict[str, Any]:
+    """For a source with the same tensors in another container: the options of the container alone."""
+    name = known.subjects[digest].format
+    made = next((how for (_source, target), how in known.made.items() if target == digest), None)
+    if made is None:
+        return {"to": name}
+    asked = _resolved(name, made.options)
+    options = {key: value for key, value in asked.get("options", {}).items() if key not in TREE_OPTIONS}
+    return {**asked, "options": options}
+
+
+def _resolved(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return resolved(name, options)
+    except WherryError:
+        return {
+            "to": name
+        }  # a format that is not installed here, whose options nobody can tell from its defaults
 
 
 def _intact(digests: Collection[str], not_this: str, known: Known, looked: Mapping[str, Looked]) -> list[str]:

@@ -78,6 +78,23 @@ class Damage:
     leaf: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How a checkpoint was made of another one.
+
+    Attributes:
+        source: where that one lay.
+        target: what was made.
+        asked: what was asked for, as receipts keep it; empty in old ones.
+        options: what that came to.
+    """
+
+    source: str
+    target: str
+    asked: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
 @dataclass(slots=True)
 class Known:
     """The ledger as of a moment; made by `known`.
@@ -89,6 +106,7 @@ class Known:
         registrations: checkpoint digest → registrations.
         children: checkpoint digest → those that were made from it.
         parents: checkpoint digest → those that it was made from.
+        made: (checkpoint digest of a source, of what was made of it) → how; the last time that it was.
         sources: URI of a converted source → fingerprints under which it was converted.
         proved: checkpoint digest → when its bytes were last found equal to the record; UTC.
         damaged: (checkpoint digest, URI) → the verification that found damage, where none passed since.
@@ -107,6 +125,7 @@ class Known:
     )
     children: dict[str, list[str]] = field(default_factory=lambda: defaultdict[str, list[str]](list))
     parents: dict[str, list[str]] = field(default_factory=lambda: defaultdict[str, list[str]](list))
+    made: dict[tuple[str, str], Made] = field(default_factory=dict[tuple[str, str], "Made"])
     sources: dict[str, set[str]] = field(default_factory=lambda: defaultdict[str, set[str]](set))
     proved: dict[str, str] = field(default_factory=dict[str, str])
     damaged: dict[tuple[str, str], Damage] = field(default_factory=dict[tuple[str, str], "Damage"])
@@ -147,6 +166,7 @@ def known(ledger: Ledger, until: str | None = None) -> Known:
         _replay(found, statement, registrations)
         _prove(found, statement)
         roles |= _roles(statement)
+        found.made |= _made(statement)
     for (digest, _registry, _name), version in registrations.items():
         found.registrations[digest].append(version)
     found.places = {
@@ -230,6 +250,15 @@ def _roles(statement: Statement) -> dict[str, tuple[str, str]]:
         return {}
     ends = ((statement.body[side], role) for side, role in (("source", READ), ("target", WRITTEN)))
     return {f"{role} {end['uri']}": (end["checkpoint_digest"], role) for end, role in ends}
+
+
+def _made(statement: Statement) -> dict[tuple[str, str], Made]:
+    if statement.kind != "conversion":
+        return {}
+    body = statement.body
+    source, target = body["source"], body["target"]
+    how = Made(source["uri"], target["uri"], body.get("asked") or {}, body.get("options") or {})
+    return {(source["checkpoint_digest"], target["checkpoint_digest"]): how}
 
 
 def _with_role(place: KnownPlace, roles: Mapping[str, tuple[str, str]]) -> KnownPlace:

@@ -28,6 +28,9 @@ KINDS: dict[str, Kind] = {
     "altered": Kind("error", 9, "bytes that are not the recorded ones"),
     "replaced": Kind("error", 9, "another checkpoint lies where this one was recorded"),
     "structure": Kind("error", 9, "keys, shapes or dtypes are not the recorded ones"),
+    "signature": Kind(
+        "error", 9, "it has a signature that is not of the configured key, or not of this checkpoint"
+    ),
     "sidecar-altered": Kind("error", 9, "the sidecar contradicts the digest that it states"),
     "sidecar-damaged": Kind("error", 5, "the sidecar cannot be read"),
     "gone": Kind("error", 5, "nothing lies where the ledger says"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import NotFoundError, UsageError, storage_error
+from wherry.lease import is_alive
 from wherry.staging import is_staging
 from wherry.store import locate
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
+_OF_TARGET = re.compile(r"(.+)\.[0-9a-f]{8}(?:\.[a-z]+)?")
 _QUIET_SECONDS = 3600  # a staging area that was touched within the hour may belong to a running conversion
 
 
@@ -60,6 +63,13 @@ def _areas(folder: Path) -> Iterator[Path]:
             yield from _areas(child)
 
 
+def _is_held(area: Path) -> bool:
+    """Whether a living job works on it: one that reads back for hours changes nothing in its area meanwhile."""
+    stem = _OF_TARGET.match(area.name)
+    lease = area.with_name(f"{stem[1]}.lease") if stem else area
+    return lease.is_file() and is_alive(lease)
+
+
 def _clean_one(area: Path, *, dry_run: bool, min_age: float) -> Cleaned:
     files = [area, *area.rglob("*")] if area.is_dir() else [area]
     try:
@@ -67,6 +77,8 @@ def _clean_one(area: Path, *, dry_run: bool, min_age: float) -> Cleaned:
         nbytes = sum(entry.st_size for file, entry in zip(files, status, strict=True) if not file.is_dir())
         if time.time() - max(entry.st_mtime for entry in status) < min_age:
             return Cleaned(str(area), nbytes, removed=False, reason="changed within the hour; may be in use")
+        if _is_held(area):
+            return Cleaned(str(area), nbytes, removed=False, reason="a running job holds its lease")
         if dry_run:
             return Cleaned(str(area), nbytes, removed=False, reason="dry run")
         shutil.rmtree(area) if area.is_dir() else area.unlink()

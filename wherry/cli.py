@@ -95,6 +95,7 @@ def detect(uri: str, json_: bool, **which: Any) -> None:
 @click.argument("uri")
 @click.option("--sha256", is_flag=True, help="Hash each tensor's canonical bytes as a whole.")
 @click.option("--digest", is_flag=True, help="Compute the tensor digests.")
+@click.option("--write", is_flag=True, help="Leave the digests in a sidecar beside it, for registering it.")
 @click.option("--pickles", is_flag=True, help="List instead what every pickle at URI wants to import.")
 @memory
 @quiet
@@ -168,7 +169,7 @@ def convert(
         from wherry.plan import plan
 
         for one in wanted:
-            found = plan(source, one.uri, to=one.to, options=one.options, **common)
+            found = plan(source, one.uri, to=one.to, options=one.options, as_step=as_step, **common)
             console.show_plan(found, json_=json_)
         return
     signal.signal(signal.SIGTERM, _stop)

@@ -48,6 +48,9 @@ _SHOWN = 50  # findings on a terminal
 @click.option("--anchor", metavar="HASH|FILE", help="An anchor kept elsewhere that the ledger must contain.")
 @click.option("--tracking-uri", help="MLflow tracking store; embedded SQLite by default.")
 @click.option("--registry-uri", help="MLflow registry; the tracking store by default.")
+@click.option(
+    "--key", metavar="PUBLIC", help="Public key (PEM) that signatures must fit; [audit] of wherry.toml."
+)
 @click.option("--no-record", is_flag=True, help="Write nothing to the ledger.")
 @click.option("--check", metavar="BUNDLE", help="Check such evidence, offline, instead.")
 @memory

@@ -28,10 +28,12 @@ def prune(names: tuple[str, ...], config: str | None, env: str | None, yes: bool
 
     Never a source, a version with an alias, the only copy, or what a running job reads.
     """
+    from wherry.config_use import in_force
     from wherry.prune import prune
-    from wherry.routes import chosen_routes, load_config
+    from wherry.routes import chosen_routes
 
-    done = prune(chosen_routes(load_config(config, env), names), dry_run=not yes)
+    with in_force(config, env) as loaded:
+        done = prune(chosen_routes(loaded, names), dry_run=not yes)
     if json_:
         rows = [asdict(one) for one in done.checkpoints]
         staging = [one._asdict() for one in done.staging]

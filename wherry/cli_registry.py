@@ -39,7 +39,8 @@ def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> No
 @click.option("--rollback", is_flag=True, help="SUBJECT is a registered model: give the alias back.")
 @click.option("--name", help="Registered model, where SUBJECT is a checkpoint's URI.")
 @click.option("--to", "alias", default="champion", show_default=True, metavar="ALIAS", help="Alias to give.")
-@click.option("--policy", type=click.Path(), help="Gates that it must pass: a TOML or JSON file.")
+@click.option("--policy", metavar="NAME|FILE",
+              help="Gates that it must pass: a policy of wherry.toml, or a TOML or JSON file.")  # fmt: skip
 @click.option("--level", type=click.Choice(["structure", "present", "digest"]),
               help="Level of the verification: digest to promote, present to roll back, by default.")  # fmt: skip
 @_tracking

@@ -108,13 +108,14 @@ def nightly(
     names: tuple[str, ...], config: str | None, env: str | None, json_: bool, dry_run: bool, **how: bool
 ) -> None:
     """Convert what the routes ask for and the ledger does not have; without Prefect, as the flow does it."""
+    from wherry.config_use import in_force
     from wherry.night import failure
     from wherry.night_report import markdown
     from wherry.night_run import run_night
-    from wherry.routes import chosen_routes, load_config
+    from wherry.routes import chosen_routes
 
-    loaded = load_config(config, env)
-    report = run_night(loaded, chosen_routes(loaded, names), dry_run=dry_run, **how)
+    with in_force(config, env) as loaded:
+        report = run_night(loaded, chosen_routes(loaded, names), dry_run=dry_run, **how)
     click.echo(json.dumps(report.to_json(), indent=1) if json_ else markdown(report), nl=json_)
     error = failure(report)
     if error is not None:

@@ -39,7 +39,8 @@ VARIABLES = {
 }
 _LISTS = ("shared_paths",)
 _SECRET = ("notify.webhook",)
-_PATHS = ("root", "uri", "family_file", "config", "assets", "sign")  # fields of routes that may be relative
+# Fields of routes, policies and [audit] that may be relative.
+_PATHS = ("root", "uri", "family_file", "config", "assets", "sign", "signature", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _load(
 
     text = _text(file) if file else ""
     data = _parsed(text, file)
-    sections = data.pop("env", {})
+    sections = _environments(data.pop("env", {}), text, file)
     if env is not None and file is not None and env not in sections:
         known = ", ".join(sections) or "none"
         raise NotFoundError(f"there is no [env.{env}]", uri=str(file), cure=f"environments here: {known}")
@@ -117,6 +118,15 @@ def _load(
     settings = Settings(**{name: getattr(contents, name) for name in Settings.model_fields})
     ordered = {name: origins.get(name, "default") for name in _leaves(settings.model_dump())}
     return Config(str(file) if file else None, env, settings, tuple(contents.routes.values()), ordered)
+
+
+def _environments(sections: Any, text: str, file: Path | None) -> dict[str, dict[str, Any]]:
+    names = sections if isinstance(sections, dict) else {}
+    odd = [name for name, values in names.items() if not isinstance(values, dict)]
+    if odd or not isinstance(sections, dict):
+        at = where(text, ("env", *odd[:1]), None)
+        raise UsageError(f"{at}: not a table", uri=str(file), cure="write [env.NAME] and what holds there")
+    return sections
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,6 +178,13 @@ def _parsed(text: str, file: Path | None) -> dict[str, Any]:
 
 def _name_routes(data: dict[str, Any], file: Path | None) -> dict[str, Any]:
     """Give each route its name, and make paths absolute: they count from the folder of the file."""
+    if isinstance(data.get("audit"), dict):
+        data["audit"] = _absolute(data["audit"], file)
+    if isinstance(data.get("policy"), dict):
+        data["policy"] = {
+            name: _absolute(gates, file) if isinstance(gates, dict) else gates
+            for name, gates in data["policy"].items()
+        }
     routes = data.get("routes", {})
     for name, route in routes.items() if isinstance(routes, dict) else ():
         if not isinstance(route, dict):
@@ -258,6 +275,9 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _put(data: dict[str, Any], name: str, value: Any) -> None:
     *tables, last = name.split(".")
+    held: Any = data
     for table in tables:
-        data = data.setdefault(table, {})
-    data[last] = value
+        held = held.setdefault(table, {})
+        if not isinstance(held, dict):
+            return  # the schema says what is wrong with it
+    held[last] = value

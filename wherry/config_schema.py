@@ -186,6 +186,14 @@ class MetricsSettings(Section):
     file: str | None = Field(default=None, description="Text file for the node exporter's collector.")
 
 
+class AuditSettings(Section):
+    """What an audit asks for besides the ledger."""
+
+    key: str | None = Field(
+        default=None, description="Public key (PEM file) that the signatures of checkpoints must fit."
+    )
+
+
 class Settings(Section):
     """Everything that holds for all routes."""
 
@@ -200,6 +208,7 @@ class Settings(Section):
     notify: NotifySettings = NotifySettings()
     openlineage: OpenlineageSettings = OpenlineageSettings()
     metrics: MetricsSettings = MetricsSettings()
+    audit: AuditSettings = AuditSettings()
     concurrency: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default={}, description="Store → conversions at a time over all flows: file, gs-BUCKET, s3-BUCKET."
     )

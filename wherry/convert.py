@@ -12,8 +12,10 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wherry.again import stated
 from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.digest import sha256_of
 from wherry.errors import UsageError, WherryError
@@ -133,8 +135,9 @@ def convert_all(
     Raises:
         WherryError: the first error of any target, after the others were made; nothing is left at its destination.
     """
-    clock = time.monotonic()
-    asked = Asked(memory, verify, only, ignore, into, as_step, progress, meta or {}, wish, utc_now(), clock)
+    now = utc_now(), time.monotonic()
+    which = {"from": format, "step": step, "item": item}
+    asked = Asked(memory, verify, only, ignore, into, as_step, progress, meta or {}, wish, *now, which)
     if sign is not None:
         service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
     with _failures_told(os.fspath(source), targets if lineage else (), asked.started):
@@ -184,7 +187,7 @@ def _sign(group: GroupReceipt, key: str | os.PathLike[str], progress: OnProgress
 
 
 class Asked(NamedTuple):
-    """What is the same for all targets; see `convert_all`."""
+    """What is the same for all targets; see `convert_all`. `which` is what was said of the source: from, step, item."""
 
     memory: str | int
     verify: str
@@ -197,6 +200,7 @@ class Asked(NamedTuple):
     wish: Wish
     started: str
     clock: float
+    which: Mapping[str, Any] = MappingProxyType({})
 
 
 def plan_jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: Asked) -> list[Job]:
@@ -204,10 +208,8 @@ def plan_jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: Asked) -
     jobs: list[Job] = []
     for target in targets:
         row = find_format(target.to)
-        committed, place = _places(
-            locate(target.uri), row, checkpoint,
-            into=asked.into if target.into is None else target.into, as_step=asked.as_step,
-        )  # fmt: skip
+        into = asked.into if target.into is None else target.into
+        committed, place = _places(locate(target.uri), row, checkpoint, into=into, as_step=asked.as_step)
         _require_apart(checkpoint, place)
         seen, options, only = relaid(
             checkpoint, row, target.options, target.wish or asked.wish, target.only or asked.only
@@ -217,9 +219,17 @@ def plan_jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: Asked) -
             ignore=asked.ignore, verify=asked.verify, as_step=asked.as_step,
         )  # fmt: skip
         rest = (asked.progress, asked.meta, asked.started, asked.clock)
-        jobs.append(Job(seen, plan, row, place, committed, *rest))
+        jobs.append(Job(seen, plan, row, place, committed, *rest, asked=_stated(target, asked, into=into)))
     _require_distinct(jobs)
     return [replace(job, group=_group(jobs)) for job in jobs]
+
+
+def _stated(target: Target, asked: Asked, *, into: bool) -> dict[str, Any]:
+    return stated(
+        target.wish or asked.wish, to=target.to, options=target.options, only=target.only or asked.only,
+        ignore=asked.ignore, into=into and locate(target.uri).uri, as_step=asked.as_step, meta=asked.meta,
+        verify=None if asked.verify == "digest" else asked.verify, **asked.which,
+    )  # fmt: skip
 
 
 def _group(jobs: Sequence[Job]) -> str:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _HOLD_TENSORS = (".safetensors", ".bin", ".pt", ".pth")
 _NANOSECONDS = 1_000_000_000
 
+NEWER_STEP = "a newer step of this run is complete"  # the one reason that is a choice of the caller
+
 
 class Skipped(NamedTuple):
     """Something below the root that is not reported as a checkpoint, and why."""
@@ -118,7 +120,7 @@ class _Walk:
         done = False
         for name in steps:
             if done:
-                self._skip(run.join(name), "a newer step of this run is complete")
+                self._skip(run.join(name), NEWER_STEP)
                 continue
             for found in self.below(Glimpse(run.join(name))):
                 verdict = examine(locate(found.uri), found)

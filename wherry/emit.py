@@ -3,7 +3,8 @@
 The standard library alone: a trainer may copy this one file to where neither wherry nor Prefect is installed. One
 `POST /events` does it; the server is `PREFECT_API_URL`, and the credentials are those that Prefect's own client takes:
 `PREFECT_API_KEY` (Prefect Cloud) or `PREFECT_API_AUTH_STRING` (a server with basic authentication). They are sent in a
-header and appear nowhere else. An event may get lost; the nightly run finds what it would have told.
+header and appear nowhere else; redirects are not followed, because a redirected POST arrives as a GET that posts
+nothing, and would take the credentials along. An event may get lost; the nightly run finds what it would have told.
 
     python emit.py gs://runs/llama/checkpoint_12000
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import os
 import sys
 import urllib.error
@@ -36,6 +38,7 @@ def emit(
     payload: Mapping[str, Any] | None = None,
     api: str | None = None,
     timeout: float = 10.0,
+    strict: bool = True,
 ) -> str:
     """Post one event about a checkpoint.
 
@@ -46,27 +49,46 @@ def emit(
         payload: JSON values that go along.
         api: base URL of the server's API; `PREFECT_API_URL` by default.
         timeout: seconds to wait for the server.
+        strict: whether an event that cannot be posted is an error. In a training loop it must not be: it is logged.
 
     Returns:
-        The id of the event.
+        The id of the event; empty where it was not posted and `strict` is off.
 
     Raises:
         ValueError: no server is named.
         OSError: the server did not take it.
     """
+    try:
+        return _posted(api, event_body(uri, event=event, step=step, payload=payload), timeout)
+    except (ValueError, OSError) as error:
+        if strict:
+            raise
+        logging.getLogger("wherry.emit").warning(
+            "%s was not told of: %s; the nightly run finds it", uri, error
+        )
+        return ""
+
+
+def _posted(api: str | None, body: dict[str, Any], timeout: float) -> str:
     base = (api or os.environ.get("PREFECT_API_URL") or "").rstrip("/")
     if not base.startswith(("http://", "https://")):
         raise ValueError("no Prefect server is named; set PREFECT_API_URL")
-    body = event_body(uri, event=event, step=step, payload=payload)
     request = urllib.request.Request(  # noqa: S310  the scheme was checked above
         f"{base}/events", json.dumps([body]).encode(), {"Content-Type": "application/json", **_credentials()}
     )
     try:
-        with urllib.request.urlopen(request, timeout=timeout):  # noqa: S310  as above
+        with urllib.request.build_opener(_Stay).open(request, timeout=timeout):
             return body["id"]
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
         raise
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Redirects end as errors."""
+
+    def redirect_request(self, *_arguments: Any, **_named: Any) -> None:
+        """See HTTPRedirectHandler; None means that the answer is an error."""
 
 
 def event_body(

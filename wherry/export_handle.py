@@ -72,7 +72,11 @@ class Export:
     def start(self, work: Callable[[], Receipt | None], then: Callable[[Export], None]) -> None:
         """Do the work in the background; `then` is told of the end before anybody who waits is."""
         _under_way.add(self)
-        threading.Thread(target=self.run, args=(work, then), name="wherry-export", daemon=True).start()
+        try:
+            threading.Thread(target=self.run, args=(work, then), name="wherry-export", daemon=True).start()
+        except RuntimeError as error:  # no more threads, or the interpreter is ending
+            self.failed(error)
+            self.end(then)
 
     def run(self, work: Callable[[], Receipt | None], then: Callable[[Export], None]) -> None:
         """Do the work; its failure is kept and logged."""

@@ -5,17 +5,21 @@ Nothing here is caught: `wherry.export` keeps every failure in its handle.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
 import uuid
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.convert import Asked, Target, convert_opened, existing, plan_jobs
 from wherry.errors import WherryError, storage_error
+from wherry.keypath import render
 from wherry.layouts import Wish
+from wherry.lease import Lease
 from wherry.live_checkpoint import live_checkpoint
 from wherry.manifest import Manifest
 from wherry.receipt import from_json, utc_now
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
     from wherry.receipt import Receipt
     from wherry.snapshot import Placed
 
+log = logging.getLogger("wherry.export")
+_LEASE = "writer.lease"
 _PARAMETERS = ("params", "target", "model")
 _THERE = "already there"
 _LONGEST = 2000  # characters of an error that is told to the other processes
@@ -165,8 +171,12 @@ def _finish(
     mark: str,
 ) -> Receipt | None:  # fmt: skip
     """What rank 0 does: put the shares together and convert them."""
-    receipt, failure = None, "it was interrupted"
+    receipt, failure, lease = None, "it was interrupted", ExitStack()
     try:
+        if (
+            folder is not None
+        ):  # its heartbeat says that the folder is in use, when nothing else changes there
+            lease.enter_context(Lease(folder / _LEASE, request.uri))
         placed = shot.placed
         if folder is not None and others:
             placed = gather_shares(folder, placed, manifest.tensors, others, patience=request.patience)
@@ -180,9 +190,19 @@ def _finish(
         raise
     finally:
         shot.close()
-        if folder is not None:
-            put_outcome(folder, others, receipt and receipt.to_json(), "" if receipt else failure)
+        with lease:
+            _tell(folder, others, receipt, failure)
     return receipt
+
+
+def _tell(folder: Path | None, others: range, receipt: Receipt | None, failure: str) -> None:
+    """Tell the other processes; that they cannot be told does not change what came of the export."""
+    if folder is None:
+        return
+    try:
+        put_outcome(folder, others, receipt and receipt.to_json(), "" if receipt else failure)
+    except WherryError as error:
+        log.warning("the other processes were not told what came of the export: %s", error)
 
 
 def _checkpoint(
@@ -217,6 +237,7 @@ def _asked(request: Request) -> Asked:
 def _manifest(found: Any, request: Request) -> Manifest:
     tensors = {one.spec.path: one.spec for one in found.tensors}
     roots = {path[0] for path in tensors if path}
+    tied = {one.spec.name: render(one.alias) for one in found.tensors if one.alias}
     state = bool(roots & set(_PARAMETERS)) and bool(roots - set(_PARAMETERS))
     return Manifest(
         tensors=tensors,
@@ -225,7 +246,7 @@ def _manifest(found: Any, request: Request) -> Manifest:
         lists=found.lists,
         step=request.step,
         kind="train-state" if state else "params",
-        origin={"framework": found.framework},
+        origin={"framework": found.framework, **({"tied": tied} if tied else {})},
     )
 
 
@@ -236,7 +257,7 @@ def _step(found: Any, request: Request) -> int | None:
     value = found.values.get(("step",))
     if isinstance(value, int):
         return value
-    for spec, boxes, _shared in found.tensors:
+    for spec, boxes, *_rest in found.tensors:
         if spec.path == ("step",) and spec.size == 1 and "int" in spec.dtype and boxes:
             return int.from_bytes(boxes[0].load(), "little", signed=not spec.dtype.startswith("u"))
     return None

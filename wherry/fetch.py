@@ -29,7 +29,7 @@ from wherry.hashing import compare, hash_checkpoint
 from wherry.plan import DEFAULT_MEMORY
 from wherry.registry import find_format
 from wherry.resolve import is_model_uri, proved_digest, resolve_model
-from wherry.sidecar import read_sidecar, sidecar_location, signature_location
+from wherry.sidecar import read_sidecar, sidecar_location, signature_location, unrecorded
 from wherry.staging import Staging
 from wherry.store import locate
 from wherry.units import parse_size
@@ -136,6 +136,8 @@ def fetch(
     if already:
         _require_same(subject, home)
         _prove(subject, home, memory, progress)
+    if subject.is_file:
+        _carry_signature(subject, place)
     digest = subject.sidecar.checkpoint.checkpoint_digest
     nbytes = sum(entry.size for entry in subject.files)
     seconds = round(time.monotonic() - clock, 3)
@@ -163,7 +165,7 @@ def _subject(uri: str | os.PathLike[str]) -> _Subject:
         raise NotFoundError(
             "no digests are recorded for it, so a copy could not be proved",
             uri=location.uri,
-            cure="copy it with other means, or convert it with wherry",
+            cure="take stock of it first: `wherry inspect --digest --write`",
             stage="fetch",
         )
     if proved_digest(sidecar) != sidecar.checkpoint.checkpoint_digest:
@@ -201,8 +203,6 @@ def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnP
         _prove(subject, area.join(subject.name) if subject.name else area, memory, progress)
         beside = sidecar_location(subject.location).read() if subject.is_file else None
         staging.commit(row.commit_members, beside=beside)
-    if subject.is_file:
-        _carry_signature(subject, place)
     return resumed
 
 
@@ -221,6 +221,15 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
             data = copy.reader.companion(companion.name).read()
             if hashlib.sha256(data).hexdigest() != companion.sha256:
                 raise _differs(subject, companion.name, "the companion file is not the recorded one")
+        extra = unrecorded(subject.sidecar, copy.manifest)
+        if extra:
+            raise MismatchError(
+                "this companion file was not recorded, so nothing proves it",
+                uri=subject.location.uri,
+                path=extra[0],
+                cure="remove it from the original, or convert or take stock again",
+                stage="fetch",
+            )
 
 
 def _opened(subject: _Subject, home: Location) -> Checkpoint:
@@ -252,9 +261,10 @@ def _require_same(subject: _Subject, home: Location) -> None:
 
 
 def _carry_signature(subject: _Subject, place: Location) -> None:
-    signature = signature_location(subject.location)
-    if signature.exists():
-        signature_location(locate(place.uri)).put(signature.read())
+    """After the commit, and again where a kill came in between; a signature that is there is left."""
+    signature, target = signature_location(subject.location), signature_location(locate(place.uri))
+    if signature.exists() and not target.exists():
+        target.put(signature.read())
 
 
 def _noted(subject: _Subject, home: Location) -> str:

@@ -8,6 +8,7 @@ configuration is imported.
 
 from __future__ import annotations
 
+import getpass
 import os
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,14 @@ def mlflow_registry_uri() -> str:
 def mlflow_artifacts() -> Path:
     """Where receipts go that the embedded MLflow store holds as run artifacts."""
     return home() / "mlflow-artifacts"
+
+
+def user_name() -> str:
+    """Who runs this, for the record; `unknown` where the system has no name for it, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"
 
 
 def without_secrets(url: str) -> str:

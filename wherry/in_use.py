@@ -1,29 +1,39 @@
 """in_use: which checkpoints are being read at this moment, so that nothing removes the input of a running job.
 
-A conversion holds a mark of its own for its source while it runs: a lease in `WHERRY_HOME/in-use`, renewed by a
-heartbeat, void half a minute after its process is gone (at once on the same machine). Several may read one source.
-Marks are seen by whoever shares the home; where it cannot be written the conversion goes on without a mark.
+wherry removes only what it wrote itself, and that has a sidecar. So a conversion that reads such a checkpoint marks it
+while it runs, and any other source is read without leaving a trace anywhere. The mark is a lease beside the checkpoint,
+`.wherry-<name>.<8 hex>.reading`, as that of who writes it is: whoever could remove the checkpoint sees it, whichever
+machine or home they have. It is renewed by a heartbeat and void half a minute after its process is gone (at once on
+the same machine); several may read one source. Where nothing can be written beside the source, and on object stores,
+which have no leases, the mark lies in `WHERRY_HOME/in-use` and is seen by whoever shares the home; where that cannot
+be written either the conversion goes on without a mark.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-import time
 from contextlib import contextmanager
+from glob import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.digest import sha256_of
 from wherry.errors import WherryError
 from wherry.home import ensure_home, home
-from wherry.lease import EXPIRY_SECONDS, Lease, holder_is_dead
+from wherry.lease import Lease, is_alive
+from wherry.sidecar import sidecar_location
+from wherry.staging import PREFIX
+from wherry.store import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
+    from collections.abc import Generator, Iterator
+
+    from wherry.location import Location
 
 _FOLDER = "in-use"
-_SUFFIX = ".lease"
+_SUFFIX = ".reading"
+_HEX = "[0-9a-f]" * 8
 _log = logging.getLogger(__name__)
 
 
@@ -34,33 +44,51 @@ def in_use(uri: str) -> Generator[None]:
     Args:
         uri: the checkpoint itself, as its detection names it.
     """
-    try:
-        folder = ensure_home() / _FOLDER
-        folder.mkdir(exist_ok=True)
-        lease = Lease(folder / f"{_key(uri)}.{secrets.token_hex(4)}{_SUFFIX}", uri)
-        lease.__enter__()
-    except (WherryError, OSError) as error:
-        _log.warning("nobody is told that %s is being read: %s", uri, error)
-        yield
-        return
+    location = locate(uri)
+    mark = _marked(location) if sidecar_location(location).exists() else None
     try:
         yield
     finally:
-        lease.__exit__(None, None, None)
+        if mark is not None:
+            mark.__exit__(None, None, None)
 
 
 def is_in_use(uri: str) -> bool:
     """Whether a living job reads the checkpoint."""
-    return any(_alive(mark) for mark in (home() / _FOLDER).glob(f"{_key(uri)}.*{_SUFFIX}"))
+    return any(is_alive(mark) for mark in _marks(locate(uri)))
 
 
-def _alive(mark: Path) -> bool:
-    try:
-        fresh = time.time() - mark.stat().st_mtime < EXPIRY_SECONDS
-    except FileNotFoundError:
-        return False  # released at this moment
-    return fresh and not holder_is_dead(mark)
+def _marked(location: Location) -> Lease | None:
+    """A mark that is held; None where none could be made."""
+    error: BaseException | None = None
+    for made in (_beside, _at_home):
+        try:
+            place = made(location)
+            if place is not None:
+                lease = Lease(place.with_name(f"{place.name}.{secrets.token_hex(4)}{_SUFFIX}"), location.uri)
+                return lease.__enter__()
+        except (WherryError, OSError) as caught:
+            error = caught
+    _log.warning("nobody is told that %s is being read: %s", location.uri, error)
+    return None
 
 
-def _key(uri: str) -> str:
-    return sha256_of("in-use", uri)[:16]
+def _beside(location: Location) -> Path | None:
+    local = location.store.capabilities.local
+    return Path(location.path).parent / f"{PREFIX}{location.name}" if local else None
+
+
+def _at_home(location: Location) -> Path:
+    folder = ensure_home() / _FOLDER
+    folder.mkdir(exist_ok=True)
+    return folder / _key(location)
+
+
+def _marks(location: Location) -> Iterator[Path]:
+    for place in (_beside(location), home() / _FOLDER / _key(location)):
+        if place is not None:
+            yield from place.parent.glob(f"{escape(place.name)}.{_HEX}{_SUFFIX}")
+
+
+def _key(location: Location) -> str:
+    return sha256_of("in-use", location.uri)[:16]

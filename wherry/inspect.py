@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import open_checkpoint
+from wherry.existing import present_fingerprint
 from wherry.hashing import Hashes, flat_hashes, hash_checkpoint
 from wherry.keypath import KeyPath, render
 from wherry.plan import DEFAULT_MEMORY
@@ -46,6 +47,7 @@ def inspect(
     *,
     sha256: bool = False,
     digest: bool = False,
+    write: bool = False,
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
     format: str | None = None,
@@ -58,15 +60,24 @@ def inspect(
         uri: a checkpoint, step or run.
         sha256: also hash each tensor's canonical bytes as a whole.
         digest: also compute the tensor digests.
+        write: also leave them in a sidecar beside it, so that it can be registered; implies `digest`.
         memory: budget for the hashing.
         progress: called a few times a second while hashing.
         format, step, item: which checkpoint.
 
     Raises:
+        TargetExistsError: `write`, and it has a sidecar that says something else.
         WherryError: it cannot be opened, or its bytes cannot be read.
     """
     with open_checkpoint(uri, format=format, step=step, item=item) as checkpoint:
         budget = parse_size(memory)
-        hashes = hash_checkpoint(checkpoint, memory=budget, progress=progress) if digest else Hashes({})
+        before = present_fingerprint(checkpoint) if write else ""
+        wanted = digest or write
+        hashes = hash_checkpoint(checkpoint, memory=budget, progress=progress) if wanted else Hashes({})
         flat = flat_hashes(checkpoint, memory=budget, progress=progress) if sha256 else {}
-        return Inspection(checkpoint.detection, checkpoint.manifest.with_digests(hashes.digests), flat)
+        manifest = checkpoint.manifest.with_digests(hashes.digests)
+        if write:
+            from wherry.stock import take_stock
+
+            manifest = take_stock(checkpoint, hashes, before)
+        return Inspection(checkpoint.detection, manifest, flat)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry import __version__
@@ -57,6 +57,7 @@ class Job:
         clock: monotonic seconds at the start.
         group: see Receipt.
         source_digests: of the source's tensors, where `checkpoint` is a view of it; else the pass gives them.
+        asked: what was stated; see `wherry.again`.
     """
 
     checkpoint: Checkpoint
@@ -70,6 +71,7 @@ class Job:
     clock: float
     group: str = ""
     source_digests: Mapping[KeyPath, str] | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,5 +276,6 @@ def _sidecar(
         warnings=list(plan.notes),
         snippet=plan.snippet.replace("DST", job.target.uri),
         group=job.group,
+        asked=dict(job.asked),
     )
     return Sidecar(manifest, target, receipt, ours.leaves), receipt

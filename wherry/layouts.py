@@ -124,7 +124,7 @@ def relaid(
 
         return scanned_view(checkpoint, str(options[SCAN])), rest, only
     own = {name: value for name, value in options.items() if name in row.options or name in TREE_OPTIONS}
-    asked = {name: str(value) for name, value in options.items() if name not in own}
+    asked = {name: _word(value) for name, value in options.items() if name not in own}
     if wish.dtype and (dtypes.opaque(wish.dtype) or not dtypes.known(wish.dtype)):
         raise UsageError(
             f"--dtype {wish.dtype} is no element type", cure="write for example bfloat16 or float32"
@@ -153,6 +153,11 @@ def relaid(
     given = config if source is target else target_config(family, target, wish.config)
     made = outfit(projected, given, checkpoint, wish.assets)
     return Relaid(checkpoint, projected, made, wish.dtype, only), own, None
+
+
+def _word(value: Any) -> str:
+    """A choice as declarations write it; who calls the library may say True."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _require_options(asked: Mapping[str, str], source: System, target: System, row: Format) -> None:

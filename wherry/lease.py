@@ -134,6 +134,15 @@ class Lease:
             os.utime(self._path)
 
 
+def is_alive(path: Path) -> bool:
+    """Whether somebody who renews it holds the lease at a path."""
+    try:
+        fresh = time.time() - path.stat().st_mtime < EXPIRY_SECONDS
+    except FileNotFoundError:
+        return False  # released at this moment
+    return fresh and not holder_is_dead(path)
+
+
 def holder_is_dead(path: Path) -> bool:
     """Whether the lease at a path belonged to a process of this machine that is gone."""
     try:

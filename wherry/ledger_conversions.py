@@ -16,9 +16,11 @@ from wherry import ledger_schema as tables
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from wherry.ledger_file import Ledger
+
+_AT_ONCE = 500  # statements asked for in one query; drivers bound the number of parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,16 @@ def last_conversions(ledger: Ledger) -> dict[str, ConvertedTarget]:
     with ledger.read() as connection:
         rows = [_converted(row) for row in connection.execute(_query())]
     return {row.target_uri: row for row in rows}
+
+
+def asked_in(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """Number of a conversion's statement → what was stated; see `wherry.again`. Empty where it is not kept."""
+    table, every, found = tables.statement.c, list(numbers), dict[int, dict[str, Any]]()
+    with ledger.read() as connection:
+        for start in range(0, len(every), _AT_ONCE):
+            query = select(table.seq, table.body).where(table.seq.in_(every[start : start + _AT_ONCE]))
+            found |= {row.seq: json.loads(row.body).get("asked", {}) for row in connection.execute(query)}
+    return found
 
 
 def _query() -> Select[Any]:

@@ -1,9 +1,9 @@
 """rebuild: a new ledger from what lies beside the checkpoints and from what the registry was told.
 
-Sidecars give back checkpoints, conversions, edges and places; the tags of registered versions give back registrations.
-What nobody else keeps (verifications, promotions, deletions, audits, the numbers and times of the old statements) is
-lost, and the first statement of the new chain says so, with everything that could not be read. No tensor byte is
-read: the digests are those that were recorded when the checkpoints were committed.
+Sidecars give back checkpoints, conversions, edges and places; the tags of registered versions give back registrations,
+and which of them prune has emptied. What nobody else keeps (verifications, promotions, other deletions, audits, the
+numbers and times of the old statements) is lost, and the first statement of the new chain says so, with everything that
+could not be read. No tensor byte is read: the digests are those that were recorded when the checkpoints were committed.
 
 All of it is one transaction, and only a ledger without any statement is written.
 """
@@ -32,8 +32,9 @@ SCHEMA = 1
 _TAG = "wherry."
 # What no sidecar and no registry keeps.
 LOST = (
-    "verifications after the conversion", "promotions and rollbacks", "deletions", "audits and notes",
-    "claims of registrations", "conversions whose targets were not found", "numbers, times and hashes of the old chain",
+    "verifications after the conversion", "promotions and rollbacks", "deletions of what was not registered",
+    "audits and notes", "claims of registrations", "conversions whose targets were not found",
+    "numbers, times and hashes of the old chain",
 )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ class Rebuilt:
         edges: conversions from one checkpoint to another.
         places: where checkpoints were found.
         registrations: versions of registered models.
+        deletions: places of registered checkpoints that are known to be gone.
         partial: digests of registered checkpoints that are known by the registry's tags alone.
         unreadable: what could not be read, and why.
         lost: what is not kept anywhere but in a ledger.
@@ -60,6 +62,7 @@ class Rebuilt:
     edges: int
     places: int
     registrations: int
+    deletions: int
     partial: tuple[str, ...]
     unreadable: tuple[Mapping[str, str], ...]
     lost: tuple[str, ...]
@@ -78,6 +81,7 @@ class _Found:
     registered: list[tuple[CheckpointRef, str, str]] = field(
         default_factory=list[tuple[CheckpointRef, str, str]]
     )
+    deleted: dict[str, str] = field(default_factory=dict[str, str])  # digest → what the registry says of it
     partial: list[str] = field(default_factory=list[str])
     unreadable: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
@@ -161,19 +165,24 @@ def _gather(root: str | os.PathLike[str], found: _Found) -> None:
 def _ask_registry(tracking: str, registry: str, found: _Found) -> None:
     from wherry.registry import service
 
-    known = {sidecar.checkpoint.checkpoint_digest: (uri, sidecar) for uri, sidecar in found.sidecars}
+    known = _references(found)
     try:
         for row in service("mlflow").registered(tracking, registry):
             digest = row.tags[f"{_TAG}checkpoint_digest"]
-            if digest in known:
-                uri, sidecar = known[digest]
-                subject = replace(sidecar.checkpoint, uri=uri)
-            else:
-                subject = _from_tags(row.tags)
+            if digest not in known:
                 found.partial.append(digest)
-            found.registered.append((subject, row.name, str(row.version)))
+            found.registered.append((known.get(digest) or _from_tags(row.tags), row.name, str(row.version)))
+            if f"{_TAG}deleted" in row.tags:
+                found.deleted[digest] = row.tags[f"{_TAG}deleted"]
     except WherryError as error:
         found.unreadable.append({"uri": without_secrets(registry), "reason": error.what})
+
+
+def _references(found: _Found) -> dict[str, CheckpointRef]:
+    """Digest → checkpoint, of what a sidecar tells: itself where it was found, else as the source of a conversion."""
+    sources = (sidecar.receipt.source for _uri, sidecar in found.sidecars if sidecar.receipt is not None)
+    selves = (replace(sidecar.checkpoint, uri=uri) for uri, sidecar in found.sidecars)
+    return {one.checkpoint_digest: one for one in (*sources, *selves)}
 
 
 def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
@@ -205,6 +214,26 @@ def _write(connection: Connection, asked: Mapping[str, Any], found: _Found) -> N
         add_sighting(connection, replace(sidecar.checkpoint, uri=uri))
     for subject, name, version in sorted(found.registered, key=lambda row: (row[1], int(row[2]))):
         add_registration(connection, subject, str(asked["registry"]), name, version)
+    _bury(connection, found)
+
+
+def _bury(connection: Connection, found: _Found) -> None:
+    """State the deletions that the registry knows of; one that was found somewhere is there again."""
+    from sqlalchemy import select
+
+    from wherry import ledger_schema as tables
+    from wherry.ledger_append import append
+
+    table, there = tables.location.c, {one.checkpoint.checkpoint_digest for _uri, one in found.sidecars}
+    for digest, text in sorted(found.deleted.items()):
+        time, _by, rest = text.partition(" by ")
+        who, _colon, reason = rest.partition(": ")
+        uris = connection.scalars(
+            select(table.uri).where(table.checkpoint_digest == digest).order_by(table.uri)
+        )
+        for uri in [] if digest in there else list(uris):
+            said = {"reason": reason or text, "by": who, "deleted": time}
+            append(connection, "deletion", {"checkpoint_digest": digest, "uri": uri, **said})
 
 
 def _when(row: tuple[str, Sidecar]) -> tuple[str, str]:
@@ -257,6 +286,7 @@ def _outcome(connection: Connection, uri: str, found: _Found) -> Rebuilt:
         edges=count(tables.edge),
         places=len(found.sidecars),
         registrations=count(tables.registration),
+        deletions=count(tables.tombstone),
         partial=tuple(sorted(set(found.partial))),
         unreadable=tuple(found.unreadable),
         lost=LOST,

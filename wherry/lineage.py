@@ -10,19 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, WherryError
 from wherry.outbox import after_record
 from wherry.sidecar import read_sidecar
-from wherry.store import locate
+from wherry.store import is_live, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from wherry.ledger import Edge, Ledger
-    from wherry.ledger_nodes import Node
+    from wherry.ledger_nodes import Node, Place
     from wherry.receipt import CheckpointRef, Receipt
     from wherry.sidecar import Sidecar
 
@@ -123,7 +124,10 @@ def render(tree: LineageTree) -> str:
     root = tree.nodes[tree.root]
     lines = [title(root), *(f"  {line}" for line in facts(root))]
     for headline, up in (("came from", True), ("became", False)):
-        branches = list(_branches(tree, tree.root, up=up, above=frozenset({tree.root})))
+        edges = defaultdict[str, "list[Edge]"](list)
+        for edge in tree.edges:
+            edges[edge.target if up else edge.source].append(edge)
+        branches = list(_branches(tree, edges, tree.root, up=up, told={tree.root}))
         if branches:
             lines += [headline, *branches]
     return "\n".join(lines)
@@ -238,19 +242,22 @@ def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, Node]]:
     return edge, {**ends, **own}
 
 
-def _branches(tree: LineageTree, digest: str, *, up: bool, above: frozenset[str]) -> Iterator[str]:
-    """Lines below a node; `above` are the nodes on the way to it, at which a round trip of digests ends."""
-    edges = [edge for edge in tree.edges if (edge.target if up else edge.source) == digest]
-    for number, edge in enumerate(edges):
-        last = number == len(edges) - 1
+def _branches(
+    tree: LineageTree, edges: Mapping[str, list[Edge]], digest: str, *, up: bool, told: set[str]
+) -> Iterator[str]:
+    """Lines below a node; what is below one of `told` is told once, however many ways lead there."""
+    here = edges.get(digest, [])
+    for number, edge in enumerate(here):
+        last = number == len(here) - 1
         other = edge.source if up else edge.target
         node = tree.nodes[other]
-        again = " (see above)" if other in above else ""
-        yield f"{'└─' if last else '├─'} {title(node)}{again}"
+        again = other in told and other in edges
+        yield f"{'└─' if last else '├─'} {title(node)}{' (see above)' if again else ''}"
         bar = "   " if last else "│  "
         yield from (f"{bar}  {line}" for line in (how(edge), *facts(node)))
+        told.add(other)
         if not again:
-            yield from (bar + line for line in _branches(tree, other, up=up, above=above | {other}))
+            yield from (bar + line for line in _branches(tree, edges, other, up=up, told=told))
 
 
 def title(node: Node) -> str:
@@ -264,9 +271,7 @@ def title(node: Node) -> str:
 
 def facts(node: Node) -> Iterator[str]:
     """What is known of a node beside its title: places, registrations, the last verification."""
-    yield from (
-        f"{place.uri} (gone since {place.gone})" if place.gone else place.uri for place in node.places
-    )
+    yield from (_whereabouts(place) for place in node.places)
     for row in node.registrations:
         yield (
             f"registered as {row.name} version {row.version} in {row.registry}"
@@ -275,6 +280,12 @@ def facts(node: Node) -> Iterator[str]:
         )
     if node.verified is not None:
         yield f"verified at level {node.verified.level}: {node.verified.verdict} ({node.verified.time})"
+
+
+def _whereabouts(place: Place) -> str:
+    if place.gone:
+        return f"{place.uri} (gone since {place.gone})"
+    return f"{place.uri} (the memory of a training run; not on disk)" if is_live(place.uri) else place.uri
 
 
 def how(edge: Edge) -> str:

@@ -1,31 +1,40 @@
 """stale: which converted checkpoints are not what converting again would give.
 
 Only metadata is read. A source is compared by the fingerprint of its files; the conversion is planned again, as its
-route states it or else as it was recorded, and the digests of the two plans are compared: a plan names the structure
-of the source, the target format, every option and every rule. Where neither can be known, the version of wherry is.
+route states it or else as it was asked for, and the digests of the two plans are compared: a plan names the structure
+of the source, the target format, every option and every rule. So are the files that the request names, which a plan
+does not cover. Where neither can be known, as of old receipts, the version of wherry is.
 What was made of something stale is stale too. Reasons are data, each result has the command that converts again.
 """
 
 from __future__ import annotations
 
-import shlex
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry import __version__
+from wherry.again import UNPLANNED, command_line, differences, present, request, resolved
+from wherry.checkpoint import open_checkpoint
 from wherry.errors import NotFoundError, WherryError
-from wherry.store import is_live
+from wherry.existing import present_fingerprint
+from wherry.lineage_routes import as_routed, rules_for
+from wherry.opaque import allowing
+from wherry.sidecar import read_sidecar
+from wherry.store import is_live, locate
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wherry.config_schema import Route, TargetRule
+    from wherry.config_schema import Route
     from wherry.ledger_conversions import ConvertedTarget
-    from wherry.ledger_nodes import Node
+    from wherry.ledger_nodes import Node, Place
+    from wherry.lineage_routes import Rule
 
+_log = logging.getLogger(__name__)
 SCHEMA = 1
 _WORKERS = 8  # sources looked at at a time; it is waiting for storage, not computing
 # What a reason can be.
@@ -68,6 +77,18 @@ class Stale:
         return asdict(self)
 
 
+class _Made(NamedTuple):
+    """A conversion, and what was stated of it; empty where it was recorded before that was kept."""
+
+    row: ConvertedTarget
+    asked: Mapping[str, Any]
+
+    @property
+    def said(self) -> Mapping[str, Any]:
+        """What was stated, or as much of it as the options tell."""
+        return self.asked or resolved(self.row.format, self.row.options)
+
+
 def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = None) -> list[Stale]:
     """What converting again would give differently.
 
@@ -89,19 +110,27 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
     return [one for one in _with_upstream(rows, looked) if one.reasons]
 
 
-def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConvertedTarget], Mapping[str, Node]]:
+def _rows(about: str | os.PathLike[str] | None) -> tuple[list[_Made], Mapping[str, Node]]:
     """The conversions that are current, one for each place, and the nodes of their sources."""
     from wherry.ledger import open_ledger
-    from wherry.ledger_conversions import last_conversions
+    from wherry.ledger_conversions import asked_in, last_conversions
     from wherry.ledger_nodes import nodes
 
     chosen = None if about is None else _below(about)
     with open_ledger() as ledger:
         every = last_conversions(ledger).values()
-        kept = (row for row in every if row.gone is None and not is_live(row.source_uri))
+        kept = [row for row in every if row.gone is None and _has_source(row)]
         rows = [row for row in kept if chosen is None or row.target_digest in chosen]
         rows.sort(key=lambda row: row.statement)
-        return rows, nodes(ledger, {row.source_digest for row in rows})
+        asked = asked_in(ledger, (row.statement for row in rows))
+        return [_Made(row, asked[row.statement]) for row in rows], nodes(
+            ledger, {row.source_digest for row in rows}
+        )
+
+
+def _has_source(row: ConvertedTarget) -> bool:
+    """Whether it was made of something that can still be there: no training state, and not of itself, in place."""
+    return not is_live(row.source_uri) and row.source_uri != row.target_uri
 
 
 def _below(about: str | os.PathLike[str]) -> set[str]:
@@ -117,70 +146,89 @@ def _routes(config: str | None) -> tuple[Route, ...]:
     return load_config(config).routes
 
 
-def _look(row: ConvertedTarget, routes: Sequence[Route], nodes: Mapping[str, Node]) -> Stale:
+def _look(made: _Made, routes: Sequence[Route], nodes: Mapping[str, Node]) -> Stale:
     """One conversion against what is there now."""
-    from wherry.checkpoint import open_checkpoint
-    from wherry.existing import present_fingerprint
-
-    source = nodes[row.source_digest]
-    covering = _rule(row, routes)
+    row, source = made.row, nodes[made.row.source_digest]
+    rules: list[Rule] = []
     reasons: list[Reason] = []
     at: str | None = row.source_uri
     try:
-        with open_checkpoint(row.source_uri, format=source.format) as checkpoint:
-            if present_fingerprint(checkpoint) != row.source_fingerprint:
-                reasons.append(
-                    Reason(SOURCE_CHANGED, f"the files at {row.source_uri} changed since {row.time}")
+        with allowing(made.said.get("opaque", ())):
+            with open_checkpoint(row.source_uri, format=made.said.get("from", source.format)) as checkpoint:
+                rules = (
+                    []
+                    if "as" in made.said
+                    else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
                 )
-        reasons += _by_plan(row, source.format, covering)
+                if present_fingerprint(checkpoint) != row.source_fingerprint:
+                    what = f"the files at {row.source_uri} changed since {row.time}"
+                    reasons.append(Reason(SOURCE_CHANGED, what))
+            reasons += _by_route(made, source.format, rules) if rules else _by_record(made, source.format)
     except NotFoundError:
-        at = next((place.uri for place in source.places if _is_there(place.uri, row.source_uri)), None)
+        at = next((place.uri for place in source.places if _is_same(place, source.format)), None)
         elsewhere = f"; the same checkpoint lies at {at}" if at else ""
         reasons.append(Reason(SOURCE_GONE, f"nothing is at {row.source_uri} any more{elsewhere}"))
     except WherryError as error:
         reasons.append(Reason(SOURCE_UNREADABLE, error.what))
-    cure = None if at is None else _command(row, at, covering)
+    cure = _cure(made, at, rules) if at and reasons else None
     return Stale(row.target_uri, row.target_digest, row.format, row.source_uri, tuple(reasons), cure)
 
 
-def _is_there(uri: str, but: str) -> bool:
-    from wherry.store import locate
-
+def _is_same(place: Place, format: str) -> bool:
+    """Whether a place still has the files that were seen there."""
     try:
-        return uri != but and locate(uri).exists()
+        with open_checkpoint(place.uri, format=format) as checkpoint:
+            return place.gone is None and present_fingerprint(checkpoint) == place.fingerprint
     except WherryError:
         return False  # a place that cannot be asked does not help
 
 
-def _rule(row: ConvertedTarget, routes: Sequence[Route]) -> tuple[Route, TargetRule] | None:
-    """The route that covers a source, and what it states for this format; the most specific root decides."""
-    from wherry.registry import find_format
-    from wherry.store import locate
-
-    best: tuple[int, Route, TargetRule] | None = None
-    for route in routes:
-        root = locate(route.root).uri.rstrip("/")
-        if not f"{row.source_uri}/".startswith(f"{root}/"):
-            continue
-        for rule in route.targets:
-            if find_format(rule.format).name == row.format and (best is None or len(root) > best[0]):
-                best = (len(root), route, rule)
-    return best[1:] if best else None
-
-
-def _by_plan(
-    row: ConvertedTarget, source_format: str, covering: tuple[Route, TargetRule] | None
-) -> Iterator[Reason]:
-    """Whether the plan would be another one now."""
-    if covering is not None:
-        route, rule = covering
-        now = _planned(row, source_format, _as_routed(route, rule))
+def _by_route(made: _Made, source_format: str, rules: Sequence[Rule]) -> Iterator[Reason]:
+    """Whether none of the routes that may have asked for it would give the same now."""
+    told: list[Reason] = []
+    for route, rule in rules:
+        name = f"route {route.name}"
+        try:
+            with allowing(route.opaque):
+                asked = as_routed(route, rule)
+                now = _planned(made.row, route.source_format or source_format, asked)
+        except WherryError as error:  # a file that the route names
+            now, asked = error, {}
         if isinstance(now, WherryError):
-            yield Reason(ROUTE_CHANGED, f"route {route.name} cannot be carried out now: {now.what}")
-        elif now != row.plan_digest:
-            yield Reason(ROUTE_CHANGED, f"route {route.name} states another conversion than was carried out")
+            told.append(Reason(ROUTE_CHANGED, f"{name} cannot be carried out now: {now.what}"))
+            continue
+        if now == made.row.plan_digest and not (
+            made.asked and any(differences(made.asked, asked, UNPLANNED))
+        ):
+            return
+        how = ", ".join(differences(made.asked, asked)) if made.asked else ""
+        what = f"{name} states another conversion than was carried out"
+        told.append(Reason(ROUTE_CHANGED, f"{what}: {how}" if how else what))
+    yield told[0]
+
+
+def _by_record(made: _Made, source_format: str) -> Iterator[Reason]:
+    """Whether the request that was recorded would give the same now."""
+    if not made.asked:
+        yield from _by_options(made, source_format)
         return
-    plans = [_planned(row, source_format, asked) for asked in _as_recorded(row)]
+    try:
+        asked = present(made.asked)
+        now: str | WherryError = _planned(made.row, source_format, asked)
+        changed = ", ".join(differences(made.asked, asked, UNPLANNED))
+    except WherryError as error:  # a file that it names
+        now, changed = error, ""
+    if isinstance(now, WherryError):
+        yield Reason(PLAN_CHANGED, f"the same request cannot be carried out now: {now.what}")
+    elif now != made.row.plan_digest or changed:
+        what = f"the same request gives another plan than on {made.row.time}"
+        yield Reason(PLAN_CHANGED, f"what the request names changed: {changed}" if changed else what)
+
+
+def _by_options(made: _Made, source_format: str) -> Iterator[Reason]:
+    """The same of a receipt that does not say what was asked for: it may have been the parameters alone, or more."""
+    row = made.row
+    plans = [_planned(row, source_format, {**made.said, **more}) for more in ({}, {"only": "params"})]
     if row.plan_digest in plans:
         return
     if _is_plain(row) and not isinstance(plans[0], WherryError):
@@ -189,22 +237,8 @@ def _by_plan(
         yield Reason(OLDER_WHERRY, f"wherry {row.software} made it, this is {__version__}")
 
 
-def _as_routed(route: Route, rule: TargetRule) -> dict[str, Any]:
-    return {"options": rule.settings, "only": rule.only, "ignore": route.ignore, "wish": rule.wish}
-
-
-def _as_recorded(row: ConvertedTarget) -> Iterator[dict[str, Any]]:
-    """A receipt says the options and not whether parameters alone were asked for, so both are tried."""
-    options = {name: value for name, value in row.options.items() if value is not None}
-    yield {"options": options}
-    yield {"options": options, "only": "params"}
-
-
 def _is_plain(row: ConvertedTarget) -> bool:
     """Whether the recorded options are all that was asked for: no layout, no rule, nothing left behind."""
-    from wherry.sidecar import read_sidecar
-    from wherry.store import locate
-
     try:
         sidecar = read_sidecar(locate(row.target_uri))
     except WherryError:
@@ -217,45 +251,37 @@ def _is_plain(row: ConvertedTarget) -> bool:
 def _planned(row: ConvertedTarget, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
     """Digest of the plan that would be made now, or why none can be made so."""
     from wherry.plan import plan
+    from wherry.rewrite import plan_rewrite
 
+    ends = row.source_uri, row.target_uri
     try:
-        return plan(row.source_uri, row.target_uri, to=row.format, format=source_format, **asked).digest
+        if "as" in asked:
+            return plan_rewrite(*ends, as_=asked["as"], format=source_format).digest
+        return plan(*ends, to=row.format, format=source_format, **request(asked)).digest
     except WherryError as error:
         return error
 
 
-def _command(row: ConvertedTarget, source: str, covering: tuple[Route, TargetRule] | None) -> str:
-    """The command line that converts again."""
-    words = ["wherry", "convert", source, row.target_uri, "--to", row.format]
-    if covering is None:
-        for name, value in sorted(_chosen_options(row).items()):
-            words += ["--set", f"{name}={_spelled(value)}"]
-        return shlex.join(words)
-    route, rule = covering
-    for name, value in sorted(rule.settings.items()):
-        words += ["--set", f"{name}={_spelled(value)}"]
-    for name in ("only", "family", "family_file", "config", "dtype", "assets"):
-        value = getattr(rule, name)
-        words += [f"--{name.replace('_', '-')}", value] if value else []
-    return shlex.join([*words, *(["--ignore", ",".join(route.ignore)] if route.ignore else [])])
+def _cure(made: _Made, source: str, rules: Sequence[Rule]) -> str:
+    """The command line that converts again, as the route states it or as it was recorded."""
+    asked = made.said
+    if rules:
+        route, rule = rules[0]
+        try:
+            with allowing(route.opaque):
+                asked = {
+                    **as_routed(route, rule),
+                    **{n: v for n, v in asked.items() if n in ("into", "as_step")},
+                }
+        except WherryError as error:
+            _log.debug("the cure is told as it was recorded: %s", error)
+    return command_line(asked, source, made.row.target_uri, moved=source != made.row.source_uri)
 
 
-def _chosen_options(row: ConvertedTarget) -> dict[str, Any]:
-    """Recorded options that are not what the format does anyway."""
-    from wherry.registry import find_format
-
-    defaults = {name: option.default for name, option in find_format(row.format).options.items()}
-    return {name: value for name, value in row.options.items() if value != defaults.get(name)}
-
-
-def _spelled(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _with_upstream(rows: Sequence[ConvertedTarget], looked: Sequence[Stale]) -> Iterator[Stale]:
+def _with_upstream(rows: Sequence[_Made], looked: Sequence[Stale]) -> Iterator[Stale]:
     """What was made of something stale is stale too; rows come in the order in which they were made."""
     worn: dict[str, str] = {}
-    for row, one in zip(rows, looked, strict=True):
+    for row, one in zip((made.row for made in rows), looked, strict=True):
         above = worn.get(row.source_uri)
         full = (*one.reasons, Reason(UPSTREAM, f"{above} is stale")) if above else one.reasons
         if any(reason.kind not in (SOURCE_GONE, OLDER_WHERRY) for reason in full):

@@ -104,9 +104,12 @@ class LiveReader:
     def absent(self) -> Iterator[Absent]:
         """See Reader: tensors of which no process gave some part, or two gave the same."""
         for path, spec in self._specs.items():
-            held = sum(math.prod(box.sizes) for box in self._placed.get(path, ()))
+            boxes = [box for box in self._placed.get(path, ()) if math.prod(box.sizes)]
+            held = sum(math.prod(box.sizes) for box in boxes)
             if held != spec.size:
                 yield Absent(path, "shards", f"the processes gave {held} of {spec.size} elements")
+            elif len({box.offsets for box in boxes}) != len(boxes):
+                yield Absent(path, "shards", "two processes gave the same part")
 
     def companion(self, name: str) -> Location:
         """See Reader; there are none."""
@@ -179,14 +182,19 @@ def live_checkpoint(
     detection = Detection(
         uri=f"{FORMAT}://{socket.gethostname()}/{name.strip('/')}{step}",
         format=system or FORMAT,
-        format_version=f"live {framework}",
+        format_version=f"live {framework}" if system else framework,
         writer=framework,
         step=manifest.step,
         kind=_kind(manifest),
         evidence=(Evidence(".", f"{len(manifest.tensors)} arrays in the memory of the training process"),),
     )
     specs = manifest.tensors if placed else {}
-    return Checkpoint(Opened(detection, manifest, LiveReader(specs, placed, mark)))
+    checkpoint = Checkpoint(Opened(detection, manifest, LiveReader(specs, placed, mark)))
+    tied: Mapping[str, str] = manifest.origin.get("tied", {})
+    checkpoint.notes = tuple(
+        f"{name} and {first} are one tensor; each is written" for name, first in tied.items()
+    )
+    return checkpoint
 
 
 def _kind(manifest: Manifest) -> Any:

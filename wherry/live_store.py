@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import NotFoundError, UsageError
 from wherry.export import export
 from wherry.registry import find_format
-from wherry.sidecar import read_sidecar
+from wherry.sidecar import read_sidecar, sidecar_location
 from wherry.steps import step_number
 from wherry.store import locate
 
@@ -164,6 +164,6 @@ class Store:
             inner = folder(number).partition("/")[2] if folder else ""
             place = self.root.join(entry.name)
             place = place.join(inner) if inner else place
-            if read_sidecar(place) is not None:
+            if sidecar_location(place).exists():
                 found[number] = place
         return found

@@ -127,6 +127,11 @@ class Report:
         ]
         return found
 
+    @property
+    def left_to_another(self) -> bool:
+        """Whether this night did nothing because another one is at work."""
+        return bool(self.skipped) and not self.plans
+
     def to_json(self) -> dict[str, Any]:
         """As the flow returns it."""
         return {

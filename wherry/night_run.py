@@ -1,6 +1,7 @@
 """A night without Prefect: the same plan and the same report as the flow, on threads of this process.
 
-Each checkpoint: convert, verify, register, note. Where a conversion to several targets fails each is tried alone.
+Each checkpoint: convert, verify, register, note. Where a conversion to several targets fails each is tried alone. How
+the night ended is told and noted as the flow does it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.convert import Target, convert_all
-from wherry.errors import IncompleteError, MismatchError
-from wherry.lineage import record, record_outcome
+from wherry.ending import blame, ending
+from wherry.lineage import record
 from wherry.night import (
     Outcome,
     Report,
     as_ours,
     came_of,
     failed_notes,
+    failure,
     holding,
     made_notes,
     note,
@@ -26,9 +28,7 @@ from wherry.night import (
 )
 from wherry.opaque import allowing
 from wherry.register import register
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
-from wherry.verify import verify
+from wherry.verified import comparison, verified
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from wherry.receipt import Receipt
     from wherry.reconcile import Work
     from wherry.routes import Wanted
-
-COMPARING = ("roundtrip", "logits")  # levels that need the source
 
 
 def run_night(
@@ -62,8 +60,19 @@ def run_night(
     Raises:
         StorageError: the ledger cannot be read or written.
     """
+    with ending("nightly-convert", "Nightly conversion") as end:
+        report = _night(config, tuple(routes), dry_run=dry_run, go=go, retry_failed=retry_failed)
+        end.counts, end.silent = dict(report.counts), dry_run or report.left_to_another
+        error = failure(report)
+        if error is not None:
+            blame(end, error)
+    return report
+
+
+def _night(
+    config: Config, asked: tuple[Route, ...], *, dry_run: bool, go: bool, retry_failed: bool
+) -> Report:
     with ExitStack() as stack:
-        asked = tuple(routes)
         free = [route for route in asked if dry_run or stack.enter_context(holding(route))]
         plans = plan_night(free, retry_failed=retry_failed, go=go)
         outcomes: list[Outcome] = []
@@ -120,21 +129,7 @@ def _after(config: Config, route: Route, one: Wanted, receipt: Receipt) -> None:
         record(receipt)
     uri = receipt.target.uri
     if route.verify != "none":
-        _verified(uri, route.verify, receipt.source.uri)
+        verified(uri, **comparison(route.verify, receipt.source.uri, one.rule.family_file))
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
         register(uri, one.model, alias=route.alias, tags=route.tags, **settings)
-
-
-def _verified(uri: str, level: str, source: str) -> None:
-    outcome = verify(uri, level=level, against=source if level in COMPARING else None)
-    sidecar = read_sidecar(locate(uri))
-    if sidecar is not None:
-        record_outcome(sidecar.checkpoint, outcome.to_json())
-    if not outcome.ok:
-        kind = IncompleteError if outcome.verdict == "incomplete" else MismatchError
-        first = outcome.failed[0]
-        raise kind(
-            f"verification failed: {first.reason}", uri=uri, path=first.path,
-            cure="restore the checkpoint, or delete it and convert again", stage="verify",
-        )  # fmt: skip

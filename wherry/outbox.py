@@ -119,8 +119,8 @@ def report_failure(error: WherryError, source: str, target: str, to: str, starte
     try:
         for name, destination in configured().items():
             service(name).report_failure(destination, error, source, target, to, started)
-    except WherryError as failure:
-        _log.warning("the failure of the conversion was not handed on: %s", failure)
+    except Exception as failure:  # noqa: BLE001  the conversion's own error is the one to raise
+        _log.warning("the failure of the conversion was not handed on: %s", _told(failure))
 
 
 def _destination(name: str) -> str:
@@ -145,8 +145,8 @@ def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Del
     for statement in ledger_outbox.pending(ledger, name):
         try:
             events += take(statement)
-        except WherryError as error:
-            failure = error.what
+        except Exception as error:  # noqa: BLE001  whatever a projection makes of a statement, the record stays
+            failure = _told(error)
             ledger_outbox.delivered(ledger, name, seq)
             ledger_outbox.failed(ledger, name, statement.seq, failure)
             break
@@ -157,6 +157,10 @@ def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Del
     if failure is None and (count > kept or not count):
         ledger_outbox.delivered(ledger, name, seq)
     return Delivered(name, without_secrets(destination), count, events, seq, failure)
+
+
+def _told(error: Exception) -> str:
+    return error.what if isinstance(error, WherryError) else f"{type(error).__name__}: {error}"
 
 
 def _cursor(ledger: Ledger, name: str) -> int:

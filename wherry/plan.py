@@ -52,6 +52,7 @@ def plan(
     step: int | None = None,
     item: str | None = None,
     wish: Wish = PLAIN,
+    as_step: int | None = None,
 ) -> Plan:
     """Resolve a conversion without writing anything.
 
@@ -66,6 +67,7 @@ def plan(
         verify: `digest` reads the target back before the commit, `none` does not.
         format, step, item: which checkpoint of the source.
         wish: what is asked for of layouts; see `wherry.layouts`.
+        as_step: the step to write, where the source states none (or another one is wanted).
 
     Raises:
         UsageError, NotFoundError, NotACheckpointError, DamagedError, HostileError: the request or the source is bad,
@@ -75,8 +77,9 @@ def plan(
     with open_checkpoint(source, format=format, step=step, item=item) as checkpoint:
         seen, options, only = relaid(checkpoint, _writable(to), options or {}, wish, only)
         return make_plan(
-            seen, target, to=to, options=options, memory=memory, only=only, ignore=ignore, verify=verify
-        )
+            seen, target, to=to, options=options, memory=memory, only=only, ignore=ignore, verify=verify,
+            as_step=as_step,
+        )  # fmt: skip
 
 
 def make_plan(
@@ -91,7 +94,7 @@ def make_plan(
     verify: str = "digest",
     as_step: int | None = None,
 ) -> Plan:
-    """The plan for a checkpoint that is already open; see `plan` (and `convert` for `as_step`)."""
+    """The plan for a checkpoint that is already open; see `plan`."""
     row = _writable(to)
     if verify not in ("digest", "none"):
         raise UsageError(f"verify={verify} is not possible", cure="choose digest or none")

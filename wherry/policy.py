@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 Level = Literal["structure", "present", "digest", "roundtrip", "native", "logits"]
 _SECONDS_A_DAY = 86_400
+_NAME = re.compile(r"[\w-]+")
 
 
 class Policy(BaseModel):
@@ -83,6 +85,7 @@ class Facts:
         extra: names of companion files that are there and were not recorded.
         verifications: recorded ones, level → their JSON form (the last that passed).
         lossless: whether each conversion above it was exact; None where the ledger does not know them.
+        earlier: whether those before its own were, whose error its own roundtrip cannot measure.
         signed: checks a signature against a public key; raises a WherryError where there is none that fits.
         approver: the authenticated user, or None.
     """
@@ -93,6 +96,7 @@ class Facts:
     extra: Sequence[str]
     verifications: Mapping[str, Mapping[str, Any]]
     lossless: bool | None
+    earlier: bool
     signed: Callable[[str], str]
     approver: str | None
 
@@ -108,14 +112,21 @@ class Finding:
 
 
 def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None) -> Policy:
-    """A policy from what was given: itself, a mapping, a TOML or JSON file, or nothing.
+    """A policy from what was given: itself, a mapping, the name of one in wherry.toml, a TOML or JSON file, or nothing.
+
+    A text without a dot or slash is a name: `[policy.NAME]`.
 
     Raises:
+        NotFoundError: no policy has that name.
         UsageError: a gate is unknown or has a wrong value; the error names file and gate.
         StorageError: the file cannot be read.
     """
     if isinstance(gates, Policy):
         return gates
+    if isinstance(gates, str) and _NAME.fullmatch(gates):
+        from wherry.config_use import named_policy
+
+        gates = named_policy(gates)
     origin = "the policy" if gates is None or not isinstance(gates, str | os.PathLike) else os.fspath(gates)
     data = _read(Path(gates)) if isinstance(gates, str | os.PathLike) else dict(gates or {})
     try:
@@ -166,7 +177,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _level(policy: Policy, facts: Facts) -> Finding:
     order = ("structure", "present", "digest")
-    enough = facts.level not in order or order.index(facts.level) >= order.index(policy.level)
+    level = facts.level if facts.level in order else "present"  # native and logits include no more than that
+    enough = order.index(level) >= order.index(policy.level)
     return Finding("level", f"at least {policy.level}", facts.level, enough)
 
 
@@ -184,6 +196,8 @@ def _error(limit: float, facts: Facts) -> Finding:
     measured = facts.verifications.get("roundtrip", {}).get("lossy")
     if facts.lossless is None or receipt is None:
         return Finding("max_error", asked, "what it was made of is not on record", passed=False)
+    if not facts.earlier:
+        return Finding("max_error", asked, "a conversion before its own was lossy, too", passed=False)
     if measured is None:
         return Finding("max_error", asked, "lossy, by an error that no roundtrip has measured", passed=False)
     return Finding("max_error", asked, f"{measured['error']:g}", passed=measured["error"] <= limit)

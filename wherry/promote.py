@@ -8,13 +8,12 @@ alias goes back. `rollback` puts back what stood under the alias before.
 
 from __future__ import annotations
 
-import getpass
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from wherry.errors import NotFoundError, UsageError
-from wherry.home import without_secrets
+from wherry.home import user_name, without_secrets
 from wherry.plan import DEFAULT_MEMORY
 from wherry.promote_proof import proved
 from wherry.receipt import utc_now
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from wherry.ledger import Ledger
     from wherry.policy import Finding, Policy
     from wherry.progress import OnProgress
     from wherry.sidecar import Sidecar
@@ -219,7 +219,7 @@ def _move(
     entering = service("mlflow").promoting(found.name, found.version, alias, tags=tags, **stores)
     seq: int | None = None
     with open_ledger() as ledger, entering as moved:
-        if not moved.already:
+        if not (moved.already and _stated(ledger, registry, found, alias)):
             body = {
                 "registry": registry,
                 "name": found.name,
@@ -233,6 +233,17 @@ def _move(
             }
             seq = record_event(ledger, "promotion", sidecar.checkpoint, body)
     return _promotion(found, alias, moved, stores, by, level, passed, seq)
+
+
+def _stated(ledger: Ledger, registry: str, found: Resolved, alias: str) -> bool:
+    """Whether the ledger's last word on an alias is this version; a promotion may have been killed just before."""
+    from wherry.ledger import statements
+
+    last = None
+    for one in statements(ledger, kinds=("promotion", "rollback")):
+        if (one.body["registry"], one.body["name"], one.body["alias"]) == (registry, found.name, alias):
+            last = one.body["version"]
+    return last == found.version
 
 
 def _promotion(
@@ -264,9 +275,4 @@ def _promotion(
 
 def _by(approver: str | None) -> str:
     """Who promotes, for the record."""
-    if approver is not None:
-        return approver
-    try:
-        return f"{getpass.getuser()} (not authenticated)"
-    except (OSError, KeyError):  # a container's user may have no name
-        return "unknown (not authenticated)"
+    return f"{user_name()} (not authenticated)" if approver is None else approver

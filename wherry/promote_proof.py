@@ -14,7 +14,7 @@ from wherry.checkpoint import open_checkpoint
 from wherry.errors import IncompleteError, MismatchError
 from wherry.registry import service
 from wherry.resolve import Resolved, proved_digest
-from wherry.sidecar import SIGNATURE_NAME, read_sidecar
+from wherry.sidecar import read_sidecar, unrecorded
 from wherry.store import locate
 from wherry.verify import verify
 
@@ -100,24 +100,19 @@ def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
     from wherry.policy import Facts
 
     digest = sidecar.checkpoint.checkpoint_digest
+    with open_checkpoint(uri, format=sidecar.checkpoint.format) as checkpoint:
+        extra = unrecorded(sidecar, checkpoint.manifest)
     return Facts(
         uri=uri,
         sidecar=sidecar,
         level=level,
-        extra=_extra(uri, sidecar),
+        extra=extra,
         verifications=_passed(digest),
         lossless=_lossless(digest, sidecar),
+        earlier=_earlier(digest),
         signed=lambda key: service("signing").require(uri, key),
         approver=approver,
     )
-
-
-def _extra(uri: str, sidecar: Sidecar) -> list[str]:
-    """Companion files that are there now and are not in the manifest; a signature belongs to it."""
-    recorded = {companion.name for companion in sidecar.manifest.companions}
-    with open_checkpoint(uri, format=sidecar.checkpoint.format) as checkpoint:
-        names = {companion.name for companion in checkpoint.manifest.companions}
-    return sorted(names - recorded - {SIGNATURE_NAME})
 
 
 def _passed(digest: str) -> Mapping[str, Mapping[str, Any]]:
@@ -131,6 +126,14 @@ def _passed(digest: str) -> Mapping[str, Mapping[str, Any]]:
                 outcome = statement.body["verification"]
                 last[outcome["level"]] = outcome
     return {level: outcome for level, outcome in last.items() if outcome["ok"]}
+
+
+def _earlier(digest: str) -> bool:
+    """Whether the conversions before its own were exact."""
+    from wherry.ledger import ancestors, open_ledger
+
+    with open_ledger() as ledger:
+        return all(edge.lossless for edge in ancestors(ledger, digest) if edge.target != digest)
 
 
 def _lossless(digest: str, sidecar: Sidecar) -> bool | None:

@@ -7,7 +7,7 @@ again through the target's: that the files are the same bytes would not prove th
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import Checkpoint
@@ -49,6 +49,7 @@ class Asked:
         started: UTC.
         clock: monotonic seconds at the start.
         folder: where spill files lie; a temporary folder by default.
+        stated: what was stated; see `wherry.again`.
     """
 
     memory: int
@@ -58,6 +59,7 @@ class Asked:
     started: str
     clock: float
     folder: Path | None = None
+    stated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,4 +249,5 @@ def _receipt(
         bytes_read=source.nbytes if asked.digests else 0,
         bytes_written=0 if rewriting.in_place else rewriting.carried[1],
         verification=verification,
+        asked=dict(asked.stated),
     )

@@ -9,7 +9,6 @@ are judged before the first one goes, so that two copies are never each the othe
 
 from __future__ import annotations
 
-import getpass
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,10 +16,11 @@ from wherry.checkpoint import open_checkpoint
 from wherry.clean import Cleaned, clean
 from wherry.errors import TargetInUseError, UsageError, WherryError
 from wherry.existing import present_fingerprint
+from wherry.home import user_name
 from wherry.in_use import is_in_use
 from wherry.prune_registry import Registry, ask
 from wherry.reconcile import MADE
-from wherry.removal import removing
+from wherry.removal import removing, strangers
 from wherry.retention import Kept, superfluous
 from wherry.store import locate
 
@@ -154,6 +154,9 @@ def _protected(ledger: Ledger, one: _Made, registry: Registry, going: set[str]) 
         return "a running job reads it"
     if not _is_unchanged(one.done.target_uri, one.done.format, _place_mark(one.node, one.done.target_uri)):
         return "it is not what wherry wrote there"
+    strange = strangers(one.note["committed"], one.done.target_uri, one.done.format)
+    if strange:
+        return f"{strange[0]} is there too, which is not part of it"
     if _is_unchanged(one.done.source_uri, None, one.done.source_fingerprint):
         return ""
     return (
@@ -196,20 +199,30 @@ def _remove(ledger: Ledger, one: _Made, registry: Registry, *, dry_run: bool) ->
     reason = "no rule of its route keeps it"
     if dry_run:
         return _row(one, "remove", reason)
-    who, uri = getpass.getuser(), one.done.target_uri
+    who, uri = user_name(), one.done.target_uri
+    body = {
+        "checkpoint_digest": one.done.target_digest,
+        "uri": uri,
+        "reason": f"{one.note['route']}: {reason}",
+    }
     try:
         with removing(one.note["committed"], uri, one.done.format):
-            registry.mark_deleted(one.node, uri, by=who, reason=reason)
-            body = {
-                "checkpoint_digest": one.done.target_digest, "uri": uri, "reason": f"{one.note['route']}: {reason}",
-                "by": who,
-            }  # fmt: skip
-            record_event(ledger, "deletion", None, body)
+            _require_unregistered(ledger, one.node)
+            with registry.marked_deleted(one.node, uri, by=who, reason=reason):
+                record_event(ledger, "deletion", None, {**body, "by": who})
     except (UsageError, TargetInUseError) as error:  # an alias was put on it, or a job began, a moment ago
         return _row(one, "keep", error.what)
     except WherryError as error:
         return _row(one, "failed", error.what)
     return _row(one, "removed", reason)
+
+
+def _require_unregistered(ledger: Ledger, node: Node) -> None:
+    """Refuse what was registered since the registry was asked: a claim is in the ledger before the version is made."""
+    from wherry.ledger_nodes import nodes
+
+    if nodes(ledger, {node.checkpoint_digest})[node.checkpoint_digest].registrations != node.registrations:
+        raise TargetInUseError("it was registered a moment ago", cure="prune again", retryable=True)
 
 
 def _row(one: _Made, action: Any, reason: str) -> Pruned:

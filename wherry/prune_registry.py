@@ -7,14 +7,16 @@ the ledger. A version in a registry that is not the configured one cannot be ask
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wherry.errors import WherryError
 from wherry.home import configured, mlflow_registry_uri, mlflow_tracking_uri, sqlite_file, without_secrets
 from wherry.registry import service
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from wherry.ledger_nodes import Node
 
@@ -42,20 +44,36 @@ class Registry:
                 return f"{one.name} version {one.version} bears the alias {', '.join(sorted(one.aliases))}"
         return ""
 
-    def mark_deleted(self, node: Node, uri: str, *, by: str, reason: str) -> None:
+    @contextmanager
+    def marked_deleted(self, node: Node, uri: str, *, by: str, reason: str) -> Generator[None]:
         """Say on every version of a checkpoint that its bytes are gone, where they lie nowhere else.
+
+        It is taken back where the block fails, or where one of the versions cannot be marked.
 
         Raises:
             UsageError: an alias was put on one meanwhile.
             StorageError: the registry cannot be reached.
         """
-        if any(place.gone is None and place.uri != uri for place in node.places):
-            return
-        for one in self.versions.get(node.checkpoint_digest, []):
-            service("mlflow").mark_deleted(
-                one.name, one.version, by=by, reason=reason,
-                tracking_uri=mlflow_tracking_uri(), registry_uri=mlflow_registry_uri(),
-            )  # fmt: skip
+        elsewhere = any(place.gone is None and place.uri != uri for place in node.places)
+        versions = [] if elsewhere else self.versions.get(node.checkpoint_digest, [])
+        stores = {"tracking_uri": mlflow_tracking_uri(), "registry_uri": mlflow_registry_uri()}
+        marked: list[Any] = []
+        try:
+            for one in versions:
+                service("mlflow").mark_deleted(one.name, one.version, by=by, reason=reason, **stores)
+                marked.append(one)
+            yield
+        except BaseException as error:
+            _unmark(marked, stores, error)
+            raise
+
+
+def _unmark(marked: Iterable[Any], stores: Mapping[str, str], error: BaseException) -> None:
+    for one in marked:
+        try:
+            service("mlflow").unmark_deleted(one.name, one.version, **stores)
+        except WherryError as failure:  # the first error is the one to raise; this one is added to it
+            error.add_note(f"{one.name} version {one.version} is still marked as deleted: {failure}")
 
 
 def ask(nodes: Iterable[Node]) -> Registry:

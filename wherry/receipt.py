@@ -58,7 +58,7 @@ class Receipt:
         source: the checkpoint that was read.
         target: the checkpoint that was written.
         plan_digest: digest of the plan that was carried out.
-        options: what was asked for.
+        options: what the target was made with, defaults filled in.
         software: package → version.
         started: UTC, ISO 8601.
         finished: UTC, ISO 8601.
@@ -74,6 +74,7 @@ class Receipt:
         warnings: what could not be carried or made, in words.
         snippet: how the target's own software loads the result; empty where that is not known.
         group: names the pass that made several targets at once; the same in the receipt of each, empty for one.
+        asked: what was stated, and nothing else; see `wherry.again`. Empty in receipts of before it was kept.
     """
 
     source: CheckpointRef
@@ -95,10 +96,14 @@ class Receipt:
     warnings: list[str] = field(default_factory=list[str])
     snippet: str = ""
     group: str = ""
+    asked: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form; the inverse of `from_json`."""
-        return {"schema": SCHEMA, **asdict(self)}
+        """JSON form; the inverse of `from_json`. Without `asked` it is what it was before there was such a field."""
+        data = {"schema": SCHEMA, **asdict(self)}
+        if not self.asked:
+            del data["asked"]
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +149,16 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         fields = {name: value for name, value in data.items() if name != "schema"}
         fields["source"] = CheckpointRef(**fields["source"])
         fields["target"] = CheckpointRef(**fields["target"])
+        _require_tables(fields.get("options", {}), fields.get("asked", {}))
         return Receipt(**fields)
     except (KeyError, TypeError) as error:
         raise CorruptError(f"not a receipt: {error!r}", uri=uri) from error
+
+
+def _require_tables(*fields: object) -> None:
+    for one in fields:
+        if not isinstance(one, dict):
+            raise TypeError(f"{type(one).__name__} instead of a table")
 
 
 def utc_now() -> str:

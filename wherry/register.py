@@ -121,7 +121,7 @@ def _subject(uri_or_receipt: str | os.PathLike[str] | Receipt) -> tuple[str, Sid
         raise NotFoundError(
             "no digests are recorded for it, so it has no identity to register",
             uri=location.uri,
-            cure="convert it with wherry, or take stock of it: `wherry inspect --digest --write`",
+            cure="take stock of it: `wherry inspect --digest --write`, or convert it with wherry",
             stage="register",
         )
     if isinstance(uri_or_receipt, Receipt):

@@ -13,16 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.checkpoint import open_checkpoint
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error
 from wherry.in_use import is_in_use
 from wherry.lease import Lease
 from wherry.registry import find_format
-from wherry.sidecar import sidecar_name, signature_name
-from wherry.staging import PREFIX, rename_without_replacing, sync_folder
+from wherry.sidecar import OWN_NAMES, sidecar_name, signature_name
+from wherry.staging import PREFIX, is_staging, rename_without_replacing, sync_folder
+from wherry.steps import step_number
 from wherry.store import FsspecStore, locate
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from wherry.location import Location
 
 
 @contextmanager
@@ -49,6 +53,36 @@ def removing(uri: str, checkpoint: str, format: str) -> Generator[None]:
         yield
 
 
+def strangers(uri: str, checkpoint: str, format: str) -> list[str]:
+    """Names of what would go with a checkpoint and is not its own: somebody put it there, or the place is another.
+
+    Args:
+        uri, checkpoint, format: as `removing` takes them.
+
+    Raises:
+        WherryError: it cannot be opened.
+    """
+    place, inner = locate(uri), locate(checkpoint)
+    if place.path == inner.path:
+        return _foreign(inner, format)
+    if inner.parent.path != place.path or step_number(place.name, any_prefix=True) is None:
+        return [f"{uri}, which is not the step folder of {checkpoint},"]
+    # Orbax itself writes `_CHECKPOINT_METADATA` and its commit member beside the items of a step.
+    own = (inner.name, *find_format(format).commit_members)
+    beside = [one.name for one in place.entries() if one.name not in own and not one.name.startswith("_")]
+    return [name for name in beside if not is_staging(name)] + _foreign(inner, format)
+
+
+def _foreign(place: Location, format: str) -> list[str]:
+    if place.entry is None or not place.entry.is_dir:
+        return []
+    with open_checkpoint(place.uri, format=format) as opened:
+        own = {member.name for member in opened.reader.members()} | OWN_NAMES
+    return [
+        one.name for one in place.walk() if one.name not in own and not is_staging(one.name.split("/")[-1])
+    ]
+
+
 @contextmanager
 def _hidden(path: Path, checkpoint: str) -> Generator[None]:
     """A local checkpoint under another name."""
@@ -61,7 +95,7 @@ def _hidden(path: Path, checkpoint: str) -> Generator[None]:
                 rename_without_replacing(source, target)
                 moved.append((source, target))
             sync_folder(path.parent)
-            _require_unread(checkpoint)  # somebody may have begun between the question and the rename
+            _require_unread(_moved_to(checkpoint, path, hidden))  # somebody may have begun before the rename
             yield
         except BaseException as error:
             for source, target in reversed(moved):
@@ -72,6 +106,12 @@ def _hidden(path: Path, checkpoint: str) -> Generator[None]:
                 shutil.rmtree(target) if target.is_dir() and not target.is_symlink() else target.unlink()
         except OSError as error:
             raise storage_error(error, str(path)) from error
+
+
+def _moved_to(checkpoint: str, path: Path, hidden: Path) -> str:
+    """Where those who read it left their marks: beside the checkpoint, so they moved with a step folder around it."""
+    inner = Path(locate(checkpoint).path)
+    return checkpoint if inner == path else str(hidden / inner.relative_to(path))
 
 
 def _beside(path: Path, hidden: Path) -> dict[Path, Path]:

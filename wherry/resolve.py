@@ -177,7 +177,7 @@ def _places(asked: _Asked, stores: Mapping[str, str]) -> Iterator[str]:
     from wherry.ledger import open_ledger
     from wherry.ledger_nodes import nodes
 
-    if asked.row is not None:
+    if asked.row is not None and URI_TAG in asked.row.tags:
         yield asked.row.tags[URI_TAG]
     with open_ledger() as ledger:
         known = nodes(ledger, {asked.digest})
@@ -185,7 +185,7 @@ def _places(asked: _Asked, stores: Mapping[str, str]) -> Iterator[str]:
         yield from (place.uri for place in known[asked.digest].places)
     if asked.row is None:
         row = service("mlflow").find_digest(asked.digest, **stores)
-        yield from [row.tags[URI_TAG]] if row is not None else []
+        yield from [row.tags[URI_TAG]] if row is not None and URI_TAG in row.tags else []
 
 
 def _at(uri: str) -> tuple[Location, Sidecar] | None:

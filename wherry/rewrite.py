@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.again import stated
 from wherry.carrying import carry, listed
 from wherry.checkpoint import Checkpoint
 from wherry.detect import absence, resolve
@@ -109,7 +110,17 @@ def rewrite(
     """
     if verify not in VERIFY:
         raise UsageError(f"verify={verify} is not possible", cure=f"choose {' or '.join(VERIFY)}")
-    asked = Asked(parse_size(memory), verify == "digest", progress, meta or {}, utc_now(), time.monotonic())
+    said: dict[str, Any] = {"as": as_, "in_place": in_place, **which, "meta": meta}
+    said |= {"from": said.pop("format", None), "verify": None if verify == "digest" else verify}
+    asked = Asked(
+        parse_size(memory),
+        verify == "digest",
+        progress,
+        meta or {},
+        utc_now(),
+        time.monotonic(),
+        stated=stated(**said),
+    )
     with _ready(source, target, as_, in_place=in_place, which=which) as ready:
         there = None if in_place else _existing(ready, if_exists)
         done = there or (_in_place if in_place else _staged)(ready, asked)

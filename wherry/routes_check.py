@@ -1,4 +1,4 @@
-"""What is wrong with routes beyond their schema: formats, options, families, files and places that do not fit.
+"""What is wrong with a configuration beyond its schema: formats, options, families, policies, files and places.
 
 Errors keep a route from ever working; warnings are what will surprise somebody, such as a second step that meets the
 place of the first.
@@ -64,13 +64,15 @@ class _Looks:
 
 
 def check(config: Config, *, reach: bool = False) -> list[Problem]:
-    """Everything that is wrong with the routes of a configuration.
+    """Everything that is wrong with the routes, policies and keys of a configuration.
 
     Args:
         config: what was loaded.
         reach: look at paths on object stores too; without it nothing leaves this machine.
     """
-    problems = [problem for route in config.routes for problem in _of_route(route, _Looks(reach))]
+    looks = _Looks(reach)
+    problems = [problem for route in config.routes for problem in _of_route(route, looks)]
+    problems += _of_settings(config, looks)
     seen: dict[str, str] = {}
     for route in config.routes:
         for rule in route.targets:
@@ -82,6 +84,21 @@ def check(config: Config, *, reach: bool = False) -> list[Problem]:
                     Problem("warning", where, what, "write {route} or another folder in one of them")
                 )
     return problems
+
+
+def _of_settings(config: Config, looks: _Looks) -> Iterator[Problem]:
+    """What the routes do not state: the policies of promotion, and the keys that signatures are checked with."""
+    from wherry.policy import policy_of
+
+    for name, gates in config.settings.policy.items():
+        where = f"policy.{name}"
+        found = list(_failing(where, lambda gates=gates: policy_of(gates)))
+        yield from found
+        key = None if found else policy_of(gates).signature
+        if key is not None:
+            yield from looks.at(key, f"{where}.signature")
+    if config.settings.audit.key is not None:
+        yield from looks.at(config.settings.audit.key, "audit.key")
 
 
 def _of_route(route: Route, looks: _Looks) -> Iterator[Problem]:

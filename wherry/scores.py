@@ -5,17 +5,20 @@
     trainer_state.json              the Hugging Face trainer: `log_history`, of which the last entry counts
     metrics.json, eval_results.json a JSON object, as many loops write it
 
-They lie in the step folder: in the checkpoint itself, or beside the item in it. Only numbers count, and a name that
-two files state is taken from the first of this list.
+They lie in the step folder: in the checkpoint itself, or beside the item in it. What lies in the folder of a run is
+said of the run and of none of its steps. Only numbers count, and a name that two files state is taken from the first
+of this list.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError
+from wherry.steps import step_number
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -41,13 +44,28 @@ def score(uri: str, metric: str) -> float | None:
         StorageError: the storage failed.
     """
     place = locate(uri)
-    folder = place if place.entry is not None and place.entry.is_dir else place.parent
-    for where in (folder, folder.parent):
+    for where in _folders(place):
         for found in _objects(where):
             value = _number(found, metric)
             if value is not None:
                 return value
     return None
+
+
+def _folders(place: Location) -> Iterator[Location]:
+    """The checkpoint itself, and the step folder around it; a file without a step is all that its folder speaks of."""
+    folder = place.entry is not None and place.entry.is_dir
+    if folder:
+        yield place
+    around = [place.parent] if folder else [place.parent, place.parent.parent]
+    steps = [one for one in around if _step(one.name) is not None]
+    yield from steps
+    if not folder and not steps and _step(PurePosixPath(place.name).stem) is None:
+        yield place.parent
+
+
+def _step(name: str) -> int | None:
+    return step_number(name, any_prefix=True)
 
 
 def _objects(folder: Location) -> Iterator[dict[str, Any]]:
@@ -62,7 +80,7 @@ def _objects(folder: Location) -> Iterator[dict[str, Any]]:
             )
         try:
             data = json.loads(place.read())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptError(f"{name} is not JSON: {error}", uri=place.uri, cure="restore it") from error
         if isinstance(data, dict):
             yield from _within(name, data)
@@ -90,4 +108,8 @@ def _number(data: dict[str, Any], metric: str) -> float | None:
         return _number(below, rest) if isinstance(below, dict) else None
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None

@@ -125,14 +125,20 @@ def gather_shares(
 
 
 def put_outcome(folder: Path, ranks: Iterable[int], receipt: Mapping[str, Any] | None, error: str) -> None:
-    """Tell the other processes what came of it, give them time to read it, and remove the folder."""
-    _put(folder / "outcome.json", {"receipt": receipt, "error": error})
-    for path in folder.glob("part-*"):
+    """Tell the other processes what came of it, give them time to read it, and remove the folder.
+
+    Raises:
+        StorageError: they could not be told; the folder is removed all the same.
+    """
+    for path in folder.glob("part-*"):  # first, because a full disk may be what went wrong
         path.unlink(missing_ok=True)
-    deadline = time.monotonic() + _GOODBYE
-    for rank in ranks:
-        _until(lambda rank=rank: (folder / f"seen-{rank}").exists(), deadline - time.monotonic())
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        _put(folder / "outcome.json", {"receipt": receipt, "error": error})
+        deadline = time.monotonic() + _GOODBYE
+        for rank in ranks:
+            _until(lambda rank=rank: (folder / f"seen-{rank}").exists(), deadline - time.monotonic())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def await_outcome(folder: Path, rank: int) -> dict[str, Any]:

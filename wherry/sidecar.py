@@ -91,11 +91,17 @@ def read_sidecar(location: Location) -> Sidecar | None:
         data = json.loads(place.read())
     except NotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(
             f"the sidecar is not JSON: {error}", uri=place.uri, cure="delete or restore it"
         ) from error
     return _decode(data, place.uri)
+
+
+def unrecorded(sidecar: Sidecar, found: Manifest) -> list[str]:
+    """Companion files that are there now and were not when it was recorded; a signature belongs to it."""
+    known = {companion.name for companion in sidecar.manifest.companions}
+    return sorted({companion.name for companion in found.companions} - known - {SIGNATURE_NAME})
 
 
 def encode(sidecar: Sidecar) -> bytes:

@@ -59,11 +59,13 @@ class LiveTensor(NamedTuple):
         spec: what it is.
         boxes: the parts of it that this process has.
         shared: whether other processes have the other parts; else each of them has it whole.
+        alias: key path of an earlier tensor that is the very same memory (tied weights), which is copied once.
     """
 
     spec: TensorSpec
     boxes: tuple[Box, ...]
     shared: bool = False
+    alias: KeyPath | None = None
 
 
 class Snapshot:
@@ -134,7 +136,10 @@ class Snapshot:
             self._path.unlink(missing_ok=True)
 
     def _layout(self, tensors: Iterable[LiveTensor]) -> Iterator[tuple[Box, int, int]]:
-        for spec, boxes, _shared in tensors:
+        for spec, boxes, _shared, alias in tensors:
+            if alias in self.placed:
+                self.placed[spec.path] = self.placed[alias]
+                continue
             placed: list[Placed] = []
             for box in boxes:
                 placed.append(Placed(box.offsets, box.sizes, self.file, self.nbytes))

@@ -6,6 +6,7 @@ made, what is damaged, what is still being written, and what vanished between be
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wherry.checkpoint import open_checkpoint
 from wherry.detect import examine
-from wherry.discover import Skipped, discover
-from wherry.errors import NotFoundError, WherryError
+from wherry.discover import NEWER_STEP, Skipped, discover
+from wherry.errors import NotFoundError, UnsupportedError, WherryError, storage_error
 from wherry.existing import present_fingerprint
 from wherry.opaque import allowing
 from wherry.routes import Whereabouts, refusal, whereabouts
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 Why = Literal["not taken", "not settled", "ours", "damaged", "vanished", "no score"]
 _NANOSECONDS = 1_000_000_000
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _placed(
     route: Route, products: Collection[str], tell: Callable[[Passed], None]
 ) -> Iterator[tuple[Detection, Whereabouts]]:
     def skipped(one: Skipped) -> None:
-        tell(Passed(one.uri, "not settled", one.reason))
+        tell(Passed(one.uri, "not taken" if one.reason == NEWER_STEP else "not settled", one.reason))
 
     latest = route.selection.choice == "latest"
     for found in discover(route.root, on_skip=skipped, min_age=route.min_age, newest=latest):
@@ -122,9 +124,13 @@ def _selected(
     chosen: Select, placed: Iterable[tuple[Detection, Whereabouts]], tell: Callable[[Passed], None]
 ) -> Iterator[Placed]:
     """Of each run what is meant, newest first; a checkpoint without a step is a run's own end."""
-    rows = sorted(placed, key=lambda pair: (pair[1].run, -(pair[1].step or 0), pair[1].name))
+    rows = sorted(placed, key=lambda pair: (pair[1].run, *_age(pair[1].step), pair[1].name))
     for _run, group in groupby(rows, key=lambda pair: (pair[1].run, pair[1].step is None)):
         yield from _of_run(chosen, list(group), tell)
+
+
+def _age(step: int | None) -> tuple[bool, int]:
+    return step is None, -(step or 0)
 
 
 def _of_run(
@@ -185,30 +191,55 @@ def _candidate(
         with open_checkpoint(found.uri, format=route.source_format or found.format) as opened:
             members = list(opened.reader.members())
             mark = present_fingerprint(opened)
+        since = route.selection.since
+        written = modified(place, members) if since is not None else None
     except NotFoundError:
         tell(Passed(found.uri, "vanished", "it was there a moment ago; its system removed it"))
         return None
     except WherryError as error:
         tell(Passed(found.uri, "damaged", error.what))
         return None
-    since = route.selection.since
-    if since is not None and modified(place, members) < since:
+    if since is not None and written is not None and written < since:
         tell(Passed(found.uri, "not taken", f"it was written before {since.isoformat()}"))
         return None
     metric = route.retention.metric
-    value = score(found.uri, metric) if value is None and metric else value
+    value = _kept_by(found.uri, metric) if value is None and metric else value
     return Candidate(verdict, where, mark, sum(max(member.size, 0) for member in members), value)
 
 
 def modified(place: Location, members: Iterable[Entry]) -> datetime:
-    """When the newest file of a checkpoint was written; UTC."""
+    """When the newest file of a checkpoint was written; UTC.
+
+    Raises:
+        NotFoundError: one of the files is gone.
+        StorageError: the storage failed.
+        UnsupportedError: it does not say when files were written.
+    """
     if place.store.capabilities.local:
         newest = max((int(member.mark) for member in members if member.mark), default=0)
         return datetime.fromtimestamp(newest / _NANOSECONDS, UTC)
     assert isinstance(place.store, FsspecStore)
     fs: Any = place.store.fs
     paths = [place.path if member.name == place.name else f"{place.path}/{member.name}" for member in members]
-    return max(fs.modified(path) for path in paths).astimezone(UTC)
+    try:
+        return max(fs.modified(path) for path in paths).astimezone(UTC)
+    except FileNotFoundError as error:
+        raise NotFoundError("no such file", uri=place.uri, cure="check the path") from error
+    except OSError as error:
+        raise storage_error(error, place.uri) from error
+    except NotImplementedError as error:
+        raise UnsupportedError(
+            "the storage does not say when files were written", uri=place.uri, cure="select by step instead"
+        ) from error
+
+
+def _kept_by(uri: str, metric: str) -> float | None:
+    """The metric that retention asks for: what cannot be read is not known, and what is not known is kept."""
+    try:
+        return score(uri, metric)
+    except WherryError as error:
+        _log.warning("%s is not known of %s: %s", metric, uri, error)
+        return None
 
 
 def _ignore(_passed: Passed) -> None:

@@ -25,7 +25,7 @@ from wherry.tensorspec import TensorSpec
 from wherry.uncollected import uncollected
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from wherry.integrations.containers.torch_zip import PlacedTensor
     from wherry.keypath import KeyPath
@@ -38,6 +38,8 @@ _OF_RANK = re.compile(r"__\d+\.metadata")
 _EXPANSION = 64  # expanded tensors are written out in full by torch; metadata that claims more is made up
 _RATIO = 1 << 10  # what zstd makes of zeros is this times smaller again
 _FREE_BYTES = 1 << 20
+_DEEPEST = 3  # folders with companion files in each other
+_ARRAY_MARKS = (".zarray", "zarr.json", "manifest.ocdbt")  # of arrays that another system wrote beside
 
 
 @dataclass(slots=True)
@@ -98,7 +100,8 @@ def _contents(location: Location, index: Index, names: Mapping[str, Entry], mark
     files = _files(index, location, names)
     _require_inside(index, files, location)
     own = (*(names[name] for name in marks), *files.values())
-    contents = Contents(index, Items(location, files), own, _companions(names, set(files) | set(marks)))
+    companions = tuple(_companions(location, names, set(files) | set(marks)))
+    contents = Contents(index, Items(location, files), own, companions)
     for name, described in index.tensors.items():
         grid = _grid(index, name)
         contents.tensors[name,] = TensorSpec((name,), described.shape, described.dtype, chunks=grid)
@@ -152,15 +155,29 @@ def _require_inside(index: Index, files: Mapping[str, Entry], location: Location
         )
 
 
-def _companions(names: Mapping[str, Entry], own: set[str]) -> tuple[Entry, ...]:
-    """Files beside the data, such as the configuration of a model: no hidden ones, no weights in another form."""
-    return tuple(
-        entry
-        for name, entry in names.items()
-        if not (entry.is_dir or name in own or name in OWN_NAMES or name.startswith("."))
-        and not (name.endswith(SUFFIX) or _OF_RANK.fullmatch(name) or is_weights(name))
-        and entry.size >= 0
-    )
+def _companions(
+    folder: Location, names: Mapping[str, Entry], own: set[str], prefix: str = ""
+) -> Iterator[Entry]:
+    """Files beside the data, such as the configuration of a model: no hidden ones, no weights in another form.
+
+    Those in folders count too (a tokenizer, a module's configuration), unless the folder holds a state of its own.
+    """
+    for name, entry in names.items():
+        full = f"{prefix}{name}"
+        if full in own or full in OWN_NAMES or name.startswith("."):
+            continue
+        if entry.is_dir:
+            below = folder.join(name)
+            inside = {one.name: one for one in below.entries()}
+            if full.count("/") + 1 < _DEEPEST and not any(map(_holds_state, inside)):
+                yield from _companions(below, inside, own, f"{full}/")
+        elif entry.size >= 0 and not _holds_state(name):
+            yield type(entry)(full, entry.size, is_dir=False, mark=entry.mark)
+
+
+def _holds_state(name: str) -> bool:
+    marks = name in (METADATA, *_ARRAY_MARKS) or _OF_RANK.fullmatch(name)
+    return bool(marks) or name.endswith(SUFFIX) or is_weights(name)
 
 
 def _read_object(contents: Contents, name: str) -> None:

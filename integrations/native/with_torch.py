@@ -36,7 +36,7 @@ def safetensors(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
 
 def huggingface(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
     """A folder: its files by the safetensors library or torch, the whole by the class that the config names."""
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise NotFoundError(f"no weights of Hugging Face in {folder}")
     load = safetensors if files[0].suffix == ".safetensors" else archive
@@ -92,8 +92,8 @@ def model(folder: Path) -> Any:
     config = folder / "config.json"
     names: list[str] = json.loads(config.read_text()).get("architectures") or [] if config.exists() else []
     kind: Any = getattr(transformers, names[0], None) if names else None
-    if kind is None:
-        return None
+    if not _is_one_of(kind, transformers.PreTrainedModel):
+        return None  # the config is data: it chooses among models, and reaches no other class of the library
     made, report = kind.from_pretrained(folder, output_loading_info=True, dtype="auto", local_files_only=True)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report.get(what):
@@ -101,6 +101,10 @@ def model(folder: Path) -> Any:
                 f"{names[0]}: {what.replace('_', ' ')}: {sorted(map(str, report[what]))[:20]}"
             )
     return made.to(device()).eval()
+
+
+def _is_one_of(kind: Any, base: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
 
 
 def _whole(folder: Path) -> None:

@@ -1,0 +1,206 @@
+"""How the demo talks: titles, rows, what each flow did, and logs without tracebacks.
+
+What a flow returns is data; here it becomes a few lines that can be read while the next flow runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import shlex
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from demo_site import Flip
+    from prefect import State
+
+    from wherry.errors import WherryError
+
+PREFECT_PORT, MLFLOW_PORT = 4200, 5000
+_WIDTH = 22
+
+
+class Plain(logging.Formatter):
+    """Formats as another one does, without tracebacks: a refusal that the story wants is no crash."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's text alone, on one line."""
+        short = copy.copy(record)
+        short.exc_info = short.exc_text = None
+        return self.inner.format(short).partition("\n")[0]
+
+
+def quieten() -> None:
+    """Show of the flows' logs what the steps say, and no tracebacks; what Prefect's server stores is whole."""
+    import prefect.main  # noqa: F401  # pyright: ignore[reportUnusedImport]  sets up logging, which is changed here
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_says_something)
+        if handler.formatter is not None:
+            handler.setFormatter(Plain(handler.formatter))
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(("Beginning flow run", "Finished in", "Encountered exception"))
+
+
+def title(text: str) -> None:
+    print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}", flush=True)
+
+
+def rows(pairs: Iterable[tuple[str, object]]) -> None:
+    for name, value in pairs:
+        print(f"  {name:{_WIDTH}}{value}", flush=True)
+
+
+def block(text: str) -> None:
+    print(textwrap.indent(text.rstrip("\n"), "  "), flush=True)
+
+
+def night(done: dict[str, Any]) -> None:
+    """What the nightly flow did."""
+    counts = ", ".join(f"{number} {name}" for name, number in done["counts"].items())
+    rows([("counts", counts)])
+    for one in done["outcomes"]:
+        rows([(one["came"], one["source"]), *(("  to", target) for target in one["targets"])])
+    for plan in done["plans"]:
+        rows((one["why"], one["uri"]) for one in plan["passed"] if one["why"] == "done")
+
+
+def versions(names: Iterable[str]) -> None:
+    """What the registry has of these models."""
+    from wherry.home import mlflow_registry_uri, mlflow_tracking_uri
+    from wherry.registry import service
+
+    wanted = set(names)
+    for one in service("mlflow").registered(mlflow_tracking_uri(), mlflow_registry_uri()):
+        if one.name in wanted:
+            aliases = f" ({', '.join(one.aliases)})" if one.aliases else ""
+            digest = one.tags["wherry.checkpoint_digest"][:12]
+            rows([(one.name, f"version {one.version}{aliases}, checkpoint {digest}")])
+            rows([("  lies at", one.tags["wherry.uri"])])
+
+
+def promotion(done: dict[str, Any]) -> None:
+    outcome = "it was there already" if done["already"] else f"before it was {done['replaced'] or 'nobody'}"
+    rows([
+        ("promoted", f"{done['name']} version {done['version']} is {done['alias']}; {outcome}"),
+        ("verified", f"at level {done['level']}: every byte was read again"),
+        ("by", done["by"]),
+        *((f"gate {gate['gate']}", f"asked for {gate['asked']}, found {gate['found']}") for gate in done["gates"]),
+    ])  # fmt: skip
+
+
+def flipped(done: Flip, tensor: str, leaf: int) -> None:
+    rows([
+        ("file", done.file),
+        ("offset", f"{done.offset:,}, in leaf {leaf} of {tensor}"),
+        ("byte", f"{done.before:08b} → {done.after:08b}"),
+        ("traces", "none: size and modification time are what they were"),
+    ])  # fmt: skip
+
+
+def ended(state: State[Any]) -> None:
+    """How a flow run ended, as Prefect shows it."""
+    rows([("flow run", state.name)])
+
+
+def findings(evidence: Path) -> None:
+    """The errors of an audit, from its evidence, and whether that can be checked offline."""
+    from wherry.audit_bundle import check_bundle
+
+    with zipfile.ZipFile(evidence) as bundle:
+        report = json.loads(bundle.read("report.json"))
+    counts = report["counts"]
+    rows([("looked at", f"{counts['checkpoints']} checkpoints, {counts['read']} read byte for byte")])
+    for one in report["findings"]:
+        if one["severity"] != "error":
+            continue
+        rows([
+            (one["kind"], one["what"]),
+            ("  checkpoint", one["uri"]),
+            ("  tensor", f"{one['path']}, leaf {one['leaf']}"),
+            ("  models", ", ".join(one["models"])),
+            ("  cure", one["cure"]),
+            *(("  affected", _affected(child)) for child in one["affected"]),
+        ])  # fmt: skip
+    checked = check_bundle(str(evidence))
+    rows([("evidence", evidence), ("", "checks offline" if checked.ok else "; ".join(checked.problems))])
+
+
+def _affected(child: dict[str, Any]) -> str:
+    models = f" ({', '.join(child['models'])})" if child["models"] else ""
+    return f"{child['format']} at {', '.join(child['uris'])}{models}"
+
+
+def failed(message: str | None) -> None:
+    """A flow that should have succeeded."""
+    rows([("FAILED", (message or "without a message").partition("\n")[0])])
+
+
+def refusal(error: WherryError) -> None:
+    rows(
+        (name, value)
+        for name, value in (
+            ("refused", error.what), ("checkpoint", error.uri), ("tensor", error.path), ("cure", error.cure)
+        )
+        if value
+    )  # fmt: skip
+
+
+def how_to_look(folder: Path) -> None:
+    """The commands that open both UIs and ask further, exactly as they can be pasted."""
+    tools = Path(sys.executable).parent
+    title(f"The flow runs, in Prefect's UI at http://127.0.0.1:{PREFECT_PORT}")
+    print("  " + command(prefect_settings(PREFECT_PORT), prefect_server(tools, PREFECT_PORT)))
+    title(f"The model versions, in MLflow's UI at http://127.0.0.1:{MLFLOW_PORT}")
+    print("  " + command({}, mlflow_server(tools, MLFLOW_PORT)))
+    title("Ask further")
+    home = {"WHERRY_HOME": os.environ["WHERRY_HOME"], "WHERRY_CONFIG": os.environ["WHERRY_CONFIG"]}
+    for words in ("routes check", "audit --level digest", "lineage stale", "ledger check"):
+        print("  " + command(home, [str(tools / "wherry"), *words.split()]))
+    title("The lineage page")
+    print(f"  {folder / 'lineage.html'}")
+
+
+def prefect_settings(port: int) -> dict[str, str]:
+    """What Prefect's server must be told by the environment."""
+    return {
+        "PREFECT_HOME": os.environ["PREFECT_HOME"],
+        "PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def prefect_server(tools: Path, port: int) -> list[str]:
+    """The command of Prefect's server on the demo's store."""
+    return [str(tools / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+
+
+def mlflow_server(tools: Path, port: int) -> list[str]:
+    """The command of MLflow's server on the demo's store."""
+    home = os.environ["WHERRY_HOME"]
+    return [
+        str(tools / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+        "--backend-store-uri", f"sqlite:///{home}/mlflow.db",
+    ]  # fmt: skip
+
+
+def command(settings: dict[str, str], words: list[str]) -> str:
+    """A line for a shell."""
+    return " ".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), shlex.join(words)]
+    )

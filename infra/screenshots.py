@@ -1,0 +1,249 @@
+"""Takes the pictures of README from a real browser: a Prefect flow run, an MLflow model version, the lineage page.
+
+Both servers are started on the stores that the demo has left, on free ports of loopback, and ended again. Each picture
+is taken once the words are there that it is to show; a page without them is an error, not a picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import demo
+import demo_site as site
+import demo_telling as tell
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+LARGEST = 250_000  # bytes of a picture
+_SETTLED = 4000  # milliseconds that graphs, fonts and animations take
+_PATIENCE = 300.0  # seconds until a server answers
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One picture.
+
+    Attributes:
+        name: of the file.
+        url: what is opened.
+        words: what must be on it before the picture is taken.
+        size: of the window.
+        clicks: what is clicked before, in order, each by its role and name.
+    """
+
+    name: str
+    url: str
+    words: tuple[str, ...]
+    size: tuple[int, int] = (1280, 920)
+    clicks: tuple[tuple[str, str], ...] = ()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="of the demo; it is told there first, where it was not")
+    parser.add_argument("pictures", type=Path, help="where the pictures go")
+    asked = parser.parse_args()
+    folder = asked.folder.resolve()
+    demo.settle(folder)
+    if not (folder / "lineage.html").exists():
+        tell_story(folder)
+    with ExitStack() as stack:
+        prefect, mlflow = stack.enter_context(servers(folder))
+        for file in take([*pages(prefect, mlflow, folder)], asked.pictures):
+            print(f"  {file.stat().st_size:7,} bytes  {file}")
+    return 0
+
+
+def tell_story(folder: Path) -> None:
+    """Run the demo and end the embedded server that it leaves.
+
+    Raises:
+        SystemExit: the story did not go as it must.
+    """
+    command = [sys.executable, str(Path(__file__).with_name("demo.py")), str(folder)]
+    with running(command, {}, None) as process:
+        code = process.wait()
+    if code:
+        raise SystemExit(f"the demo ended with {code}")
+
+
+@contextmanager
+def servers(folder: Path) -> Generator[tuple[str, str]]:
+    """Both servers on the demo's stores.
+
+    Yields:
+        The addresses of Prefect's and MLflow's.
+    """
+    tools = Path(sys.executable).parent
+    first, second = free_port(), free_port()
+    commands = {
+        "prefect": (tell.prefect_server(tools, first), tell.prefect_settings(first)),
+        "mlflow": (tell.mlflow_server(tools, second), {}),
+    }
+    addresses = f"http://127.0.0.1:{first}", f"http://127.0.0.1:{second}"
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(running(command, settings, folder / f"{name}-server.log"))
+            for name, (command, settings) in commands.items()
+        ]
+        for process, url in zip(
+            started, (f"{addresses[0]}/api/health", f"{addresses[1]}/health"), strict=True
+        ):
+            await_answer(process, url)
+        yield addresses
+
+
+@contextmanager
+def running(
+    command: list[str], settings: Mapping[str, str], log: Path | None
+) -> Generator[subprocess.Popen[bytes]]:
+    """A process in a session of its own, which ends with everything that it started.
+
+    Args:
+        command: what is run.
+        settings: added to its environment.
+        log: file for what it prints; None lets it print here.
+    """
+    with log.open("wb") if log else nullcontext() as output:
+        process = subprocess.Popen(
+            command, env={**os.environ, **settings}, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        for number, patience in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 15.0)):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+
+
+def await_answer(process: subprocess.Popen[bytes], url: str) -> None:
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise SystemExit(f"{process.args!r} ended with {process.returncode}; see its log")
+        with suppress(OSError), urllib.request.urlopen(url, timeout=10):
+            return
+        time.sleep(0.5)
+    raise SystemExit(f"{url} did not answer in {_PATIENCE:.0f} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def pages(prefect: str, mlflow: str, folder: Path) -> Generator[Page]:
+    """What is shown."""
+    night = flow_run(prefect, "nightly-convert")
+    yield Page(
+        "prefect-nightly",
+        f"{prefect}/v2/runs/flow-run/{night}?tab=Artifacts",
+        ("night of", "nightly-convert", "Completed", "16 Task runs", "wherry-nightly"),
+        (1280, 1040),
+    )
+    version = f"{mlflow}/#/models/{site.JAX_MODEL}/versions/1"
+    close, run = ("button", "Close"), ("link", f"register {site.JAX_MODEL}")
+    said = ("@ champion", "made of", "wherry fetch", "wherry.checkpoint_digest")
+    yield Page("mlflow-version", version, said, clicks=(close,))
+    said = ("Logged models", "Input", site.RUN, "Output", "wherry.format")
+    yield Page("mlflow-run", version, said, clicks=(close, run))
+    yield Page("lineage", (folder / "lineage.html").as_uri(), _LINEAGE, (1440, 760))
+
+
+_LINEAGE = (
+    "1 failed verification",
+    "altered at level digest",
+    "huggingface",
+    "flax-msgpack",
+    "dcp",
+    site.JAX_MODEL,
+)
+
+
+def flow_run(prefect: str, flow: str) -> str:
+    """The run of a flow that did most: the first night, when there was something to do."""
+    asked = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    runs = post(f"{prefect}/api/flow_runs/filter", asked)
+    return max(runs, key=lambda run: run["total_run_time"])["id"]
+
+
+def post(url: str, body: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def take(wanted: list[Page], pictures: Path, *, patience: float = 60.0) -> list[Path]:
+    """The pictures of all pages.
+
+    Args:
+        wanted: which.
+        pictures: the folder that they go to.
+        patience: seconds until each word must be there.
+
+    Raises:
+        SystemExit: a page does not show what it should, or a picture is too large.
+    """
+    from playwright.sync_api import sync_playwright
+
+    pictures.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        try:
+            return [picture(browser, page, pictures, patience) for page in wanted]
+        finally:
+            browser.close()
+
+
+def picture(browser: Any, page: Page, pictures: Path, patience: float) -> Path:
+    shown = browser.new_page(viewport={"width": page.size[0], "height": page.size[1]})
+    shown.set_default_timeout(patience * 1000)
+    shown.goto(page.url)
+    for role, name in page.clicks:
+        shown.get_by_role(role, name=name).first.click()
+    for word in page.words:
+        _await_word(shown, page, word)
+    shown.wait_for_timeout(_SETTLED)
+    file = pictures / f"{page.name}.png"
+    shown.screenshot(path=str(file))
+    shown.close()
+    if file.stat().st_size > LARGEST:
+        raise SystemExit(f"{file} has {file.stat().st_size:,} bytes, more than {LARGEST:,}")
+    return file
+
+
+def _await_word(shown: Any, page: Page, word: str) -> None:
+    from playwright.sync_api import TimeoutError as Late
+
+    try:
+        shown.get_by_text(word).locator("visible=true").first.wait_for()
+    except Late:
+        raise SystemExit(f"{page.name}: {word!r} is not on {page.url}") from None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

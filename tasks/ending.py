@@ -1,0 +1,30 @@
+"""ending, as Prefect knows it: the message links to the page of the run, and its outcome stands in the run's log."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from prefect.runtime import flow_run
+
+from wherry import ending as engine
+from wherry.tasks.common import run_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+@contextmanager
+def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[engine.Ending]:
+    """Tell and note how a flow run ends; around all that the flow does. See `wherry.ending`.
+
+    It is no task: where the server itself is the trouble, that must not keep the message from going out.
+
+    Args:
+        flow: the name of the flow.
+        title: one line about what this run does.
+        only_failures: do not tell of a good end.
+    """
+    told = engine.ending(flow, title, page=flow_run.ui_url, only_failures=only_failures, log=run_logger())
+    with told as end:
+        yield end

@@ -1,0 +1,87 @@
+"""How a workflow ends: what people are told, what the metrics note, and that neither ever fails it."""
+
+from __future__ import annotations
+
+import pytest
+
+from wherry import ending as module
+from wherry.config_use import in_force
+from wherry.ending import blame, ending
+from wherry.errors import CorruptError
+from wherry.home import config_file, configured
+from wherry.metrics import measure
+
+
+@pytest.fixture
+def told(monkeypatch):
+    notices = []
+    monkeypatch.setattr(module, "send", lambda _, notice, page=None: notices.append((notice, page)) or "sent")
+    return notices
+
+
+def noted():
+    return {(one.name, dict(one.labels).get("outcome")): one.value for one in measure([])}
+
+
+def test_a_good_end(told):
+    with ending("promote", "Promotion", page="https://ui.example/1") as end:
+        end.counts = {"promoted": 1}
+    [(notice, page)] = told
+    assert (notice.title, notice.counts, notice.first_error) == ("Promotion", {"promoted": 1}, None)
+    assert page == "https://ui.example/1"
+    assert noted()["wherry_last_run_ok", None] == 1
+    assert noted()["wherry_last_run_count", "promoted"] == 1
+
+
+def test_an_error_is_told_noted_and_goes_on(told):
+    with pytest.raises(CorruptError), ending("promote", "Promotion", only_failures=True):
+        raise CorruptError("torn", uri="/a", path="w", cure="copy it again")
+    [(notice, _page)] = told
+    assert (notice.first_error, notice.cure, notice.counts) == ("/a: w: torn", "copy it again", {"failed": 1})
+    assert noted()["wherry_last_run_ok", None] == 0
+
+
+def test_a_bug_is_told_and_what_the_block_said_stays(told):
+    with pytest.raises(ZeroDivisionError), ending("audit", "Audit") as end:
+        end.first_error, end.counts = "said before", {"errors": 2}
+        raise ZeroDivisionError("by zero")
+    assert told[0][0].first_error == "said before"
+    with ending("audit", "Audit") as end:
+        blame(end, ZeroDivisionError("by zero"))
+    assert told[1][0].first_error == "ZeroDivisionError: by zero"
+    assert told[1][0].cure == "look at the log of the run"
+
+
+def test_nothing_is_told_of_what_was_not_done_or_is_not_over(told):
+    with ending("nightly-convert", "Night") as end:
+        end.silent = True
+    with pytest.raises(KeyboardInterrupt), ending("nightly-convert", "Night"):
+        raise KeyboardInterrupt
+    with ending("convert-checkpoint", "Conversion", only_failures=True):
+        pass
+    assert told == []
+    assert noted()["wherry_last_run_ok", None] == 1, "only the conversion ended"
+
+
+def test_what_cannot_be_noted_does_not_fail_it(told, monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'file' / 'ledger.db'}")
+    with ending("promote", "Promotion"):
+        pass
+    assert told
+    assert "the run was not noted" in caplog.text
+
+
+def test_a_configuration_in_force(tmp_path, monkeypatch):
+    file = tmp_path / "some.toml"
+    file.write_text('memory = "1MiB"\n[env.prod]\nmemory = "2MiB"\n')
+    monkeypatch.setenv("WHERRY_ENV", "prod")
+    with in_force(file) as loaded:
+        assert loaded.settings.memory == configured("memory") == "2MiB"
+    assert config_file() is None
+    monkeypatch.delenv("WHERRY_ENV")
+    with pytest.raises(CorruptError), in_force(file, "prod"):
+        assert configured("memory") == "2MiB"
+        raise CorruptError("it ends badly")
+    with in_force(None) as loaded:
+        assert loaded.file is None
