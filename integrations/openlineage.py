@@ -17,9 +17,9 @@ project's own clients do.
 from __future__ import annotations
 
 import uuid
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from wherry import __version__
 from wherry.errors import WherryError
 from wherry.home import configured
 from wherry.integrations.openlineage_datasets import (
@@ -91,10 +91,10 @@ def report_failure(
     Raises:
         StorageError: the events did not arrive.
     """
-    run = {"runId": str(uuid.uuid4()), "facets": {**_engine(version("wherry")), **_error(error.what)}}
+    run = {"runId": str(uuid.uuid4()), "facets": {**_engine(__version__), **_error(error.what)}}
     job = _job("convert", f"to {to}")
     ends = {"inputs": [named(source)], "outputs": [named(target)]}
-    began = {**run, "facets": _engine(version("wherry"))}
+    began = {**run, "facets": _engine(__version__)}
     told = _event("START", started, began, job, **ends), _event("FAIL", utc_now(), run, job, **ends)
     transport(destination)([_within(_namespace(), event) for event in told])
 
@@ -182,13 +182,13 @@ def _run(statement: Statement, engine: str | None = None) -> dict[str, Any]:
         **({"planDigest": body["plan_digest"]} if "plan_digest" in body else {}),
     }
     own = facet("RunFacet", SPEC, **told)
-    facets = {**_engine(engine or version("wherry")), "wherry_statement": own}
+    facets = {**_engine(engine or __version__), "wherry_statement": own}
     return {"runId": str(uuid.uuid5(_RUNS, statement.hash)), "facets": facets}
 
 
 def _engine(engine: str) -> dict[str, Any]:
     row = facet(
-        "ProcessingEngineRunFacet", "1-1-1", version=engine, openlineageAdapterVersion=version("wherry")
+        "ProcessingEngineRunFacet", "1-1-1", version=engine, openlineageAdapterVersion=__version__
     )
     return {"processing_engine": {**row, "name": "wherry"}}
 

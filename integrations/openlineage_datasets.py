@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from wherry import __version__
 from wherry.errors import UsageError
 from wherry.keypath import render
 from wherry.spelling import NAMES, RENAMED
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wherry.sidecar import Sidecar
 
 SPEC = "2-0-2"
-PRODUCER = f"urn:wherry:{version('wherry')}"
+PRODUCER = f"urn:wherry:{__version__}"
 MOST_FIELDS = 5000  # tensors that a schema lists; servers refuse events of many megabytes
 _CORE = ("RunFacet", "JobFacet", "DatasetFacet")
 
