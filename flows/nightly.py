@@ -7,6 +7,7 @@ anything failed, with the first error and its cure.
 """
 
 from contextlib import ExitStack, nullcontext
+from datetime import UTC, datetime
 from typing import Any
 
 from prefect import flow, task
@@ -66,7 +67,12 @@ class NightlySpec(BaseModel):
 _ALL = NightlySpec()
 
 
-@flow(name="nightly-convert", result_serializer="json", validate_parameters=True)
+def _named() -> str:
+    """The name of a night's run: the day on which it began, in UTC as all that is stored."""
+    return datetime.now(UTC).strftime("night of %Y-%m-%d")
+
+
+@flow(name="nightly-convert", flow_run_name=_named, result_serializer="json", validate_parameters=True)
 def nightly(spec: NightlySpec = _ALL) -> Any:
     """Convert what the routes ask for and the ledger does not have.
 

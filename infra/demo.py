@@ -86,8 +86,7 @@ def nightly() -> bool:
         "3. The nightly flow converts, verifies and registers what is new (embedded stores and servers start)"
     )
     tell.versions(())  # makes MLflow's store, which would take most of the night
-    named = flow.with_options(flow_run_name=time.strftime("night of %Y-%m-%d", time.gmtime()))
-    state = named(return_state=True)
+    state = flow(return_state=True)
     tell.ended(state)
     if state.is_completed():
         tell.night(state.result())

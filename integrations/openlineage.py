@@ -187,9 +187,7 @@ def _run(statement: Statement, engine: str | None = None) -> dict[str, Any]:
 
 
 def _engine(engine: str) -> dict[str, Any]:
-    row = facet(
-        "ProcessingEngineRunFacet", "1-1-1", version=engine, openlineageAdapterVersion=__version__
-    )
+    row = facet("ProcessingEngineRunFacet", "1-1-1", version=engine, openlineageAdapterVersion=__version__)
     return {"processing_engine": {**row, "name": "wherry"}}
 
 

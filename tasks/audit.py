@@ -27,7 +27,7 @@ def audit(scope: str | list[str], **chosen: Any) -> dict[str, Any]:
     report = look(scope, progress=reading, **chosen)  # pyright: ignore[reportArgumentType]  the flow's model has checked it
     counts = report.counts
     run_logger().info(
-        "audit of %d checkpoints: %d errors, %d warnings, %d notes in %.1f s; anchor: statement %d, %s",
+        "checkpoints: %d, errors: %d, warnings: %d, notes: %d, in %.1f s; anchor: statement %d, %s",
         counts["checkpoints"],
         counts["errors"],
         counts["warnings"],

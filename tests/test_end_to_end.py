@@ -232,9 +232,7 @@ def test_the_whole_story(place):
         python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(loop),
         str(step), str(committed / "exported"),
     )  # fmt: skip
-    finished(
-        place, "post-training-export", 1 + before
-    )  # SQLite, locked, may lose an event: then it is the night's
+    finished(place, "post-training-export", 3 + before)
     crashed = finished(place, "nightly-convert", state="CRASHED")
     assert crashed[0]["id"] == stuck[0]["id"]
     place.await_("the T5X run", lambda: len(list(out.glob("base/[0-9]*"))) == 3 or None)

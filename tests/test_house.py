@@ -23,7 +23,7 @@ SOURCES = sorted(
     path for folder in (*ROOMS, "infra", "tests") for path in (ROOT / folder).rglob("*.py")
     if not path.is_relative_to(ROOT / "wherry") or path.parts[len(ROOT.parts) + 1] not in ROOMS
 )  # fmt: skip
-SCRIPTS = [ROOT / "infra" / name for name in ("test", "demo", "bench")]
+SCRIPTS = [ROOT / "infra" / name for name in ("test", "demo", "bench", "screenshots")]
 MODULES = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ROOMS]
 HEAVY = {"prefect", "mlflow", "torch", "jax", "tensorstore", "orbax", "flax", "transformers", "sqlalchemy"}
 TERMINAL = {"rich", "click"}

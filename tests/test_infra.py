@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(line.split("==") for line in (INFRA / "constraints.txt").read_text().splitlines())
 
 
-@pytest.mark.parametrize("name", ["test", "demo", "bench"])
+@pytest.mark.parametrize("name", ["test", "demo", "bench", "screenshots"])
 def test_scripts_explain_themselves_and_make_nothing(name: str, tmp_path: Path) -> None:
     script = INFRA / name
     assert os.access(script, os.X_OK)
@@ -74,7 +74,7 @@ def test_constraints_are_sorted_exact_and_portable() -> None:
 
 def test_the_demo_needs_neither_torch_nor_jax() -> None:
     names = {canonicalize_name(need.name) for need in requirements("demo")}
-    assert names == {"prefect", "fastapi", "mlflow"}
+    assert names == {"prefect", "fastapi", "mlflow", "sqlalchemy"}
 
 
 def test_prefect_server_starts_with_the_pinned_fastapi() -> None:
