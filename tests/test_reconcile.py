@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import wherry
 from wherry import __version__
 from wherry.config_schema import Route
 from wherry.ledger import open_ledger
 from wherry.ledger_conversions import ConvertedTarget
+from wherry.night import plan_night
 from wherry.reconcile import Known, estimate, hours, known, todo
 from wherry.scores import score
 from wherry.survey import survey
@@ -94,6 +96,16 @@ def test_what_is_passed_over_is_told(runs):
     assert ("no score", "/c/checkpoint-1") in reasons
     assert ("not taken", "/team/a/checkpoint-100") in reasons
     assert any(uri == "/b/checkpoint-300" for _why, uri in reasons)
+
+
+def test_what_training_exported_is_a_source_and_what_was_converted_is_none(tmp_path):
+    """An event may get lost: then the night is all that finds an exported checkpoint."""
+    runs, state = tmp_path / "runs", {"w": np.ones((8, 4), np.float32)}
+    wherry.export(state, runs / "a" / "checkpoint-7.safetensors", to="safetensors", step=7).result()
+    wherry.convert(runs / "a" / "checkpoint-7.safetensors", runs / "b" / "made", to="orbax")
+    (plan,) = plan_night([route(runs, out=str(tmp_path / "out"), select="all")], go=True)
+    assert [work.source.found.uri for work in plan.works] == [str(runs / "a" / "checkpoint-7.safetensors")]
+    assert ("ours", str(runs / "b" / "made")) in [(one.why, one.uri) for one in plan.todo.passed]
 
 
 def test_scores(tmp_path, corpus):

@@ -19,7 +19,7 @@ from wherry.home import ensure_home
 from wherry.lease import Lease
 from wherry.reconcile import FAILED, MADE, Todo, Work, estimate, hours, known, todo
 from wherry.registry import find_format
-from wherry.store import locate
+from wherry.store import is_live, locate
 from wherry.survey import Passed, survey
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def plan_night(routes: Iterable[Route], *, retry_failed: bool = False, go: bool 
 
     with open_ledger() as ledger:
         facts = known(ledger)
-    products = frozenset(facts.at)
+    products = frozenset(place for place, last in facts.at.items() if not is_live(last.source_uri))
     plans: list[Plan] = []
     for route in routes:
         passed: list[Passed] = []

@@ -21,7 +21,7 @@ from wherry.opaque import allowing
 from wherry.routes import Whereabouts, refusal, whereabouts
 from wherry.scores import score
 from wherry.sidecar import read_sidecar
-from wherry.store import FsspecStore, locate
+from wherry.store import FsspecStore, is_live, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -75,7 +75,7 @@ def survey(
 
     Args:
         route: what is asked for.
-        products: places at which wherry has put something, which is never a source of a route.
+        products: places at which wherry has put something made of another checkpoint, never a source of a route.
         on_pass: called for everything that is passed over.
 
     Raises:
@@ -112,12 +112,14 @@ def _placed(
 
 
 def _is_product(uri: str, tell: Callable[[Passed], None]) -> bool:
+    """Whether it was made of another checkpoint; what training exported from its memory is a source as any other."""
     try:
         sidecar = read_sidecar(locate(uri))
     except WherryError as error:
         tell(Passed(uri, "damaged", error.what))
         return True
-    return sidecar is not None and sidecar.receipt is not None
+    receipt = None if sidecar is None else sidecar.receipt
+    return receipt is not None and not is_live(receipt.source.uri)
 
 
 def _selected(
