@@ -105,6 +105,8 @@ def test_a_policy_file_and_its_errors(tmp_path):
 def facts(candidate, **known):
     told = {"level": "digest", "extra": (), "verifications": {}, "lossless": False, "earlier": True}
     sidecar = read_sidecar(locate(candidate.target.uri))
+    for outcome in known.get("verifications", {}).values():
+        outcome.setdefault("against", candidate.source.uri)
     return Facts(
         uri=candidate.target.uri, sidecar=sidecar, signed=lambda key: key, approver=None, **{**told, **known}
     )
@@ -118,6 +120,7 @@ def facts(candidate, **known):
         ({}, False, "no roundtrip has measured"),
         ({"verifications": {"roundtrip": {"lossy": {"error": 0.25}}}}, False, "0.25"),
         ({"verifications": {"roundtrip": {"lossy": {"error": 0.01}}}}, True, "0.01"),
+        ({"verifications": {"roundtrip": {"lossy": {"error": 0.01}, "against": "/b"}}}, False, "measured"),
         (
             {"verifications": {"roundtrip": {"lossy": {"error": 0.01}}}, "earlier": False},
             False,
@@ -139,6 +142,7 @@ def test_an_error_that_a_roundtrip_measured_is_enough_only_for_its_own_conversio
     with open_ledger() as ledger:
         record_conversion(ledger, replace(receipt, lossless=False, plan_digest="5" * 64))
         outcome = {"level": "roundtrip", "verdict": "ok", "ok": True, "lossy": {"error": 0.01}}
+        outcome["against"] = receipt.source.uri
         record_verification(ledger, receipt.target, outcome)
     with pytest.raises(MismatchError, match="max_error: asked for lossless"):
         wherry.promote(f"models:/{name}@candidate", gates={"max_error": 0})
@@ -146,6 +150,16 @@ def test_an_error_that_a_roundtrip_measured_is_enough_only_for_its_own_conversio
     onwards = wherry.convert(receipt.target.uri, tmp_path / "npz.npz", to="npz", only="params")
     with pytest.raises(MismatchError, match="conversion before its own"):
         wherry.promote(onwards.target.uri, name=f"{name}-onwards", gates={"max_error": 0.1})
+
+
+def test_a_roundtrip_counts_only_against_what_it_was_made_of(candidate, tmp_path):
+    """The outcome says with what it compared: a roundtrip to any other checkpoint proves nothing of the source."""
+    outcome = wherry.verify(candidate.target.uri, level="roundtrip", against=candidate.source.uri).to_json()
+    assert outcome["against"] == candidate.source.uri
+    for against, passed in ((candidate.source.uri, True), ("/another", False)):
+        known = {"roundtrip": {**outcome, "against": against}}
+        rows = judge(Policy(recorded=("roundtrip",)), facts(candidate, verifications=known))
+        assert [row.passed for row in rows if row.gate == "recorded"] == [passed]
 
 
 def test_native_and_logits_read_no_more_than_what_is_present(candidate):

@@ -184,7 +184,14 @@ def _level(policy: Policy, facts: Facts) -> Finding:
 
 def _recorded(level: str, facts: Facts) -> Finding:
     found = facts.verifications.get(level)
+    if found is not None and level == "roundtrip" and found.get("against") != _made_of(facts):
+        other = found.get("against", "something that is not on record")
+        return Finding("recorded", level, f"passed against {other}, not what it was made of", passed=False)
     return Finding("recorded", level, "passed" if found else "not on record", bool(found))
+
+
+def _made_of(facts: Facts) -> str | None:
+    return facts.sidecar.receipt.source.uri if facts.sidecar.receipt else None
 
 
 def _error(limit: float, facts: Facts) -> Finding:
@@ -193,7 +200,8 @@ def _error(limit: float, facts: Facts) -> Finding:
     if facts.lossless:
         return Finding("max_error", asked, "lossless", passed=True)
     receipt = facts.sidecar.receipt
-    measured = facts.verifications.get("roundtrip", {}).get("lossy")
+    roundtrip = facts.verifications.get("roundtrip", {})
+    measured = roundtrip.get("lossy") if roundtrip.get("against") == _made_of(facts) else None
     if facts.lossless is None or receipt is None:
         return Finding("max_error", asked, "what it was made of is not on record", passed=False)
     if not facts.earlier:

@@ -8,7 +8,6 @@ Levels, each including those before it:
   the checksums that the container itself records (torch's archives have a CRC-32 per member) are all there is.
 - `roundtrip`: what `against` names is found again in it; where that is of another system, through the inverse layout,
   so that equal digests prove that the conversion lost nothing. What values may lose is measured and has a bound.
-
 - `native`, `logits`: it is present, and the system's own library loads it onto the devices that are there, bit by bit;
   a reference implementation computes from it what it computes from the source.
 
@@ -24,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import Checkpoint, open_checkpoint
-from wherry.detect import describe_absent
+from wherry.detect import describe_absent, resolve
 from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
 from wherry.hashing import Failure, Measured, compare, hash_checkpoint
 from wherry.keypath import render
@@ -67,6 +66,7 @@ class Verification:
         nbytes: bytes read.
         measured: what came back from another system's layout changed, within its bound.
         native: what the system's own software said, at the levels `native` and `logits`.
+        against: the checkpoint that it was compared with, where one was named and it passed.
     """
 
     uri: str
@@ -79,6 +79,7 @@ class Verification:
     nbytes: int = 0
     measured: Measured | None = None
     native: Seen | None = None
+    against: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -100,6 +101,7 @@ class Verification:
             "bytes": self.nbytes,
             **({"lossy": asdict(self.measured)} if self.measured else {}),
             **({"native": self.native.to_json()} if self.native else {}),
+            **({"against": self.against} if self.against else {}),
         }
 
 
@@ -149,7 +151,8 @@ def verify(
         found = Verification(
             error.uri or str(uri), level, error.verdict, ok=False, checked=0, failed=(failure,)
         )
-    return replace(found, seconds=round(time.monotonic() - clock, 3))
+    compared = resolve(against)[1].uri if against is not None and found.ok else None
+    return replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
 
 
 @dataclass(frozen=True, slots=True)
