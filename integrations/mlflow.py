@@ -8,12 +8,14 @@ run holds receipt and manifest as JSON. No tensor byte goes to MLflow, and its o
 - `mlflow_versions`: one version per model and checkpoint, under any number of callers.
 - `mlflow_runs`: what MLflow's pages show: the run with its artifacts, source → converted.
 - `mlflow_aliases`: aliases that others move too; `mlflow_promote`: candidate → champion → previous, and back.
+- `mlflow_project`: what a registry has lost, made again from the ledger.
 - `mlflow_read`: what a model URI means, everything that is registered, who asks, and taking versions away.
 """
 
 from __future__ import annotations
 
 from wherry.integrations.mlflow_client import ATTEMPT_TAG, DIGEST_TAG, EXPERIMENT, page
+from wherry.integrations.mlflow_project import projection
 from wherry.integrations.mlflow_promote import (
     CANDIDATE,
     CHAMPION,
@@ -38,6 +40,6 @@ from wherry.integrations.mlflow_versions import Version, registering
 
 __all__ = [
     "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "DELETED_TAG", "DIGEST_TAG", "EXPERIMENT", "Move", "Registered", "Version",
-    "find_digest", "identity", "look_up", "mark_deleted", "page", "previous_of", "promoting", "registered",
-    "registering", "rollback_target", "rolling_back", "unmark_deleted", "unregister",
+    "find_digest", "identity", "look_up", "mark_deleted", "page", "previous_of", "projection", "promoting",
+    "registered", "registering", "rollback_target", "rolling_back", "unmark_deleted", "unregister",
 ]  # fmt: skip

@@ -5,6 +5,8 @@ least once: a projection that fails keeps its cursor and is tried again with the
 `wherry ledger deliver`, and one that lost everything is rebuilt from the first statement (`again`). Nothing here ever
 fails what is being recorded: what does not arrive is logged, kept in the ledger, and delivered later.
 
+The registry is one too, on request alone: `wherry ledger deliver mlflow --again` makes what it has lost.
+
 A projection is there when it is configured; `WHERRY_OPENLINEAGE`, or `target` in the section
 `[openlineage]` of `wherry.toml`, names a file or a server for OpenLineage events.
 """
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UsageError, WherryError
 from wherry.home import configured as setting
-from wherry.home import without_secrets
+from wherry.home import mlflow_registry_uri, without_secrets
 from wherry.registry import service
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 # projection → the variable that says where it goes. Its service takes `projection(destination)`.
 DESTINATIONS = {"openlineage": "WHERRY_OPENLINEAGE"}
 _SETTINGS = {"openlineage": "openlineage.target"}  # the same in `wherry.toml`
+# Projections that are never delivered to by themselves, because what they hold was made before it was recorded.
+ON_REQUEST = {"mlflow": mlflow_registry_uri}
 _EVERY = 50  # statements after which the cursor is moved: a move costs as much as a statement
 _log = logging.getLogger(__name__)
 
@@ -124,8 +128,11 @@ def report_failure(error: WherryError, source: str, target: str, to: str, starte
 
 
 def _destination(name: str) -> str:
+    if name in ON_REQUEST:
+        return ON_REQUEST[name]()
     if name not in DESTINATIONS:
-        raise UsageError(f"there is no projection {name}", cure=f"choose {' or '.join(DESTINATIONS)}")
+        known = " or ".join((*DESTINATIONS, *ON_REQUEST))
+        raise UsageError(f"there is no projection {name}", cure=f"choose {known}")
     destination = configured().get(name)
     if destination is None:
         raise UsageError(
