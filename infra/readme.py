@@ -147,7 +147,6 @@ def hook(name: str) -> str:
     first, _, rest = (ast.get_docstring(module) or "").partition("\n")
     system, _, about = re.sub(r"`([^`]*)`", r"<code>\1</code>", first).partition(": ")
     code = "\n".join(source.splitlines()[module.body[0].end_lineno :]).strip()
-    code = code.replace("\n\n\n", "\n\n")
     text = f"{rest.strip()}\n" if rest.strip() else ""
     head = f"<details><summary><b>{system}</b>: {about}</summary>"
     return f"{head}\n\n{text}```python\n{code}\n```\n</details>\n"

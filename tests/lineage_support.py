@@ -14,7 +14,7 @@ import wherry
 
 
 @pytest.fixture
-def source(tmp_path):
+def safetensors_source(tmp_path):
     path = tmp_path / "run" / "source.safetensors"
     path.parent.mkdir()
     save_file({"a": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(5, np.int32)}, path)
@@ -22,11 +22,13 @@ def source(tmp_path):
 
 
 @pytest.fixture
-def chain(source, tmp_path):
+def chain(safetensors_source, tmp_path):
     """safetensors → orbax → npz, and safetensors → npz: what the names say."""
-    first = wherry.convert(source, tmp_path / "out" / "orbax", to="orbax", options={"compression": "zstd"})
+    first = wherry.convert(
+        safetensors_source, tmp_path / "out" / "orbax", to="orbax", options={"compression": "zstd"}
+    )
     second = wherry.convert(first.target.uri, tmp_path / "out" / "last.npz", to="npz")
-    third = wherry.convert(source, tmp_path / "out" / "other.safetensors", to="safetensors")
+    third = wherry.convert(safetensors_source, tmp_path / "out" / "other.safetensors", to="safetensors")
     return SimpleNamespace(first=first, second=second, third=third)
 
 

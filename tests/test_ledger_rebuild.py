@@ -20,8 +20,8 @@ from wherry.register import register
 pytest_plugins = ["tests.lineage_support"]  # its fixtures
 
 
-def test_a_rebuilt_ledger_gives_the_same_answers(chain, source, tmp_path, monkeypatch):
-    asked = (chain.second.target.uri, source, chain.first.target.checkpoint_digest)
+def test_a_rebuilt_ledger_gives_the_same_answers(chain, safetensors_source, tmp_path, monkeypatch):
+    asked = (chain.second.target.uri, safetensors_source, chain.first.target.checkpoint_digest)
     registered = [
         SimpleNamespace(
             name="model",

@@ -38,23 +38,23 @@ def test_why_goes_up_to_the_first_known_source(chain):
     assert [step["distance"] for step in json.loads(output)["steps"]] == [1, 2]
 
 
-def test_impact_names_versions_and_places_that_are_there(chain, source):
+def test_impact_names_versions_and_places_that_are_there(chain, safetensors_source):
     with open_ledger() as ledger:
         record_registration(ledger, chain.second.target, "https://models.example", "model", "3")
         record_event(ledger, "deletion", chain.first.target, {"reason": "keep_last", "by": "prune"})
-    found = impact(source)
+    found = impact(safetensors_source)
     assert found.versions == ("model version 3 in https://models.example",)
     assert found.places == (chain.second.target.uri,), "the third is another place of the source itself"
     text = render_impact(found)
     assert f"{chain.first.target.uri} (gone since " in text
     assert "derived checkpoints: 2, places: 1" in text
-    code, output = run(lineage_commands, "impact", source)
+    code, output = run(lineage_commands, "impact", safetensors_source)
     assert (code, output.strip()) == (0, text)
 
 
-def test_a_round_trip_of_digests_ends(chain, source, tmp_path):
+def test_a_round_trip_of_digests_ends(chain, safetensors_source, tmp_path):
     wherry.convert(chain.first.target.uri, tmp_path / "back.safetensors", to="safetensors")
-    found = why(source)
+    found = why(safetensors_source)
     assert found.origins == ()
     assert "it goes round" in render_why(found)
 

@@ -27,8 +27,10 @@ def test_nothing_is_stale_right_after_the_conversion(chain):
     assert run(lineage_commands, "stale")[0] == 0
 
 
-def test_a_changed_source_wears_out_everything_below_it_and_the_cure_works(chain, source, tmp_path):
-    save_file({"a": np.zeros((3, 4), np.float32), "b": np.ones(5, np.int32)}, source)
+def test_a_changed_source_wears_out_everything_below_it_and_the_cure_works(
+    chain, safetensors_source, tmp_path
+):
+    save_file({"a": np.zeros((3, 4), np.float32), "b": np.ones(5, np.int32)}, safetensors_source)
     rows = stale()
     assert kinds(rows) == {
         "orbax": ["source-changed"],
@@ -58,8 +60,8 @@ def test_a_changed_source_wears_out_everything_below_it_and_the_cure_works(chain
     }
 
 
-def test_a_source_that_is_gone_has_a_cure_only_where_it_lies_elsewhere(chain, source, tmp_path):
-    source.unlink()
+def test_a_source_that_is_gone_has_a_cure_only_where_it_lies_elsewhere(chain, safetensors_source, tmp_path):
+    safetensors_source.unlink()
     gone = {row.format: row for row in stale()}
     assert [reason.kind for reason in gone["orbax"].reasons] == ["source-gone"]
     assert gone["orbax"].cure is not None, "the same checkpoint was written to another place"
@@ -69,10 +71,10 @@ def test_a_source_that_is_gone_has_a_cure_only_where_it_lies_elsewhere(chain, so
     assert {row.cure for row in stale() if row.format == "orbax"} == {None}
 
 
-def test_a_deleted_target_is_not_stale(chain, source):
+def test_a_deleted_target_is_not_stale(chain, safetensors_source):
     with open_ledger() as ledger:
         record_event(ledger, "deletion", chain.first.target, {"reason": "keep_last", "by": "prune"})
-    os.utime(source, (1, 1))
+    os.utime(safetensors_source, (1, 1))
     assert kinds(stale()) == {"other.safetensors": ["source-changed"]}
 
 
@@ -97,9 +99,9 @@ options = {{ compression = "{compression}" }}
 
 
 @pytest.mark.parametrize(("compression", "expected"), [("zstd", {}), ("none", {"orbax": ["route-changed"]})])
-def test_a_changed_route(chain, source, tmp_path, compression, expected):
+def test_a_changed_route(chain, safetensors_source, tmp_path, compression, expected):
     file = tmp_path / "wherry.toml"
-    file.write_text(ROUTE.format(root=source.parent, compression=compression))
+    file.write_text(ROUTE.format(root=safetensors_source.parent, compression=compression))
     found = stale(config=str(file))
     assert {name: reasons for name, reasons in kinds(found).items() if name == "orbax"} == expected
     for row in found:
