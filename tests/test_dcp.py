@@ -93,6 +93,7 @@ def test_two_ranks(tmp_path):
         state = {name: distribute_tensor(whole, mesh, [one]) for name, one in place.items()}
         state["one"] = distribute_tensor(torch.ones(1, 3), mesh, [Shard(0)])
         dcp.save(state, checkpoint_id=f"{sys.argv[2]}/a")
+        dist.barrier()  # gloo aborts a rank whose peer is torn down while its own threads still run
         dist.destroy_process_group()
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
