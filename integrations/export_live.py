@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry import dtypes
-from wherry.errors import UnrepresentableError, UnsupportedError
+from wherry.errors import UnrepresentableError, UnsupportedError, WherryError
 from wherry.output import as_bytes
 from wherry.snapshot import Box, LiveTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
 
@@ -39,6 +39,7 @@ class Survey:
         lists: paths of the nodes that are sequences.
         framework: for the evidence.
         distributed: `torch` or `jax` where other processes hold parts of it; empty where this one holds all.
+        failure: why a tensor cannot be had. It is not raised: the other processes must be told of it first.
     """
 
     tensors: tuple[LiveTensor, ...]
@@ -47,6 +48,7 @@ class Survey:
     lists: frozenset[KeyPath]
     framework: str
     distributed: str
+    failure: WherryError | None
 
 
 def survey(state: object) -> Survey:
@@ -56,16 +58,19 @@ def survey(state: object) -> Survey:
         state: a pytree of jax or numpy arrays (Flax boxes, NNX state, Penzai models, optimizer states), a torch module
             or a state dict; numbers, strings and None may be among the leaves.
 
+    Returns:
+        The survey; its `failure` names an array that has no bytes of its own (donated, sparse, on `meta`, partial
+        sums) or has elements of a type that numpy cannot hold.
+
     Raises:
-        UnrepresentableError: an array has no bytes of its own (donated, sparse, on `meta`, partial sums); it is named.
-        UnsupportedError: a leaf is no array, number or text, or of an element type that numpy cannot hold.
+        UnsupportedError: a leaf is no array, number or text.
     """
     from wherry.integrations.live.trees import survey as laid_out
 
     tree = laid_out(state)
     arrays = [leaf for leaf in tree.leaves if leaf.dtype is not None]
     stored = {leaf.path: leaf.stored for leaf in arrays}
-    tensors = tuple(_tensor(leaf, stored.get(leaf.alias) if leaf.alias else None) for leaf in arrays)
+    tensors, failure = _tensors([(leaf, stored.get(leaf.alias) if leaf.alias else None) for leaf in arrays])
     kinds = {_kind(leaf.value) for leaf in arrays}
     return Survey(
         tensors,
@@ -73,8 +78,18 @@ def survey(state: object) -> Survey:
         tree.empties,
         frozenset(tree.lists),
         _framework(kinds),
-        next((_kind(leaf.value) for leaf, one in zip(arrays, tensors, strict=True) if one.shared), ""),
+        next((kind for leaf in arrays if _shared(leaf.value, kind := _kind(leaf.value))), ""),
+        failure,
     )
+
+
+def _tensors(
+    leaves: Iterable[tuple[Leaf, KeyPath | None]],
+) -> tuple[tuple[LiveTensor, ...], WherryError | None]:
+    try:
+        return tuple(_tensor(leaf, alias) for leaf, alias in leaves), None
+    except WherryError as error:
+        return (), error
 
 
 def _tensor(leaf: Leaf, alias: KeyPath | None) -> LiveTensor:

@@ -79,6 +79,11 @@ for snapshot in ("host", "disk"):
 alone = wherry.export(whole, f"{out}/replicated.safetensors", to="safetensors").result(60)
 assert (alone is None) if rank else (alone.target.tensors == 4)   # all have it whole: the first one writes
 
+for without in (0, 1):   # one rank's state cannot be exported: no other one waits for it in a broadcast
+    state = model.state_dict() | {"more": torch.empty(3, device="meta" if rank == without else "cpu")}
+    handle = wherry.export(state, f"{out}/never", to="dcp", patience=60)
+    assert handle.wait(60) and "no bytes to export" in str(handle.error), handle.error
+
 if rank == 1:
     class Full(run.Snapshot):
         def take(self, tensors):

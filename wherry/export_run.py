@@ -51,7 +51,7 @@ log = logging.getLogger("wherry.export")
 _LEASE = "writer.lease"
 _PARAMETERS = ("params", "target", "model")
 _THERE = "already there"
-_LONGEST = 2000  # characters of an error that is told to the other processes
+_LONGEST = 1500  # characters of an error that is told to the other processes
 
 
 class Begun(NamedTuple):
@@ -80,16 +80,17 @@ def begin(state: object, request: Request) -> Begun:
         processes.count == 1 and processes.rank
     ):  # it holds what the first one holds too, and that one exports it
         return Begun(request.step, lambda: None, leads=False)
-    request = replace(request, step=_step(found, request))
-    manifest = _manifest(found, request)
-    ticket = Ticket(uuid.uuid4().hex)
-    planned: Receipt | Exception | None = None
+    ready, ticket, planned = _ready(found, request), Ticket(uuid.uuid4().hex), None
     if processes.rank == 0:
-        ticket, planned = _planned(manifest, request, ticket, shared=processes.count > 1)
+        ticket, planned = _planned(ready, ticket, shared=processes.count > 1)
     ticket = ticket_from(processes.broadcast(ticket.to_text()))
-    leads = processes.rank == 0
+    if isinstance(ready, Exception):
+        _report(Path(ticket.folder) if ticket.folder else None, processes, ready)
+        raise ready
     if isinstance(planned, Exception):
         raise planned
+    request, manifest = ready
+    leads = processes.rank == 0
     if ticket.stop is None:
         return Begun(request.step, _copied(found, manifest, request, processes, ticket), leads=leads)
     if ticket.stop != _THERE:
@@ -97,10 +98,24 @@ def begin(state: object, request: Request) -> Begun:
     return Begun(request.step, lambda: planned, leads=leads)
 
 
+def _ready(found: Any, request: Request) -> tuple[Request, Manifest] | Exception:
+    """What is exported, or why it cannot be: raised only once no other process waits for this one's broadcast."""
+    if found.failure is not None:
+        return found.failure
+    try:
+        request = replace(request, step=_step(found, request))
+        return request, _manifest(found, request)
+    except Exception as error:  # noqa: BLE001  it is raised once the others know
+        return error
+
+
 def _planned(
-    manifest: Manifest, request: Request, ticket: Ticket, *, shared: bool
+    ready: tuple[Request, Manifest] | Exception, ticket: Ticket, *, shared: bool
 ) -> tuple[Ticket, Receipt | Exception | None]:
     """Whether the target can hold it, from shapes alone; where not, all processes are told before this one says why."""
+    if isinstance(ready, Exception):
+        return replace(ticket, stop=_in_short(ready)), ready
+    request, manifest = ready
     try:
         with _checkpoint(manifest, {}, request, ticket.mark, "") as checkpoint:
             job = plan_jobs(checkpoint, [_target(request)], _asked(request))[0]
@@ -113,10 +128,15 @@ def _planned(
             ticket = replace(ticket, folder=str(folder))
     except OSError as error:
         failure = error if isinstance(error, WherryError) else storage_error(error, request.uri)
-        return replace(ticket, stop=str(failure)[:_LONGEST]), failure
+        return replace(ticket, stop=_in_short(failure)), failure
     except Exception as error:  # noqa: BLE001  it is raised once the others know
-        return replace(ticket, stop=str(error)[:_LONGEST]), error
+        return replace(ticket, stop=_in_short(error)), error
     return ticket, None
+
+
+def _in_short(error: Exception) -> str:
+    """In ASCII, so that it is as long as it looks in what is broadcast."""
+    return str(error).encode("ascii", "replace")[:_LONGEST].decode()
 
 
 def _copied(
