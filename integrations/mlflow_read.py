@@ -13,6 +13,7 @@ import urllib.request
 from base64 import b64encode
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry.emit import opener
 from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.home import without_secrets
 from wherry.integrations.mlflow_aliases import aliases
@@ -144,17 +145,10 @@ def identity(registry_uri: str) -> str | None:
     return user if asks and _status(url, {"Authorization": f"Basic {basic}"}) == _OK else None
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Redirects end as errors."""
-
-    def redirect_request(self, *_arguments: object, **_named: object) -> None:
-        """See HTTPRedirectHandler; None means that the answer is an error."""
-
-
 def _status(url: str, headers: Mapping[str, str]) -> int:
     request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310  http and https alone come here
     try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=_TIMEOUT_SECONDS) as answer:
+        with opener().open(request, timeout=_TIMEOUT_SECONDS) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()

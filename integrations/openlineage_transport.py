@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import Request
 
+from wherry.emit import opener
 from wherry.errors import StorageError, UsageError, storage_error
 from wherry.home import without_secrets
 
@@ -71,23 +72,15 @@ def _append(path: str, events: Sequence[dict[str, Any]]) -> None:
         raise storage_error(error, path) from error
 
 
-class _NoRedirect(HTTPRedirectHandler):
-    """A server that sends us elsewhere is not the one that was asked for: the key is not to follow."""
-
-    def redirect_request(self, *_arguments: Any, **_named: Any) -> None:
-        """Refuse, so that the answer counts as an error."""
-
-
 def _post(url: str, events: Sequence[dict[str, Any]]) -> None:
     shown = without_secrets(url)
     headers = {"Content-Type": "application/json", "User-Agent": "wherry"}
     if key := os.environ.get(API_KEY):
         headers["Authorization"] = f"Bearer {key}"
-    opener = build_opener(_NoRedirect)
     for event in events:
         request = Request(url, json.dumps(event).encode(), headers, method="POST")  # noqa: S310  the scheme is http(s)
         try:
-            with opener.open(request, timeout=_SECONDS) as answer:
+            with opener().open(request, timeout=_SECONDS) as answer:
                 answer.read()
         except HTTPError as error:
             again = (

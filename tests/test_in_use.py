@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import wherry
 from wherry.in_use import in_use, is_in_use
 
 
@@ -18,8 +19,6 @@ def checkpoint(folder, run, step):
 
 def made(folder):
     """A checkpoint that wherry wrote, so that a mark is needed while it is read."""
-    import wherry
-
     return wherry.convert(checkpoint(folder, "a", 1), folder / "made", to="orbax", lineage=False).target.uri
 
 
@@ -36,7 +35,6 @@ def test_in_use_is_seen_while_it_lasts(tmp_path, wherry_home):
 
 
 def test_a_reader_of_an_item_keeps_its_whole_step(tmp_path, monkeypatch):
-    import wherry
     from wherry import removal
     from wherry.errors import TargetInUseError
 
@@ -91,4 +89,20 @@ def test_a_dead_reader_does_not_hold(tmp_path):
     script = f"import os; from wherry.in_use import in_use\nwith in_use({uri!r}): os._exit(0)"
     subprocess.run([sys.executable, "-c", script], check=True)
     assert list(tmp_path.glob(".wherry-made.*.reading")), "it was killed and left its mark"
+    assert not is_in_use(uri)
+
+
+@pytest.mark.parametrize("job", ["restore", "fetch"])
+def test_what_a_restore_or_a_fetch_reads_is_in_use(tmp_path, job):
+    uri = made(tmp_path)
+    seen = []
+
+    def look(_):
+        seen.append(is_in_use(uri))
+
+    if job == "fetch":
+        wherry.fetch(uri, tmp_path / "copy", progress=look)
+    else:
+        wherry.restore(uri, into={"w": np.zeros((8, 4), np.float32)}, progress=look)
+    assert any(seen)
     assert not is_in_use(uri)

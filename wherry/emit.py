@@ -77,11 +77,16 @@ def _posted(api: str | None, body: dict[str, Any], timeout: float) -> str:
         f"{base}/events", json.dumps([body]).encode(), {"Content-Type": "application/json", **_credentials()}
     )
     try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=timeout):
+        with opener().open(request, timeout=timeout):
             return body["id"]
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
         raise
+
+
+def opener() -> urllib.request.OpenerDirector:
+    """Opens the address that was said, or nothing: no credentials and no message follow a redirect."""
+    return urllib.request.build_opener(_Stay)
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):

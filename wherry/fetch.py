@@ -26,6 +26,7 @@ from wherry.existing import present_fingerprint
 from wherry.fetch_files import copy_files
 from wherry.fingerprint import fingerprint
 from wherry.hashing import compare, hash_checkpoint
+from wherry.in_use import in_use
 from wherry.plan import DEFAULT_MEMORY
 from wherry.registry import find_format
 from wherry.resolve import is_model_uri, proved_digest, resolve_model
@@ -131,8 +132,9 @@ def fetch(
     subject = _subject(uri)
     place = locate(target)
     already = place.exists()
-    resumed = 0 if already else _copied(subject, place, memory, progress)
     home = place.join(subject.name) if subject.name else place
+    with in_use(subject.location.uri):
+        resumed = 0 if already else _copied(subject, place, memory, progress)
     if already:
         _require_same(subject, home)
         _prove(subject, home, memory, progress)

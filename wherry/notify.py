@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from wherry.emit import opener
 from wherry.errors import WherryError
 from wherry.home import configured
 from wherry.registry import service
@@ -154,24 +155,13 @@ def _post(url: str, body: bytes) -> tuple[str, bool]:
     headers = {"Content-Type": "application/json", "User-Agent": "wherry"}
     request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310  the scheme was checked
     try:
-        with _opener().open(request, timeout=_TIMEOUT):
+        with opener().open(request, timeout=_TIMEOUT):
             return "", False
     except urllib.error.HTTPError as error:
         error.close()
         return f"it answered {error.code}", error.code in _AGAIN
     except (OSError, ValueError) as error:
         return f"it cannot be reached ({type(error).__name__})", True
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Redirects end as errors."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """See HTTPRedirectHandler; None means that the answer is an error."""
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_Stay)
 
 
 def _by_block(name: str | None, notice: Notice) -> list[str]:

@@ -20,6 +20,7 @@ from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.detect import describe_absent
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, UsageError
 from wherry.filling import Filling, filled
+from wherry.in_use import in_use
 from wherry.keypath import KeyPath, render
 from wherry.layouts import Wish, relaid
 from wherry.mapping import parameters_of
@@ -114,7 +115,8 @@ def restore(
         raise UsageError(
             "the template holds no arrays", cure="give a state with arrays or stand-ins for them"
         )
-    with open_checkpoint(uri, format=format, step=step, item=item, allow_opaque=allow_opaque) as source:
+    opened = open_checkpoint(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
+    with opened as source, in_use(source.uri):
         seen, rest = _view(source, to, dict(options or {}), wish or Wish(), only)
         named = seen is source or to == "penzai"
         matched = match(leaves, seen.manifest, _names(seen, rest, rename), cast=cast, named=named)
