@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -137,6 +138,14 @@ def test_many_ways_to_one_checkpoint_are_told_once():
     assert {name for name in names if name not in text} == set()
     assert text.count("(see above)") == 19, "each but the last, below which nothing is"
     assert len(text.splitlines()) < 4 * len(edges)
+
+
+def test_a_chain_of_two_thousand_is_told_whole():
+    names = [f"n{number:04}" for number in range(2001)]
+    edges = tuple(Edge(a, b, "p" * 64, 1, "now", lossless=True) for a, b in pairwise(names))
+    nodes = {name: Node(name, name, "orbax", None, "params", 1, 1, 1, 1) for name in names}
+    text = render(LineageTree(names[0], nodes, edges))
+    assert [line.strip().split()[1] for line in text.splitlines() if "└─" in line] == names[1:]
 
 
 def test_no_lineage_leaves_no_ledger(source, tmp_path):

@@ -127,7 +127,7 @@ def render(tree: LineageTree) -> str:
         edges = defaultdict[str, "list[Edge]"](list)
         for edge in tree.edges:
             edges[edge.target if up else edge.source].append(edge)
-        branches = list(_branches(tree, edges, tree.root, up=up, told={tree.root}))
+        branches = list(_branches(tree, edges, tree.root, up=up))
         if branches:
             lines += [headline, *branches]
     return "\n".join(lines)
@@ -242,22 +242,23 @@ def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, Node]]:
     return edge, {**ends, **own}
 
 
-def _branches(
-    tree: LineageTree, edges: Mapping[str, list[Edge]], digest: str, *, up: bool, told: set[str]
-) -> Iterator[str]:
-    """Lines below a node; what is below one of `told` is told once, however many ways lead there."""
-    here = edges.get(digest, [])
-    for number, edge in enumerate(here):
-        last = number == len(here) - 1
+def _branches(tree: LineageTree, edges: Mapping[str, list[Edge]], root: str, *, up: bool) -> Iterator[str]:
+    """Lines below a node; what is below another one is told once, however many ways lead there."""
+    told, open_rows = {root}, [("", iter(edges.get(root, ())), len(edges.get(root, ())))]
+    while open_rows:  # no recursion: a chain of nightly conversions may be thousands long
+        bar, rest, left = open_rows.pop()
+        edge = next(rest, None)
+        if edge is None:
+            continue
+        open_rows.append((bar, rest, left - 1))
         other = edge.source if up else edge.target
-        node = tree.nodes[other]
-        again = other in told and other in edges
-        yield f"{'└─' if last else '├─'} {title(node)}{' (see above)' if again else ''}"
-        bar = "   " if last else "│  "
-        yield from (f"{bar}  {line}" for line in (how(edge), *facts(node)))
+        node, below, again = tree.nodes[other], edges.get(other, []), other in told and other in edges
+        yield f"{bar}{'└─' if left == 1 else '├─'} {title(node)}{' (see above)' if again else ''}"
+        inner = bar + ("   " if left == 1 else "│  ")
+        yield from (f"{inner}  {line}" for line in (how(edge), *facts(node)))
         told.add(other)
         if not again:
-            yield from (bar + line for line in _branches(tree, edges, other, up=up, told=told))
+            open_rows.append((inner, iter(below), len(below)))
 
 
 def title(node: Node) -> str:
