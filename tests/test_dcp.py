@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 
 import wherry
 from tests.formats_support import assert_as_expected, canonical, cases, expected, opened, place
+from tests.ranks_support import two_ranks
 from tests.torch_support import as_bytes, every_dtype, meta, save, torch
 from wherry.integrations.dcp.chunks import in_order, uncovered, with_elements
 from wherry.integrations.dcp.metadata import Chunk
@@ -83,22 +81,13 @@ def test_what_torch_writes(tmp_path):
 def test_two_ranks(tmp_path):
     """Row, column and uneven sharding by DTensor, written by two processes."""
     script = """
-        import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-        rank = int(sys.argv[1])
-        dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/init", rank=rank, world_size=2)
-        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
         whole = torch.arange(7 * 6, dtype=torch.float32).reshape(7, 6)
         place = {"rows": Shard(0), "columns": Shard(1), "same": Replicate()}
         state = {name: distribute_tensor(whole, mesh, [one]) for name, one in place.items()}
         state["one"] = distribute_tensor(torch.ones(1, 3), mesh, [Shard(0)])
-        dcp.save(state, checkpoint_id=f"{sys.argv[2]}/a")
-        dist.barrier()  # gloo aborts a rank whose peer is torn down while its own threads still run
-        dist.destroy_process_group()
+        dcp.save(state, checkpoint_id=f"{folder}/a")
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    two_ranks(script, tmp_path)
     found = opened(tmp_path / "a", "dcp")
     whole = np.arange(42, dtype="f4").reshape(7, 6)
     for name in ("rows", "columns", "same"):

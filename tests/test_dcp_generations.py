@@ -16,6 +16,7 @@ import pytest
 
 import wherry
 from tests.formats_support import canonical, opened, place
+from tests.ranks_support import two_ranks
 from tests.torch_support import as_bytes, meta, save, torch
 from wherry.errors import CorruptError
 
@@ -84,19 +85,11 @@ def test_metadata_of_other_generations(tmp_path, change, protocol, replace):
 def test_ranks_that_saved_without_collectives(tmp_path):
     """torch 2.9 and later: one metadata file for each rank, written by torch itself."""
     script = """
-        import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-        from torch.distributed.tensor import Shard, distribute_tensor
-        rank = int(sys.argv[1])
-        dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/init", rank=rank, world_size=2)
-        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
         whole = torch.arange(42, dtype=torch.float32).reshape(7, 6)
         state = {"w": distribute_tensor(whole, mesh, [Shard(0)]), f"of.{rank}": torch.full((2,), float(rank))}
-        dcp.save(state, checkpoint_id=f"{sys.argv[2]}/a", use_collectives=False)
-        dist.destroy_process_group()
+        dcp.save(state, checkpoint_id=f"{folder}/a", use_collectives=False)
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    two_ranks(script, tmp_path)
     assert not (tmp_path / "a" / ".metadata").exists()
     found = opened(tmp_path / "a", "dcp")
     assert canonical(found, ("w",)) == np.arange(42, dtype="f4").tobytes()

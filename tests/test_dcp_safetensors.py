@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 
 import wherry
 from tests.formats_support import assert_as_expected, canonical, expected, opened, place
+from tests.ranks_support import two_ranks
 from wherry.errors import CorruptError, IncompleteError
 from wherry.testing.readers import check_reader
 
@@ -27,22 +25,14 @@ def pieces(tmp_path_factory):
     """Row and column sharding and a replicated tensor by two processes; returned read only."""
     folder = tmp_path_factory.mktemp("hf")
     script = """
-        import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint import HuggingFaceStorageWriter
-        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-        rank = int(sys.argv[1])
-        dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/init", rank=rank, world_size=2)
-        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
         whole = torch.arange(54, dtype=torch.float32).reshape(9, 6)
         place = {"rows": Shard(0), "columns": Shard(1), "same": Replicate()}
         state = {name: distribute_tensor(whole, mesh, [one]) for name, one in place.items()}
-        writer = HuggingFaceStorageWriter(f"{sys.argv[2]}/a", save_distributed=True)
+        writer = HuggingFaceStorageWriter(f"{folder}/a", save_distributed=True)
         dcp.save(state, storage_writer=writer)
-        dist.destroy_process_group()
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    ranks = [subprocess.Popen([*command, str(rank), str(folder)]) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    two_ranks(script, folder)
     return folder / "a"
 
 

@@ -6,15 +6,14 @@ import json
 import pickle
 import pickletools
 import shutil
-import subprocess
 import sys
-import textwrap
 
 import pytest
 
 import wherry
 from tests.formats_support import canonical, opened
 from tests.orbax_support import CORPUS, cases, expectation, needs_corpus
+from tests.ranks_support import two_ranks
 from tests.torch_support import as_bytes, every_dtype, meta, same, save, torch
 from wherry.errors import IncompleteError, TargetExistsError, UnsupportedError, UsageError
 
@@ -123,19 +122,11 @@ def test_every_case_of_the_corpus(tmp_path, case):
 
 def test_ranks_that_saved_without_collectives_get_one_metadata(tmp_path):
     script = """
-        import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-        from torch.distributed.tensor import Shard, distribute_tensor
-        rank = int(sys.argv[1])
-        dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/init", rank=rank, world_size=2)
-        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
         whole = torch.arange(42, dtype=torch.float32).reshape(7, 6)
         state = {"w": distribute_tensor(whole, mesh, [Shard(0)]), f"of.{rank}": torch.full((2,), float(rank))}
-        dcp.save(state, checkpoint_id=f"{sys.argv[2]}/a", use_collectives=False)
-        dist.destroy_process_group()
+        dcp.save(state, checkpoint_id=f"{folder}/a", use_collectives=False)
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    two_ranks(script, tmp_path)
     done = wherry.rewrite(tmp_path / "a", tmp_path / "b", as_="for-torch")
     assert done.rewriting.left == ("__0.metadata", "__1.metadata")
     state = {"w": torch.arange(42.0).reshape(7, 6), "of.0": torch.zeros(2), "of.1": torch.ones(2)}
