@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from tests.families_support import llama
 from tests.formats_support import CORPUS, place
 from tests.infra_support import load
-from wherry.layouts import layout_options
+from wherry.layout_view import layout_options
 from wherry.mapping import TREE_OPTIONS
 from wherry.registry import formats
 

@@ -6,6 +6,7 @@ It stands on the roof and may use every room, but imports a verb only when that 
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -46,6 +47,9 @@ Exit codes: 0 done · 2 usage · 3 not found · 4 not a checkpoint, unsupported 
 5 incomplete or corrupt · 6 hostile · 7 cannot be represented, or something unmatched
 8 the target exists or is in use · 9 intact data differs from what was expected
 10 storage failed · 11 a needed extra is not installed · 130 interrupted"""
+_YOUNG = (
+    10_000  # objects between two looks for garbage: importing makes many and leaves none (5 % of a start)
+)
 _VERDICT_CODES = {
     "ok": 0,
     "incomplete": 5,
@@ -263,6 +267,7 @@ cli.add_command(resolve)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors become one message and an exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    gc.set_threshold(_YOUNG)
     try:
         sys.exit(cli.main(words, prog_name="wherry", standalone_mode=False) or 0)
     except WherryError as error:

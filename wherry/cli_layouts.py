@@ -14,7 +14,7 @@ from wherry.cli_options import as_json
 def layouts(family: str | None, family_file: str | None, json_: bool) -> None:
     """Print the layouts of FAMILY in all systems side by side; without FAMILY, list the families."""
     from wherry import console
-    from wherry.layouts import table
+    from wherry.layout_view import table
 
     if family is None and family_file is None:
         _list_families(json_=json_)

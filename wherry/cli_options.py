@@ -140,7 +140,6 @@ def matched_targets(uris: Sequence[str], formats: Sequence[str], options: dict[s
         UsageError: their numbers differ, or an option is none of any target's.
     """
     from wherry.convert import Target
-    from wherry.layouts import layout_options
     from wherry.mapping import TREE_OPTIONS
     from wherry.registry import find_format
 
@@ -150,7 +149,10 @@ def matched_targets(uris: Sequence[str], formats: Sequence[str], options: dict[s
         )
     taken = {name: {*find_format(name).options, *TREE_OPTIONS} for name in formats}
     further = set(options) - set[str]().union(*taken.values())
-    if further and (known := further & layout_options()):
+    if further:
+        from wherry.layout_view import layout_options
+
+        known = further & layout_options()
         taken = {name: names | known for name, names in taken.items()}
     unknown = sorted(further - set[str]().union(*taken.values()))
     if unknown:

@@ -26,7 +26,7 @@ from wherry.layouts import PLAIN, Wish, relaid
 from wherry.outbox import report_failure
 from wherry.passes import run
 from wherry.plan import DEFAULT_MEMORY, make_plan
-from wherry.receipt import GroupReceipt, Receipt, utc_now
+from wherry.receipt import GroupReceipt, Receipt, software, utc_now
 from wherry.registry import find_format, service
 from wherry.sidecar import signature_location
 from wherry.staging import tidy
@@ -159,8 +159,7 @@ def convert_opened(
 ) -> GroupReceipt:
     """Convert what is already open, a live training state among it; see `convert_all`."""
     jobs = plan_jobs(checkpoint, targets, asked)
-    if lineage:
-        _import_ahead("wherry.ledger")
+    threading.Thread(target=_ahead, args=(lineage,), name="wherry-ahead", daemon=True).start()
     there = {index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, if_exists))}
     made = _make([job for index, job in enumerate(jobs) if index not in there])
     receipts = [there[index] if index in there else next(made) for index in range(len(jobs))]
@@ -237,9 +236,11 @@ def _group(jobs: Sequence[Job]) -> str:
     return sha256_of("group", [job.plan.digest for job in jobs]) if len(jobs) > 1 else ""
 
 
-def _import_ahead(module: str) -> None:
-    """Import what the end needs while bytes move: SQLAlchemy costs a fifth of a second."""
-    threading.Thread(target=import_module, args=(module,), name="wherry-import", daemon=True).start()
+def _ahead(lineage: bool) -> None:
+    """Have ready what the end needs while bytes move: SQLAlchemy takes a fifth of a second to import."""
+    software()
+    if lineage:
+        import_module("wherry.ledger")
 
 
 def _make(jobs: list[Job]) -> Iterator[Receipt]:

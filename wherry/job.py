@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry import __version__
-from wherry.boxed import prove
 from wherry.checkpoint import Checkpoint
 from wherry.digest import sha256_of
 from wherry.errors import MismatchError
@@ -195,6 +194,8 @@ def _boxed(staged: Staged, ours: Hashes) -> Hashes:
             folder=staged.staging.spill,
         )
         if job.plan.verify == "digest":
+            from wherry.boxed import prove
+
             digests, memory = job.source_digests, job.plan.memory
             prove(job.checkpoint, written, boxed, found, digests, memory=memory, progress=job.progress)
     return found

@@ -1,37 +1,24 @@
-"""layouts: whether a conversion goes between two systems of one model family, and if so, how.
+"""layouts: what may be asked for of a conversion's layout, and whether it goes between two systems of one family.
 
 A system is where a format says more than a container does: Hugging Face, Lingua, MaxText, T5X, PaxML and Penzai name
-and shape the same parameters differently. Between two of them the family's declarations decide; within one, and from
-or to a plain container, the tree stays as it is unless a layout option, an element type or a family is asked for.
-The family is that of the config, else the only one whose layouts fit every tensor.
+and shape the same parameters differently. Between two of them a family's declarations decide (`wherry.layout_view`);
+within one, and from or to a plain container, the tree stays as it is unless a layout option, an element type or a
+family is asked for. Then nothing of the families is imported: they take longer to start than to copy 100 MB.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry import dtypes
-from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError
-from wherry.families import (
-    convert_layout,
-    families,
-    family_of_config,
-    load_family,
-    load_family_file,
-    side_by_side,
-    system_of_format,
-)
+from wherry.errors import UsageError
 from wherry.mapping import TREE_OPTIONS
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.checkpoint import Checkpoint
-    from wherry.families.schema import Family, System
     from wherry.format import Format
 
 # Formats that say nothing of a system: they hold any tree.
@@ -48,7 +35,6 @@ CONTAINERS = frozenset(
         "numpy-pickle",
     }
 )
-CONFIG = "config.json"
 NONE = "none"
 SCAN = "scan"
 
@@ -78,21 +64,6 @@ class Wish:
 
 
 PLAIN = Wish()
-
-
-def layout_options() -> frozenset[str]:
-    """Every name that `--set` takes for some layout: forms and conventions of all systems, and `scan`."""
-    systems = [system for name in families() for system in load_family(name).systems.values()]
-    return frozenset(name for system in systems for name in (*system.forms, *system.conventions)) | {SCAN}
-
-
-def table(family: str | None = None, family_file: str | None = None) -> dict[str, dict[str, list[str]]]:
-    """Parameter → system → key paths and axes, as `wherry layouts` prints them.
-
-    Raises:
-        UsageError: there is no such family, or the file is none.
-    """
-    return side_by_side(load_family_file(family_file) if family_file else load_family(family or ""))
 
 
 def relaid(
@@ -129,151 +100,20 @@ def relaid(
         raise UsageError(
             f"--dtype {wish.dtype} is no element type", cure="write for example bfloat16 or float32"
         )
-    config = _config(checkpoint, wish)
-    written = _written(checkpoint)
-    family = _family(checkpoint, row, wish, config, written, asked=bool(asked))
-    pair = _systems(family, checkpoint, row, wish) if family else None
-    if family is None or pair is None or not _needed(*pair, row, checkpoint, wish, asked=bool(asked)):
-        return checkpoint, {**own, **asked}, only
-    from wherry.families.outfit import facts_beside, outfit, source_config, target_config
-    from wherry.relaid import Relaid
+    if not asked and _same_tree(checkpoint, row, wish):
+        return checkpoint, own, only
+    from wherry.layout_view import view
 
-    source, target = pair
-    theirs = {*target.forms, *target.conventions}
-    _require_options(asked, source, target, row)
-    known = {name: text for name, text in written.items() if name in source.conventions}
-    mine = {name: text for name, text in asked.items() if name not in theirs}
-    config, told_by = source_config(checkpoint, family, source, wish.config)
-    projected = convert_layout(
-        checkpoint.manifest, family, source.name, target.name, config=config, config_source=told_by,
-        source_options={**known, **mine},
-        options={name: text for name, text in asked.items() if name in theirs},
-        only=only, dtype=wish.dtype, target_format=row.name, facts=facts_beside(checkpoint, family, source),
-    )  # fmt: skip
-    given = config if source is target else target_config(family, target, wish.config)
-    made = outfit(projected, given, checkpoint, wish.assets)
-    return Relaid(checkpoint, projected, made, wish.dtype, only), own, None
+    seen = view(checkpoint, row, asked, wish, only)
+    return (checkpoint, {**own, **asked}, only) if seen is None else (seen, own, None)
+
+
+def _same_tree(checkpoint: Checkpoint, row: Format, wish: Wish) -> bool:
+    """Whether it is clear without any family that the tree stays as it is."""
+    pair = {row.name, checkpoint.detection.format}
+    return not wish.explicit and not wish.config and (len(pair) == 1 or bool(pair & CONTAINERS))
 
 
 def _word(value: Any) -> str:
     """A choice as declarations write it; who calls the library may say True."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _require_options(asked: Mapping[str, str], source: System, target: System, row: Format) -> None:
-    """Refuse a name that nothing between these two systems takes, before one of them is blamed for it."""
-    known = [*row.options, *target.forms, *target.conventions, *source.forms, *source.conventions]
-    unknown = [name for name in asked if name not in known]
-    if unknown:
-        raise UsageError(
-            f"{row.name} has no option {', '.join(unknown)}, and neither has its layout",
-            cure=f"choose among {', '.join(dict.fromkeys(known)) or 'none'}",
-        )
-
-
-def _needed(
-    source: System, target: System, row: Format, checkpoint: Checkpoint, wish: Wish, *, asked: bool
-) -> bool:
-    if asked or wish.explicit:
-        return True
-    plain = {row.name, checkpoint.detection.format} & CONTAINERS
-    return source is not target and not plain
-
-
-def _config(checkpoint: Checkpoint, wish: Wish) -> dict[str, Any] | None:
-    """A config of Hugging Face, which names the model: given, or beside the source, whatever its system is."""
-    if wish.config:
-        from wherry.families.outfit import config_file
-
-        return config_file(wish.config)
-    if CONFIG not in {companion.name for companion in checkpoint.manifest.companions}:
-        return None
-    try:
-        found = json.loads(checkpoint.reader.companion(CONFIG).read())
-    except ValueError as error:
-        raise UsageError(
-            f"{CONFIG} is not JSON: {error}", uri=checkpoint.uri, cure="give --config FILE"
-        ) from error
-    return found if isinstance(found, dict) else None
-
-
-def _family(
-    checkpoint: Checkpoint, row: Format, wish: Wish, config: Mapping[str, Any] | None,
-    written: Mapping[str, str], *, asked: bool,
-) -> Family | None:  # fmt: skip
-    if wish.family == NONE:
-        return None
-    if wish.family_file:
-        return load_family_file(wish.family_file)
-    if wish.family:
-        return load_family(wish.family)
-    name = written.get("family") or (family_of_config(config) if config else None)
-    if name in families():
-        return load_family(name or "")
-    if {row.name, checkpoint.detection.format} & CONTAINERS and not (asked or wish.explicit):
-        return None
-    if name is not None:
-        raise UsageError(
-            f"it was written through the family {name}, which a file declares", uri=checkpoint.uri,
-            cure=f"give that --family-file, or keep the tree with --family {NONE}",
-        )  # fmt: skip
-    fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row)]
-    if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
-        raise AmbiguousError(
-            f"this could be a {' or a '.join(one.name for one in fitting)}",
-            uri=checkpoint.uri,
-            cure=f"say which with --family {fitting[0].name}, or keep the tree with --family {NONE}",
-        )
-    if not fitting and asked:
-        raise UsageError(
-            "no model family is known whose layouts fit every tensor", uri=checkpoint.uri,
-            cure="name it with --family, or declare it in a --family-file; `wherry layouts` lists the families",
-        )  # fmt: skip
-    return fitting[0] if fitting else None
-
-
-def _written(checkpoint: Checkpoint) -> dict[str, str]:
-    """What wherry recorded of the layout when it wrote the source: family, forms and conventions."""
-    sidecar = read_sidecar(locate(checkpoint.uri))
-    layout: dict[str, Any] = sidecar.manifest.origin.get("layout") or {} if sidecar else {}
-    return {"family": layout["family"], **layout["to"]} if layout else {}
-
-
-def _same_system(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
-    """Whether source and target are one system: then it does not matter which of several fitting families it is."""
-    return system_of_format(family, checkpoint.detection.format) is system_of_format(family, row.name)
-
-
-def _fits(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
-    """Whether both systems are declared and no tensor of the source is unknown."""
-    source = system_of_format(family, checkpoint.detection.format)
-    target = system_of_format(family, row.name)
-    if source is None or target is None:
-        return False
-    from wherry.families.outfit import source_config
-
-    try:
-        config, told_by = source_config(checkpoint, family, source, None)
-        convert_layout(
-            checkpoint.manifest, family, source.name, source.name, config=config, config_source=told_by
-        )
-    except UnrepresentableError:
-        return False
-    except WherryError:
-        return True  # its tensors are known; what is wrong is said when it is chosen
-    return True
-
-
-def _systems(family: Family, checkpoint: Checkpoint, row: Format, wish: Wish) -> tuple[System, System] | None:
-    source = system_of_format(family, checkpoint.detection.format)
-    target = system_of_format(family, row.name)
-    if source is not None and target is not None:
-        return source, target
-    if wish.explicit:
-        lacking = row.name if target is None else checkpoint.detection.format
-        raise UnrepresentableError(
-            f"family {family.name} has no system whose checkpoints lie in {lacking}",
-            uri=checkpoint.uri,
-            cure=f"it has: {', '.join(sorted(family.systems))}; others are declared with --family-file",
-        )
-    return None

@@ -7,11 +7,11 @@ between the reading of the head and the new statement, and a statement is never 
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from wherry import ledger_schema as tables
 from wherry.digest import canonical_json, sha256_of, sha256_text
@@ -89,7 +89,7 @@ _ORDER = {table: position for position, table in enumerate(tables.KEYS)}
 
 @cache
 def _upsert(dialect: str, table: Table) -> Any:
-    insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+    insert = import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
     keys = tables.KEYS[table]
     if table in tables.FIRST:
         return insert.on_conflict_do_nothing(index_elements=keys)

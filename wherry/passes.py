@@ -17,7 +17,6 @@ from wherry.mover import Carrier
 from wherry.planned import joint_moves
 from wherry.pool import Pool
 from wherry.progress import Meter
-from wherry.relaid import Relaid
 from wherry.sidecar import read_sidecar
 from wherry.spill import Spill
 from wherry.store import locate
@@ -55,6 +54,8 @@ def _groups(jobs: Sequence[Job]) -> list[list[int]]:
 
 def _digested(jobs: list[Job]) -> list[Job]:
     """The jobs of a view, with the digests of what it is a view of."""
+    from wherry.relaid import Relaid
+
     view, one = jobs[0].checkpoint, jobs[0]
     source = view.original
     read = view.canonical if isinstance(view, Relaid) else source

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
 from typing import Any
 
 from wherry.errors import CorruptError
@@ -166,12 +166,15 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+@cache
 def software() -> dict[str, str]:
-    """Versions of what takes part in a conversion."""
+    """Versions of what takes part in a conversion; asked for once, since every package's metadata is a file to read."""
     return {"python": platform.python_version(), **{name: _version(name) for name in _REPORTED}}
 
 
 def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

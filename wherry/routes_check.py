@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from wherry.config_values import placeholders
 from wherry.errors import UsageError, WherryError
 from wherry.families import families, load_family_file
-from wherry.layouts import NONE, layout_options
+from wherry.layout_view import layout_options
+from wherry.layouts import NONE
 from wherry.mapping import TREE_OPTIONS
 from wherry.opaque import allowing
 from wherry.registry import checked_options, find_format
