@@ -19,7 +19,8 @@ from wherry.errors import AmbiguousError, NotFoundError
 from wherry.home import ensure_home, home, sqlite_file, without_secrets
 from wherry.ledger import Edge, check_chain, open_ledger, record_conversion
 from wherry.ledger_nodes import Node
-from wherry.lineage import LineageTree, record, record_outcome, render, show
+from wherry.lineage import LineageTree, record, record_outcome, show
+from wherry.lineage_text import render
 
 
 @pytest.fixture(autouse=True)

@@ -47,9 +47,6 @@ Exit codes: 0 done · 2 usage · 3 not found · 4 not a checkpoint, unsupported 
 5 incomplete or corrupt · 6 hostile · 7 cannot be represented, or something unmatched
 8 the target exists or is in use · 9 intact data differs from what was expected
 10 storage failed · 11 a needed extra is not installed · 130 interrupted"""
-_YOUNG = (
-    10_000  # objects between two looks for garbage: importing makes many and leaves none (5 % of a start)
-)
 _VERDICT_CODES = {
     "ok": 0,
     "incomplete": 5,
@@ -267,7 +264,7 @@ cli.add_command(resolve)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors become one message and an exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    gc.set_threshold(_YOUNG)
+    gc.set_threshold(10_000)  # importing makes many objects and no garbage: 5 % of a start
     try:
         sys.exit(cli.main(words, prog_name="wherry", standalone_mode=False) or 0)
     except WherryError as error:

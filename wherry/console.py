@@ -248,7 +248,7 @@ def show_registration(registration: Registration, *, json_: bool) -> None:
 
 def show_lineage(tree: LineageTree, *, json_: bool) -> None:
     """The tree up and down from one checkpoint."""
-    from wherry.lineage import render
+    from wherry.lineage_text import render
 
     if json_:
         print_json(tree.to_json())

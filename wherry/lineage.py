@@ -10,26 +10,25 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, WherryError
+from wherry.lineage_text import SHOWN
 from wherry.outbox import after_record
 from wherry.sidecar import read_sidecar
-from wherry.store import is_live, locate
+from wherry.store import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from wherry.ledger import Edge, Ledger
-    from wherry.ledger_nodes import Node, Place
+    from wherry.ledger_nodes import Node
     from wherry.receipt import CheckpointRef, Receipt
     from wherry.sidecar import Sidecar
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _OWN = "wherry://sha256/"
-_SHOWN = 12  # hex digits of a digest in print
 _log = logging.getLogger(__name__)
 
 
@@ -119,20 +118,6 @@ def named(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
     return (digest, None) if digest is not None else _by_uri(ledger, text)
 
 
-def render(tree: LineageTree) -> str:
-    """The tree as plain text."""
-    root = tree.nodes[tree.root]
-    lines = [title(root), *(f"  {line}" for line in facts(root))]
-    for headline, up in (("came from", True), ("became", False)):
-        edges = defaultdict[str, "list[Edge]"](list)
-        for edge in tree.edges:
-            edges[edge.target if up else edge.source].append(edge)
-        branches = list(_branches(tree, edges, tree.root, up=up))
-        if branches:
-            lines += [headline, *branches]
-    return "\n".join(lines)
-
-
 def _by_model(text: str) -> str:
     """The digest that a model URI means; also where its bytes are gone or altered, when lineage is asked for most."""
     from wherry.resolve import resolve_model
@@ -168,7 +153,7 @@ def _by_digest(ledger: Ledger, text: str) -> str | None:
     if len(found) > 1:
         raise AmbiguousError(
             f"{len(found)} checkpoints have a digest that begins with {text}",
-            cure=f"choose one: {', '.join(digest[:_SHOWN] for digest in found)}",
+            cure=f"choose one: {', '.join(digest[:SHOWN] for digest in found)}",
             stage="lineage",
         )
     return found[0] if found else None
@@ -240,60 +225,6 @@ def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, Node]]:
         target: node_of(receipt.target, receipt.finished),
     }
     return edge, {**ends, **own}
-
-
-def _branches(tree: LineageTree, edges: Mapping[str, list[Edge]], root: str, *, up: bool) -> Iterator[str]:
-    """Lines below a node; what is below another one is told once, however many ways lead there."""
-    told, open_rows = {root}, [("", iter(edges.get(root, ())), len(edges.get(root, ())))]
-    while open_rows:  # no recursion: a chain of nightly conversions may be thousands long
-        bar, rest, left = open_rows.pop()
-        edge = next(rest, None)
-        if edge is None:
-            continue
-        open_rows.append((bar, rest, left - 1))
-        other = edge.source if up else edge.target
-        node, below, again = tree.nodes[other], edges.get(other, []), other in told and other in edges
-        yield f"{bar}{'└─' if left == 1 else '├─'} {title(node)}{' (see above)' if again else ''}"
-        inner = bar + ("   " if left == 1 else "│  ")
-        yield from (f"{inner}  {line}" for line in (how(edge), *facts(node)))
-        told.add(other)
-        if not again:
-            open_rows.append((inner, iter(below), len(below)))
-
-
-def title(node: Node) -> str:
-    """A node in one line."""
-    step = "" if node.step is None else f", step {node.step}"
-    version = f" ({node.format_version})" if node.format_version else ""
-    return (
-        f"{node.checkpoint_digest[:_SHOWN]} {node.format}{version}: {node.kind}, {node.tensors} tensors{step}"
-    )
-
-
-def facts(node: Node) -> Iterator[str]:
-    """What is known of a node beside its title: places, registrations, the last verification."""
-    yield from (_whereabouts(place) for place in node.places)
-    for row in node.registrations:
-        yield (
-            f"registered as {row.name} version {row.version} in {row.registry}"
-            if row.version
-            else (f"registration as {row.name} in {row.registry} is {row.state}")
-        )
-    if node.verified is not None:
-        yield f"verified at level {node.verified.level}: {node.verified.verdict} ({node.verified.time})"
-
-
-def _whereabouts(place: Place) -> str:
-    if place.gone:
-        return f"{place.uri} (gone since {place.gone})"
-    return f"{place.uri} (the memory of a training run; not on disk)" if is_live(place.uri) else place.uri
-
-
-def how(edge: Edge) -> str:
-    """A conversion in one line."""
-    origin = "its sidecar" if edge.statement is None else f"statement {edge.statement}"
-    exactness = "lossless" if edge.lossless else "lossy"
-    return f"{exactness}, plan {edge.plan_digest[:_SHOWN]}, {edge.time} ({origin})"
 
 
 def _not_recorded(error: WherryError) -> str:

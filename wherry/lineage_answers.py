@@ -11,7 +11,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.lineage import LineageTree, facts, how, named, title, tree_of
+from wherry.lineage import LineageTree, named, tree_of
+from wherry.lineage_text import SHOWN, facts, how, title
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from wherry.sidecar import Sidecar
 
 SCHEMA = 1
-_SHOWN = 12  # hex digits of a digest in print
 # Fields of a conversion's body that say how it was done, in the order of telling.
 _HOW = (
     "options",
@@ -137,7 +137,7 @@ def render_why(found: Why) -> str:
         lines += [f"{'  ' * (step.distance - 1)}made from {title(found.nodes[step.edge.source])}"]
         lines += [f"{'  ' * step.distance}{line}" for line in _told_of(step)]
         lines += [f"{'  ' * step.distance}{line}" for line in facts(found.nodes[step.edge.source])]
-    origins = ", ".join(digest[:_SHOWN] for digest in found.origins)
+    origins = ", ".join(digest[:SHOWN] for digest in found.origins)
     lines.append(
         f"above {origins} nothing is known" if origins else "it goes round: each was made of another"
     )

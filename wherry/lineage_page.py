@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.lineage import render
+from wherry.lineage_text import render
 from wherry.receipt import utc_now
 
 if TYPE_CHECKING:
