@@ -1,4 +1,4 @@
-"""The rows that need more than one process: a kill and a resume, and a plan that must not read any tensor."""
+"""The rows that need more than one process: a kill and a resume, a plan that reads no tensor, an audit and a verify."""
 
 from __future__ import annotations
 
@@ -69,6 +69,28 @@ def plan(source: str, target: str) -> Callable[[], float]:
         return seconds
 
     return run
+
+
+def audit(source: str, target: str) -> Callable[[], float]:
+    """Read every byte of what a ledger knows, as an audit and as `verify` does: the audit's time by that of `verify`.
+
+    Both are whole processes over the same checkpoint, which was converted into a home of its own.
+    """
+
+    def run() -> float:
+        os.environ["WHERRY_HOME"] = f"{target}.home"
+        _timed("convert", source, target, "--to", "dcp")
+        verified = _timed("verify", target, "--level", "digest")
+        return _timed("audit", "--level", "digest") / verified
+
+    return run
+
+
+def _timed(*words: str) -> float:
+    """Seconds of a command of wherry that has to succeed."""
+    started = time.monotonic()
+    subprocess.run([*_WHERRY, *words, "--json"], check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - started
 
 
 def _planned(source: str, target: str) -> tuple[float, int]:

@@ -30,6 +30,7 @@ WORKS = {
     "kernel": "kernel:kernel",
     "resume": "probes:resume",
     "plan": "probes:plan",
+    "audit": "probes:audit",
 }
 
 
