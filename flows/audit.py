@@ -58,8 +58,10 @@ class AuditSpec(BaseModel):
     registry_uri: str | None = Field(
         default=None, description="MLflow registry; the tracking store by default."
     )
-    fail_on: Literal["error", "warning", "never"] = Field(
-        default="error", description="Which findings end the flow as Failed."
+    fail_on: Literal["error", "native-not-run", "warning", "never"] = Field(
+        default="error",
+        description="Which findings end the flow as Failed; `native-not-run`: errors, and samples that could not be "
+        "loaded on this worker.",
     )
 
 
@@ -113,8 +115,9 @@ def say(end: Ending, report: dict[str, Any], first: dict[str, Any] | None) -> No
 
 def _first(report: dict[str, Any], fail_on: str) -> dict[str, Any] | None:
     """The gravest finding that counts as a failure; they come gravest first."""
-    grave = {"error": ("error",), "warning": ("error", "warning"), "never": ()}[fail_on]
-    return next((row for row in report["findings"] if row["severity"] in grave), None)
+    grave = {"warning": ("error", "warning"), "never": ()}.get(fail_on, ("error",))
+    findings = report["findings"]
+    return next((row for row in findings if row["severity"] in grave or row["kind"] == fail_on), None)
 
 
 def _counted(report: dict[str, Any]) -> str:

@@ -5,13 +5,21 @@ after a crash: a finished conversion is recognised, and a registered version is 
 Failed, with the error's text and cure in the state's message and in a table artifact.
 """
 
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.concurrency.sync import concurrency
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.exceptions import ObjectAlreadyExists
 
+from wherry.config import load_config
 from wherry.errors import WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
+from wherry.stores import limits_of
 from wherry.tasks.assets import asset_events
 from wherry.tasks.common import show_failure
 from wherry.tasks.convert import convert
@@ -25,6 +33,8 @@ from wherry.units import show_seconds, show_size
 from wherry.verified import comparison
 
 __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
+
+LIMIT = "wherry-io-"  # global concurrency limits are called this and the store
 
 
 @flow(name="convert-checkpoint", flow_run_name="{spec.source} to {spec.to}", result_serializer="json")
@@ -55,15 +65,43 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
     found = detect(spec.source, format=spec.format, step=spec.step, item=spec.item, opaque=spec.opaque)
     source, common = found["uri"], _common(spec)
     plans = [_planned(source, one, common) for one in spec.targets]
-    receipts = convert(
-        source, [one.engine() for one in spec.targets],
-        if_exists=spec.if_exists, meta=spec.meta, as_step=spec.as_step, sign=spec.sign, **common,
-    )  # fmt: skip
+    with _turn([source, *(one.target for one in spec.targets)]):
+        receipts = convert(
+            source, [one.engine() for one in spec.targets],
+            if_exists=spec.if_exists, meta=spec.meta, as_step=spec.as_step, sign=spec.sign, **common,
+        )  # fmt: skip
     made = [
         {"plan": planned, **_after(spec, one, receipt)}
         for one, planned, receipt in zip(spec.targets, plans, receipts, strict=True)
     ]
     return {"detection": found, **made[0], "further": made[1:]}
+
+
+@contextmanager
+def _turn(uris: Iterable[str]) -> Generator[None]:
+    """Wait until each of the stores may take one more conversion, and occupy it, by the limits that are stated.
+
+    Every flow converts through here, so the limits hold over all of them. Outside of a run there is no server that
+    counts, and nothing is waited for.
+    """
+    stated = load_config().settings.concurrency
+    limits = {LIMIT + store: stated[store] for store in limits_of(uris, stated)}
+    if not limits or (FlowRunContext.get() is None and TaskRunContext.get() is None):
+        yield
+        return
+    _make_limits(limits)
+    with concurrency(list(limits), occupy=1):
+        yield
+
+
+def _make_limits(limits: Mapping[str, int]) -> None:
+    """The global concurrency limits that the configuration states, made or set on the server."""
+    with get_client(sync_client=True) as client:
+        for name, limit in limits.items():
+            try:
+                client.upsert_global_concurrency_limit_by_name(name, limit)
+            except ObjectAlreadyExists:  # another run made it a moment ago; it is ours to set now
+                client.upsert_global_concurrency_limit_by_name(name, limit)
 
 
 def _after(spec: ConvertSpec, target: TargetSpec, receipt: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 from pydantic import BaseModel, ConfigDict, Field
 
+from wherry.config_schema import MlflowSettings
 from wherry.config_use import in_force
 from wherry.errors import WherryError
 from wherry.flows.convert import chain, summary
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
+from wherry.night import note
 from wherry.tasks.common import run_logger
 from wherry.tasks.ending import ending
 from wherry.tasks.export import routed
@@ -56,13 +58,16 @@ def export(spec: ExportSpec) -> dict[str, Any]:
         JSON values: `source`; in `routes` what each route said; in `conversions` what `convert-checkpoint` returns for
         each that took it; `registration` of the source itself, where that was asked for.
     """
-    with in_force(spec.config, spec.env), ending("post-training-export", f"Export of {spec.source}") as end:
+    with (
+        in_force(spec.config, spec.env) as config,
+        ending("post-training-export", f"Export of {spec.source}") as end,
+    ):
         rows = _wanted(spec)
         made: list[dict[str, Any]] = []
         failures: list[WherryError] = []
         for row in rows:
             if row["spec"] is not None:
-                _carry_out(row, spec, made, failures)
+                _carry_out(row, spec, config.settings.mlflow, made, failures)
         registered = _registered(spec)
         _show(spec, rows, made, failures)
         end.counts = {
@@ -81,19 +86,22 @@ def _wanted(spec: ExportSpec) -> list[dict[str, Any]]:
     if spec.targets:
         first, *rest = (one.model_dump() for one in spec.targets)
         fields = {**first, "source": spec.source, "further": rest}
-        return [{"route": "", "takes": True, "reason": "targets were named", "spec": fields}]
+        return [{"route": "", "takes": True, "reason": "targets were named", "spec": fields, "notes": []}]
     if spec.register_source and not spec.routes:
         return []
     return routed(spec.source, spec.routes, spec.config, spec.env)
 
 
 def _carry_out(
-    row: dict[str, Any], spec: ExportSpec, made: list[dict[str, Any]], failures: list[WherryError]
-) -> None:
-    """One route; a failure does not keep the others from being made."""
-    fields = {**row["spec"], **({"alias": spec.alias} if spec.alias else {})}
+    row: dict[str, Any], spec: ExportSpec, mlflow: MlflowSettings,
+    made: list[dict[str, Any]], failures: list[WherryError],
+) -> None:  # fmt: skip
+    """One route, noted in the ledger as a night would; a failure does not keep the others from being made."""
+    fields = {**row["spec"], **mlflow.model_dump(), **({"alias": spec.alias} if spec.alias else {})}
     try:
-        made.append({"route": row["route"], **chain(ConvertSpec.model_validate(fields))})
+        done = chain(ConvertSpec.model_validate(fields))
+        note(row["notes"])
+        made.append({"route": row["route"], **done})
     except WherryError as error:
         run_logger().error("route %s: %s", row["route"], error)
         failures.append(error)

@@ -6,14 +6,13 @@ target is tried alone, so that one that cannot be made does not hold up the othe
 anything failed, with the first error and its cure.
 """
 
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
-from prefect.client.orchestration import get_client
-from prefect.concurrency.sync import concurrency
+from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.states import Completed
@@ -34,17 +33,14 @@ from wherry.night import (
     failed_notes,
     failure,
     holding,
-    made_notes,
     note,
+    notes_of,
     plan_night,
 )  # fmt: skip
 from wherry.night_report import markdown
 from wherry.reconcile import Work
 from wherry.routes import Config, Wanted, chosen_routes
-from wherry.stores import limits_of
 from wherry.tasks.ending import ending
-
-LIMIT = "wherry-io-"  # global concurrency limits are called this and the store
 
 
 class NightlySpec(BaseModel):
@@ -106,21 +102,19 @@ def _night(config: Config, spec: NightlySpec) -> Report:
     return Report(plans, outcomes, skipped)
 
 
-@task(name="checkpoint", result_serializer="json", task_run_name="{source}")
-def checkpoint(source: str, arguments: dict[str, Any], notes: list[dict[str, Any]], limits: list[str]) -> int:
+@task(name="checkpoint", result_serializer="json", cache_policy=NO_CACHE, task_run_name="{source}")
+def checkpoint(source: str, arguments: dict[str, Any], notes: list[dict[str, Any]]) -> int:
     """Convert one checkpoint as its route says, and note in the ledger that it is made.
 
     Args:
         source: the checkpoint; names the run.
         arguments: the fields of a ConvertSpec.
         notes: what the ledger is told.
-        limits: global concurrency limits to occupy meanwhile.
 
     Returns:
         Bytes written.
     """
-    with concurrency(limits, occupy=1) if limits else nullcontext():
-        done = chain(ConvertSpec(source=source, **arguments))
+    done = chain(ConvertSpec(source=source, **arguments))
     note(notes)
     return sum(
         one["receipt"]["bytes_written"] for one in (done, *done["further"]) if not one["receipt"]["already"]
@@ -129,7 +123,6 @@ def checkpoint(source: str, arguments: dict[str, Any], notes: list[dict[str, Any
 
 def _carry_all(plans: tuple[Plan, ...], config: Config) -> tuple[Outcome, ...]:
     """Route after route, each with its own number of checkpoints at a time."""
-    _make_limits(config)
     outcomes: list[Outcome] = []
     for plan in plans:
         with ThreadPoolTaskRunner(max_workers=plan.route.concurrency) as runner:
@@ -180,15 +173,11 @@ def _parameters(route: Route, config: Config, work: Work, targets: tuple[Wanted,
     arguments = {
         **made[0], "further": made[1:], "format": route.source_format or work.source.found.format,
         "opaque": route.opaque, "ignore": route.ignore, "memory": route.memory or config.settings.memory,
-        "read_back": route.read_back, "verify": route.verify, "meta": route.meta, "alias": route.alias,
-        "tags": route.tags, "sign": route.sign,
+        "read_back": route.read_back, "verify": route.verify, "meta": route.meta,
+        "alias": route.alias if work.source.newest else None, "tags": route.tags, "sign": route.sign,
         "tracking_uri": config.settings.mlflow.tracking_uri, "registry_uri": config.settings.mlflow.registry_uri,
     }  # fmt: skip
-    uris = [work.source.found.uri, *(one.place for one in targets)]
-    limits = [LIMIT + name for name in limits_of(uris, config.settings.concurrency)]
-    return {
-        "source": work.source.found.uri, "arguments": arguments, "notes": made_notes(work, targets), "limits": limits,
-    }  # fmt: skip
+    return {"source": work.source.found.uri, "arguments": arguments, "notes": notes_of(work, targets)}
 
 
 def _target(one: Wanted) -> TargetSpec:
@@ -198,10 +187,3 @@ def _target(one: Wanted) -> TargetSpec:
         family_file=rule.family_file, config=rule.config, dtype=rule.dtype, assets=rule.assets,
         rename=rule.rename, model_name=one.model,
     )  # fmt: skip
-
-
-def _make_limits(config: Config) -> None:
-    """The global concurrency limits that the configuration states, made or set on the server."""
-    with get_client(sync_client=True) as client:
-        for store, limit in config.settings.concurrency.items():
-            client.upsert_global_concurrency_limit_by_name(LIMIT + store, limit)

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
@@ -33,8 +34,12 @@ STEP: dict[str, Any] = {
     "retry_jitter_factor": 0.5,
     "retry_condition_fn": retryable,
     "result_serializer": "json",
+    "cache_policy": NO_CACHE,
 }
-"""Options of every task. A damaged or hostile checkpoint fails at once; a connection that broke is tried again."""
+"""Options of every task. A damaged or hostile checkpoint fails at once; a connection that broke is tried again.
+
+No answer is taken from an earlier attempt of the same run: each step is idempotent and looks at what is there now.
+"""
 
 
 def run_logger() -> Any:

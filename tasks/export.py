@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import task
 
+from wherry.errors import WherryError
+from wherry.night import made_notes
 from wherry.routes import chosen_routes, explain, load_config
+from wherry.scores import score
 from wherry.tasks.common import STEP, run_logger
 
 if TYPE_CHECKING:
@@ -29,13 +32,14 @@ def routed(
         env: its environment.
 
     Returns:
-        For each route: `route`, `takes`, `reason`, and as `spec` the fields of the ConvertSpec, None where it takes
-        nothing.
+        For each route: `route`, `takes`, `reason`, as `spec` the fields of the ConvertSpec, None where it takes
+        nothing, and in `notes` what the ledger is told once the targets are made. The registry's URIs are not in it,
+        which may hold credentials.
     """
     read = load_config(config, env)
     chosen = {route.name: route for route in chosen_routes(read, routes)}
     found = [one for one in explain(source, read) if one.route in chosen]
-    rows = [_row(chosen[one.route], one, source, read.settings) for one in found]
+    rows = [_row(chosen[one.route], one, read.settings) for one in found]
     for row in rows:
         run_logger().info(
             "route %s %s: %s", row["route"], "takes it" if row["spec"] else "leaves it", row["reason"]
@@ -43,7 +47,7 @@ def routed(
     return rows
 
 
-def _row(route: Route, found: Explanation, source: str, settings: Settings) -> dict[str, Any]:
+def _row(route: Route, found: Explanation, settings: Settings) -> dict[str, Any]:
     takes, reason = found.takes, found.reason
     if takes and route.selection.choice == _NIGHTLY:
         takes, reason = False, f"select = {route.select}: the nightly run compares the steps of the run"
@@ -51,12 +55,33 @@ def _row(route: Route, found: Explanation, source: str, settings: Settings) -> d
         "route": route.name,
         "takes": takes,
         "reason": reason,
-        "spec": _spec(route, found, source, settings) if takes else None,
+        "spec": _spec(route, found, settings) if takes else None,
+        "notes": _notes(route, found) if takes else [],
     }
 
 
-def _spec(route: Route, found: Explanation, source: str, settings: Settings) -> dict[str, Any]:
-    """A route's targets for one checkpoint, as the fields of a ConvertSpec."""
+def _notes(route: Route, found: Explanation) -> list[dict[str, Any]]:
+    """What the ledger is told of the targets of a checkpoint that a route takes."""
+    assert found.where is not None
+    assert found.source is not None
+    value = _score(found.source, route.retention.metric)
+    return made_notes(route.name, found.source, found.where, found.targets, value)
+
+
+def _score(uri: str, metric: str | None) -> float | None:
+    """The metric that retention asks for; what cannot be read is not known, and what is not known is kept."""
+    try:
+        return None if metric is None else score(uri, metric)
+    except WherryError as error:
+        run_logger().warning("%s is not known of %s: %s", metric, uri, error)
+        return None
+
+
+def _spec(route: Route, found: Explanation, settings: Settings) -> dict[str, Any]:
+    """A route's targets for one checkpoint, as the fields of a ConvertSpec.
+
+    The source is what the targets' names were filled in from: a run may have a newer step by now.
+    """
     targets = [
         {
             "target": one.uri,
@@ -69,11 +94,9 @@ def _spec(route: Route, found: Explanation, source: str, settings: Settings) -> 
     same = ("opaque", "ignore", "read_back", "verify", "meta", "alias", "tags", "sign")
     return {
         **targets[0],
-        "source": source,
+        "source": found.source,
         "further": targets[1:],
         "format": route.source_format,
         "memory": route.memory or settings.memory,
-        "tracking_uri": settings.mlflow.tracking_uri,
-        "registry_uri": settings.mlflow.registry_uri,
         **{name: getattr(route, name) for name in same},
     }

@@ -76,21 +76,32 @@ for snapshot in ("host", "disk"):
                 found = checkpoint.read((name,))
                 assert (found.view("u2") == value.view(torch.uint16).numpy()).all(), name
 
-alone = wherry.export(whole, f"{out}/replicated.safetensors", to="safetensors").result(60)
-assert (alone is None) if rank else (alone.target.tensors == 4)   # all have it whole: the first one writes
+first = wherry.export(whole, f"{out}/replicated.safetensors", to="safetensors").result(60)
+assert (first is None) if rank else (first.target.tensors == 4)   # all have it whole: the first one writes
+
+stage = {f"stage{rank}": torch.full((2,), float(rank))}            # each has its own: each one writes
+assert wherry.export(stage, f"{out}/stage{rank}.safetensors", to="safetensors", alone=True).result(60)
+dist.barrier()
+for one in (0, 1):
+    with wherry.open(f"{out}/stage{one}.safetensors") as checkpoint:
+        assert (checkpoint.read((f"stage{one}",)) == one).all() and len(checkpoint.manifest.tensors) == 1
+parts = wherry.export(model, f"{out}/never", to="dcp", alone=True)
+assert parts.wait(60) and "not this process's own" in str(parts.error), parts.error
 
 for without in (0, 1):   # one rank's state cannot be exported: no other one waits for it in a broadcast
     state = model.state_dict() | {"more": torch.empty(3, device="meta" if rank == without else "cpu")}
     handle = wherry.export(state, f"{out}/never", to="dcp", patience=60)
     assert handle.wait(60) and "no bytes to export" in str(handle.error), handle.error
 
-if rank == 1:
-    class Full(run.Snapshot):
-        def take(self, tensors):
+class Full(run.Snapshot):
+    def take(self, tensors):
+        if rank == full:
             raise OSError(28, "No space left on device")
-    run.Snapshot = Full
-broken = wherry.export(model, f"{out}/never", to="dcp", patience=60)
-assert broken.wait(60) and "No space left" in str(broken.error), broken.error
+        super().take(tensors)
+run.Snapshot = Full
+for full in (1, 0):
+    broken = wherry.export(model, f"{out}/never", to="dcp", patience=60)
+    assert broken.wait(60) and "No space left" in str(broken.error), broken.error
 dist.barrier()
 if rank == 0:
     print(json.dumps(sorted(os.listdir(out))), flush=True)

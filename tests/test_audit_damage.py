@@ -13,9 +13,12 @@ import wherry
 from tests import audit_support as support
 from wherry import audit_bytes
 from wherry.audit import audit
+from wherry.audit_text import markdown, summary
 from wherry.cli import cli
-from wherry.errors import NotFoundError, StorageError, missing_extra
+from wherry.errors import NotFoundError, StorageError, UnsupportedError, missing_extra
 from wherry.hashing import Failure
+from wherry.ledger import open_ledger, statements
+from wherry.native import NoAnswerError
 from wherry.verify import Verification
 
 
@@ -24,17 +27,57 @@ def only(report, kind):
     return found
 
 
-def test_loading_natively_says_when_it_cannot(tmp_path, monkeypatch):
-
+@pytest.mark.parametrize(
+    "error",
+    [
+        missing_extra("jax", "jax", "native"),
+        UnsupportedError("libraries of other systems load from this machine's file system only here"),
+        NoAnswerError("the native check ended with -9", retryable=True),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_cannot_be_loaded_here_is_no_damage(tmp_path, monkeypatch, error):
     support.converted(tmp_path)
 
     def refuse(*_, **__):
-        raise missing_extra("jax", "jax", "native")
+        raise error
 
-    monkeypatch.setattr(audit_bytes, "verify", refuse)
-    report = audit(native_sample=1)
-    assert "needs the package jax" in only(report, "native-not-run").what
-    assert report.ok
+    with monkeypatch.context() as patch:
+        patch.setattr(audit_bytes, "verify", refuse)
+        report = audit(native_sample=1)
+    assert only(report, "native-not-run").what == error.what
+    assert (report.ok, report.counts["loaded"]) == (True, 0)
+    assert verifications() == []
+    assert support.kinds(audit()) == set()
+
+
+def test_a_format_that_no_library_is_known_for(tmp_path, monkeypatch):
+    source, target = support.source(tmp_path), tmp_path / "target"
+    wherry.convert(source, target, to="t5x-legacy", options={"split": "."})
+    report = audit([target], native_sample=1)
+    assert "no library is known that loads t5x-legacy" in only(report, "native-not-run").what
+    assert (report.exit_code, report.counts["loaded"]) == (0, 0)
+    assert verifications() == []
+    assert support.kinds(audit()) == set()
+    asked = []
+    monkeypatch.setattr(audit_bytes, "verify", lambda uri, **_: asked.append(uri) or good(uri))
+    for count in (1, 2):
+        audit(native_sample=count)
+    assert asked == [str(source), str(source), str(target)], "a sample is of what can be loaded, first of all"
+
+
+def good(uri):
+    return Verification(uri, "native", "ok", ok=True, checked=1, failed=())
+
+
+def verifications():
+    """The outcomes that the ledger was told of."""
+    with open_ledger() as ledger:
+        return [one.body["verification"] for one in statements(ledger) if one.kind == "verification"]
+
+
+def test_what_a_library_finds_is_told(tmp_path, monkeypatch):
+    support.converted(tmp_path)
     bad = Verification("u", "native", "altered", ok=False, checked=1, failed=(Failure("a", "differs"),))
     monkeypatch.setattr(audit_bytes, "verify", lambda *_, **__: bad)
     report = audit(native_sample=1)
@@ -85,6 +128,11 @@ def test_native_loading_for_real(tmp_path):
     report = audit([Path(receipt.target.uri)], native_sample=1)
     [row] = report.checkpoints
     assert (row.level, row.verdict) == ("native", "ok"), report.findings
+    [outcome] = verifications()
+    assert outcome["devices"] == report.to_json()["checkpoints"][0]["devices"] == row.devices
+    assert f"native: {row.devices}" in markdown(report)
+    assert f"1 loaded natively ({row.devices})" in dict(summary(report))["bytes read"]
+    assert row.devices
 
 
 def test_a_changed_source_says_how_to_convert_it_again(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from tests import audit_support as support
 from wherry.audit_bundle import check_bundle
-from wherry.errors import MismatchError
+from wherry.errors import MismatchError, UsageError
 
 pytest.importorskip("prefect")
 
@@ -80,6 +80,15 @@ def test_an_audit_that_cannot_be_done_is_told(team, tmp_path):
     assert "could not be done" in TOLD[0][0]
 
 
+def test_a_container_whose_ledger_dies_with_it_is_refused(team, monkeypatch):
+    monkeypatch.setenv("WHERRY_WORKER", "kubernetes")
+    state = audit(AuditSpec(), return_state=True)
+    error = state.result(raise_on_failure=False)
+    assert isinstance(error, UsageError)
+    assert "would keep to itself: ledger sqlite" in error.what
+    assert "WHERRY_LEDGER" in TOLD[0][0]
+
+
 def test_other_blocks_are_refused(team):
     from prefect.blocks.system import Secret
 
@@ -103,8 +112,14 @@ def test_the_form_is_described_and_needs_nothing():
 def test_warnings_fail_it_where_asked():
     from wherry.flows.audit import _first
 
-    report = {"findings": [{"severity": "warning", "what": "w", "uri": None, "path": None, "cure": "c"}]}
+    row = {"kind": "touched", "severity": "warning", "what": "w", "uri": None, "path": None, "cure": "c"}
+    report = {"findings": [row]}
     assert _first(report, "error") is None
+    assert _first(report, "native-not-run") is None
+    untried = {**row, "kind": "native-not-run"}
+    assert _first({"findings": [row, untried]}, "native-not-run") == untried
+    wrong = {**row, "kind": "altered", "severity": "error"}
+    assert _first({"findings": [wrong, row, untried]}, "native-not-run") == wrong
     assert _first(report, "never") is None
     first = _first(report, "warning")
     counts = dict.fromkeys(("checkpoints", "ok", "errors", "warnings", "notes"), 1)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from wherry import home
+from wherry.cli import cli
 from wherry.config import load_config
 from wherry.config_values import duration, moment, render, select
 from wherry.errors import NotFoundError, UsageError
@@ -152,6 +155,47 @@ def test_secrets_are_masked(toml):
     assert rows["notify.webhook"] == "***"
     assert rows["ledger"] == "postgresql://db/x"
     assert "secret" not in str(rows)
+
+
+def shown(path, *more):
+    done = CliRunner().invoke(cli, ["config", "show", "--config", str(path), *more])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_what_routes_state_is_shown_with_its_origin(toml, tmp_path):
+    path = toml(
+        ROUTE.replace(
+            'root = "runs"', 'root = "s3://key:secret@bucket/runs?token=secret"\nruns = ["a*", "b"]'
+        )
+        + 'options = { scan_layers = true }\n[[routes.a.targets]]\nformat = "orbax"\nuri = "more/{run}/{step}"\n'
+        + '[routes.a.retention]\nkeep_last = 3\n[env.prod.routes.a]\nselect = "all"\n'
+        + "[env.prod.routes.a.retention]\nkeep_last = 9\n[env.dev.routes.a]\n"
+        + 'targets = [{ format = "dcp", uri = "dev/{run}/{step}" }]\n'
+    )
+    rows = {one["setting"]: one for one in json.loads(shown(path, "--json"))["settings"]}
+    stated = {name: (row["value"], row["origin"]) for name, row in rows.items() if name.startswith("routes.")}
+    assert stated == {
+        "routes.a.root": ("s3://bucket/runs", f"{path}:2"),
+        "routes.a.runs": ("a*, b", f"{path}:3"),
+        "routes.a.targets[0].format": ("hf", f"{path}:5"),
+        "routes.a.targets[0].uri": (str(tmp_path / "out/{run}/{step}"), f"{path}:6"),
+        "routes.a.targets[0].options.scan_layers": ("True", f"{path}:7"),
+        "routes.a.targets[1].format": ("orbax", f"{path}:9"),
+        "routes.a.targets[1].uri": (str(tmp_path / "more/{run}/{step}"), f"{path}:10"),
+        "routes.a.retention.keep_last": ("3", f"{path}:12"),
+    }
+    text = shown(path, "--env", "prod")
+    assert re.search(
+        rf"^routes.a.select +all +\({re.escape(str(path))}:14 \[env.prod\]\)$", text, re.MULTILINE
+    )
+    assert re.search(rf"^routes.a.retention.keep_last +9 +\({re.escape(str(path))}:16 ", text, re.MULTILINE)
+    assert f"s3://bucket/runs  ({path}:2)" in text
+    assert "secret" not in text
+    dev = shown(path, "--env", "dev")
+    assert re.search(r"^routes.a.targets\[0\].format +dcp +\(.*:18 \[env.dev\]\)$", dev, re.MULTILINE)
+    assert "targets[1]" not in dev
+    assert "options" not in dev
 
 
 def test_the_home_costs_nothing_without_a_file(tmp_path):

@@ -190,7 +190,7 @@ def boxes_of(value, cuts):
 def test_regions_of_sharded_tensors(tmp_path, cuts, where):
     value = np.arange(7 * 9 * 10, dtype=np.int16).reshape(7, 9, 10)
     spec = TensorSpec(("t",), value.shape, "int16")
-    shot = Snapshot(tmp_path / "spool" / "part" if where == "disk" else None)
+    shot = Snapshot(tmp_path / "part" if where == "disk" else None)
     shot.take([LiveTensor(spec, boxes_of(value, cuts)[::-1])])
     reader = LiveReader({spec.path: spec}, shot.placed, "m")
     assert list(reader.absent()) == []
@@ -207,7 +207,7 @@ def test_regions_of_sharded_tensors(tmp_path, cuts, where):
     reader.close()
     shot.close()
     shot.close()
-    assert not (tmp_path / "spool" / "part").exists()
+    assert not (tmp_path / "part").exists()
 
 
 def test_a_share_that_is_missing_is_incomplete(tmp_path):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import wherry
 from wherry.ending import ending
 from wherry.errors import NotFoundError, UnrepresentableError
+from wherry.ledger import open_ledger
+from wherry.ledger_statements import statements
+from wherry.night import plan_night
+from wherry.prune import prune
+from wherry.routes import load_config
 
 pytest.importorskip("prefect")
 
@@ -65,6 +73,16 @@ def config(tmp_path):
     return str(path)
 
 
+def keep_the_best(config):
+    text = Path(config).read_text()
+    Path(config).write_text(f'{text}[routes.main.retention]\nkeep_best = 1\nmetric = "loss"\n')
+
+
+def noted_in_ledger():
+    with open_ledger() as ledger:
+        return [one.body for one in statements(ledger, kinds={"note"}) if one.body["about"] == "route"]
+
+
 @pytest.fixture
 def plain(monkeypatch):
     """The flow's own logic without a server: tasks are called as functions, conversions are noted."""
@@ -108,6 +126,55 @@ def test_the_flow_carries_out_what_takes_it(source, config, plain):
     assert plain[-1][0] == {"what": "route main", "value": done["routes"][0]["reason"]}
 
 
+def test_what_was_made_is_noted_for_its_route(source, config, plain, tmp_path):
+    (tmp_path / "runs" / "r1" / "9" / "metrics").mkdir()
+    (tmp_path / "runs" / "r1" / "9" / "metrics" / "metrics").write_text('{"loss": 1.5}')
+    keep_the_best(config)
+    flow.export.fn(ExportSpec(source=str(tmp_path / "runs" / "r1"), config=config))
+    notes = noted_in_ledger()
+    assert {(one["route"], one["source"], one["run"], one["step"], one["score"]) for one in notes} == {
+        ("main", source, "r1", 9, 1.5)
+    }
+    assert [one["target"] for one in notes] == [plain[0].target, plain[0].further[0].target]
+    assert plain[0].source == source, "the step that the names are of, whichever the run gets meanwhile"
+
+
+def test_what_was_not_made_is_not_noted(source, tmp_path, plain):
+    file = tmp_path / "wherry.toml"
+    file.write_text(TOML.format(root=tmp_path).replace("-{step}.safetensors", "-never"))
+    with pytest.raises(UnrepresentableError):
+        flow.export.fn(ExportSpec(source=source, config=str(file), routes=("main",)))
+    assert noted_in_ledger() == []
+
+
+def test_a_score_that_cannot_be_read_is_not_known(source, config, tmp_path):
+    (tmp_path / "runs" / "r1" / "9" / "metrics.json").write_text("[" * 100_000)
+    keep_the_best(config)
+    (row,) = routed.fn(source, ("main",), config)
+    assert [one["score"] for one in row["notes"]] == [None, None]
+
+
+def test_no_credentials_of_the_registry_are_kept(source, config, plain, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://user:secret@mlflow.example")
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "https://user:hidden@mlflow.example")
+    text = json.dumps(routed.fn(source, (), config))
+    assert "secret" not in text
+    assert "hidden" not in text
+    done = flow.export.fn(ExportSpec(source=source, config=config))
+    assert plain[0].tracking_uri == "https://user:secret@mlflow.example"
+    assert plain[0].registry_uri == "https://user:hidden@mlflow.example"
+    assert "secret" not in json.dumps(done)
+
+
+def test_a_step_that_a_newer_one_has_overtaken_is_left(source, config, plain, tmp_path):
+    wherry.export({"w": np.ones(2, np.float32)}, tmp_path / "runs" / "r1" / "10", to="orbax", step=10).result(
+        60
+    )
+    done = flow.export.fn(ExportSpec(source=source, config=config, routes=("main",)))
+    assert done["conversions"] == []
+    assert "step 10 of this run is complete" in done["routes"][0]["reason"]
+
+
 def test_nobody_takes_it_is_no_failure(source, config, plain):
     done = flow.export.fn(ExportSpec(source=source, config=config, routes=("elsewhere",)))
     assert done["conversions"] == []
@@ -145,6 +212,13 @@ def test_on_a_server_it_converts_tells_and_is_noted(server, source, tmp_path, mo
     file.write_text(f'[metrics]\nfile = "{tmp_path}/wherry.prom"\n{text}')
     state = flow.export(ExportSpec(source=source, config=str(file)), return_state=True)
     assert state.is_completed(), state.message
+    made = {one.uri for one in prune(load_config(file).routes).checkpoints if one.route == "main"}
+    assert made == {str(tmp_path / "out" / "r1-9.safetensors"), str(tmp_path / "out" / "r1-9-orbax")}
+    night, *_others = plan_night(load_config(file).routes)
+    assert [one.why for one in night.todo.passed] == ["done", "done"]
+    file.write_text(file.read_text().replace('only = "params"', ""))
+    night, *_others = plan_night(load_config(file).routes)
+    assert sorted(one.why for one in night.todo.passed) == ["done", "stale"]
     [done] = state.result()["conversions"]
     assert [one["verification"]["ok"] for one in (done, *done["further"])] == [True, True]
     assert (tmp_path / "out" / "r1-9.safetensors").is_file()

@@ -55,11 +55,12 @@ def test_a_training_loop_on_eight_devices_that_donates_its_state(tmp_path, out):
 
 
 def test_two_ranks_of_torchrun_give_their_shards(tmp_path, out):
-    """Both kinds of snapshot, a state that all ranks hold whole, and a rank that has no space."""
+    """Both kinds of snapshot, a state that all ranks hold whole, one of each rank's own, and ranks without space."""
     done = torchrun(program(tmp_path, TORCH_RANKS), out)
     assert done.returncode == 0, done.stderr
     names = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
-    assert names == ["disk", "host", "replicated.safetensors", "replicated.safetensors.wherry.json"]
+    files = [f"{name}.safetensors" for name in ("replicated", "stage0", "stage1")]
+    assert names == sorted(["disk", "host", *files, *(f"{file}.wherry.json" for file in files)])
     assert wherry.verify(out / "disk", level="digest").ok
 
 

@@ -108,7 +108,9 @@ def test_memory_stays_bounded_with_a_snapshot_on_disk(tmp_path):
 
 
 def test_what_a_killed_process_leaves_is_found_and_removed(tmp_path):
-    left = Snapshot(tmp_path / ".wherry-step.0123abcd.spool" / "part-0")
+    spool = tmp_path / ".wherry-step.0123abcd.spool"
+    spool.mkdir()
+    left = Snapshot(spool / "part-0")
     assert list(wherry.discover(tmp_path)) == []
     rows = clean(tmp_path, min_age=0)
     assert [row.removed for row in rows] == [True]

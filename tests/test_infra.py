@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.infra_support import INFRA, ROOT, load
+from tests.readme_support import DEPLOY, commands
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +40,26 @@ def test_ci_runs_the_tests_in_a_fresh_environment() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "infra/test --fresh" in script.read_text()
+
+
+def test_a_workers_runs_find_the_configuration_of_readme() -> None:
+    words = [" ".join(line) for line in commands(DEPLOY)]
+    named = words.index("export WHERRY_CONFIG=$PWD/wherry.toml")
+    assert named < words.index("prefect worker start --pool wherry-process")
+    assert "directory: /\n" in (INFRA / "prefect.yaml").read_text(), "where no wherry.toml would be found"
+
+
+def test_images_are_built_as_the_dockerfile_says() -> None:
+    text = (INFRA / "docker" / "Dockerfile").read_text()
+    told = set(re.findall(r"--build-arg (\w+)=", text))
+    assert told == {"BASE", "EXTRAS", "DEVICES"}
+    assert told <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
+    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["python:${PYTHON}-slim", "${BASE}"]
+    extras = {name for some in re.findall(r"EXTRAS=([\w,]+)", text) for name in some.split(",")}
+    assert extras <= set(PROJECT["optional-dependencies"])
+    asked = re.findall(r"\bimage: ([\w:]+)", (INFRA / "prefect.devices.yaml").read_text())
+    assert len(asked) == 2
+    assert set(asked) <= set(re.findall(r"-t (\S+)", text))
 
 
 def requirements(extra: str | None = None) -> list[Requirement]:

@@ -164,6 +164,70 @@ def test_sigterm_ends_with_130_and_the_next_run_writes_only_the_rest(source, tmp
     assert receipt["target"]["checkpoint_digest"] == undisturbed.target.checkpoint_digest
 
 
+class Cancelled(BaseException):
+    """As Prefect's TerminationSignal: neither an Exception nor a KeyboardInterrupt."""
+
+
+@pytest.fixture
+def stop(monkeypatch):
+    """A function that stops the run which called it as progress, once half of a stage is done."""
+    monkeypatch.setattr("wherry.progress._INTERVAL", 0)
+    monkeypatch.setattr("wherry.mover.worker_count", lambda: 1)
+
+    def handler(*_):
+        raise Cancelled
+
+    def stopper(how, stage):
+        def report(progress):
+            if progress.stage != stage or progress.done * 2 < progress.total:
+                return
+            if how != "signal":
+                raise how
+            os.kill(os.getpid(), signal.SIGTERM)  # the waiting main thread raises, as under Prefect
+            time.sleep(1)  # so that it has raised before the rest is done
+
+        return report
+
+    before = signal.signal(signal.SIGTERM, handler)
+    yield stopper
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("how", ["signal", Cancelled, SystemExit], ids=["signal", "callback", "exit"])
+@pytest.mark.parametrize("to", ["orbax", "hf"])
+def test_a_cancelled_run_keeps_what_it_did(source, tmp_path, stop, to, how):
+    target = tmp_path / "out" / "8"
+    with pytest.raises(SystemExit if how is SystemExit else Cancelled):
+        wherry.convert(source, target, to=to, lineage=False, progress=stop(how, "convert"))
+    area, journal = sorted(os.listdir(target.parent))
+    assert journal == f"{area}.journal"
+    assert_nothing_half_done(target.parent, target)
+    receipt = wherry.convert(source, target, to=to, lineage=False)
+    assert receipt.bytes_written / 3 < receipt.resumed_bytes < receipt.bytes_written
+    assert os.listdir(target.parent) == ["8"]
+    undisturbed = wherry.convert(source, tmp_path / "undisturbed", to=to, lineage=False)
+    assert receipt.target.checkpoint_digest == undisturbed.target.checkpoint_digest
+
+
+def test_a_run_that_is_cancelled_while_it_reads_back_writes_nothing_again(source, tmp_path, stop):
+    with pytest.raises(Cancelled):
+        wherry.convert(source, tmp_path / "8", to="orbax", lineage=False, progress=stop(Cancelled, "verify"))
+    receipt = wherry.convert(source, tmp_path / "8", to="orbax", lineage=False)
+    assert receipt.resumed_bytes == receipt.bytes_written
+    assert os.listdir(tmp_path) == ["8"]
+
+
+def test_a_cancelled_fetch_keeps_what_it_copied(source, tmp_path, stop):
+    made = wherry.convert(source, tmp_path / "made", to="hf", lineage=False).target
+    with pytest.raises(Cancelled):
+        wherry.fetch(made.uri, tmp_path / "copy", progress=stop(Cancelled, "fetch"))
+    assert not (tmp_path / "copy").exists()
+    fetched = wherry.fetch(made.uri, tmp_path / "copy")
+    assert fetched.resumed_bytes > 0
+    assert fetched.checkpoint_digest == made.checkpoint_digest
+    assert sorted(os.listdir(tmp_path)) == ["copy", "made"]
+
+
 def wait_for(condition, seconds=20):
     deadline = time.monotonic() + seconds
     while not condition():

@@ -10,7 +10,7 @@ import pytest
 
 import wherry
 from wherry.errors import UnsupportedError
-from wherry.native import Seen
+from wherry.native import NoAnswerError, Seen
 
 EIGHT = "--xla_force_host_platform_device_count=8"
 
@@ -92,6 +92,15 @@ def test_a_format_without_a_library_is_unsupported(source, tmp_path):
     target = made(source, tmp_path / "target", "t5x-legacy", split=".")
     with pytest.raises(UnsupportedError, match="no library is known that loads t5x-legacy"):
         wherry.verify(target, level="native")
+
+
+def test_a_child_that_comes_to_no_answer_says_nothing_of_the_checkpoint(source, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    from wherry.integrations import native
+
+    monkeypatch.setattr(native, "CHILD", "wherry.no_such_child")
+    with pytest.raises(NoAnswerError, match=r"ended with 1: .*no_such_child"):
+        wherry.verify(source, level="native")
 
 
 def test_absence_is_found_before_anything_is_loaded(source, tmp_path, monkeypatch):

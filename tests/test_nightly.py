@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.flow_support import occupied, watched
 from wherry.errors import CorruptError
 
 pytest.importorskip("prefect")
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [pytest.mark.server]
 
 # Where it is stated, two checkpoints at a time wait for seconds: the server's SQLite is locked by one for the other.
-LIMITED = "[concurrency]\nfile = 4\n"
+LIMITED = "[concurrency]\nfile = 1\n"
 CONFIG = """
 [routes.night]
 root = "runs"
@@ -75,7 +76,7 @@ def page(state):
     return rows["wherry-nightly"].data
 
 
-def test_a_night_and_the_next_one(server, tmp_path, told):
+def test_a_night_and_the_next_one(server, tmp_path, told, monkeypatch):
     places = [checkpoint(tmp_path, "a", 100), checkpoint(tmp_path, "a", 200), checkpoint(tmp_path, "b", 5)]
     spec = write(tmp_path)
     state = nightly(spec, return_state=True)
@@ -91,10 +92,10 @@ def test_a_night_and_the_next_one(server, tmp_path, told):
     assert str(state.state_details.flow_run_id) in page_of_run
 
     checkpoint(tmp_path, "b", 6)
+    held = watched(monkeypatch)
     again = nightly(write(tmp_path, head=LIMITED))
     assert again["counts"] == {"converted": 1, "done": 6}
-    with get_client(sync_client=True) as client:
-        assert client.read_global_concurrency_limit_by_name("wherry-io-file").limit == 4
+    assert (held, occupied()) == ([(1, 1)], (0, 1))
     with open_ledger() as ledger:
         assert check_chain(ledger).altered is None
         assert len(converted_sources(ledger)) == 4

@@ -106,6 +106,19 @@ def test_the_first_task_of_a_conversion_asks(monkeypatch, tmp_path):
         plan.fn(str(tmp_path / "source"), str(tmp_path / "out"), "orbax")
 
 
+@pytest.mark.parametrize("flow", ["audit", "promote", "nightly-convert", "post-training-export"])
+def test_every_flow_asks_before_anything_else(monkeypatch, flow):
+    pytest.importorskip("prefect")
+    from wherry.tasks.ending import ending
+
+    monkeypatch.setenv("WHERRY_WORKER", "kubernetes")
+    with pytest.raises(UsageError, match="to itself: ledger sqlite"), ending(flow, "A run"):
+        pytest.fail("it went on")
+    monkeypatch.setenv("WHERRY_SHARED_PATHS", "/")
+    with pytest.raises(ZeroDivisionError), ending(flow, "A run"):
+        raise ZeroDivisionError
+
+
 def test_the_command_says_the_same(monkeypatch):
     import json
 

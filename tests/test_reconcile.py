@@ -66,6 +66,29 @@ def test_selections(runs):
     assert {run for run, _step in taken(route(runs, select=f"since {since}"))} == {"team/a"}
 
 
+def test_the_newest_of_each_run_alone_bears_an_alias(runs):
+    newest = [(one.where.run, one.where.step) for one in survey(route(runs, select="all")) if one.newest]
+    assert newest == [("b", 300), ("team/a", 300)]
+    assert all(one.newest for one in survey(route(runs, select="best(loss)")))
+
+
+def test_a_target_store_out_of_reach_stops_no_other_route(runs, tmp_path, monkeypatch):
+    from wherry import night
+    from wherry.errors import StorageError
+
+    there = night._exists
+
+    def exists(uri):
+        if uri.startswith("/far"):
+            raise StorageError("it does not answer", uri=uri, retryable=True)
+        return there(uri)
+
+    monkeypatch.setattr(night, "_exists", exists)
+    far, near = plan_night([route(runs, out="/far"), route(runs, out=str(tmp_path / "near"))], go=True)
+    assert far.error["what"] == "it does not answer"
+    assert len(near.works) == 2
+
+
 def test_a_broken_score_that_only_retention_asks_for_stops_nothing(runs, caplog):
     (runs / "b" / "checkpoint-300" / "trainer_state.json").write_text("[" * 100_000)
     where = route(runs, retention={"keep_best": 1, "metric": "loss"})
@@ -150,7 +173,9 @@ def test_every_standing_of_a_target(one):
     way, found, place = one
     done = converted(found, place)
     assert standing(way, found, Known(), there=False) == ["new"]
-    assert standing(way, found, knowing(done)) == ["done"]
+    assert standing(way, found, knowing(done, requests={place: _request(way)})) == ["done"]
+    (unfinished,) = standing(way, found, knowing(done))
+    assert "did not end" in unfinished, "made, but never verified and registered"
     assert standing(way, found, knowing(done), there=False) == ["its target is gone"]
     assert standing(way, found, knowing(replace(done, gone="2026")), there=False) == ["pruned"]
     assert standing(way, found, knowing(replace(done, source_fingerprint="old"))) == ["stale"]
@@ -205,7 +230,8 @@ def test_a_night_of_ten_thousand_is_subtracted_quickly(one):
     many = [replace(found, fingerprint=str(number)) for number in range(10_000)]
     rows = [converted(item, "/out/a/checkpoint-1.safetensors") for item in many]
     start = time.monotonic()
-    rest = todo(way, many, knowing(*rows), exists=lambda _uri: True)
+    noted = {"/out/a/checkpoint-1.safetensors": _request(way)}
+    rest = todo(way, many, knowing(*rows, requests=noted), exists=lambda _uri: True)
     assert not rest.works
     assert time.monotonic() - start < 10
 

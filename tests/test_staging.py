@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from wherry import staging
-from wherry.errors import NotFoundError, StorageError, TargetExistsError
+from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError
 from wherry.staging import Staging, is_staging
 from wherry.steps import step_number
 from wherry.store import locate
 
 ID = "0123abcd"
+
+
+class Cancelled(BaseException):
+    """As Prefect's TerminationSignal: neither an Exception nor a KeyboardInterrupt."""
 
 
 def fill(area):
@@ -33,6 +37,38 @@ def test_without_a_commit_nothing_is_left_not_even_parents(tmp_path):
     with pytest.raises(RuntimeError), Staging(locate(tmp_path / "deep/er/out"), ID) as area:
         fill(area)
         raise RuntimeError
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("stop", [Cancelled, KeyboardInterrupt, SystemExit])
+def test_a_stop_from_outside_leaves_the_area_and_its_journal(tmp_path, stop):
+    with pytest.raises(stop), Staging(locate(tmp_path / "deep/out"), ID) as area:
+        fill(area)
+        area.journal.write_text("")
+        area.spill.mkdir()
+        raise stop
+    assert sorted(os.listdir(tmp_path / "deep")) == [area.location.name, area.journal.name]
+    with Staging(locate(tmp_path / "deep/out"), ID) as again:
+        again.commit()
+    assert (tmp_path / "deep/out/a").read_text() == "1"
+
+
+def test_an_area_that_failed_before_the_stop_is_not_kept(tmp_path):
+    with pytest.raises(Cancelled), Staging(locate(tmp_path / "out"), ID) as area:
+        fill(area)
+        area.failed(MismatchError("read-back differs"))
+        raise Cancelled
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_stop_while_an_area_is_opened_gives_the_lease_back(tmp_path, monkeypatch):
+    def stop(_path):
+        raise Cancelled
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "_remove", stop)
+        with pytest.raises(Cancelled), Staging(locate(tmp_path / "out"), ID):
+            pytest.fail("it was opened")
     assert os.listdir(tmp_path) == []
 
 

@@ -108,7 +108,24 @@ def test_jobs_are_valid_kubernetes_jobs(name, publish, variables):
     )
     assert all(isinstance(value, str) for value in selected.values())
     mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
-    assert mounts == {volume["name"] for volume in pod["volumes"]} == {"scratch"}
+    assert mounts == {volume["name"] for volume in pod["volumes"]} == {"scratch", "config"}
+
+
+@pytest.mark.parametrize("name", KUBERNETES)
+def test_runs_find_the_configuration_where_the_manifests_say(name, publish):
+    rows = yaml.safe_load_all((INFRA / "kubernetes" / "worker.yaml").read_text())
+    (settings,) = [row for row in rows if row["kind"] == "ConfigMap"]
+    file = Path(settings["data"]["WHERRY_CONFIG"])
+    pod = job(name, publish)["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert {"configMapRef": {"name": settings["metadata"]["name"], "optional": True}} in container["envFrom"]
+    (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == str(file.parent)]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+    assert volume["configMap"]["optional"], (
+        "the pod starts without it, and the run itself says what is missing"
+    )
+    told = (INFRA / "kubernetes" / "worker.yaml").read_text()
+    assert f"create configmap {volume['configMap']['name']} --from-file={file.name}=" in told
 
 
 def test_devices_are_asked_for_as_variables(publish):

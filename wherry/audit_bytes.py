@@ -15,10 +15,12 @@ from wherry.audit_places import SHOWN, about, troubled
 from wherry.audit_report import Finding
 from wherry.checkpoint import open_checkpoint
 from wherry.digest import LEAF
-from wherry.errors import MissingExtraError, UsageError, WherryError
+from wherry.errors import MissingExtraError, UnsupportedError, UsageError, WherryError
 from wherry.hashing import hash_checkpoint
+from wherry.native import NoAnswerError
 from wherry.progress import Progress
 from wherry.references import digested, reference
+from wherry.registry import service
 from wherry.verify import Verification, verify
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 # After these verdicts the bytes can still say something.
 _READABLE = ("ok", "touched", "sidecar-gone", "source-changed", "known-damage")
+# These say something of this machine and of what is installed, and nothing of the checkpoint.
+_NOT_RUN = (MissingExtraError, NoAnswerError, UnsupportedError, UsageError)
 
 
 def read_all(
@@ -73,10 +77,14 @@ def load_some(looked: dict[str, Looked], known: Known, count: int, ledger: Ledge
     Args:
         looked: as for `read_all`.
         known: the ledger.
-        count: how many, those with the oldest proof first.
+        count: how many, those with the oldest proof first; formats that no library is known for come last.
         ledger: where outcomes are recorded; None records none.
     """
-    for uri in oldest_proofs(looked)[:count]:
+    if not count:
+        return
+    loaders = service("native").LOADERS
+    order = sorted(oldest_proofs(looked), key=lambda uri: looked[uri].row.format not in loaders)
+    for uri in order[:count]:
         done = load_natively(looked[uri])
         tried = done.row.level == "native"
         looked[uri] = _noted(done, known, ledger) if ledger is not None and tried else done
@@ -123,11 +131,11 @@ def read_bytes_of(looked: Looked, known: Known, *, memory: int, progress: OnProg
 
 
 def load_natively(looked: Looked) -> Looked:
-    """Let the target's own library restore it, on the devices that are there."""
-    clock, row = time.monotonic(), looked.row
+    """Let the target's own library restore it, on the devices that are there; where it cannot be tried, say so."""
+    clock, row, devices = time.monotonic(), looked.row, ""
     try:
         outcome = verify(row.uri, level="native", format=row.format)
-    except (MissingExtraError, UsageError) as error:
+    except _NOT_RUN as error:
         return looked.with_findings(
             [about(row, "native-not-run", error.what, cure=error.cure)], row.level, 0.0
         )
@@ -135,7 +143,8 @@ def load_natively(looked: Looked) -> Looked:
         found = [troubled(row, error)]
     else:
         found = [replace(one, kind="not-native") for one in _failures(row, outcome)]
-    return looked.with_findings(found, "native", time.monotonic() - clock)
+        devices = outcome.native.devices if outcome.native else ""
+    return looked.with_findings(found, "native", time.monotonic() - clock, devices)
 
 
 def proved(looked: Looked, known: Known) -> CheckpointRef:
@@ -164,6 +173,7 @@ def outcome_of(looked: Looked) -> dict[str, Any]:
         "seconds": looked.row.seconds,
         "bytes": looked.row.nbytes,
         "by": "audit",
+        **({"devices": looked.row.devices} if looked.row.devices else {}),
     }
 
 

@@ -60,14 +60,18 @@ class Looked(NamedTuple):
     recorded: bool = False
     fingerprint: str = ""
 
-    def with_findings(self, found: list[Finding], level: str, seconds: float) -> Looked:
+    def with_findings(self, found: list[Finding], level: str, seconds: float, devices: str = "") -> Looked:
         """The same after a deeper look; bytes that were proved settle what times and sizes of files left open."""
         read = level != self.row.level and not any(one.kind == "unreachable" for one in found)
         settled = () if not read else _OPEN if not found else (_OPEN[-1],)
         kept = [one for one in self.findings if one.kind not in settled]
         every = (*kept, *found)
         row = replace(
-            self.row, level=level, verdict=verdict_of(every), seconds=round(self.row.seconds + seconds, 3)
+            self.row,
+            level=level,
+            verdict=verdict_of(every),
+            seconds=round(self.row.seconds + seconds, 3),
+            devices=devices or self.row.devices,
         )
         return Looked(row, every, self.recorded, self.fingerprint)
 

@@ -130,6 +130,7 @@ class Audited:
         models: model versions that point at it.
         verified: when its bytes were last proved equal to the record before this audit; UTC.
         manifest: whether the evidence holds its manifest.
+        devices: software and devices that its own library loaded it onto, in words; empty where none did.
     """
 
     uri: str
@@ -144,6 +145,7 @@ class Audited:
     models: tuple[str, ...] = ()
     verified: str | None = None
     manifest: bool = False
+    devices: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def markdown(report: AuditReport) -> str:
         rows = [
             (
                 row.verdict,
-                row.level,
+                f"{row.level}: {row.devices}" if row.devices else row.level,
                 row.format,
                 row.uri,
                 row.checkpoint_digest[:_SHOWN],
@@ -52,6 +52,7 @@ def markdown(report: AuditReport) -> str:
 def summary(report: AuditReport) -> list[tuple[str, str]]:
     """The report in a few lines of (what, value)."""
     counts, chain = report.counts, report.chain
+    devices = sorted({row.devices for row in report.checkpoints if row.devices})
     read = sum(row.nbytes for row in report.checkpoints if row.level != "present")
     return [
         ("scope", ", ".join(report.scope)),
@@ -60,7 +61,8 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
         ("checkpoints", f"{counts['checkpoints']}, {counts['ok']} of them fine"),
         (
             "bytes read",
-            f"{show_size(read)} of {counts['read']} checkpoints; {counts['loaded']} loaded natively",
+            f"{show_size(read)} of {counts['read']} checkpoints; {counts['loaded']} loaded natively"
+            + (f" ({'; '.join(devices)})" if devices else ""),
         ),
         ("findings", ", ".join(counted(counts[f"{name}s"], name) for name in SEVERITIES)),
         ("ledger", f"{chain.statements} statements, {chain.altered or 'the chain is whole'}"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.config_lines import line_of, where
+from wherry.config_routes import origin, stated
 from wherry.errors import NotFoundError, UsageError, WherryError, storage_error
 from wherry.home import CONFIG_ENV, ENVIRONMENT_ENV, config_file, without_secrets
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
+    from wherry.config_routes import Stated
     from wherry.config_schema import Route, Settings
 
 # setting → the environment variable that wins over the file; a list is separated as PATH is.
@@ -53,6 +55,8 @@ class Config:
         settings: what holds for all routes.
         routes: in the order of the file.
         origins: setting → where its value comes from.
+        stated: what the routes state.
+        text: the contents of the file.
     """
 
     file: str | None
@@ -60,11 +64,15 @@ class Config:
     settings: Settings
     routes: tuple[Route, ...]
     origins: Mapping[str, str]
+    stated: tuple[Stated, ...] = ()
+    text: str = field(default="", repr=False)
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """Setting, value and origin, with secrets masked."""
-        for name, origin in self.origins.items():
-            yield name, masked(name, value_at(self.settings.model_dump(), name)), origin
+        """Setting, or stated field of a route, with value and origin; secrets are masked."""
+        for name, source in self.origins.items():
+            yield name, masked(name, value_at(self.settings.model_dump(), name)), source
+        for one in self.stated:
+            yield one.name, masked(one.name, one.value), origin(one, self.text, self.file)
 
 
 def load_config(path: str | os.PathLike[str] | None = None, env: str | None = None) -> Config:
@@ -117,7 +125,9 @@ def _load(
         _validated(Contents, _name_routes(merge(merge({}, data), sections[other]), file), text, file, other)
     settings = Settings(**{name: getattr(contents, name) for name in Settings.model_fields})
     ordered = {name: origins.get(name, "default") for name in _leaves(settings.model_dump())}
-    return Config(str(file) if file else None, env, settings, tuple(contents.routes.values()), ordered)
+    fields = stated(merged, sections.get(env or "", {}), ("env", env or ""))
+    routes = tuple(contents.routes.values())
+    return Config(str(file) if file else None, env, settings, routes, ordered, fields, text)
 
 
 def _environments(sections: Any, text: str, file: Path | None) -> dict[str, dict[str, Any]]:
@@ -147,7 +157,7 @@ def masked(name: str, value: Any) -> str:
     if name in _SECRET:
         return "***"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
+        return ", ".join(masked(name, one) for one in value)
     return without_secrets(value) if isinstance(value, str) and "://" in value else str(value)
 
 

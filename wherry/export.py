@@ -52,7 +52,7 @@ def export(
         emit: whether the end is posted as an event (see `wherry.emit`); by default where `PREFECT_API_URL` is set.
         exit_wait: seconds that the end of the process waits for it.
         common: what else `wherry.export_request.Request` has: options, meta, name, system, only, ignore, memory,
-            verify, if_exists, into, family, config, dtype, assets, spool, patience.
+            verify, if_exists, into, family, config, dtype, assets, spool, patience, alone.
 
     Returns:
         A handle, at once after the snapshot. Whatever goes wrong, now or later, is logged and kept in it.
@@ -78,7 +78,7 @@ def export(
         return handle
     handle.blocked = time.monotonic() - clock
     handle.step = begun.step
-    handle.start(begun.work, then)
+    handle.start(begun.work, then, begun.undo)
     return handle
 
 

@@ -69,14 +69,33 @@ class Export:
             raise self.error
         return self.receipt
 
-    def start(self, work: Callable[[], Receipt | None], then: Callable[[Export], None]) -> None:
-        """Do the work in the background; `then` is told of the end before anybody who waits is."""
+    def start(
+        self,
+        work: Callable[[], Receipt | None],
+        then: Callable[[Export], None],
+        undo: Callable[[BaseException], None],
+    ) -> None:
+        """Do the work in the background; `then` is told of the end before anybody who waits is.
+
+        Args:
+            work: what is done.
+            then: called when it has ended.
+            undo: called instead of the work where no thread can be had.
+        """
         _under_way.add(self)
         try:
             threading.Thread(target=self.run, args=(work, then), name="wherry-export", daemon=True).start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
             self.failed(error)
+            self._undo(undo)
             self.end(then)
+
+    def _undo(self, undo: Callable[[BaseException], None]) -> None:
+        assert self.error is not None
+        try:
+            undo(self.error)
+        except Exception:  # why it failed is kept already, and training goes on
+            log.exception("what the export to %s held was not given back", self.uri)
 
     def run(self, work: Callable[[], Receipt | None], then: Callable[[Export], None]) -> None:
         """Do the work; its failure is kept and logged."""

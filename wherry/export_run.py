@@ -6,36 +6,35 @@ Nothing here is caught: `wherry.export` keeps every failure in its handle.
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
-import time
+import math
 import uuid
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.convert import Asked, Target, convert_opened, existing, plan_jobs
-from wherry.errors import WherryError, storage_error
+from wherry.convert import convert_opened, existing, plan_jobs
+from wherry.errors import UsageError, WherryError, storage_error
+from wherry.export_request import asked_of, spool_of, target_of
 from wherry.keypath import render
-from wherry.layouts import Wish
 from wherry.lease import Lease
 from wherry.live_checkpoint import live_checkpoint
 from wherry.manifest import Manifest
-from wherry.receipt import from_json, utc_now
+from wherry.receipt import from_json
 from wherry.registry import service
 from wherry.shares import (
+    LEASE,
     Ticket,
     await_outcome,
     gather_shares,
+    leave_failure,
     put_failure,
     put_outcome,
     put_share,
+    require_folder,
     ticket_from,
 )
 from wherry.snapshot import Snapshot
-from wherry.spill import FOLDER_VARIABLE
-from wherry.staging import PREFIX
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from wherry.snapshot import Placed
 
 log = logging.getLogger("wherry.export")
-_LEASE = "writer.lease"
 _PARAMETERS = ("params", "target", "model")
 _THERE = "already there"
 _LONGEST = 1500  # characters of an error that is told to the other processes
@@ -61,11 +59,13 @@ class Begun(NamedTuple):
         step: of training, where known.
         work: what is left to do in the background.
         leads: whether this process is the one that writes.
+        undo: gives up instead of the work, for the reason given: frees the snapshot, and tells the other processes.
     """
 
     step: int | None
     work: Callable[[], Receipt | None]
     leads: bool
+    undo: Callable[[BaseException], None] = lambda _error: None
 
 
 def begin(state: object, request: Request) -> Begun:
@@ -75,10 +75,14 @@ def begin(state: object, request: Request) -> Begun:
         WherryError: what was asked for is not possible; nothing was copied.
     """
     found = service("export-state").survey(state)
-    processes = service("export-processes").group(found.distributed)
-    if (
-        processes.count == 1 and processes.rank
-    ):  # it holds what the first one holds too, and that one exports it
+    groups = service("export-processes")
+    processes = groups.Group(0, 1, str) if request.alone else groups.group(found.distributed)
+    if processes.count == 1 and processes.rank:
+        log.info(
+            "process %d leaves the export to %s to process 0, which holds the same; "
+            "a state of its own is exported with alone=True",
+            processes.rank, request.uri,
+        )  # fmt: skip
         return Begun(request.step, lambda: None, leads=False)
     ready, ticket, planned = _ready(found, request), Ticket(uuid.uuid4().hex), None
     if processes.rank == 0:
@@ -92,7 +96,7 @@ def begin(state: object, request: Request) -> Begun:
     request, manifest = ready
     leads = processes.rank == 0
     if ticket.stop is None:
-        return Begun(request.step, _copied(found, manifest, request, processes, ticket), leads=leads)
+        return _copied(found, manifest, request, processes, ticket)
     if ticket.stop != _THERE:
         raise WherryError(f"process 0 refused: {ticket.stop}", uri=request.uri)
     return Begun(request.step, lambda: planned, leads=leads)
@@ -103,10 +107,22 @@ def _ready(found: Any, request: Request) -> tuple[Request, Manifest] | Exception
     if found.failure is not None:
         return found.failure
     try:
+        if request.alone:
+            _require_whole(found)
         request = replace(request, step=_step(found, request))
         return request, _manifest(found, request)
     except Exception as error:  # noqa: BLE001  it is raised once the others know
         return error
+
+
+def _require_whole(found: Any) -> None:
+    for one in found.tensors:
+        if sum(math.prod(box.sizes) for box in one.boxes) < one.spec.size:
+            raise UsageError(
+                "other processes hold parts of this tensor, so the state is not this process's own",
+                path=one.spec.name,
+                cure="export without alone=True, in all processes that hold parts",
+            )
 
 
 def _planned(
@@ -118,12 +134,12 @@ def _planned(
     request, manifest = ready
     try:
         with _checkpoint(manifest, {}, request, ticket.mark, "") as checkpoint:
-            job = plan_jobs(checkpoint, [_target(request)], _asked(request))[0]
+            job = plan_jobs(checkpoint, [target_of(request)], asked_of(request))[0]
             there = existing(job, request.if_exists)
         if there is not None:
             return replace(ticket, stop=_THERE), there
         if shared or request.snapshot == "disk":
-            folder = _spool(request, ticket.mark)
+            folder = spool_of(request, ticket.mark)
             folder.mkdir(mode=0o700)
             ticket = replace(ticket, folder=str(folder))
     except OSError as error:
@@ -139,49 +155,62 @@ def _in_short(error: Exception) -> str:
     return str(error).encode("ascii", "replace")[:_LONGEST].decode()
 
 
-def _copied(
-    found: Any, manifest: Manifest, request: Request, processes: Any, ticket: Ticket
-) -> Callable[[], Receipt | None]:
+def _copied(found: Any, manifest: Manifest, request: Request, processes: Any, ticket: Ticket) -> Begun:
     """Take this process's share."""
     folder = Path(ticket.folder) if ticket.folder else None
     share = folder / f"part-{processes.rank}" if folder else None
-    shot: Snapshot | None = None
+    held = ExitStack()
+
+    def undo(error: BaseException) -> None:
+        try:
+            held.close()  # first, because a full disk may be what went wrong
+        finally:
+            _report(folder, processes, error)
+
     try:
+        if folder is not None:
+            require_folder(folder)
         shot = Snapshot(share if request.snapshot == "disk" else None)
+        held.callback(shot.close)
         shot.take(one for one in found.tensors if one.shared or not processes.rank)
     except BaseException as error:
-        if shot is not None:
-            shot.close()
-        _report(folder, processes, error)
+        undo(error)
         raise
-    taken = shot
-    if processes.rank:
-        assert folder is not None
-        return lambda: _give(taken, manifest, folder, processes.rank)
-    return lambda: _finish(
-        taken, manifest, request, found.framework, folder, range(1, processes.count), ticket.mark
-    )
+
+    def work() -> Receipt | None:
+        if processes.rank:
+            assert folder is not None
+            return _give(shot, manifest, folder, processes, request.patience)
+        others = range(1, processes.count)
+        return _finish(shot, manifest, request, found.framework, folder, others, ticket.mark)
+
+    return Begun(request.step, work, leads=processes.rank == 0, undo=undo)
 
 
 def _report(folder: Path | None, processes: Any, error: BaseException) -> None:
-    """Tell the other processes that this one has nothing to give."""
+    """Tell the other processes that this one has nothing to give; the error counts, not that they cannot be told."""
     if folder is None:
         return
-    if processes.rank:
-        put_failure(folder, processes.rank, error)
-    else:
-        put_outcome(folder, (), None, str(error))
+    try:
+        if processes.rank:
+            put_failure(folder, processes.rank, error)
+        else:
+            leave_failure(folder, range(1, processes.count), str(error))
+    except OSError as failure:
+        log.warning("the other processes were not told why the export failed here: %s", failure)
 
 
-def _give(shot: Snapshot, manifest: Manifest, folder: Path, rank: int) -> Receipt:
+def _give(shot: Snapshot, manifest: Manifest, folder: Path, processes: Any, patience: float) -> Receipt:
     """What the other processes do: give their share, and learn what came of it."""
+    rank = processes.rank
     try:
         try:
+            require_folder(folder)
             put_share(folder, rank, manifest.tensors, shot.publish(folder / f"part-{rank}"))
         except BaseException as error:
-            put_failure(folder, rank, error)
+            _report(folder, processes, error)
             raise
-        return from_json(await_outcome(folder, rank))
+        return from_json(await_outcome(folder, rank, patience=patience))
     finally:
         shot.close()
 
@@ -193,16 +222,15 @@ def _finish(
     """What rank 0 does: put the shares together and convert them."""
     receipt, failure, lease = None, "it was interrupted", ExitStack()
     try:
-        if (
-            folder is not None
-        ):  # its heartbeat says that the folder is in use, when nothing else changes there
-            lease.enter_context(Lease(folder / _LEASE, request.uri))
+        if folder is not None:
+            require_folder(folder)
+            lease.enter_context(Lease(folder / LEASE, request.uri))  # the others look at it
         placed = shot.placed
         if folder is not None and others:
             placed = gather_shares(folder, placed, manifest.tensors, others, patience=request.patience)
         with _checkpoint(manifest, placed, request, mark, framework) as checkpoint:
             group = convert_opened(
-                checkpoint, [_target(request)], _asked(request), if_exists=request.if_exists
+                checkpoint, [target_of(request)], asked_of(request), if_exists=request.if_exists
             )
         receipt = group.receipts[0]
     except BaseException as error:
@@ -221,7 +249,7 @@ def _tell(folder: Path | None, others: range, receipt: Receipt | None, failure: 
         return
     try:
         put_outcome(folder, others, receipt and receipt.to_json(), "" if receipt else failure)
-    except WherryError as error:
+    except OSError as error:
         log.warning("the other processes were not told what came of the export: %s", error)
 
 
@@ -240,18 +268,6 @@ def _checkpoint(
         framework=framework,
         system=request.system,
     )
-
-
-def _target(request: Request) -> Target:
-    return Target(request.uri, request.to, request.options or {})
-
-
-def _asked(request: Request) -> Asked:
-    wish = Wish(request.family, None, request.config, request.dtype, request.assets)
-    return Asked(
-        request.memory, request.verify, request.only, request.ignore, request.into, None, None, request.meta or {},
-        wish, utc_now(), time.monotonic(),
-    )  # fmt: skip
 
 
 def _manifest(found: Any, request: Request) -> Manifest:
@@ -281,15 +297,3 @@ def _step(found: Any, request: Request) -> int | None:
         if spec.path == ("step",) and spec.size == 1 and "int" in spec.dtype and boxes:
             return int.from_bytes(boxes[0].load(), "little", signed=not spec.dtype.startswith("u"))
     return None
-
-
-def _spool(request: Request, mark: str) -> Path:
-    """A folder of its own on the target's file system, or where temporary files go."""
-    location = locate(request.uri)
-    if request.spool is not None:
-        parent = Path(request.spool)
-    elif location.store.capabilities.local:
-        parent = next(one for one in Path(location.path).parents if one.is_dir())
-    else:
-        parent = Path(os.environ.get(FOLDER_VARIABLE) or tempfile.gettempdir())
-    return parent / f"{PREFIX}{location.name}.{mark[:8]}.spool"

@@ -51,11 +51,11 @@ def copy_files(files: Sequence[tuple[Location, Location, Entry]], progress: OnPr
     """
     copying = _Copying(Meter("fetch", sum(entry.size for _source, _target, entry in files), progress))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="wherry-fetch") as pool:
-        begun = [
-            pool.submit(_copy_file, source, Path(target.path), entry, copying)
-            for source, target, entry in files
-        ]
         try:
+            begun = [
+                pool.submit(_copy_file, source, Path(target.path), entry, copying)
+                for source, target, entry in files
+            ]
             return sum(one.result() for one in begun)
         except BaseException:
             copying.stop.set()

@@ -1,31 +1,36 @@
 """The lease: two runs on one target exclude each other, and a dead one does not block for ever.
 
 `.wherry-<name>.lease` beside the target names its owner; a heartbeat renews it every few seconds. It may be taken
-over once it has not been renewed for half a minute, or at once where its owner was a process of this machine that
-is gone. Taking over moves the old lease away in one step, so of two that try only one succeeds.
+over once it has not been renewed for half a minute, or at once where its owner was a process of this machine and of
+this pid namespace that is gone. Taking over moves the old lease away in one step, so of two that try only one
+succeeds. Storage that fails for a moment costs its owner one beat, not the lease.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import secrets
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from wherry.errors import TargetInUseError, storage_error
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import TracebackType
 
 EXPIRY_SECONDS = 30.0
 DRAFT = ".draft"  # `.wherry-<name>.<8 hex>.draft`: a lease before or after its time; a kill may leave it
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without hard links says
 _HEARTBEAT_SECONDS = 5.0
+_BOOT = "/proc/sys/kernel/random/boot_id"
+_PID_NAMESPACE = "/proc/self/ns/pid"
+_log = logging.getLogger(__name__)
 
 
 class Lease:
@@ -56,8 +61,13 @@ class Lease:
     ) -> None:
         self._over.set()
         self._heart.join()
-        if self._holds():
-            self._path.unlink(missing_ok=True)
+        try:
+            if self._holds():
+                self._path.unlink(missing_ok=True)
+        except (
+            OSError
+        ) as failure:  # what came of the work counts; a lease that nobody renews harms nobody for long
+            _log.warning("%s stays, and is void in %.0f s: %s", self._path, EXPIRY_SECONDS, failure)
 
     def _holds(self) -> bool:
         """Whether the lease that is there is this one: a run that slept for too long may have lost it."""
@@ -70,6 +80,7 @@ class Lease:
         owner = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "pid_namespace": _pid_namespace(),
             "since": time.time(),
             "id": self._id,
         }
@@ -130,8 +141,23 @@ class Lease:
         )
 
     def _beat(self) -> None:
-        while not self._over.wait(_HEARTBEAT_SECONDS) and self._holds():
-            os.utime(self._path)
+        told = False
+        while not self._over.wait(_HEARTBEAT_SECONDS):
+            try:
+                if not self._holds():
+                    return
+                os.utime(self._path)
+            except FileNotFoundError:
+                continue  # gone since it was looked at: the next beat sees what there is now
+            except OSError as error:  # storage that comes back in time costs nothing
+                if not told:
+                    _log.warning(
+                        "%s was not renewed, which is tried every %.0f s: %s",
+                        self._path,
+                        _HEARTBEAT_SECONDS,
+                        error,
+                    )
+                told = True
 
 
 def is_alive(path: Path) -> bool:
@@ -158,8 +184,22 @@ def _owner(path: Path) -> dict[str, Any]:
         return {}  # being written on a file system without links, or torn: its age alone decides
 
 
+def _pid_namespace() -> str:
+    """Which processes the numbers seen here belong to; empty where nobody can tell.
+
+    Containers with the network of their host bear its name and have process numbers of their own. The boot is stated
+    too: the first namespace has the same number on every machine, and two machines may bear one name.
+    """
+    try:
+        return f"{Path(_BOOT).read_text().strip()} {Path(_PID_NAMESPACE).readlink()}"
+    except OSError:
+        return ""  # not Linux, or hidden from us: the age of a lease alone decides
+
+
 def _is_dead(owner: dict[str, Any]) -> bool:
-    if not owner or owner.get("host") != socket.gethostname():
+    """Whether the owner is known to be gone; of one that we could not see, alive or not, only the age tells."""
+    here = _pid_namespace()
+    if not here or owner.get("pid_namespace") != here or owner.get("host") != socket.gethostname():
         return False
     try:
         os.kill(int(owner["pid"]), 0)

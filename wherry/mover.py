@@ -77,22 +77,20 @@ class Carrier:
 
         Raises:
             WherryError: the first error of reading; the other workers stop after their present move.
-            KeyboardInterrupt: the user stopped it; the workers have stopped too, and what they had finished is
-                durable and in the journals.
+            BaseException: what is no Exception stopped it from outside (Ctrl-C, a cancelled flow run, an exit);
+                the workers have stopped too, and what they had finished is durable and in the journals.
         """
         queue = self._remaining(moves)
         workers = worker_count()
         with ThreadPoolExecutor(workers, thread_name_prefix="wherry") as executor:
-            running = [executor.submit(self._work, queue) for _ in range(workers)]
             try:
-                self._wait(running)
-            except KeyboardInterrupt:
+                self._wait([executor.submit(self._work, queue) for _ in range(workers)])
+            except BaseException as error:
                 self._stopped.set()
-                wait(running)
-                self._settle()
+                executor.shutdown()
+                if not isinstance(error, Exception):
+                    self._settle()
                 raise
-            finally:
-                self._stopped.set()
         self.recorded.finish()
         self._settle()
 

@@ -34,6 +34,10 @@ _HUB = "huggingface"
 _ENVIRONMENT = {"JAX_ENABLE_X64": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
+class NoAnswerError(WherryError):
+    """The child came to no answer: it was killed, or could not begin. That says nothing of the checkpoint."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What the other software said.
@@ -89,6 +93,7 @@ def native(checkpoint: Checkpoint, *, memory: int) -> Seen:
     Raises:
         UnsupportedError: no library is known for its format, or it is not on this machine's file system.
         MissingExtraError: the library is not installed.
+        NoAnswerError: the child was killed, or could not begin.
     """
     name = checkpoint.detection.format
     loader = service("native").LOADERS.get(name)
@@ -183,7 +188,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
-        raise WherryError(
+        raise NoAnswerError(
             f"the native check ended with {done.returncode}: {last[0]}",
             cure="a negative number is a signal: 9 is the system, out of memory", retryable=done.returncode < 0,
         )  # fmt: skip

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from wherry import __version__
-from wherry.errors import DamagedError, NotFoundError, TargetInUseError, WherryError, storage_error
+from wherry.errors import (
+    DamagedError,
+    MissingExtraError,
+    NotFoundError,
+    StorageError,
+    TargetInUseError,
+    WherryError,
+    storage_error,
+)
 from wherry.home import ensure_home
 from wherry.lease import Lease
 from wherry.reconcile import FAILED, MADE, Todo, Work, estimate, hours, known, todo
@@ -26,8 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
     from wherry.config_schema import Route
-    from wherry.routes import Wanted
+    from wherry.routes import Wanted, Whereabouts
 
+# What the source is not to blame for: a full disk, missing rights or a missing extra are mended elsewhere.
+_PASSING = (NotFoundError, TargetInUseError, StorageError, MissingExtraError)
 Came = Literal["converted", "failed", "vanished", "in use"]
 
 
@@ -159,11 +169,11 @@ def plan_night(routes: Iterable[Route], *, retry_failed: bool = False, go: bool 
         passed: list[Passed] = []
         try:
             found = survey(route, products=products, on_pass=passed.append)
-        except Exception as error:  # noqa: BLE001  one root that nobody can look at does not stop the others
+            rest = todo(route, found, facts, exists=_exists, retry_failed=retry_failed)
+        except Exception as error:  # noqa: BLE001  a root or target store that is out of reach stops no other route
             empty = Todo(route.name, (), tuple(passed), (), first=False)
             plans.append(Plan(route, empty, 0.0, error=as_ours(error, route.root).to_json()))
             continue
-        rest = todo(route, found, facts, exists=_exists, retry_failed=retry_failed)
         full = Todo(rest.route, rest.works, (*passed, *rest.passed), rest.waiting, rest.first)
         plans.append(
             Plan(route, full, hours(full, facts, route), None if go else estimate(full, facts, route))
@@ -204,22 +214,39 @@ def came_of(work: Work, error: WherryError) -> Outcome:
     return Outcome(work.route, work.source.found.uri, came, error=error.to_json())
 
 
-def made_notes(work: Work, targets: Iterable[Wanted]) -> list[dict[str, Any]]:
-    """What the ledger is told of targets that are made: which route wanted them, and by which request."""
-    source = work.source
+def made_notes(
+    route: str, source: str, where: Whereabouts, targets: Iterable[Wanted], score: float | None
+) -> list[dict[str, Any]]:
+    """What the ledger is told of targets that are made: which route wanted them, and by which request.
+
+    It is told last of all: what has no such note is taken up again by the next night.
+
+    Args:
+        route: its name.
+        source: URI of the checkpoint that they were made of.
+        where: its run and step.
+        targets: what was made.
+        score: the metric that the route chooses or keeps by; None where it has none or it is not known.
+    """
     return [
         {
-            "about": MADE, "route": work.route, "request": one.request, "target": one.place,
-            "committed": one.committed, "source": source.found.uri, "run": source.where.run, "step": source.where.step,
-            "format": find_format(one.rule.format).name, "score": source.score,
+            "about": MADE, "route": route, "request": one.request, "target": one.place, "committed": one.committed,
+            "source": source, "run": where.run, "step": where.step, "format": find_format(one.rule.format).name,
+            "score": score,
         }
         for one in targets
     ]  # fmt: skip
 
 
+def notes_of(work: Work, targets: Iterable[Wanted]) -> list[dict[str, Any]]:
+    """The notes of a night's work."""
+    source = work.source
+    return made_notes(work.route, source.found.uri, source.where, targets, source.score)
+
+
 def failed_notes(work: Work, targets: Iterable[Wanted], error: WherryError) -> list[dict[str, Any]]:
-    """What the ledger is told of a failure that the same files will meet again; nothing where a retry can cure it."""
-    if error.retryable or isinstance(error, (NotFoundError, TargetInUseError)):
+    """What the ledger is told of a failure that the same files will meet again, whatever is done to the machine."""
+    if error.retryable or isinstance(error, _PASSING):
         return []
     body = {
         "about": FAILED, "route": work.route, "source": work.source.found.uri,

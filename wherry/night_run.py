@@ -22,8 +22,8 @@ from wherry.night import (
     failed_notes,
     failure,
     holding,
-    made_notes,
     note,
+    notes_of,
     plan_night,
 )
 from wherry.opaque import allowing
@@ -117,13 +117,13 @@ def _carry(config: Config, route: Route, work: Work, targets: tuple[Wanted, ...]
             meta=route.meta, sign=route.sign,
         )  # fmt: skip
     for one, receipt in zip(targets, group.receipts, strict=True):
-        _after(config, route, one, receipt)
-    note(made_notes(work, targets))
+        _after(config, route, one, receipt, alias=route.alias if work.source.newest else None)
+    note(notes_of(work, targets))
     written = sum(receipt.bytes_written for receipt in group.receipts if not receipt.already)
     return Outcome(work.route, source.uri, "converted", tuple(one.place for one in targets), written)
 
 
-def _after(config: Config, route: Route, one: Wanted, receipt: Receipt) -> None:
+def _after(config: Config, route: Route, one: Wanted, receipt: Receipt, *, alias: str | None) -> None:
     """What follows the commit of one target."""
     if receipt.already:
         record(receipt)
@@ -132,4 +132,4 @@ def _after(config: Config, route: Route, one: Wanted, receipt: Receipt) -> None:
         verified(uri, **comparison(route.verify, receipt.source.uri, one.rule.family_file))
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
-        register(uri, one.model, alias=route.alias, tags=route.tags, **settings)
+        register(uri, one.model, alias=alias, tags=route.tags, **settings)

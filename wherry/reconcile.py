@@ -216,7 +216,9 @@ def _standing(
     done = next((row for row in reversed(rows) if row.target_uri == one.place), None)
     there = exists(one.place)
     if done is not None and there:
-        request = known.requests.get(one.place, one.request)
+        request = known.requests.get(one.place)
+        if request is None:  # the note is the last thing that a night writes of a target
+            return "new", "made, but what follows the commit (verification, registration) did not end"
         changed = "the route states something else than when it was made; remove it, or give it another place"
         return ("done", "made") if request == one.request else ("stale", changed)
     if done is not None and done.gone is not None:

@@ -16,15 +16,17 @@ from wherry.config import Config, load_config
 from wherry.config_values import render
 from wherry.digest import sha256_of
 from wherry.errors import NotFoundError, UsageError, WherryError
+from wherry.opaque import allowing
 from wherry.registry import find_format
 from wherry.steps import step_number
 from wherry.store import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from wherry.config_schema import Route, TargetRule
     from wherry.detection import Detection
+    from wherry.location import Location
 
 __all__ = [
     "Config",
@@ -84,6 +86,7 @@ class Explanation:
         reason: why not, or by what selection.
         where: run, step and name; None where it lies outside.
         targets: what is made.
+        source: URI of the checkpoint itself, where a run was asked for; None where it is not taken.
     """
 
     route: str
@@ -91,6 +94,7 @@ class Explanation:
     reason: str
     where: Whereabouts | None = None
     targets: tuple[Wanted, ...] = ()
+    source: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As `routes explain --json` prints it."""
@@ -128,7 +132,7 @@ def whereabouts(root: str, found: Detection) -> Whereabouts | None:
     ):
         return None
     parts = list(PurePosixPath(place.path[len(base.path.rstrip("/")) :].strip("/")).parts)
-    at = next((index for index in reversed(range(len(parts))) if _is_step(parts[index], found.step)), None)
+    at = _step_part(parts, found.step)
     run = parts if at is None else parts[:at]
     while run and run[-1] in _STEP_ROOTS:
         run = run[:-1]
@@ -170,7 +174,10 @@ def explain(uri: str, config: Config) -> list[Explanation]:
 
 
 def refusal(route: Route, found: Detection, where: Whereabouts) -> str | None:
-    """Why a route does not take a checkpoint, whichever others there are; None where it may."""
+    """Why a route does not take a checkpoint, whichever others there are; None where it may.
+
+    It is asked for each checkpoint of a walk, so it opens nothing: `latest`, `best` and `since` are decided elsewhere.
+    """
     if route.runs and not any(fnmatch(where.run, pattern) for pattern in route.runs):
         return f"run {where.run} matches none of {', '.join(route.runs)}"
     if route.formats and found.format not in {find_format(name).name for name in route.formats}:
@@ -192,10 +199,64 @@ def _explain(route: Route, found: Detection) -> Explanation:
         targets = wanted(route, found, where)
     except WherryError as error:
         return Explanation(route.name, takes=False, reason=error.what, where=where)
-    among = "" if route.selection.choice in ("all", "every") else ", if it is that among the steps of its run"
-    return Explanation(
-        route.name, takes=True, reason=f"select = {route.select}{among}", where=where, targets=targets
-    )
+    takes, reason = _meant(route, found, where)
+    if not takes:
+        return Explanation(route.name, takes=False, reason=reason, where=where)
+    return Explanation(route.name, takes=True, reason=reason, where=where, targets=targets, source=found.uri)
+
+
+def _meant(route: Route, found: Detection, where: Whereabouts) -> tuple[bool, str]:
+    """Whether `select` means a checkpoint, as far as it and its run can tell now, and the reason."""
+    stated, choice = f"select = {route.select}", route.selection.choice
+    if choice == "best":
+        return True, f"{stated}, if it is that among the steps of its run"
+    try:
+        with allowing(route.opaque):
+            against = (
+                _overtaken(route, found, where) if choice == "latest"
+                else _too_old(route, found) if choice == "since" else None
+            )  # fmt: skip
+    except (WherryError, OSError) as error:  # what hides the answer is met again, and told, by the conversion
+        return True, f"{stated}, which cannot be told: {error}"
+    return against is None, against or stated
+
+
+def _overtaken(route: Route, found: Detection, where: Whereabouts) -> str | None:
+    """Why `latest` leaves a step: its run has a newer one that is complete, as a survey counts it."""
+    from wherry.discover import discover
+
+    run = _run_folder(route.root, found, where)
+    if run is None or where.step is None:
+        return None
+    for other in discover(run.uri, min_age=route.min_age, newest=True):
+        seen = whereabouts(route.root, other)
+        if seen is None or seen.step is None or seen.run != where.run:
+            continue
+        if seen.step > where.step:
+            return f"step {seen.step} of this run is complete, and newer"
+        if not _is_file(other):
+            return None  # of steps that are folders the newest complete one comes first
+    return None
+
+
+def _run_folder(root: str, found: Detection, where: Whereabouts) -> Location | None:
+    """The folder in which the steps of a run lie; None where no name on the way states the step."""
+    parts = PurePosixPath(where.name).parts
+    at = _step_part(parts, found.step)
+    if at is None:
+        return None
+    return locate(root).join("/".join(parts[:at])) if at else locate(root)
+
+
+def _too_old(route: Route, found: Detection) -> str | None:
+    """Why `since` leaves a checkpoint: its newest file was written before."""
+    from wherry.checkpoint import open_checkpoint
+    from wherry.survey import modified
+
+    since = route.selection.since
+    with open_checkpoint(found.uri, format=route.source_format or found.format) as opened:
+        written = modified(locate(found.uri), opened.reader.members())
+    return f"it was written before {since.isoformat()}" if since is not None and written < since else None
 
 
 def _wanted(route: Route, rule: TargetRule, found: Detection, where: Whereabouts) -> Wanted:
@@ -225,8 +286,12 @@ def request_of(route: Route, rule: TargetRule) -> str:
     return sha256_of("request", {**stated, "ignore": route.ignore, "source": route.source_format})
 
 
-def _is_step(part: str, step: int | None) -> bool:
-    return step is not None and step_number(PurePosixPath(part).name, any_prefix=True) == step
+def _step_part(parts: Sequence[str], step: int | None) -> int | None:
+    """Which part of a path states the step: the last one that does."""
+    stated = (
+        index for index in reversed(range(len(parts))) if step_number(parts[index], any_prefix=True) == step
+    )
+    return next(stated, None) if step is not None else None
 
 
 def _is_file(found: Detection) -> bool:

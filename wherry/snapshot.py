@@ -81,12 +81,13 @@ class Snapshot:
         """Open the file.
 
         Args:
-            path: where it shall lie; None for memory.
+            path: where it shall lie, in a folder that is there; None for memory.
 
         Raises:
             StorageError: it cannot be made.
         """
         self._path = path
+        self._public: Path | None = None
         self.placed: dict[KeyPath, tuple[Placed, ...]] = {}
         self.nbytes = 0
         try:
@@ -116,6 +117,7 @@ class Snapshot:
         """
         if self._path is not None:
             return self.placed
+        self._public = path
         try:
             _copy_file(self._descriptor, self.nbytes, path)
         except OSError as error:
@@ -132,8 +134,9 @@ class Snapshot:
                 descriptor, 0
             )  # a child that was forked meanwhile may hold the file for as long as it lives
             os.close(descriptor)
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        for path in (self._path, self._public):
+            if path is not None:
+                path.unlink(missing_ok=True)
 
     def _layout(self, tensors: Iterable[LiveTensor]) -> Iterator[tuple[Box, int, int]]:
         for spec, boxes, _shared, alias in tensors:
@@ -194,7 +197,7 @@ def _in_memory() -> tuple[int, str]:
 
 
 def _in_folder(path: Path) -> tuple[int, str]:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    """A file in a folder that must be there: one made anew here would be seen by no other process."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), str(path)
 
 

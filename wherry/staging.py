@@ -9,8 +9,8 @@ files are uploaded under their final names and the format's commit member is put
 readers see nothing before it; nothing is renamed there.
 
 Whatever goes wrong before the commit, nothing is left at the destination, parent folders that were made for it
-included. A process that is killed or interrupted leaves the staging area and its journal, which `detect` calls
-unfinished; the same conversion takes them up again, another one to the same target discards them, and
+included. A process that is killed, interrupted or cancelled leaves the staging area and its journal, which `detect`
+calls unfinished; the same conversion takes them up again, another one to the same target discards them, and
 `wherry clean` removes them.
 """
 
@@ -49,7 +49,8 @@ class Staging:
     """The staging area of one conversion; use it in a `with` statement.
 
     Leaving the block without a commit removes the area and every parent folder that was made for it, unless the
-    run can be taken up again: the user interrupted it, or the storage failed in a way that a retry can cure.
+    run can be taken up again: it was stopped from outside (Ctrl-C, a cancelled flow run, an exit), or the storage
+    failed in a way that a retry can cure.
 
     Attributes:
         target: where the checkpoint will appear.
@@ -97,26 +98,35 @@ class Staging:
             self._discard_others()
             _remove(self.spill)
             _remove(self._sidecar)
-        except OSError as error:
+        except BaseException as error:
             self._lease.__exit__(type(error), error, None)
-            raise storage_error(error, self.target.uri) from error
+            if isinstance(error, OSError):
+                raise storage_error(error, self.target.uri) from error
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        cause = self._error or error
-        begun = self._local and Path(self.location.path).exists()  # once committed it has gone
-        resumable = begun and (
-            isinstance(cause, KeyboardInterrupt) or (isinstance(cause, WherryError) and cause.retryable)
-        )
-        _remove(self.spill)
-        if not resumable:
-            self.clear()
-            self.journal.unlink(missing_ok=True)
-        self._lease.__exit__(kind, error, trace)
+        try:
+            resumable = self._resumable(self._error or error)
+            _remove(self.spill)
+            if not resumable:
+                self.clear()
+                self.journal.unlink(missing_ok=True)
+        finally:
+            self._lease.__exit__(kind, error, trace)
         if not resumable:
             self._remove_parents()
+
+    def _resumable(self, cause: BaseException | None) -> bool:
+        """Whether the same conversion can go on with what is in the area."""
+        begun = self._local and Path(self.location.path).exists()  # once committed it has gone
+        if cause is None or not begun:
+            return False
+        if isinstance(cause, Exception):
+            return isinstance(cause, WherryError) and cause.retryable
+        return True  # a stop from outside: KeyboardInterrupt, SystemExit, Prefect's TerminationSignal
 
     def clear(self) -> None:
         """Remove what is in the area."""

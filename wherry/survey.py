@@ -7,7 +7,7 @@ made, what is damaged, what is still being written, and what vanished between be
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,6 +59,8 @@ class Candidate:
         fingerprint: of its files now.
         nbytes: of its files.
         score: the metric that the route chooses by, or keeps by, where it does.
+        newest: whether it is the newest of its run that the route takes: an alias is for that one alone, however
+            late an older one is registered.
     """
 
     found: Detection
@@ -66,6 +68,7 @@ class Candidate:
     fingerprint: str
     nbytes: int
     score: float | None = None
+    newest: bool = False
 
 
 def survey(
@@ -86,7 +89,19 @@ def survey(
     with allowing(route.opaque):
         placed = list(_placed(route, products, tell))
         chosen = _selected(route.selection, placed, tell)
-        return [one for pair in chosen if (one := _candidate(route, *pair, tell)) is not None]
+        return _marked([one for pair in chosen if (one := _candidate(route, *pair, tell)) is not None])
+
+
+def _marked(found: list[Candidate]) -> list[Candidate]:
+    """Say of the newest of each run that it is; what has no step is the end of its run."""
+    last: dict[str, tuple[bool, int]] = {}
+    for one in found:
+        last[one.where.run] = max(_late(one), last.get(one.where.run, (False, -1)))
+    return [replace(one, newest=_late(one) == last[one.where.run]) for one in found]
+
+
+def _late(one: Candidate) -> tuple[bool, int]:
+    return one.where.step is None, one.where.step or 0
 
 
 Placed = tuple["Detection", Whereabouts, "float | None"]

@@ -251,7 +251,7 @@ CASES: tuple[Pair | Probe, ...] = (
     Probe("0.5 / 2 / 8 GB and one tensor of 4 GB → Orbax", _sized("orbax"), "peak", 1.1, "× the smallest peak"),
     Probe("kill -9 at half, run again", (_resumed("dcp"), _resumed("orbax")), "value", 0.55, "of the bytes",
           ("dcp",)),
-    Probe("deep audit", (Run("audit", "huggingface", "out", (*WORK, "audit", "{source}", "{target}")),),
+    Probe("deep audit of 8 GB", (Run("audit", "8 GB", "out", (*WORK, "audit", "{source}", "{target}")),),
           "value", 1.25, "× the time of verify", ("dcp",)),
     Probe("detect + plan, 1000 tensors in 100 files", (_planned("1000 tensors"),), "value", 0.6, "s"),
     Probe("detect + plan, 100,000 tensors", (_planned("100,000 tensors"),), "value", 10, "s"),
