@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,13 @@ TENSORS = {
     "model.layers.1.weight": np.arange(12, dtype="<i8").reshape(3, 4),
     "scale": np.array(2.5, dtype="<f2"),
 }
+
+KILLED = """
+import os, pathlib, sys
+from wherry.lease import Lease
+Lease(pathlib.Path(sys.argv[1]), "").__enter__()
+os._exit(0)
+"""
 
 
 @pytest.fixture
@@ -289,7 +297,9 @@ def test_two_targets_in_one_place_are_refused(model, tmp_path):
 
 def test_a_rerun_tidies_up_after_a_kill_that_came_just_after_the_commit(model, tmp_path):
     wherry.convert(model, tmp_path / "out", to="orbax")
-    (tmp_path / ".wherry-out.lease").write_text(json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1}))
+    lease = tmp_path / ".wherry-out.lease"
+    subprocess.run([sys.executable, "-c", KILLED, str(lease)], check=True)
+    assert lease.exists()
     (tmp_path / ".wherry-out.0123abcd.journal").write_text("{}")
     (tmp_path / ".wherry-out2.0123abcd.journal").write_text("theirs")
     assert wherry.convert(model, tmp_path / "out", to="orbax").already
