@@ -9,11 +9,20 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import wherry
 from wherry import lease
 from wherry.errors import StorageError, TargetInUseError
 from wherry.lease import Lease
+
+KILLED = """
+import os, pathlib, sys
+from wherry.lease import Lease
+Lease(pathlib.Path(sys.argv[1]), "").__enter__()
+os._exit(0)
+"""
 
 
 @pytest.fixture
@@ -177,3 +186,16 @@ def test_where_the_namespace_cannot_be_told_only_the_age_tells(path, gone, monke
     assert lease._pid_namespace() == ""
     leave(path, host=socket.gethostname(), pid=gone, pid_namespace="")
     assert lease.is_alive(path)
+
+
+def test_a_rerun_tidies_up_after_a_kill_that_came_just_after_the_commit(tmp_path):
+    model = tmp_path / "model.npz"
+    np.savez(model, w=np.arange(3.0))
+    wherry.convert(model, tmp_path / "out", to="orbax")
+    left = tmp_path / ".wherry-out.lease"
+    subprocess.run([sys.executable, "-c", KILLED, str(left)], check=True)
+    assert left.exists()
+    (tmp_path / ".wherry-out.0123abcd.journal").write_text("{}")
+    (tmp_path / ".wherry-out2.0123abcd.journal").write_text("theirs")
+    assert wherry.convert(model, tmp_path / "out", to="orbax").already
+    assert sorted(os.listdir(tmp_path)) == [".wherry-out2.0123abcd.journal", "model.npz", "out"]
