@@ -103,7 +103,9 @@ class Site:
         child.start()
         return child
 
-    def await_(self, what: str, ready: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
+    def await_(
+        self, what: str, ready: Callable[[], Any], seconds: float = START_SECONDS, every: float = 0.5
+    ) -> Any:
         """The first true answer.
 
         Raises:
@@ -114,7 +116,7 @@ class Site:
             answer = ready()
             if answer:
                 return answer
-            time.sleep(0.5)
+            time.sleep(every)
         raise AssertionError(f"{what} did not happen in {seconds:.0f} s\n{self.logs()}")
 
     def await_url(self, child: Child, url: str) -> None:

@@ -202,13 +202,15 @@ def test_the_whole_story(place):
     t5x = place.folder / "runs" / "t5x" / "base"
     t5x.mkdir(parents=True)
     committed.mkdir(exist_ok=True)
-    place.run(python, "-c", e2e_programs.T5X_RUN, str(t5x), str(place.folder / "scratch.safetensors"), "24")
+    place.run(python, "-c", e2e_programs.T5X_RUN, str(t5x), str(place.folder / "scratch.safetensors"), "48")
 
     deploy(place, every_minute(place))
     worker = start_worker(place, POOL, "first")
     out = place.folder / "out"
     place.await_(
-        "the night's first staging area", lambda: list(out.glob("base/.wherry-*")) if out.exists() else None
+        "the night's first staging area",
+        lambda: list(out.glob("base/.wherry-*")),
+        every=0.01,  # it is there for half a second
     )
     kill_tree(worker)
     stuck = [row for row in runs(place, "nightly-convert") if row["state_type"] == "RUNNING"]

@@ -134,7 +134,7 @@ def slow(*arguments):
     time.sleep(0.2)
     return real(*arguments)
 mover.Carrier._move = slow
-mover.worker_count = lambda: 2  # so that it lasts several groups on any machine
+mover.worker_count = lambda: 1  # so that it lasts several groups on any machine
 main(sys.argv[1:])
 """
 

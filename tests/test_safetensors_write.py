@@ -224,6 +224,7 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[:3], offset))
     files = FlatFiles(tmp_path, {"a": 20})
     files.write("a", 5, b"0123456789")
+    files.sync()
     files.close()
     assert (tmp_path / "a").read_bytes() == b"\0" * 5 + b"0123456789" + b"\0" * 5
 

@@ -6,7 +6,6 @@ It stands on the roof and may use every room, but imports a verb only when that 
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -38,6 +37,7 @@ from wherry.cli_registry import fetch, promote, register, resolve
 from wherry.cli_rewrite import rewrite
 from wherry.cli_routes import config_group, nightly, routes
 from wherry.errors import InterruptedRunError, UsageError, WherryError
+from wherry.interpreter import tune
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -264,7 +264,7 @@ cli.add_command(resolve)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors become one message and an exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    gc.set_threshold(10_000)  # importing makes many objects and no garbage: 5 % of a start
+    tune()
     try:
         sys.exit(cli.main(words, prog_name="wherry", standalone_mode=False) or 0)
     except WherryError as error:

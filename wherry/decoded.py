@@ -2,8 +2,9 @@
 
 A layout takes regions of a tensor that no chunk grid was made for; taking them out of compressed chunks would decode
 every chunk again and again. So a tensor is decoded, chunk by chunk and in bounded memory, when the source is digested
-(its bytes are hashed on their way into the file) or when the first region of it is asked for. The files go when the
-space for them is needed, least recently used first, and with the view.
+(its bytes are hashed on their way into the file) or when the first region of it is asked for. Where its chunks hold
+short runs only, the file has them as they were decoded (`stored_boxes`). The files go when the space for them is
+needed, least recently used first, and with the view.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
+from wherry import dtypes, stored_boxes
 from wherry.band import StoppedError
 from wherry.digest import LeafHasher
 from wherry.errors import storage_error
@@ -31,6 +32,7 @@ from wherry.raw_region import fill_region
 from wherry.regions import RegionReader
 from wherry.spill import FOLDER_VARIABLE
 from wherry.staging import PREFIX
+from wherry.stored_boxes import StoredBox
 from wherry.tensorspec import Span, row_bands
 
 if TYPE_CHECKING:
@@ -54,23 +56,39 @@ class Decoded:
         self._making: dict[KeyPath, threading.Lock] = {}
         self._files: OrderedDict[KeyPath, int] = OrderedDict()  # bytes of each, least recently used first
         self._users: dict[KeyPath, int] = {}
+        self._boxes: dict[KeyPath, tuple[StoredBox, ...]] = {}
         self._stopped = threading.Event()
 
-    @contextmanager
-    def at(self, spec: TensorSpec) -> Generator[tuple[Extent, ...]]:
-        """Where the canonical bytes of a tensor lie while the block runs.
+    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Fill a buffer with the canonical bytes of a region.
 
         Raises:
             DamagedError: a chunk is missing or contradicts itself.
             StorageError: the file could not be written.
         """
+        with self._at(spec) as path:
+            boxes = self._boxes.get(spec.path)
+            size = spec.nbytes if boxes is None else path.stat().st_size
+            extents = (Extent(str(path), 0, size),)
+
+            def read(at: int, part: memoryview) -> None:
+                read_span(extents, Span(at, at + len(part)), part, spec)
+
+            if boxes is None:
+                fill_region(spec, region, read, buffer)
+            else:
+                stored_boxes.fill(spec, region, boxes, read, buffer)
+
+    @contextmanager
+    def _at(self, spec: TensorSpec) -> Generator[Path]:
+        """The file of a tensor, which stays while the block runs."""
         with self._lock:
             self._users[spec.path] = self._users.get(spec.path, 0) + 1
             making = self._making.setdefault(spec.path, threading.Lock())
         try:
             with making:
                 path = self._made(spec)
-            yield (Extent(str(path), 0, spec.nbytes),)
+            yield path
         finally:
             with self._lock:
                 self._users[spec.path] -= 1
@@ -80,7 +98,7 @@ class Decoded:
     ) -> dict[KeyPath, LeafHasher]:
         """Decode tensors, each by one thread and the largest first; see DigestingReader.
 
-        Raises: what `at` does.
+        Raises: what `fill` does.
         """
 
         def one(spec: TensorSpec) -> LeafHasher | None:
@@ -136,18 +154,23 @@ class Decoded:
         return path
 
     def _decode(self, spec: TensorSpec, descriptor: int, inorder: _InOrder | None) -> None:
+        scattered = stored_boxes.scattered(spec)
+
         def write(data: memoryview, offset: int) -> None:
             if self._stopped.is_set():
                 raise StoppedError
-            if inorder is not None:
+            if inorder is not None and not scattered:
                 inorder.take(data, offset)
             while data:
                 done = os.pwrite(descriptor, data, offset)
                 data, offset = data[done:], offset + done
 
-        for cell in self._cells(spec):
-            for region, pieces in self._blocks(spec, cell):
-                place(spec, region, pieces, write)
+        blocks = (block for cell in self._cells(spec) for block in self._blocks(spec, cell))
+        if scattered:
+            self._boxes[spec.path] = tuple(_one_by_one(blocks, write))
+            return
+        for region, pieces in blocks:
+            place(spec, region, pieces, write)
 
     def _cells(self, spec: TensorSpec) -> Iterator[Region]:
         if spec.chunks is not None:
@@ -230,12 +253,20 @@ class CanonicalReader:
         if isinstance(reader, RegionReader) and reader.cheap(spec):
             reader.region(spec, region, buffer)
             return
-        with self._decoded.at(spec) as extents:
-            fill_region(spec, region, lambda at, part: _read(extents, spec, at, part), buffer)
+        self._decoded.fill(spec, region, buffer)
 
     def close(self) -> None:
         """See Reader; both are closed by who made them."""
 
 
-def _read(extents: tuple[Extent, ...], spec: TensorSpec, at: int, buffer: memoryview) -> None:
-    read_span(extents, Span(at, at + len(buffer)), buffer, spec)
+def _one_by_one(
+    blocks: Iterable[tuple[Region, Iterator[memoryview]]], write: Callable[[memoryview, int], None]
+) -> Iterator[StoredBox]:
+    """Write blocks one behind the other; where each begins."""
+    end = 0
+    for region, pieces in blocks:
+        start = end
+        for piece in pieces:
+            write(piece, end)
+            end += len(piece)
+        yield StoredBox(region, start)

@@ -42,8 +42,13 @@ _DECODE_FACTOR = 2  # a decoded region is held once by the codec and once as an 
 
 
 def worker_count() -> int:
-    """Threads of the mover: two per core, so that one hashes while the other waits for storage; eight at most."""
+    """Threads that read: two per core, so that one hashes while the other waits for storage; eight at most."""
     return min(2 * (os.cpu_count() or 2), 8)
+
+
+def carrier_count() -> int:
+    """Threads that also write bytes as they are: one per core hashes, one writes, one holds what comes next."""
+    return worker_count() * 3 // 2
 
 
 @dataclass(slots=True)
@@ -69,6 +74,8 @@ class Carrier:
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     _stopped: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    # More threads than cores that hash at once would all be done at once, and then wait for storage together.
+    _hashing: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(os.cpu_count() or 2))
 
     def carry(self, moves: Iterable[Move]) -> None:
         """Do all moves.
@@ -81,7 +88,8 @@ class Carrier:
                 the workers have stopped too, and what they had finished is durable and in the journals.
         """
         queue = self._remaining(moves)
-        workers = worker_count()
+        waits = self.outputs and not any(output.encodes for output in self.outputs)
+        workers = carrier_count() if waits else worker_count()
         with ThreadPoolExecutor(workers, thread_name_prefix="wherry") as executor:
             try:
                 self._wait([executor.submit(self._work, queue) for _ in range(workers)])
@@ -148,7 +156,7 @@ class Carrier:
             return
         with self.source.at(spec, move.span, self._stopped) as extents:
             if extents is not None:
-                with self.pool.buffer(move.span.nbytes) as buffer:
+                with self.pool.buffer(move.span.nbytes, place=self._place(move)) as buffer:
                     read_span(extents, move.span, buffer, spec)
                     self.recorded.update(extents, move.span, buffer, spec)
                     self._deliver(move, buffer, hasher)
@@ -167,12 +175,16 @@ class Carrier:
                     output.deliver(move, buffer)
                     output.delivered(move, self.hashers)
 
+    def _place(self, move: Move) -> int:
+        """Where in its file the first output will put a part; several outputs seldom agree."""
+        return self.outputs[0].place(move) if self.outputs else 0
+
     def _streamed(self, spec: TensorSpec, move: Move, hasher: LeafHasher) -> bool:
         """Decode into a reused buffer, where the chunks can be decoded piece by piece."""
         if move.region is None or dtypes.opaque(spec.dtype):
             return False
         extra = self.source.overhead(spec, move.region)
-        with self.pool.buffer(move.span.nbytes, extra) as buffer:
+        with self.pool.buffer(move.span.nbytes, extra, self._place(move)) as buffer:
             filled = self.source.fill(spec, move.region, move.span, buffer)
             if filled:
                 self._deliver(move, buffer, hasher)
@@ -185,7 +197,8 @@ class Carrier:
         return as_bytes(self.source.reader.read(spec, spec.whole if move.region is None else move.region))
 
     def _deliver(self, move: Move, data: memoryview, hasher: LeafHasher) -> None:
-        hasher.update(move.span.start, data)
+        with self._hashing:
+            hasher.update(move.span.start, data)
         for output in self.outputs:
             if output.wants(move):
                 output.deliver(move, data)

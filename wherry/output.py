@@ -15,6 +15,8 @@ from wherry import dtypes
 from wherry.errors import WherryError
 from wherry.journal import Done, Journal
 from wherry.move import Move, cells
+from wherry.regions import PlacingWriter
+from wherry.tensorspec import Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +61,20 @@ class Output:
             and move.source in self.targets
             and not self.journal.has(move.source, move.span)
         )
+
+    @property
+    def encodes(self) -> bool:
+        """Whether delivering takes a core, as a codec does, rather than waiting for storage."""
+        first = next(iter(self.targets.values()), None)
+        return first is not None and self._place(first, Span(0, 0)) is None
+
+    def place(self, move: Move) -> int:
+        """Where in a file the first byte of a part will lie, as far as it matters; see PlacingWriter."""
+        target = self.targets.get(move.source)
+        return (self._place(target, move.region or move.span) if target is not None else None) or 0
+
+    def _place(self, target: TensorSpec, where: Region | Span) -> int | None:
+        return self.writer.place(target.path, where) if isinstance(self.writer, PlacingWriter) else None
 
     def deliver(self, move: Move, data: memoryview) -> None:
         """Write one part; an error is kept, not raised."""

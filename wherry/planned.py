@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.keypath import KeyPath, render
 from wherry.move import Move, largest_move, moves_of
-from wherry.mover import worker_count
+from wherry.mover import carrier_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ class Plan:
     def peak_memory(self) -> int:
         """Most bytes resident at once: the base and what is in flight."""
         largest = max((self._largest(target, source) for target, source in self.pairs.items()), default=0)
-        return BASE_BYTES + max(min(self.memory, worker_count() * largest), largest)
+        return BASE_BYTES + max(min(self.memory, carrier_count() * largest), largest)
 
     @property
     def spill(self) -> int:

@@ -1,4 +1,4 @@
-"""What a Reader may add where regions of a tensor are wanted that no chunk grid was made for."""
+"""What a Reader or Writer may add: regions that no chunk grid was made for, and where bytes will lie."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from wherry.digest import LeafHasher
     from wherry.keypath import KeyPath
-    from wherry.tensorspec import Region, TensorSpec
+    from wherry.tensorspec import Region, Span, TensorSpec
 
 
 @runtime_checkable
@@ -50,5 +50,17 @@ class DigestingReader(Protocol):
         Args:
             specs: what is to be hashed.
             took: told the bytes and the printed key path of each that was.
+        """
+        ...
+
+
+@runtime_checkable
+class PlacingWriter(Protocol):
+    """What a Writer may add that puts canonical bytes into files as they are."""
+
+    def place(self, path: KeyPath, where: Region | Span) -> int | None:
+        """Where in its file the first byte will lie; memory with the same offset in a page goes straight to disk.
+
+        None where bytes are encoded on the way.
         """
         ...

@@ -207,8 +207,7 @@ class RelaidReader:
             return self._array(spec, region, lambda out: reader.region(spec, region, out))
         if extents is not None:
             return self._raw(spec, extents, region)
-        with self.decoded.at(spec) as made:
-            return self._raw(spec, made, region)
+        return self._array(spec, region, lambda out: self.decoded.fill(spec, region, out))
 
     def _raw(self, spec: TensorSpec, extents: tuple[Extent, ...], region: Region) -> np.ndarray:
         def read(offset: int, buffer: memoryview) -> None:

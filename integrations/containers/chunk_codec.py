@@ -5,6 +5,7 @@ Output goes into a buffer that each thread uses again, since fresh memory costs 
 
 from __future__ import annotations
 
+import mmap
 import threading
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,7 +23,7 @@ _SLACK = 1 << 16
 
 
 class _Compress(Protocol):
-    def __call__(self, data: memoryview, into: bytearray) -> memoryview:
+    def __call__(self, data: memoryview, into: memoryview) -> memoryview:
         """The compressed data, in `into` or in memory of its own."""
         ...
 
@@ -59,10 +60,12 @@ class ChunkEncoder:
     def _compress(self, data: memoryview) -> memoryview:
         own = self._own
         if not hasattr(own, "compress"):
-            own.compress, own.buffer = _codec(self._compression, checksum=self._checksum), bytearray()
-        bound = len(data) + len(data) // 128 + _SLACK
+            own.compress, own.buffer = _codec(self._compression, checksum=self._checksum), memoryview(b"")
+        bound = len(data) + len(data) // 8 + _SLACK  # zlib-ng spends nine bits on a byte that it cannot compress
         if len(own.buffer) < bound:
-            own.buffer = bytearray(bound)
+            own.buffer = memoryview(
+                mmap.mmap(-1, bound)
+            )  # on a page, as what goes straight to a device must lie
         return own.compress(data, own.buffer)
 
 
@@ -93,16 +96,16 @@ def _zstd(*, checksum: bool) -> _Compress:
 
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=checksum)
 
-    def compress(data: memoryview, into: bytearray) -> memoryview:
-        reader, view, done = compressor.stream_reader(data, size=len(data)), memoryview(into), 0
-        while got := reader.readinto(view[done:]):  # pyright: ignore[reportArgumentType]
+    def compress(data: memoryview, into: memoryview) -> memoryview:
+        reader, done = compressor.stream_reader(data, size=len(data)), 0
+        while got := reader.readinto(into[done:]):  # pyright: ignore[reportArgumentType]
             done += got
-        return view[:done]
+        return into[:done]
 
     return compress
 
 
-def _gzip(data: memoryview, into: bytearray) -> memoryview:
+def _gzip(data: memoryview, into: memoryview) -> memoryview:
     from zlib_ng import zlib_ng
 
     engine, done = zlib_ng.compressobj(_LEVEL, zlib_ng.DEFLATED, _GZIP), 0
@@ -112,4 +115,4 @@ def _gzip(data: memoryview, into: bytearray) -> memoryview:
         done += len(part)
     tail = engine.flush() if len(data) % _SLACK else b""
     into[done : done + len(tail)] = tail
-    return memoryview(into)[: done + len(tail)]
+    return into[: done + len(tail)]

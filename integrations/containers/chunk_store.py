@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from wherry.digest import sha256_of
 from wherry.errors import storage_error
-from wherry.integrations.containers.flatfile import FlatFiles
+from wherry.integrations.containers.blocks import BLOCK
+from wherry.integrations.containers.flatfile import SMALL, FlatFiles
 from wherry.integrations.containers.listing import list_ocdbt
 from wherry.integrations.containers.ocdbt import Reference, Value, encode_database
 from wherry.integrations.containers.ocdbt_reader import MANIFEST
@@ -159,11 +160,13 @@ class DatabaseChunks:
         self._files.close()
 
     def _reserve(self, nbytes: int) -> Reference:
-        if self._end and self._end + nbytes > _FILE_BYTES:
-            self._number, self._end = self._number + 1, 0
+        start = _start(self._end, nbytes)
+        if self._end and start + nbytes > _FILE_BYTES:
+            self._number, start = self._number + 1, 0
             self._files.add(_data_file(self._number), 0)
-        place = Reference(_data_file(self._number), self._end, nbytes)
-        self._end += nbytes
+        place = Reference(_data_file(self._number), start, nbytes)
+        self._end = start + nbytes
+        self._files.grow(place.file, self._end)
         return place
 
 
@@ -189,11 +192,17 @@ def _place(sizes: Mapping[str, int]) -> dict[str, Reference]:
     places: dict[str, Reference] = {}
     number = end = 0
     for key, size in sizes.items():
-        if end and end + size > _FILE_BYTES:
-            number, end = number + 1, 0
-        places[key] = Reference(_data_file(number), end, size)
-        end += size
+        start = _start(end, size)
+        if end and start + size > _FILE_BYTES:
+            number, start = number + 1, 0
+        places[key] = Reference(_data_file(number), start, size)
+        end = start + size
     return places
+
+
+def _start(end: int, nbytes: int) -> int:
+    """Where a chunk begins behind others: a large one on a block, so that it can go straight to the device."""
+    return end if nbytes < SMALL else -(-end // BLOCK) * BLOCK
 
 
 def _data_file(number: int) -> str:

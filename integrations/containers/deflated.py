@@ -12,14 +12,14 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from wherry import dtypes
 from wherry.errors import CorruptError, HostileError
 from wherry.tensorspec import Region, TensorSpec, row_bands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy as np
 
     from wherry.integrations.containers.npy import NpyHeader
     from wherry.location import Location
@@ -61,6 +61,8 @@ class Deflated:
         Raises:
             CorruptError: it does not decode to what was promised.
         """
+        import numpy as np
+
         stream = _Stream(self)
         stream.take(self.header.length)
         stored = _stored_spec(spec, fortran=self.header.fortran)
@@ -168,6 +170,8 @@ def _stored_spec(spec: TensorSpec, *, fortran: bool) -> TensorSpec:
 
 def _word(dtype: str, *, big: bool) -> np.dtype:
     """The type by which bytes are swapped: ml_dtypes have no big-endian form, so unsigned words stand for them."""
+    import numpy as np
+
     native = dtypes.numpy_dtype(dtype)
     return np.dtype(f"{'>' if big else '<'}u{native.itemsize}") if native.kind == "V" else native.newbyteorder(
         ">" if big else "<"
@@ -175,5 +179,7 @@ def _word(dtype: str, *, big: bool) -> np.dtype:
 
 
 def _canonical(array: np.ndarray, dtype: str) -> np.ndarray:
+    import numpy as np
+
     little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=array.dtype.byteorder == ">")
     return np.ascontiguousarray(little).reshape(array.shape).view(dtypes.numpy_dtype(dtype))

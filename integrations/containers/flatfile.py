@@ -1,13 +1,17 @@
 """Flat files of known size, written by offset from several threads and made durable in groups.
 
-Every file is created and its space allocated before the first byte, so that a full disk fails early. `sync`
-makes durable everything whose `write` had returned, and then drops it from the page cache, so that a read-back
-comes from storage. At most 64 descriptors are open, whatever the number of shards. Once the storage has failed
-to sync, every later `sync` fails too: the kernel forgets such pages, and a second fsync would lie.
+Every file is created and its space allocated before the first byte, so that a full disk fails early. Whole blocks go
+to the device past the page cache, where the file system allows it and the memory lies as the file does (see
+`AligningWriter`); parts of blocks are gathered in `Blocks`. Everything else takes the page cache, and `sync` drops it
+from there, so that a read-back comes from storage. `sync` makes durable everything whose `write` had returned. At
+most 64 files are open, whatever the number of shards. Once the storage has failed to sync, every later `sync` fails
+too: the kernel forgets such pages, and a second fsync would lie.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import threading
 from collections import OrderedDict
@@ -15,6 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, storage_error
+from wherry.integrations.containers.blocks import BLOCK, Blocks, cut
 from wherry.staging import sync_folder
 
 if TYPE_CHECKING:
@@ -22,6 +27,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MOST_OPEN = 64
+# What says that a file system has no way past its page cache, and not that the storage failed.
+_NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+# Large writes: so many keep a device busy; more would all end at one time, and then all hash at one time.
+_AT_ONCE = 2
+_STEP = 64 << 20  # by which files grow
+SMALL = 64 << 10  # what is smaller is gathered
+_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
 
 
 class FlatFiles:
@@ -38,11 +50,15 @@ class FlatFiles:
             StorageError: the storage is full or failed.
         """
         self._folder = folder
-        self._names: list[str] = []
+        self._sizes: dict[str, int] = {}
+        self._room: dict[str, int] = {}  # of files that grow: bytes that are allocated
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
-        self._open: OrderedDict[str, int] = OrderedDict()
-        self._users: dict[str, int] = {}
+        self._turn = threading.Semaphore(_AT_ONCE)
+        self._open: OrderedDict[tuple[str, bool], int] = OrderedDict()
+        self._users: dict[tuple[str, bool], int] = {}
+        self._direct = bool(_DIRECT)
+        self._blocks = Blocks(self._read_block, self._write_run)
         self._dirty: set[str] = set()
         self._failed: StorageError | None = None
         try:
@@ -60,8 +76,18 @@ class FlatFiles:
         Raises:
             StorageError: the storage is full or failed.
         """
-        self._names.append(name)
+        self._sizes[name] = size
         self._guarded(name, lambda fd: _allocate(fd, size))
+
+    def grow(self, name: str, size: int) -> None:
+        """Let a file be written up to a size. Space comes in large steps; `finish` gives back what is left over.
+
+        Raises:
+            StorageError: the storage is full or failed.
+        """
+        self._sizes[name] = size
+        if size > self._room.get(name, 0):
+            self._guarded(name, lambda fd: self._enlarge(fd, name, size))
 
     def write(self, name: str, offset: int, data: memoryview | bytes) -> None:
         """Write bytes at an offset of a file.
@@ -70,7 +96,13 @@ class FlatFiles:
             StorageError: the storage failed.
         """
         view = memoryview(data).cast("B")
-        self._guarded(name, lambda fd: _write_all(fd, offset, view))
+        try:
+            if offset + len(view) <= self._sizes[name]:
+                self._write_blocks(name, offset, view)
+            else:
+                self._write(name, offset, view)
+        except OSError as error:
+            raise storage_error(error, str(self._folder / name)) from error
         with self._lock:
             self._dirty.add(name)
 
@@ -83,6 +115,7 @@ class FlatFiles:
         with self._syncing:  # a second caller returns when what the first took is durable
             with self._lock:
                 dirty, self._dirty = self._dirty, set()
+            self._checked(self._blocks.flush)
             self._checked(lambda: [self._guarded(name, _settle) for name in sorted(dirty)])
 
     def finish(self) -> None:
@@ -92,7 +125,9 @@ class FlatFiles:
             StorageError: the storage failed, now or in an earlier call.
         """
         self.sync()
-        self._checked(lambda: [self._guarded(name, os.fsync) for name in self._names])
+        for name in self._room:
+            self._guarded(name, lambda fd, name=name: os.ftruncate(fd, self._sizes[name]))
+        self._checked(lambda: [self._guarded(name, os.fsync) for name in self._sizes])
         self._checked(lambda: sync_folder(self._folder))
 
     def close(self) -> None:
@@ -117,25 +152,78 @@ class FlatFiles:
         except OSError as error:
             raise storage_error(error, str(self._folder / name)) from error
 
+    def _enlarge(self, descriptor: int, name: str, size: int) -> None:
+        """Allocate more than is asked for, or just that where the storage has no more."""
+        self._room[name] = size + _STEP
+        try:
+            os.posix_fallocate(descriptor, 0, size + _STEP)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._room[name] = size
+            os.posix_fallocate(descriptor, 0, size)
+
+    def _write_blocks(self, name: str, offset: int, view: memoryview) -> None:
+        if len(view) < SMALL:
+            self._blocks.put(name, offset, view)
+            return
+        parts = cut(offset, len(view))
+        body = view[parts.body - offset : parts.tail - offset]
+        self._blocks.put(name, offset, view[: parts.body - offset])
+        self._blocks.forget(name, parts.body, parts.tail)
+        with self._turn:
+            self._write(name, parts.body, body, direct=_lies_on_block(body))
+        self._blocks.put(name, parts.tail, view[parts.tail - offset :])
+
+    def _write_run(self, name: str, offset: int, run: memoryview) -> None:
+        held = run[: self._sizes[name] - offset]  # nothing is ever written beyond the end
+        whole = len(held) // BLOCK * BLOCK
+        self._write(name, offset, held[:whole], direct=True)
+        self._write(name, offset + whole, held[whole:])
+
+    def _write(self, name: str, offset: int, view: memoryview, *, direct: bool = False) -> None:
+        done = 0
+        while done < len(view):
+            straight = direct and (offset + done) % BLOCK == 0  # it is not after a write of half a block
+            done += self._act(name, straight, lambda fd, at=done: os.pwrite(fd, view[at:], offset + at))
+
+    def _read_block(self, name: str, offset: int, block: memoryview) -> None:
+        self._act(name, True, lambda fd: os.preadv(fd, [block], offset))
+
+    def _act(self, name: str, direct: bool, act: Callable[[int], int]) -> int:
+        """Read or write, past the page cache if that is asked for and goes."""
+        direct = direct and self._direct
+        try:
+            with self._descriptor(name, direct) as descriptor:
+                return act(descriptor)
+        except OSError as error:
+            if not direct or error.errno not in _NO_DIRECT:
+                raise
+        self._direct = False
+        with self._descriptor(name) as descriptor:
+            return act(descriptor)
+
     @contextmanager
-    def _descriptor(self, name: str) -> Generator[int]:
+    def _descriptor(self, name: str, direct: bool = False) -> Generator[int]:
+        key = (name, direct)
         with self._lock:
-            if name not in self._open:
+            if key not in self._open:
                 self._make_room()
-                self._open[name] = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            self._open.move_to_end(name)
-            self._users[name] = self._users.get(name, 0) + 1
-            descriptor = self._open[name]
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (_DIRECT if direct else 0)
+                self._open[key] = os.open(self._folder / name, flags, 0o644)
+            self._open.move_to_end(key)
+            self._users[key] = self._users.get(key, 0) + 1
+            descriptor = self._open[key]
         try:
             yield descriptor
         finally:
             with self._lock:
-                self._users[name] -= 1
+                self._users[key] -= 1
 
     def _make_room(self) -> None:
-        idle = [name for name in self._open if not self._users.get(name)]
-        for name in idle[: max(len(self._open) - _MOST_OPEN + 1, 0)]:
-            os.close(self._open.pop(name))
+        idle = [key for key in self._open if not self._users.get(key)]
+        for key in idle[: max(len(self._open) - _MOST_OPEN + 1, 0)]:
+            os.close(self._open.pop(key))
 
 
 def _allocate(descriptor: int, size: int) -> None:
@@ -144,10 +232,9 @@ def _allocate(descriptor: int, size: int) -> None:
         os.posix_fallocate(descriptor, 0, size)
 
 
-def _write_all(descriptor: int, offset: int, view: memoryview) -> None:
-    done = 0
-    while done < len(view):
-        done += os.pwrite(descriptor, view[done:], offset + done)
+def _lies_on_block(view: memoryview) -> bool:
+    """Whether a device can take bytes from where they lie in memory; of read-only memory nobody tells the address."""
+    return not view.readonly and ctypes.addressof(ctypes.c_char.from_buffer(view)) % BLOCK == 0
 
 
 def _settle(descriptor: int) -> None:

@@ -15,8 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-
 from wherry import dtypes
 from wherry.format import Extent
 from wherry.integrations.containers.flat_reader import companion_location
@@ -28,6 +26,8 @@ from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    import numpy as np
 
     from wherry.format import Absent
     from wherry.location import Entry, Location
@@ -136,6 +136,8 @@ class PlacedReader:
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """See Reader."""
+        import numpy as np
+
         place, wanted = self.places[spec.path], dtypes.numpy_dtype(spec.dtype)
         if isinstance(place, bytes):
             return np.frombuffer(bytearray(place), wanted).reshape(spec.shape)

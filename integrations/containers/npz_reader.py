@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-import numpy as np
-
 from wherry import dtypes
 from wherry.crc32 import combine
 from wherry.errors import CorruptError, HostileError, UnsupportedError
@@ -24,6 +22,8 @@ from wherry.tensorspec import Region, TensorSpec, region_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    import numpy as np
 
     from wherry.format import Absent, Extent
     from wherry.integrations.containers.stored_zip import Member
@@ -151,6 +151,8 @@ class NpzReader:
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """See Reader. A stored member that is read whole is held against its CRC, a deflated one always."""
+        import numpy as np
+
         member = self.contents.deflated.get(spec.path)
         if member is None:
             data = self._raw.read(spec, region)

@@ -88,6 +88,10 @@ class NpzWriter:
         assert path in self._members
         return None
 
+    def place(self, path: KeyPath, where: Region | Span) -> int:
+        """See PlacingWriter."""
+        return self._members[path].data + where.start if isinstance(where, Span) else 0
+
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """See Writer.
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from wherry import dtypes
 from wherry.errors import UnrepresentableError
 from wherry.mover import read_span
 from wherry.tensorspec import Span, TensorSpec, region_shape
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from wherry.format import Extent
     from wherry.tensorspec import Region
 
@@ -49,6 +49,8 @@ def read_region(spec: TensorSpec, region: Region, extents: tuple[Extent, ...]) -
         CorruptError: a file ends before the bytes that its metadata promises.
         StorageError: the storage failed.
     """
+    import numpy as np
+
     result = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
     if result.size:
         _Source(spec, extents).fill(result.reshape(result.shape or (1,)), region or (slice(0, 1),), 0, 0)
@@ -72,6 +74,8 @@ class _Source:
 
     def fill(self, out: np.ndarray, region: Region, axis: int, base: int) -> None:
         """Fill `out` from the block of `shape[axis:]` that begins at element `base`."""
+        import numpy as np
+
         inner = math.prod(self._shape[axis + 1 :])
         rows, rest = region[axis], region[axis + 1 :]
         first, count = base + rows.start * inner, (rows.stop - rows.start) * inner
@@ -101,6 +105,8 @@ class _Source:
 
 def unpack_nibbles(stored: bytes | bytearray | memoryview) -> np.ndarray:
     """Two elements of each byte, low nibble first, one uint8 per element."""
+    import numpy as np
+
     packed = np.frombuffer(stored, "u1")
     return np.stack((packed & _NIBBLE, packed >> 4), axis=-1).reshape(-1)
 
@@ -111,6 +117,8 @@ def pack_nibbles(elements: memoryview, path: str) -> memoryview:
     Raises:
         UnrepresentableError: a half byte would be left over, or an element has more than four bits.
     """
+    import numpy as np
+
     whole = np.frombuffer(elements, "u1")
     if whole.size % 2:
         raise UnrepresentableError("an odd number of four-bit elements does not fill whole bytes", path=path)

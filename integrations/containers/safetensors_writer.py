@@ -82,6 +82,11 @@ class SafetensorsWriter:
         assert path in self._places
         return None
 
+    def place(self, path: KeyPath, where: Region | Span) -> int:
+        """See PlacingWriter."""
+        place = self._places[path]
+        return place.start + where.start if isinstance(where, Span) and not place.packed else 0
+
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """See Writer.
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-import numpy as np
-
 from wherry import dtypes
 from wherry.errors import CorruptError, storage_error
 from wherry.format import Extent
@@ -22,6 +20,8 @@ from wherry.integrations.containers.raw import read_region, read_stored
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
+
+    import numpy as np
 
     from wherry.format import Absent
     from wherry.integrations.containers.torch_zip import PlacedTensor
@@ -112,6 +112,8 @@ class TorchReader:
 
 def _words(tensor: PlacedTensor, region: Region, spec: TensorSpec) -> np.ndarray:
     """A region as little-endian unsigned words, C order; complex numbers are two words on the last axis."""
+    import numpy as np
+
     parts = 2 if tensor.dtype.startswith("complex") else 1
     width = dtypes.bits(tensor.dtype) // 8
     word = np.dtype(f"{'>' if tensor.big_endian else '<'}u{width // parts}")
@@ -143,6 +145,8 @@ def _slabs(region: Region, strides: tuple[int, ...], width: int) -> Iterator[tup
 def _gather(
     tensor: PlacedTensor, region: Region, word: np.dtype[Any], out: np.ndarray, spec: TensorSpec
 ) -> None:
+    import numpy as np
+
     width = dtypes.bits(tensor.dtype) // 8
     steps = list(zip(region, tensor.strides, strict=True))
     first = tensor.offset + sum(part.start * stride for part, stride in steps)

@@ -145,6 +145,11 @@ class ArchivesWriter:
         del path
         return None
 
+    def place(self, path: KeyPath, where: Region | Span) -> int:
+        """See PlacingWriter."""
+        place = self._places.get(path)  # tensors without elements have none
+        return place.start + where.start if place and isinstance(where, Span) else 0
+
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """See Writer.
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from wherry.errors import CorruptError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -83,6 +81,8 @@ def uncovered(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterator[Regio
     """
     if 0 in shape or in_order(shape, chunks):
         return
+    import numpy as np
+
     bounds = [_boundaries(axis, extent, chunks) for axis, extent in enumerate(shape)]
     cells = math.prod(len(marks) - 1 for marks in bounds)
     if cells > _MOST_CELLS:

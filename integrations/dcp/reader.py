@@ -12,8 +12,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-import numpy as np
-
 from wherry import dtypes
 from wherry.errors import CorruptError, IncompleteError
 from wherry.format import Absent, Block, Extent
@@ -27,6 +25,8 @@ from wherry.tensorspec import TensorSpec, region_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    import numpy as np
 
     from wherry.integrations.containers.torch_zip import PlacedTensor
     from wherry.integrations.dcp.items import Items
@@ -83,6 +83,8 @@ class DcpReader:
 
     def read_bytes(self, spec: TensorSpec) -> bytes:
         """See Reader."""
+        import numpy as np
+
         width = dtypes.bits(spec.dtype) // 8
         return self._assemble(spec, spec.whole, np.dtype(f"V{width}")).tobytes()
 
@@ -196,6 +198,8 @@ class DcpReader:
         return placed
 
     def _assemble(self, spec: TensorSpec, region: Region, dtype: np.dtype) -> np.ndarray:
+        import numpy as np
+
         result = np.empty(region_shape(region), dtype)
         filled = 0
         if result.size:
@@ -223,6 +227,8 @@ class DcpReader:
         return data.size
 
     def _piece(self, piece: Piece, inside: Region, spec: TensorSpec, dtype: np.dtype) -> np.ndarray:
+        import numpy as np
+
         chunk = TensorSpec(spec.path, piece.chunk.sizes, spec.dtype)
         reader = TorchReader(self._location, {spec.path: piece.placed}, ())
         if dtypes.opaque(spec.dtype):

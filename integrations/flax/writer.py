@@ -53,6 +53,14 @@ class FlaxWriter:
         assert path in self._slots
         return None
 
+    def place(self, path: KeyPath, where: Region | Span) -> int:
+        """See PlacingWriter; of a span across chunks, where its first part lies."""
+        slots = self._slots[path]
+        if not slots or not isinstance(where, Span):
+            return 0
+        slot = slots[self._first(path, where.start)]
+        return slot.offset + where.start - slot.start
+
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """See Writer; a span may lie across the chunks of an array.
 
@@ -67,7 +75,7 @@ class FlaxWriter:
         if not 0 <= start <= stop <= slots[-1].stop:
             raise UsageError(f"span {where} is not inside the tensor", path=render(path))
         position = start
-        for slot in slots[max(bisect_right(slots, start, key=lambda slot: slot.start) - 1, 0) :]:
+        for slot in slots[self._first(path, start) :]:
             if position >= stop:
                 break
             end = min(slot.stop, stop)
@@ -75,6 +83,10 @@ class FlaxWriter:
                 self._name, slot.offset + position - slot.start, data[position - start : end - start]
             )
             position = end
+
+    def _first(self, path: KeyPath, start: int) -> int:
+        """The number of the chunk that holds the byte at an offset."""
+        return max(bisect_right(self._slots[path], start, key=lambda slot: slot.start) - 1, 0)
 
     def sync(self) -> None:
         """See Writer."""

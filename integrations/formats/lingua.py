@@ -8,10 +8,9 @@ moments and train states of the source. Lingua itself calls `dcp.load({"model": 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from wherry.detection import Detection, Evidence
 from wherry.errors import UnrepresentableError, UsageError
@@ -186,7 +185,7 @@ def _optimizer_step(manifest: Manifest, reader: TorchReader) -> int | None:
     for path, spec in manifest.tensors.items():
         if path[:2] == (OPTIM, "state") and path[-1] == "step" and spec.shape == ():
             value = reader.read(spec, ())
-            return int(value) if np.isfinite(value) and value == int(value) else None
+            return int(value) if math.isfinite(value) and value == int(value) else None
     return None
 
 

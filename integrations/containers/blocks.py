@@ -1,0 +1,131 @@
+"""Blocks: small parts of files, gathered in memory until whole blocks of the file can be written.
+
+Bytes that go to the device past the page cache go in whole blocks. Where a tensor begins or ends within a block, its
+first and last bytes wait here together with their neighbours, and so do small tensors; neighbours go together. A block
+is read from its file when a part of it is first touched, so what an earlier run wrote of it stays as it was.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    # Name of a file, offset of a block, memory of one block or several; raises OSError.
+    Transfer = Callable[[str, int, memoryview], None]
+
+BLOCK = 4096  # what every file system here takes; devices ask for 512 or 4096
+_MOST = 256  # blocks that are held
+
+
+class Cut(NamedTuple):
+    """Bytes of a file by blocks: positions in the file, start ≤ body ≤ tail ≤ stop."""
+
+    start: int
+    body: int
+    tail: int
+    stop: int
+
+
+def cut(offset: int, nbytes: int) -> Cut:
+    """Cut bytes into those before the first whole block, the whole blocks, and those after the last.
+
+    Args:
+        offset: of the first byte in its file.
+        nbytes: how many.
+    """
+    stop = offset + nbytes
+    body = min(-(-offset // BLOCK) * BLOCK, stop)
+    return Cut(offset, body, max(stop // BLOCK * BLOCK, body), stop)
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The blocks that wait to be written; safe from several threads.
+
+    Attributes:
+        read: fills a block from its file; what lies beyond the end stays as it is.
+        write: writes blocks that follow one another.
+    """
+
+    read: Transfer
+    write: Transfer
+    _memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _MOST * BLOCK))
+    _run: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _MOST * BLOCK))
+    _held: dict[tuple[str, int], memoryview] = field(default_factory=dict["tuple[str, int]", memoryview])
+    _dirty: set[tuple[str, int]] = field(default_factory=set["tuple[str, int]"])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(self, name: str, offset: int, data: memoryview) -> None:
+        """Take bytes of a file.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        with self._lock:
+            while data:
+                start = offset // BLOCK * BLOCK
+                part = data[: start + BLOCK - offset]
+                block = self._block(name, start, whole=len(part) == BLOCK)
+                block[offset - start : offset - start + len(part)] = part
+                self._dirty.add((name, start))
+                data, offset = data[len(part) :], offset + len(part)
+
+    def forget(self, name: str, start: int, stop: int) -> None:
+        """Hold no block of a range any more, because it is about to be written by another way.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        with self._lock:
+            if any(key[0] == name and start <= key[1] < stop for key in self._held):
+                self._clear()
+
+    def flush(self) -> None:
+        """Write every block that changed.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        with self._lock:
+            self._flush()
+
+    def _clear(self) -> None:
+        self._flush()
+        self._held.clear()
+
+    def _flush(self) -> None:
+        for name, start, blocks in self._runs():
+            run = memoryview(self._run)[: len(blocks) * BLOCK]
+            for number, block in enumerate(blocks):
+                run[number * BLOCK : (number + 1) * BLOCK] = block
+            self.write(name, start, run)
+        self._dirty.clear()
+
+    def _runs(self) -> Iterator[tuple[str, int, list[memoryview]]]:
+        """The changed blocks, those that follow one another together."""
+        waiting = sorted(self._dirty)
+        while waiting:
+            name, start = waiting[0]
+            count = 1
+            while count < len(waiting) and waiting[count] == (name, start + count * BLOCK):
+                count += 1
+            yield name, start, [self._held[key] for key in waiting[:count]]
+            waiting = waiting[count:]
+
+    def _block(self, name: str, start: int, *, whole: bool) -> memoryview:
+        block = self._held.get((name, start))
+        if block is None:
+            if len(self._held) == _MOST:
+                self._clear()
+            place = len(self._held) * BLOCK
+            block = memoryview(self._memory)[place : place + BLOCK]
+            if not whole:
+                block[:] = bytes(BLOCK)
+                self.read(name, start, block)
+            self._held[name, start] = block
+        return block

@@ -1,0 +1,110 @@
+"""Stored boxes: a tensor in a file as the boxes that it was decoded in, one behind the other.
+
+Chunks that are cut along inner axes hold short runs of the tensor's bytes. Putting each run where it belongs takes a
+call for a few kilobytes (17 µs each, 3.6 s of processor time for 1 GB); a box is written as it comes, and a region is
+read as parts of boxes, which are long again wherever the region is many rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry import dtypes
+from wherry.raw_region import fill_region
+from wherry.tensorspec import Region, TensorSpec, region_shape, row_bands
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wherry.tensorspec import Span
+
+    # Fills memory from an offset in the file.
+    Read = Callable[[int, memoryview], None]
+
+_SHORT = 256 << 10  # runs below this are not put where they belong
+_TOGETHER = 2 << 20  # bytes of a box that are held at a time
+
+
+class StoredBox(NamedTuple):
+    """A box of elements and where in the file it begins; it may reach beyond the tensor's edge."""
+
+    region: Region
+    offset: int
+
+
+def scattered(spec: TensorSpec) -> bool:
+    """Whether the chunks of a tensor hold only short runs of its bytes."""
+    if spec.chunks is None:
+        return False
+    axis = len(spec.shape) - 1
+    while axis > 0 and spec.chunks[axis] >= spec.shape[axis]:
+        axis -= 1
+    run = dtypes.canonical_size(spec.dtype, math.prod(spec.chunks[axis:]))
+    return axis > 0 and run < _SHORT
+
+
+def fill(spec: TensorSpec, region: Region, boxes: tuple[StoredBox, ...], read: Read, out: memoryview) -> None:
+    """Read a region out of boxes that cover it.
+
+    Args:
+        spec: the tensor.
+        region: step-1 slices with explicit bounds.
+        boxes: disjoint.
+        read: fills a buffer from an offset in the file.
+        out: receives the region in C order.
+    """
+    for box in boxes:
+        shared = _shared(region, box.region)
+        if shared is None:
+            continue
+        inside = replace(spec, shape=region_shape(box.region), chunks=None)
+        for part in _parts(spec, shared):
+            _fill_part(inside, region, box, part, read, out)
+
+
+def _fill_part(
+    inside: TensorSpec, region: Region, box: StoredBox, part: Region, read: Read, out: memoryview
+) -> None:
+    import numpy as np
+
+    def from_box(offset: int, buffer: memoryview) -> None:
+        read(box.offset + offset, buffer)
+
+    wanted = _within(part, box.region)
+    if part == region:
+        fill_region(inside, wanted, from_box, out)
+        return
+    size = dtypes.canonical_size(inside.dtype, 1)
+    shape = (*region_shape(part), size)
+    held = memoryview(bytearray(math.prod(shape)))
+    fill_region(inside, wanted, from_box, held)
+    target = np.frombuffer(out, "u1").reshape(*region_shape(region), size)
+    target[_within(part, region)] = np.frombuffer(held, "u1").reshape(shape)
+
+
+def _shared(one: Region, other: Region) -> Region | None:
+    """What two regions have in common; None where that is nothing."""
+    shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True))
+    return None if any(part.start >= part.stop for part in shared) else shared
+
+
+def _within(region: Region, outer: Region) -> Region:
+    """A region as counted from the start of one that holds it."""
+    return tuple(
+        slice(part.start - start.start, part.stop - start.start)
+        for part, start in zip(region, outer, strict=True)
+    )
+
+
+def _parts(spec: TensorSpec, region: Region) -> Iterator[Region]:
+    """A region in parts that may be held."""
+    small: Iterator[tuple[Region, Span]] = row_bands(
+        replace(spec, shape=region_shape(region), chunks=None), _TOGETHER
+    )
+    for part, _span in small:
+        yield tuple(
+            slice(bounds.start + start.start, bounds.stop + start.start)
+            for bounds, start in zip(part, region, strict=True)
+        )
