@@ -2,7 +2,7 @@
 
 Every file is created and its space allocated before the first byte, so that a full disk fails early. Whole blocks go
 to the device past the page cache, where the file system allows it and the memory lies as the file does (see
-`AligningWriter`); parts of blocks are gathered in `Blocks`. Everything else takes the page cache, and `sync` drops it
+`PlacingWriter`); parts of blocks are gathered in `Blocks`. Everything else takes the page cache, and `sync` drops it
 from there, so that a read-back comes from storage. `sync` makes durable everything whose `write` had returned. At
 most 64 files are open, whatever the number of shards. Once the storage has failed to sync, every later `sync` fails
 too: the kernel forgets such pages, and a second fsync would lie.
