@@ -25,6 +25,7 @@ from wherry.errors import CorruptError, storage_error
 from wherry.move import Move, moves_of
 from wherry.output import Output, as_bytes
 from wherry.recorded import Recorded
+from wherry.regions import FillingReader
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class Carrier:
                 the workers have stopped too, and what they had finished is durable and in the journals.
         """
         queue = self._remaining(moves)
-        waits = self.outputs and not any(output.encodes for output in self.outputs)
+        gathers = isinstance(self.source.reader, FillingReader)  # and holds as much again as it gives
+        waits = self.outputs and not gathers and not any(output.encodes for output in self.outputs)
         workers = carrier_count() if waits else worker_count()
         with ThreadPoolExecutor(workers, thread_name_prefix="wherry") as executor:
             try:

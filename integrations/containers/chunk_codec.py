@@ -61,7 +61,9 @@ class ChunkEncoder:
         own = self._own
         if not hasattr(own, "compress"):
             own.compress, own.buffer = _codec(self._compression, checksum=self._checksum), memoryview(b"")
-        bound = len(data) + len(data) // 8 + _SLACK  # zlib-ng spends nine bits on a byte that it cannot compress
+        bound = (
+            len(data) + len(data) // 8 + _SLACK
+        )  # zlib-ng spends nine bits on a byte that it cannot compress
         if len(own.buffer) < bound:
             own.buffer = memoryview(mmap.mmap(-1, bound))  # on a page: it may go straight to a device
         return own.compress(data, own.buffer)
