@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -61,3 +64,14 @@ def test_an_interrupt_ends_all_threads(compressed):
             decoded.digests([checkpoint.spec("w")], stop)
     finally:
         decoded.close()
+
+
+def test_threads_find_numpy_whole(tmp_path):
+    """A process that has imported nothing yet reads compressed chunks in many threads, again and again."""
+    values = {f"w{number}": np.ones((64, 512), np.float32) for number in range(12)}
+    save_file(values, tmp_path / "a.safetensors")
+    options = {"compression": "zstd"}
+    wherry.convert(tmp_path / "a.safetensors", tmp_path / "orbax", to="orbax", options=options)
+    program = "import sys, wherry; assert wherry.verify(sys.argv[1], level='digest').ok"
+    for _again in range(3):
+        subprocess.run([sys.executable, "-c", program, str(tmp_path / "orbax")], check=True)

@@ -107,6 +107,7 @@ class Decoded:
                 took(spec.nbytes, spec.name)
             return hasher
 
+        dtypes.ready()
         order = sorted(specs, key=lambda spec: -spec.nbytes)
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="wherry") as executor:
             try:

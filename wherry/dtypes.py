@@ -75,6 +75,11 @@ def opaque(name: str) -> bool:
     return name in _OPAQUE
 
 
+def ready() -> None:
+    """Import numpy and ml_dtypes now: threads that import them at one time see them half made."""
+    import ml_dtypes  # noqa: F401  it imports numpy
+
+
 def paired(name: str) -> bool:
     """Whether flat containers store two elements of this type in a byte, so that no cut may fall between them."""
     return name == "float4_e2m1fn"

@@ -155,6 +155,7 @@ def flat_hashes(
     specs = checkpoint.manifest.tensors
     pool, meter = Pool(memory), Meter("inspect", checkpoint.manifest.nbytes, progress)
     recorded = Recorded()
+    dtypes.ready()
     with Spill(checkpoint.reader, pool) as source:
 
         def one(path: KeyPath) -> str:

@@ -88,6 +88,8 @@ class Carrier:
             BaseException: what is no Exception stopped it from outside (Ctrl-C, a cancelled flow run, an exit);
                 the workers have stopped too, and what they had finished is durable and in the journals.
         """
+        if not self._plain():
+            dtypes.ready()
         queue = self._remaining(moves)
         gathers = isinstance(self.source.reader, FillingReader)  # and holds as much again as it gives
         waits = self.outputs and not gathers and not any(output.encodes for output in self.outputs)
@@ -103,6 +105,15 @@ class Carrier:
                 raise
         self.recorded.finish()
         self._settle()
+
+    def _plain(self) -> bool:
+        """Whether bytes are moved as they lie, so that no thread will need numpy."""
+        kept = all(
+            target.chunks is None and not dtypes.paired(target.dtype)
+            for output in self.outputs
+            for target in output.targets.values()
+        )
+        return kept and all(self.source.reader.extents(spec) is not None for spec in self.specs.values())
 
     def _settle(self) -> None:
         for output in self.outputs:
