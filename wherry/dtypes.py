@@ -9,6 +9,7 @@ and only `read_bytes` gives them. Quantised blocks are called `ggml:<type>`: so 
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from wherry.errors import UnsupportedError
@@ -77,7 +78,7 @@ def opaque(name: str) -> bool:
 
 def ready() -> None:
     """Import numpy and ml_dtypes now: threads that import them at one time see them half made."""
-    import ml_dtypes  # noqa: F401  it imports numpy
+    import_module("ml_dtypes")  # it imports numpy
 
 
 def paired(name: str) -> bool:
