@@ -81,6 +81,7 @@ def filled(pairs: Sequence[Pair], filling: Filling, live: Any) -> dict[KeyPath, 
     def one(pair: Pair) -> Any:
         return _fill(pair, filling, live)
 
+    dtypes.ready()
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="wherry-restore") as executor:
         try:
             values = list(executor.map(one, first))

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry import __version__
+from wherry import __version__, dtypes
 from wherry.again import UNPLANNED, command_line, differences, present, request, resolved
 from wherry.checkpoint import open_checkpoint
 from wherry.errors import NotFoundError, WherryError
@@ -105,6 +105,7 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
     """
     rows, nodes = _rows(about)
     routes = _routes(config)
+    dtypes.ready()
     with ThreadPoolExecutor(_WORKERS) as pool:
         looked = list(pool.map(_look, rows, repeat(routes), repeat(nodes)))
     return [one for one in _with_upstream(rows, looked) if one.reasons]

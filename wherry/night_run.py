@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from wherry import dtypes
 from wherry.convert import Target, convert_all
 from wherry.ending import blame, ending
 from wherry.lineage import record
@@ -77,6 +78,7 @@ def _night(
         plans = plan_night(free, retry_failed=retry_failed, go=go)
         outcomes: list[Outcome] = []
         for plan in () if dry_run else plans:
+            dtypes.ready()
             with ThreadPoolExecutor(plan.route.concurrency, thread_name_prefix="wherry-night") as pool:
                 done = pool.map(partial(_work, config, plan.route), plan.works)
                 outcomes += [one for rows in done for one in rows]
