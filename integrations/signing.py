@@ -20,12 +20,12 @@ A key that is encrypted needs `WHERRY_SIGNING_PASSWORD`.
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry import threads
 from wherry.errors import MismatchError, NotFoundError, storage_error
 from wherry.integrations.signing_bundle import IDENTITY, hint, load_key, load_public_key, opened, sealed
 from wherry.progress import Meter
@@ -252,8 +252,8 @@ def _digests(location: Location, names: list[str], progress: OnProgress | None) 
     places = {name: location if name == "." else location.join(name) for name in names}
     total = sum(place.entry.size for place in places.values() if place.entry)
     meter = Meter("sign", total, progress)
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="wherry-sign") as threads:
-        return dict(zip(names, threads.map(partial(_sha256, meter), places.values()), strict=True))
+    with threads.executor(_THREADS, "wherry-sign", numbers=False) as pool:
+        return dict(zip(names, pool.map(partial(_sha256, meter), places.values()), strict=True))
 
 
 def _sha256(meter: Meter, place: Location) -> str:

@@ -37,8 +37,8 @@ for module, names in ((os, ("fsync", "fdatasync", "pwrite", "mkdir", "rename", "
                       (staging, ("rename_without_replacing", "sync_folder"))):
     for name in names:
         setattr(module, name, deadly(getattr(module, name)))
-import wherry.mover, wherry.output
-wherry.mover.worker_count = lambda: 1  # one thread and no clock: every run makes the same calls
+import wherry.output, wherry.threads
+wherry.threads.worker_count = lambda: 1  # one thread and no clock: every run makes the same calls
 wherry.output._GROUP_SECONDS, wherry.output._GROUP_BYTES = 1e9, 3 << 20
 convert(source, target, to=to, lineage=False)
 print(calls)
@@ -127,14 +127,14 @@ def test_killed_at_random_moments_then_run_again(source, tmp_path, to):
 
 SLOW = """
 import sys, time
-import wherry.mover as mover
+import wherry.mover as mover, wherry.threads as threads
 from wherry.cli import main
 real = mover.Carrier._move
 def slow(*arguments):
     time.sleep(0.2)
     return real(*arguments)
 mover.Carrier._move = slow
-mover.worker_count = lambda: 1  # so that it lasts several groups on any machine
+threads.worker_count = lambda: 1  # so that it lasts several groups on any machine
 main(sys.argv[1:])
 """
 
@@ -172,7 +172,7 @@ class Cancelled(BaseException):
 def stop(monkeypatch):
     """A function that stops the run which called it as progress, once half of a stage is done."""
     monkeypatch.setattr("wherry.progress._INTERVAL", 0)
-    monkeypatch.setattr("wherry.mover.worker_count", lambda: 1)
+    monkeypatch.setattr("wherry.threads.worker_count", lambda: 1)
 
     def handler(*_):
         raise Cancelled

@@ -14,14 +14,13 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from wherry import __version__, dtypes
+from wherry import __version__, threads
 from wherry.audit_bundle import anchor_hash, place_for, record_of, write_bundle
 from wherry.audit_bytes import load_some, read_all
 from wherry.audit_cure import completed
@@ -183,8 +182,7 @@ def _chosen(scope: Scope, roots: Sequence[str], found: Known, registry: Asked) -
 def _look(places: Sequence[KnownPlace], found: Known, records: Path | None) -> dict[str, Looked]:
     """Metadata of every place, side by side."""
     keep = None if records is None else _keeper(records)
-    dtypes.ready()
-    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="wherry-audit") as executor:
+    with threads.executor(_WORKERS, "wherry-audit") as executor:
         rows = executor.map(partial(look_at, known=found, keep=keep), places)
         return {place.uri: row for place, row in zip(places, rows, strict=True)}
 

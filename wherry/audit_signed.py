@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import shlex
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+from wherry import threads
 from wherry.audit_places import SHOWN, Looked, about, troubled
 from wherry.errors import CorruptError, MismatchError, WherryError
 from wherry.home import configured
@@ -49,7 +49,7 @@ def check_signatures(looked: dict[str, Looked], key: str) -> None:
         looked: URI → what came of the look at it.
         key: file with the public key, PEM.
     """
-    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="wherry-audit") as executor:
+    with threads.executor(_WORKERS, "wherry-audit") as executor:
         shallow = [one for one in looked.values() if one.row.level not in _READ]
         deep = [one for one in looked.values() if one.row.level in _READ]
         done = [*executor.map(partial(_checked, key=key), shallow), *(_checked(one, key) for one in deep)]

@@ -14,18 +14,17 @@ import shutil
 import tempfile
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry import dtypes, stored_boxes
+from wherry import dtypes, stored_boxes, threads
 from wherry.band import StoppedError
 from wherry.digest import LeafHasher
 from wherry.errors import storage_error
 from wherry.format import Extent, Reader, StreamingReader
 from wherry.move import cells
-from wherry.mover import read_span, worker_count
+from wherry.mover import read_span
 from wherry.output import as_bytes
 from wherry.placing import place
 from wherry.raw_region import fill_region
@@ -107,9 +106,8 @@ class Decoded:
                 took(spec.nbytes, spec.name)
             return hasher
 
-        dtypes.ready()
         order = sorted(specs, key=lambda spec: -spec.nbytes)
-        with ThreadPoolExecutor(worker_count(), thread_name_prefix="wherry") as executor:
+        with threads.executor(threads.worker_count()) as executor:
             try:
                 found = list(executor.map(one, order))
             except BaseException:

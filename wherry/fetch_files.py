@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from wherry import threads
 from wherry.errors import IncompleteError, storage_error
 from wherry.progress import Meter
 
@@ -50,7 +50,7 @@ def copy_files(files: Sequence[tuple[Location, Location, Entry]], progress: OnPr
         StorageError: the storage failed.
     """
     copying = _Copying(Meter("fetch", sum(entry.size for _source, _target, entry in files), progress))
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="wherry-fetch") as pool:
+    with threads.executor(_THREADS, "wherry-fetch", numbers=False) as pool:
         try:
             begun = [
                 pool.submit(_copy_file, source, Path(target.path), entry, copying)

@@ -7,15 +7,13 @@ are behind the service `live`; here is only what is read for them.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry import dtypes
+from wherry import dtypes, threads
 from wherry.errors import MismatchError
 from wherry.keypath import KeyPath, render
-from wherry.mover import worker_count
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -81,8 +79,7 @@ def filled(pairs: Sequence[Pair], filling: Filling, live: Any) -> dict[KeyPath, 
     def one(pair: Pair) -> Any:
         return _fill(pair, filling, live)
 
-    dtypes.ready()
-    with ThreadPoolExecutor(worker_count(), thread_name_prefix="wherry-restore") as executor:
+    with threads.executor(threads.worker_count(), "wherry-restore") as executor:
         try:
             values = list(executor.map(one, first))
         except BaseException:

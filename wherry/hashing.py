@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
+from wherry import dtypes, threads
 from wherry.digest import LeafHasher
 from wherry.keypath import KeyPath, render
-from wherry.mover import Carrier, digest_moves, read_span, worker_count
+from wherry.mover import Carrier, digest_moves, read_span
 from wherry.pool import Pool
 from wherry.progress import Meter, OnProgress
 from wherry.recorded import Recorded
@@ -155,7 +154,6 @@ def flat_hashes(
     specs = checkpoint.manifest.tensors
     pool, meter = Pool(memory), Meter("inspect", checkpoint.manifest.nbytes, progress)
     recorded = Recorded()
-    dtypes.ready()
     with Spill(checkpoint.reader, pool) as source:
 
         def one(path: KeyPath) -> str:
@@ -165,7 +163,7 @@ def flat_hashes(
                 meter.add(move.span.nbytes, specs[path].name)
             return state.hexdigest()
 
-        with ThreadPoolExecutor(worker_count(), thread_name_prefix="wherry") as executor:
+        with threads.executor(threads.worker_count()) as executor:
             return dict(zip(specs, executor.map(one, specs), strict=True))
 
 

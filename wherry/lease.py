@@ -64,9 +64,8 @@ class Lease:
         try:
             if self._holds():
                 self._path.unlink(missing_ok=True)
-        except (
-            OSError
-        ) as failure:  # what came of the work counts; a lease that nobody renews harms nobody for long
+        except OSError as failure:
+            # What came of the work counts; a lease that nobody renews harms nobody for long.
             _log.warning("%s stays, and is void in %.0f s: %s", self._path, EXPIRY_SECONDS, failure)
 
     def _holds(self) -> bool:

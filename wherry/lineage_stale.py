@@ -10,12 +10,11 @@ What was made of something stale is stale too. Reasons are data, each result has
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry import __version__, dtypes
+from wherry import __version__, threads
 from wherry.again import UNPLANNED, command_line, differences, present, request, resolved
 from wherry.checkpoint import open_checkpoint
 from wherry.errors import NotFoundError, WherryError
@@ -105,8 +104,7 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
     """
     rows, nodes = _rows(about)
     routes = _routes(config)
-    dtypes.ready()
-    with ThreadPoolExecutor(_WORKERS) as pool:
+    with threads.executor(_WORKERS) as pool:
         looked = list(pool.map(_look, rows, repeat(routes), repeat(nodes)))
     return [one for one in _with_upstream(rows, looked) if one.reasons]
 

@@ -20,7 +20,7 @@ from wherry.detection import Detection, Evidence
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.format import Absent, Extent, Opened
 from wherry.location import Entry
-from wherry.tensorspec import region_shape
+from wherry.tensorspec import region_shape, region_within, shared_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -127,18 +127,12 @@ class LiveReader:
     def _gather(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
         filled = 0
         for box in self._placed.get(spec.path, ()):
-            shared = [
-                (max(part.start, start), min(part.stop, start + extent))
-                for part, start, extent in zip(region, box.offsets, box.sizes, strict=True)
-            ]
-            if any(start >= stop for start, stop in shared):
+            whole = tuple(slice(at, at + extent) for at, extent in zip(box.offsets, box.sizes, strict=True))
+            shared = shared_region(region, whole)
+            if shared is None:
                 continue
-            inside = tuple(slice(a - at, b - at) for (a, b), at in zip(shared, box.offsets, strict=True))
-            target = tuple(
-                slice(a - part.start, b - part.start) for (a, b), part in zip(shared, region, strict=True)
-            )
-            out[target] = self._view(spec, box)[inside]
-            filled += math.prod(b - a for a, b in shared)
+            out[region_within(shared, region)] = self._view(spec, box)[region_within(shared, whole)]
+            filled += math.prod(region_shape(shared))
         if filled != out.size:
             raise IncompleteError("no process gave a part of it", path=spec.name)
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
+from wherry import dtypes, threads
 from wherry.band import StoppedError
 from wherry.digest import LeafHasher
 from wherry.errors import CorruptError, storage_error
@@ -40,16 +40,6 @@ if TYPE_CHECKING:
     from wherry.tensorspec import Span, TensorSpec
 
 _DECODE_FACTOR = 2  # a decoded region is held once by the codec and once as an array
-
-
-def worker_count() -> int:
-    """Threads that read: two per core, so that one hashes while the other waits for storage; eight at most."""
-    return min(2 * (os.cpu_count() or 2), 8)
-
-
-def carrier_count() -> int:
-    """Threads that also write bytes as they are: one per core hashes, one writes, one holds what comes next."""
-    return worker_count() * 3 // 2
 
 
 @dataclass(slots=True)
@@ -88,13 +78,11 @@ class Carrier:
             BaseException: what is no Exception stopped it from outside (Ctrl-C, a cancelled flow run, an exit);
                 the workers have stopped too, and what they had finished is durable and in the journals.
         """
-        if not self._plain():
-            dtypes.ready()
         queue = self._remaining(moves)
         gathers = isinstance(self.source.reader, FillingReader)  # and holds as much again as it gives
         waits = self.outputs and not gathers and not any(output.encodes for output in self.outputs)
-        workers = carrier_count() if waits else worker_count()
-        with ThreadPoolExecutor(workers, thread_name_prefix="wherry") as executor:
+        workers = threads.carrier_count() if waits else threads.worker_count()
+        with threads.executor(workers, numbers=not self._plain()) as executor:
             try:
                 self._wait([executor.submit(self._work, queue) for _ in range(workers)])
             except BaseException as error:
@@ -221,7 +209,7 @@ class Carrier:
 def digest_moves(specs: Iterable[TensorSpec], source: Spill) -> Iterator[Move]:
     """The moves of a pass that only hashes."""
     waiting = iter(specs)
-    while group := list(islice(waiting, worker_count())):
+    while group := list(islice(waiting, threads.worker_count())):
         yield from _in_turns([_digest_moves(spec, source) for spec in group])
 
 

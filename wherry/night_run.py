@@ -6,12 +6,11 @@ the night ended is told and noted as the flow does it.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wherry import dtypes
+from wherry import threads
 from wherry.convert import Target, convert_all
 from wherry.ending import blame, ending
 from wherry.lineage import record
@@ -78,8 +77,7 @@ def _night(
         plans = plan_night(free, retry_failed=retry_failed, go=go)
         outcomes: list[Outcome] = []
         for plan in () if dry_run else plans:
-            dtypes.ready()
-            with ThreadPoolExecutor(plan.route.concurrency, thread_name_prefix="wherry-night") as pool:
+            with threads.executor(plan.route.concurrency, "wherry-night") as pool:
                 done = pool.map(partial(_work, config, plan.route), plan.works)
                 outcomes += [one for rows in done for one in rows]
     return Report(plans, tuple(outcomes), tuple(route.name for route in asked if route not in free))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.keypath import KeyPath, render
 from wherry.move import Move, largest_move, moves_of
-from wherry.mover import carrier_count
+from wherry.threads import carrier_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry import dtypes
+from wherry import dtypes, threads
 from wherry.errors import StorageError, storage_error
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class Snapshot:
         """
         work = list(self._layout(tensors))
         self._make_room()
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="wherry-snapshot") as executor:
+        with threads.executor(_THREADS, "wherry-snapshot") as executor:
             try:
                 list(executor.map(self._copy, *zip(*work, strict=True))) if work else None
             except OSError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry import dtypes
 from wherry.raw_region import fill_region
-from wherry.tensorspec import Region, TensorSpec, region_shape, row_bands
+from wherry.tensorspec import Region, TensorSpec, region_shape, region_within, row_bands, shared_region
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ def fill(spec: TensorSpec, region: Region, boxes: tuple[StoredBox, ...], read: R
         out: receives the region in C order.
     """
     for box in boxes:
-        shared = _shared(region, box.region)
+        shared = shared_region(region, box.region)
         if shared is None:
             continue
         inside = replace(spec, shape=region_shape(box.region), chunks=None)
@@ -72,7 +72,7 @@ def _fill_part(
     def from_box(offset: int, buffer: memoryview) -> None:
         read(box.offset + offset, buffer)
 
-    wanted = _within(part, box.region)
+    wanted = region_within(part, box.region)
     if part == region:
         fill_region(inside, wanted, from_box, out)
         return
@@ -81,21 +81,7 @@ def _fill_part(
     held = memoryview(bytearray(math.prod(shape)))
     fill_region(inside, wanted, from_box, held)
     target = np.frombuffer(out, "u1").reshape(*region_shape(region), size)
-    target[_within(part, region)] = np.frombuffer(held, "u1").reshape(shape)
-
-
-def _shared(one: Region, other: Region) -> Region | None:
-    """What two regions have in common; None where that is nothing."""
-    shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True))
-    return None if any(part.start >= part.stop for part in shared) else shared
-
-
-def _within(region: Region, outer: Region) -> Region:
-    """A region as counted from the start of one that holds it."""
-    return tuple(
-        slice(part.start - start.start, part.stop - start.start)
-        for part, start in zip(region, outer, strict=True)
-    )
+    target[region_within(part, region)] = np.frombuffer(held, "u1").reshape(shape)
 
 
 def _parts(spec: TensorSpec, region: Region) -> Iterator[Region]:

@@ -122,6 +122,20 @@ def region_shape(region: Region) -> tuple[int, ...]:
     return tuple(part.stop - part.start for part in region)
 
 
+def shared_region(one: Region, other: Region) -> Region | None:
+    """What two regions with explicit bounds have in common; None where that is nothing."""
+    shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True))
+    return None if any(part.start >= part.stop for part in shared) else shared
+
+
+def region_within(region: Region, outer: Region) -> Region:
+    """A region as counted from the start of one that holds it."""
+    return tuple(
+        slice(part.start - start.start, part.stop - start.start)
+        for part, start in zip(region, outer, strict=True)
+    )
+
+
 def row_bands(
     spec: TensorSpec, limit: int, multiple: tuple[int, ...] | None = None
 ) -> Iterator[tuple[Region, Span]]:

@@ -18,7 +18,7 @@ from wherry.integrations.containers.stored_zip import DEFLATED, STORED, data_off
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.containers.torch_zip import PlacedTensor
 from wherry.output import as_bytes
-from wherry.tensorspec import Region, TensorSpec, region_shape
+from wherry.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -219,14 +219,9 @@ class NpzReader:
 
 def _copy_shared(result: np.ndarray, region: Region, elements: np.ndarray, box: Region) -> None:
     """Copy what a box has of a region."""
-    bounds = [
-        (max(part.start, other.start), min(part.stop, other.stop))
-        for part, other in zip(region, box, strict=True)
-    ]
-    if all(start < stop for start, stop in bounds):
-        into = tuple(slice(a - p.start, b - p.start) for (a, b), p in zip(bounds, region, strict=True))
-        taken = tuple(slice(a - p.start, b - p.start) for (a, b), p in zip(bounds, box, strict=True))
-        result[into] = elements[taken]
+    shared = shared_region(region, box)
+    if shared is not None:
+        result[region_within(shared, region)] = elements[region_within(shared, box)]
 
 
 def _corrupt(what: str, location: Location) -> CorruptError:

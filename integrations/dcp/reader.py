@@ -21,7 +21,7 @@ from wherry.integrations.dcp.chunks import in_order, region_of, uncovered, with_
 from wherry.integrations.dcp.metadata import Chunk
 from wherry.integrations.dcp.transforms import HELD, Inflated
 from wherry.mover import as_bytes
-from wherry.tensorspec import TensorSpec, region_shape
+from wherry.tensorspec import TensorSpec, region_shape, region_within, shared_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -211,19 +211,12 @@ class DcpReader:
 
     def _fill(self, result: np.ndarray, region: Region, piece: Piece, spec: TensorSpec) -> int:
         """Copy what a chunk has of a region; the number of elements."""
-        offsets, sizes = piece.chunk
-        shared = [
-            (max(part.start, start), min(part.stop, start + extent))
-            for part, start, extent in zip(region, offsets, sizes, strict=True)
-        ]
-        if any(start >= stop for start, stop in shared):
+        box = region_of(piece.chunk)
+        shared = shared_region(region, box)
+        if shared is None:
             return 0
-        inside = tuple(slice(a - start, b - start) for (a, b), start in zip(shared, offsets, strict=True))
-        target = tuple(
-            slice(a - part.start, b - part.start) for (a, b), part in zip(shared, region, strict=True)
-        )
-        data = self._piece(piece, inside, spec, result.dtype)
-        result[target] = data
+        data = self._piece(piece, region_within(shared, box), spec, result.dtype)
+        result[region_within(shared, region)] = data
         return data.size
 
     def _piece(self, piece: Piece, inside: Region, spec: TensorSpec, dtype: np.dtype) -> np.ndarray:

@@ -13,7 +13,7 @@ from wherry.format import Extent
 from wherry.move import cells
 from wherry.mover import read_span
 from wherry.raw_region import fill_region
-from wherry.tensorspec import Span, TensorSpec, region_shape
+from wherry.tensorspec import Span, TensorSpec, region_shape, region_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,13 +76,13 @@ def fill(
         value = listing.values[key]
         assert value.file is not None
         extents = (Extent(location.member(value.file).uri, value.offset, chunk.nbytes),)
-        inside = _within(common, cell)
+        inside = region_within(common, cell)
         if common == region:
             _read(chunk, extents, inside, buffer)
             return
         part = np.empty(region_shape(inside), whole.dtype)
         _read(chunk, extents, inside, part.reshape(-1).view("u1").data)
-        whole[_within(common, region)] = part
+        whole[region_within(common, region)] = part
 
 
 def _read(chunk: TensorSpec, extents: tuple[Extent, ...], region: Region, out: memoryview) -> None:
@@ -90,9 +90,3 @@ def _read(chunk: TensorSpec, extents: tuple[Extent, ...], region: Region, out: m
         read_span(extents, Span(offset, offset + len(buffer)), buffer, chunk)
 
     fill_region(chunk, region, read, out)
-
-
-def _within(region: Region, outer: Region) -> Region:
-    return tuple(
-        slice(part.start - own.start, part.stop - own.start) for part, own in zip(region, outer, strict=True)
-    )

@@ -149,5 +149,5 @@ def small_steps(workers: int | None = 1) -> Generator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced("wherry.output:_GROUP_BYTES", 1))
         if workers is not None:
-            stack.enter_context(replaced("wherry.mover:worker_count", lambda: workers))
+            stack.enter_context(replaced("wherry.threads:worker_count", lambda: workers))
         yield
