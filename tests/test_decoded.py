@@ -30,38 +30,67 @@ def compressed(request, tmp_path):
         yield checkpoint, request.param, wherry.inspect(tmp_path / "orbax", digest=True).manifest.digests
 
 
-def test_digests_are_those_of_a_pass_over_the_bytes(compressed):
+@pytest.mark.parametrize("kept", [False, True], ids=["file", "memory"])
+def test_digests_are_those_of_a_pass_over_the_bytes(compressed, kept):
     checkpoint, grid, expected = compressed
-    decoded, took = Decoded(checkpoint.reader), []
+    decoded, spec = Decoded(checkpoint.reader), checkpoint.spec("w")
+    decoded.hashed, decoded.kept = {}, {spec.path} if kept else set()
     reader = CanonicalReader(checkpoint.reader, decoded)
     try:
-        early = reader.digests(
-            checkpoint.manifest.tensors.values(), lambda nbytes, name: took.append((nbytes, name))
-        )
-        assert [path[-1] for path in early] == ([] if grid == "2x3" else ["w"])
-        assert took == [(hasher.spec.nbytes, hasher.spec.name) for hasher in early.values()]
+        assert [one.path for one in checkpoint.manifest.tensors.values() if reader.decodes(one)] == [("w",)]
+        decoded.prepare(spec)
+        assert set(decoded.hashed) == (set() if grid == "2x3" else {spec.path})
+        assert all(hasher.digest() == expected[path] for path, hasher in decoded.hashed.items())
         view = Checkpoint(Opened(checkpoint.detection, checkpoint.manifest, reader))
         assert hash_checkpoint(view, memory=64 << 20).digests == expected
     finally:
         decoded.close()
 
 
-def test_an_interrupt_ends_all_threads(compressed):
-    checkpoint, grid, _expected = compressed
-    decoded = Decoded(checkpoint.reader)
-
-    def stop(_nbytes, _name):
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize("kept", [False, True], ids=["file", "memory"])
+def test_a_region_is_that_of_the_tensor(compressed, kept):
+    checkpoint, _grid, _expected = compressed
+    decoded, spec = Decoded(checkpoint.reader), checkpoint.spec("w")
+    decoded.kept = {spec.path} if kept else set()
+    whole = checkpoint.reader.read(spec, spec.whole)
     try:
-        if grid == "2x3":
-            assert decoded.digests([checkpoint.spec("w")], stop) == {}
-            return
-        with pytest.raises(KeyboardInterrupt):
-            decoded.digests([checkpoint.spec("w")], stop)
+        for region in (
+            (slice(100, 900), slice(3, 700)),
+            (slice(0, 1024), slice(0, 768)),
+            (slice(7, 7), slice(0, 1)),
+        ):
+            memory = bytearray(whole[region].nbytes)
+            decoded.fill(spec, region, memoryview(memory))
+            assert memory == whole[region].tobytes()
+            array = decoded.array(spec, region)
+            assert np.array_equal(array, whole[region]) if kept else array is None
+    finally:
         decoded.close()
-        with pytest.raises(StoppedError):
-            decoded.digests([checkpoint.spec("w")], stop)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["file", "memory"])
+def test_a_stop_ends_decoding_between_two_pieces(compressed, kept):
+    checkpoint, grid, _expected = compressed
+    decoded, spec = Decoded(checkpoint.reader), checkpoint.spec("w")
+    decoded.kept = {spec.path} if kept else set()
+    decoded.stopped.set()
+    try:
+        if not (kept and grid == "2x3"):  # these chunks are decoded whole
+            with pytest.raises(StoppedError):
+                decoded.prepare(spec)
+    finally:
+        decoded.close()
+
+
+def test_what_was_dropped_is_decoded_again(compressed):
+    checkpoint, _grid, expected = compressed
+    decoded, spec = Decoded(checkpoint.reader), checkpoint.spec("w")
+    reader = CanonicalReader(checkpoint.reader, decoded)
+    view = Checkpoint(Opened(checkpoint.detection, checkpoint.manifest, reader))
+    try:
+        for _again in range(2):
+            assert hash_checkpoint(view, memory=64 << 20).digests == expected
+            decoded.drop([spec.path])
     finally:
         decoded.close()
 

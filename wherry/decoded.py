@@ -1,10 +1,10 @@
 """Decoded: source tensors that do not lie raw, as files of canonical bytes, each decoded once.
 
 A layout takes regions of a tensor that no chunk grid was made for; taking them out of compressed chunks would decode
-every chunk again and again. So a tensor is decoded, chunk by chunk and in bounded memory, when the source is digested
-(its bytes are hashed on their way into the file) or when the first region of it is asked for. Where its chunks hold
-short runs only, the file has them as they were decoded (`stored_boxes`). The files go when the space for them is
-needed, least recently used first, and with the view.
+every chunk again and again. So a tensor is decoded, chunk by chunk and in bounded memory, when it is asked for, and
+hashed on the way where that is wanted. Small ones that are wanted once stay in memory (`kept`), others in files.
+Where its chunks hold short runs only, the file has them as they were decoded (`stored_boxes`). The files go when the
+space for them is needed, least recently used first, and with the view.
 """
 
 from __future__ import annotations
@@ -18,35 +18,44 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry import dtypes, stored_boxes, threads
+from wherry import dtypes, stored_boxes
 from wherry.band import StoppedError
-from wherry.digest import LeafHasher
+from wherry.decoding import InOrder, blocks_of
 from wherry.errors import storage_error
-from wherry.format import Extent, Reader, StreamingReader
+from wherry.format import Extent, Reader
+from wherry.kept import Kept
 from wherry.move import cells
 from wherry.mover import read_span
-from wherry.output import as_bytes
+from wherry.output import as_array, as_bytes
 from wherry.placing import place
 from wherry.raw_region import fill_region
 from wherry.regions import RegionReader
 from wherry.spill import FOLDER_VARIABLE
 from wherry.staging import PREFIX
 from wherry.stored_boxes import StoredBox
-from wherry.tensorspec import Span, row_bands
+from wherry.tensorspec import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
+    import numpy as np
+
+    from wherry.digest import LeafHasher
     from wherry.keypath import KeyPath
     from wherry.tensorspec import Region, TensorSpec
 
 SMALL = 1 << 20  # decoding so much again costs less than keeping it
-_BAND = 8 << 20
 _MOST = 16 << 30  # bytes of files that nobody reads at the moment
 
 
 class Decoded:
-    """The decoded tensors of one source; used from several threads."""
+    """The decoded tensors of one source; used from several threads.
+
+    Attributes:
+        stopped: ends decoding once it is set; who decodes for a crew gives it the crew's.
+        kept: key paths of small tensors that are wanted once and soon: they are decoded into memory.
+        hashed: the leaves of tensors that came in order, if they are to be hashed.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -55,8 +64,12 @@ class Decoded:
         self._making: dict[KeyPath, threading.Lock] = {}
         self._files: OrderedDict[KeyPath, int] = OrderedDict()  # bytes of each, least recently used first
         self._users: dict[KeyPath, int] = {}
+        self._numbers: dict[KeyPath, int] = {}
         self._boxes: dict[KeyPath, tuple[StoredBox, ...]] = {}
-        self._stopped = threading.Event()
+        self._memory = Kept(self._decode_into)
+        self.stopped = threading.Event()
+        self.kept: set[KeyPath] = set()
+        self.hashed: dict[KeyPath, LeafHasher] | None = None
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """Fill a buffer with the canonical bytes of a region.
@@ -65,6 +78,9 @@ class Decoded:
             DamagedError: a chunk is missing or contradicts itself.
             StorageError: the file could not be written.
         """
+        if spec.path in self.kept:
+            buffer[:] = as_bytes(self._memory.take(spec, region).copy(order="C"))
+            return
         with self._at(spec) as path:
             boxes = self._boxes.get(spec.path)
             size = spec.nbytes if boxes is None else path.stat().st_size
@@ -92,38 +108,33 @@ class Decoded:
             with self._lock:
                 self._users[spec.path] -= 1
 
-    def digests(
-        self, specs: Iterable[TensorSpec], took: Callable[[int, str], None]
-    ) -> dict[KeyPath, LeafHasher]:
-        """Decode tensors, each by one thread and the largest first; see DigestingReader.
+    def array(self, spec: TensorSpec, region: Region) -> np.ndarray | None:
+        """A region of a tensor that is kept in memory, without a copy; None of others.
 
         Raises: what `fill` does.
         """
+        return self._memory.take(spec, region) if spec.path in self.kept else None
 
-        def one(spec: TensorSpec) -> LeafHasher | None:
-            hasher = self._digest(spec)
-            if hasher is not None:
-                took(spec.nbytes, spec.name)
-            return hasher
+    def prepare(self, spec: TensorSpec) -> None:
+        """Decode a tensor that was not decoded, and if it is to be hashed, not hashed yet.
 
-        order = sorted(specs, key=lambda spec: -spec.nbytes)
-        with threads.executor(threads.worker_count()) as executor:
-            try:
-                found = list(executor.map(one, order))
-            except BaseException:
-                self._stopped.set()
-                executor.shutdown(cancel_futures=True)
-                raise
-        return {hasher.spec.path: hasher for hasher in found if hasher is not None}
+        Raises: what `fill` does.
+        """
+        if self.hashed is not None and spec.path in self.hashed:
+            return
+        if spec.path in self.kept:
+            self._memory.take(spec, tuple(slice(0, 0) for _extent in spec.shape))
+            return
+        with self._at(spec):
+            pass
 
-    def _digest(self, spec: TensorSpec) -> LeafHasher | None:
-        """The hashed leaves of a tensor that was decoded now, in order; None else."""
-        inorder = _InOrder(spec)
+    def drop(self, paths: Collection[KeyPath]) -> None:
+        """Remove tensors that nobody will ask for; the pages that held them are used again."""
+        self._memory.drop(paths)
         with self._lock:
-            making = self._making.setdefault(spec.path, threading.Lock())
-        with making:
-            self._made(spec, inorder)
-        return inorder.hasher if inorder.hasher and inorder.position == spec.nbytes else None
+            for path in paths:
+                if path in self._files and not self._users.get(path):
+                    self._remove(path)
 
     def close(self) -> None:
         """Remove all files."""
@@ -133,7 +144,7 @@ class Decoded:
             self._folder = None
             self._files.clear()
 
-    def _made(self, spec: TensorSpec, inorder: _InOrder | None = None) -> Path:
+    def _made(self, spec: TensorSpec) -> Path:
         with self._lock:
             path = self._place(spec)
             if spec.path in self._files:
@@ -143,7 +154,7 @@ class Decoded:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                self._decode(spec, descriptor, inorder)
+                self._decode(spec, descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -152,44 +163,59 @@ class Decoded:
             self._files[spec.path] = spec.nbytes
         return path
 
-    def _decode(self, spec: TensorSpec, descriptor: int, inorder: _InOrder | None) -> None:
-        scattered = stored_boxes.scattered(spec)
-
+    def _decode(self, spec: TensorSpec, descriptor: int) -> None:
         def write(data: memoryview, offset: int) -> None:
-            if self._stopped.is_set():
-                raise StoppedError
-            if inorder is not None and not scattered:
-                inorder.take(data, offset)
             while data:
                 done = os.pwrite(descriptor, data, offset)
                 data, offset = data[done:], offset + done
 
-        blocks = (block for cell in self._cells(spec) for block in self._blocks(spec, cell))
-        if scattered:
-            self._boxes[spec.path] = tuple(_one_by_one(blocks, write))
-            return
-        for region, pieces in blocks:
-            place(spec, region, pieces, write)
-
-    def _cells(self, spec: TensorSpec) -> Iterator[Region]:
-        if spec.chunks is not None:
-            return cells(spec.whole, spec.chunks)
-        return (region for region, _span in row_bands(spec, _BAND, (1,) * len(spec.shape)))
-
-    def _blocks(self, spec: TensorSpec, cell: Region) -> Iterator[tuple[Region, Iterator[memoryview]]]:
-        reader = self._reader
-        if spec.chunks is not None and isinstance(reader, StreamingReader) and reader.held(spec, cell):
-            yield from ((block.region, block.pieces) for block in reader.stream(spec, cell))
+        if stored_boxes.scattered(spec):
+            self._boxes[spec.path] = tuple(
+                _one_by_one(blocks_of(self._reader, spec), self._unless_stopped(write))
+            )
         else:
-            yield cell, iter([as_bytes(reader.read(spec, cell))])
+            self._in_place(spec, write)
+
+    def _decode_into(self, spec: TensorSpec, memory: memoryview) -> None:
+        if stored_boxes.scattered(spec):
+            array = as_array(memory, spec.dtype, spec.shape)
+            for cell in cells(spec.whole, spec.chunks or spec.shape):
+                array[cell] = self._reader.read(spec, cell)
+            return
+
+        def write(data: memoryview, offset: int) -> None:
+            memory[offset : offset + len(data)] = data
+
+        self._in_place(spec, write)
+
+    def _in_place(self, spec: TensorSpec, write: Callable[[memoryview, int], None]) -> None:
+        """Decode a tensor, each run of bytes to where it lies in it, and hash it on the way."""
+        inorder = InOrder(spec)
+
+        def take(data: memoryview, offset: int) -> None:
+            if self.hashed is not None:
+                inorder.take(data, offset)
+            write(data, offset)
+
+        for region, pieces in blocks_of(self._reader, spec):
+            place(spec, region, pieces, self._unless_stopped(take))
+        if self.hashed is not None and inorder.whole is not None:
+            self.hashed[spec.path] = inorder.whole
+
+    def _unless_stopped(self, write: Callable[[memoryview, int], None]) -> Callable[[memoryview, int], None]:
+        def act(data: memoryview, offset: int) -> None:
+            if self.stopped.is_set():
+                raise StoppedError
+            write(data, offset)
+
+        return act
 
     def _place(self, spec: TensorSpec) -> Path:
         if self._folder is None:
             self._folder = Path(
                 tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE))
             )
-        number = list(self._making).index(spec.path)
-        return self._folder / str(number)
+        return self._folder / str(self._numbers.setdefault(spec.path, len(self._numbers)))
 
     def _make_room(self, nbytes: int) -> None:
         idle = [path for path in self._files if not self._users.get(path)]
@@ -197,25 +223,13 @@ class Decoded:
         for path in idle:
             if held <= _MOST:
                 return
-            held -= self._files.pop(path)
-            assert self._folder is not None
-            (self._folder / str(list(self._making).index(path))).unlink(missing_ok=True)
+            held -= self._remove(path)
 
-
-class _InOrder:
-    """Hashes a tensor's bytes as long as they come one after another; chunks of inner axes do not."""
-
-    def __init__(self, spec: TensorSpec) -> None:
-        self.hasher: LeafHasher | None = LeafHasher(spec)
-        self.position = 0
-
-    def take(self, data: memoryview, offset: int) -> None:
-        """The bytes at an offset."""
-        if self.hasher is not None and offset == self.position:
-            self.hasher.update(offset, data)
-            self.position += len(data)
-        else:
-            self.hasher = None
+    def _remove(self, path: KeyPath) -> int:
+        assert self._folder is not None
+        (self._folder / str(self._numbers[path])).unlink(missing_ok=True)
+        self._boxes.pop(path, None)
+        return self._files.pop(path)
 
 
 class CanonicalReader:
@@ -236,15 +250,10 @@ class CanonicalReader:
         large = spec.nbytes > SMALL and not dtypes.opaque(spec.dtype)
         return large and self._reader.extents(spec) is None
 
-    def digests(
-        self, specs: Iterable[TensorSpec], took: Callable[[int, str], None]
-    ) -> dict[KeyPath, LeafHasher]:
-        """See DigestingReader."""
-        wanted = [spec for spec in specs if self.cheap(spec)]
+    def decodes(self, spec: TensorSpec) -> bool:
+        """Whether a tensor is decoded as a whole before regions of it are read."""
         reader = self._reader
-        if isinstance(reader, RegionReader):
-            wanted = [spec for spec in wanted if not reader.cheap(spec)]
-        return self._decoded.digests(wanted, took)
+        return self.cheap(spec) and not (isinstance(reader, RegionReader) and reader.cheap(spec))
 
     def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """See RegionReader."""

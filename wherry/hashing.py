@@ -14,7 +14,6 @@ from wherry.mover import Carrier, digest_moves, read_span
 from wherry.pool import Pool
 from wherry.progress import Meter, OnProgress
 from wherry.recorded import Recorded
-from wherry.regions import DigestingReader
 from wherry.spill import Spill
 
 if TYPE_CHECKING:
@@ -112,13 +111,10 @@ def hash_checkpoint(
     every = checkpoint.manifest.tensors
     specs = dict(every) if paths is None else {path: every[path] for path in paths}
     pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
-    reader = checkpoint.reader
-    early = reader.digests(specs.values(), meter.add) if isinstance(reader, DigestingReader) else {}
-    rest = {path: spec for path, spec in specs.items() if path not in early}
-    with Spill(reader, pool, folder) as source:
-        carrier = Carrier(source=source, specs=rest, pool=pool, meter=meter)
-        carrier.carry(digest_moves(rest.values(), source))
-    return Hashes.of(specs, {**early, **carrier.hashers})
+    with Spill(checkpoint.reader, pool, folder) as source:
+        carrier = Carrier(source=source, specs=specs, pool=pool, meter=meter)
+        carrier.carry(digest_moves(specs.values(), source))
+    return Hashes.of(specs, carrier.hashers)
 
 
 def compare(

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from wherry import dtypes, threads
-from wherry.band import StoppedError
+from wherry.crew import Crew
 from wherry.digest import LeafHasher
 from wherry.errors import CorruptError, storage_error
 from wherry.move import Move, moves_of
@@ -29,8 +29,9 @@ from wherry.regions import FillingReader
 from wherry.store import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
+    from wherry.crew import Task
     from wherry.format import Extent
     from wherry.keypath import KeyPath
     from wherry.location import Location
@@ -54,6 +55,7 @@ class Carrier:
         outputs: where they go; none for a digest pass.
         recorded: checks the CRCs that the source's containers state.
         hashers: one per source tensor, filled as the pass goes on.
+        crew: who does it.
     """
 
     source: Spill
@@ -63,7 +65,7 @@ class Carrier:
     outputs: tuple[Output, ...] = ()
     recorded: Recorded = field(default_factory=Recorded)
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
-    _stopped: threading.Event = field(default_factory=threading.Event)
+    crew: Crew = field(default_factory=Crew)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # More threads than cores that hash at once would all be done at once, and then wait for storage together.
     _hashing: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(os.cpu_count() or 2))
@@ -78,21 +80,43 @@ class Carrier:
             BaseException: what is no Exception stopped it from outside (Ctrl-C, a cancelled flow run, an exit);
                 the workers have stopped too, and what they had finished is durable and in the journals.
         """
-        queue = self._remaining(moves)
         gathers = isinstance(self.source.reader, FillingReader)  # and holds as much again as it gives
         waits = self.outputs and not gathers and not any(output.encodes for output in self.outputs)
         workers = threads.carrier_count() if waits else threads.worker_count()
-        with threads.executor(workers, numbers=not self._plain()) as executor:
-            try:
-                self._wait([executor.submit(self._work, queue) for _ in range(workers)])
-            except BaseException as error:
-                self._stopped.set()
-                executor.shutdown()
-                if not isinstance(error, Exception):
-                    self._settle()
-                raise
+        self.take_up()
+        with self.settling():
+            self.crew.work(self.tasks(moves), workers, numbers=not self._plain())
+
+    @contextmanager
+    def settling(self) -> Generator[None]:
+        """Around the work: what was finished is made durable and recorded, also where it is ended from outside."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._settle()
+            raise
         self.recorded.finish()
         self._settle()
+
+    def tasks(self, moves: Iterable[Move]) -> Iterator[Task]:
+        """What a crew has to do for the moves that some output still wants; other ones count as done."""
+        for move in moves:
+            if not self.outputs or any(output.wants(move) for output in self.outputs):
+                self._hasher(move.source)
+                yield partial(self._carry, move)
+            elif all(output.error for output in self.outputs):
+                return
+            else:
+                self._hasher(move.source)
+                self.meter.add(move.span.nbytes, self.specs[move.source].name)
+
+    def take_up(self) -> None:
+        """Take the leaves that earlier runs hashed from the journals."""
+        for output in self.outputs:
+            for row in output.journal.done:
+                for leaf, digest in row.leaves.items():
+                    self._hasher(row.source).preset(leaf, digest)
 
     def _plain(self) -> bool:
         """Whether bytes are moved as they lie, so that no thread will need numpy."""
@@ -107,55 +131,22 @@ class Carrier:
         for output in self.outputs:
             output.settle(self.hashers)
 
-    def _wait(self, running: list[Future[None]]) -> None:
-        pending = set(running)
-        while pending:  # short waits, so that a signal reaches the main thread at once
-            done, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-
-    def _work(self, queue: Iterator[Move]) -> None:
-        while not self._stopped.is_set():
-            with self._lock:
-                move = next(queue, None)
-                if move is None:
-                    return
-                hasher = self._hasher(move.source)
-            try:
-                self._move(move, hasher)
-            except StoppedError:
-                return
-            except BaseException:
-                self._stopped.set()
-                raise
-            self.meter.add(move.span.nbytes, self.specs[move.source].name)
-
-    def _remaining(self, moves: Iterable[Move]) -> Iterator[Move]:
-        """The moves that some output still wants; leaves that earlier runs hashed are taken from the journals."""
-        for output in self.outputs:
-            for row in output.journal.done:
-                for leaf, digest in row.leaves.items():
-                    self._hasher(row.source).preset(leaf, digest)
-        for move in moves:
-            if not self.outputs or any(output.wants(move) for output in self.outputs):
-                yield move
-            elif all(output.error for output in self.outputs):
-                return
-            else:
-                self._hasher(move.source)
-                self.meter.add(move.span.nbytes, self.specs[move.source].name)
+    def _carry(self, move: Move) -> None:
+        self._move(move, self._hasher(move.source))
+        self.meter.add(move.span.nbytes, self.specs[move.source].name)
 
     def _hasher(self, source: KeyPath) -> LeafHasher:
-        if source not in self.hashers:
-            self.hashers[source] = LeafHasher(self.specs[source])
-        return self.hashers[source]
+        with self._lock:
+            if source not in self.hashers:
+                self.hashers[source] = LeafHasher(self.specs[source])
+            return self.hashers[source]
 
     def _move(self, move: Move, hasher: LeafHasher) -> None:
         spec = self.specs[move.source]
         if move.box:
             self._box(spec, move)
             return
-        with self.source.at(spec, move.span, self._stopped) as extents:
+        with self.source.at(spec, move.span, self.crew.stopped) as extents:
             if extents is not None:
                 with self.pool.buffer(move.span.nbytes, place=self._place(move)) as buffer:
                     read_span(extents, move.span, buffer, spec)

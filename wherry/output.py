@@ -71,7 +71,10 @@ class Output:
     def place(self, move: Move) -> int:
         """Where in a file the first byte of a part will lie, as far as it matters; see PlacingWriter."""
         target = self.targets.get(move.source)
-        return (self._place(target, move.region or move.span) if target is not None else None) or 0
+        if target is None:
+            return 0
+        where = move.span if target.chunks is None or move.region is None else move.region
+        return self._place(target, where) or 0
 
     def _place(self, target: TensorSpec, where: Region | Span) -> int | None:
         return self.writer.place(target.path, where) if isinstance(self.writer, PlacingWriter) else None

@@ -1,7 +1,7 @@
 """passes: the jobs of a conversion carried out, those that read the same thing together.
 
 Jobs that keep the source's tree share one pass over it. A view through another system's layout has a pass of its own,
-after the source was digested in its own order: a view reads regions, of which no leaf of the source can be hashed.
+in which the source is digested too (`view_pass`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.errors import MismatchError, WherryError
-from wherry.hashing import Hashes, compare, hash_checkpoint
+from wherry.hashing import Hashes, compare
 from wherry.job import Job, Staged, complete, stage
 from wherry.mover import Carrier
-from wherry.planned import joint_moves
+from wherry.planned import JointMoves
 from wherry.pool import Pool
 from wherry.progress import Meter
 from wherry.sidecar import read_sidecar
@@ -36,11 +36,7 @@ def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
     """
     results: dict[int, Receipt | WherryError] = {}
     for group in _groups(jobs):
-        checkpoint = jobs[group[0]].checkpoint
-        mine = [jobs[number] for number in group]
-        if checkpoint.original is not checkpoint:
-            mine = _digested(mine)
-        results |= dict(zip(group, _pass(mine), strict=True))
+        results |= dict(zip(group, _pass([jobs[number] for number in group]), strict=True))
     return [results[number] for number in range(len(jobs))]
 
 
@@ -52,26 +48,16 @@ def _groups(jobs: Sequence[Job]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _digested(jobs: list[Job]) -> list[Job]:
-    """The jobs of a view, with the digests of what it is a view of."""
-    from wherry.relaid import Relaid
-
-    view, one = jobs[0].checkpoint, jobs[0]
-    source = view.original
-    read = view.canonical if isinstance(view, Relaid) else source
-    hashes = hash_checkpoint(read, memory=one.plan.memory, progress=one.progress, stage="digest")
-    agree_with_source(source, hashes)
-    return [replace(job, source_digests=hashes.digests) for job in jobs]
-
-
 def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
+    seen = jobs[0].checkpoint
     with ExitStack() as stack:
-        if jobs[0].checkpoint.original is not jobs[0].checkpoint:
-            stack.callback(jobs[0].checkpoint.close)
+        if seen.original is not seen:
+            stack.callback(seen.close)
         staged = [stage(job, stack) for job in jobs]
-        hashes = _move(jobs, staged)
-        if jobs[0].checkpoint.original is jobs[0].checkpoint:
-            agree_with_source(jobs[0].checkpoint, hashes)
+        hashes, own = _move(jobs, staged)
+        agree_with_source(seen.original, hashes if own is None else own)
+        if own is not None:
+            staged = [replace(one, job=replace(one.job, source_digests=own.digests)) for one in staged]
         return [_outcome(one, hashes) for one in staged]
 
 
@@ -85,7 +71,8 @@ def _outcome(staged: Staged, hashes: Hashes) -> Receipt | WherryError:
         return error
 
 
-def _move(jobs: list[Job], staged: list[Staged]) -> Hashes:
+def _move(jobs: list[Job], staged: list[Staged]) -> tuple[Hashes, Hashes | None]:
+    """The digests of what was read, and where that is a view, those of what it is a view of."""
     checkpoint, memory = jobs[0].checkpoint, jobs[0].plan.memory
     wanted = {source for job in jobs for source in job.plan.pairs.values()}
     specs = {path: spec for path, spec in checkpoint.manifest.tensors.items() if path in wanted}
@@ -98,11 +85,23 @@ def _move(jobs: list[Job], staged: list[Staged]) -> Hashes:
             meter=Meter("convert", sum(spec.nbytes for spec in specs.values()), jobs[0].progress),
             outputs=tuple(one.output for one in staged),
         )
-        carrier.carry(joint_moves([job.plan for job in jobs]))
+        own = _carried(carrier, jobs)
     broken = [one.output.error for one in staged if one.output.error]
     if len(broken) == len(staged):
         raise broken[0]
-    return Hashes.of(specs, carrier.hashers)
+    return Hashes.of(specs, carrier.hashers), own
+
+
+def _carried(carrier: Carrier, jobs: list[Job]) -> Hashes | None:
+    plans, seen = [job.plan for job in jobs], jobs[0].checkpoint
+    if seen.original is seen:
+        carrier.carry(JointMoves(plans))
+        return None
+    from wherry.relaid import RelaidReader
+    from wherry.view_pass import ViewPass
+
+    assert isinstance(seen.reader, RelaidReader)
+    return ViewPass(seen.original, seen.reader, carrier, plans, jobs[0].progress).carry()
 
 
 def agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:

@@ -98,7 +98,7 @@ class Plan:
 
     def moves(self) -> Iterator[Move]:
         """The units of work, in the order of the source's tensors."""
-        return joint_moves([self])
+        return iter(JointMoves([self]))
 
     def _largest(self, target: KeyPath, source: KeyPath) -> int:
         spec = self.source_manifest.tensors[source]
@@ -149,16 +149,26 @@ class Plan:
         }
 
 
-def joint_moves(plans: Sequence[Plan]) -> Iterator[Move]:
+class JointMoves:
     """The units of work of several plans with one source, each part of which is read once."""
-    targets: dict[KeyPath, list[TensorSpec]] = {}
-    for one in plans:
-        for target, source in one.pairs.items():
-            targets.setdefault(source, []).append(one.manifest.tensors[target])
-    raw = frozenset[KeyPath]().union(*(one.raw for one in plans))
-    for source, specs in targets.items():
-        spec = plans[0].source_manifest.tensors[source]
-        spec = replace(spec, chunks=None) if any(source in one.free for one in plans) else spec
-        yield from moves_of(
-            spec, specs, raw=source in raw, regions=any(source in one.regions for one in plans)
-        )
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self._plans = plans
+        self._targets: dict[KeyPath, list[TensorSpec]] = {}
+        for one in plans:
+            for target, source in one.pairs.items():
+                self._targets.setdefault(source, []).append(one.manifest.tensors[target])
+        self._raw = frozenset[KeyPath]().union(*(one.raw for one in plans))
+        self._free = frozenset[KeyPath]().union(*(one.free for one in plans))
+        self._regions = frozenset[KeyPath]().union(*(one.regions for one in plans))
+
+    def __iter__(self) -> Iterator[Move]:
+        for source in self._targets:
+            yield from self.of(source)
+
+    def of(self, source: KeyPath) -> Iterator[Move]:
+        """Those of one source tensor."""
+        spec = self._plans[0].source_manifest.tensors[source]
+        spec = replace(spec, chunks=None) if source in self._free else spec
+        raw, regions = source in self._raw, source in self._regions
+        return moves_of(spec, self._targets[source], raw=raw, regions=regions)

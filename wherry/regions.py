@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from wherry.digest import LeafHasher
     from wherry.keypath import KeyPath
     from wherry.tensorspec import Region, Span, TensorSpec
 
@@ -35,22 +32,6 @@ class RegionReader(Protocol):
 
     def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """Fill a buffer with the canonical bytes of a region of such a tensor."""
-        ...
-
-
-@runtime_checkable
-class DigestingReader(Protocol):
-    """What a Reader may add that decodes whole tensors and keeps them: hashing them while it does."""
-
-    def digests(
-        self, specs: Iterable[TensorSpec], took: Callable[[int, str], None]
-    ) -> dict[KeyPath, LeafHasher]:
-        """Hash those of the tensors that must be decoded and whose bytes then come in order.
-
-        Args:
-            specs: what is to be hashed.
-            took: told the bytes and the printed key path of each that was.
-        """
         ...
 
 

@@ -26,7 +26,7 @@ from wherry.mapping import Ignored
 from wherry.mover import read_span
 from wherry.raw_region import fill_region
 from wherry.regions import RegionReader
-from wherry.relayout import held_bytes
+from wherry.relayout import held_bytes, taken_by
 from wherry.runs import cut, runs
 from wherry.store import LocalStore
 from wherry.tensorspec import GRID, Region, Span, TensorSpec, region_shape
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from wherry.families.outfit import Outfit
     from wherry.keypath import KeyPath
     from wherry.location import Entry
+    from wherry.relayout import Pieces, Stored
     from wherry.values import Bound
 
 _OTHER_SYSTEM = "a file of the source's system, of no use to the target's"
@@ -89,9 +90,6 @@ class Relaid(Checkpoint):
             manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
         reader = RelaidReader(source, projected, files)
         super().__init__(Opened(source.detection, manifest, reader))
-        self._canonical = Checkpoint(
-            Opened(source.detection, source.manifest, CanonicalReader(source.reader, reader.decoded))
-        )
         self._source = source
         self.projected = projected
         left = tuple(Ignored((name,), "companions", _OTHER_SYSTEM) for name in (made.left if made else ()))
@@ -105,17 +103,13 @@ class Relaid(Checkpoint):
         """The source itself."""
         return self._source
 
-    @property
-    def canonical(self) -> Checkpoint:
-        """The source with what does not lie raw decoded once, for it and for the view."""
-        return self._canonical
-
 
 class RelaidReader:
     """Reads target tensors out of a source; see Reader.
 
     Attributes:
         decoded: the source's tensors that do not lie raw.
+        canonical: a reader of the source's own tensors, which decodes them once for itself and for the view.
     """
 
     def __init__(self, source: Checkpoint, projected: Projected, files: Mapping[str, bytes]) -> None:
@@ -124,6 +118,14 @@ class RelaidReader:
         self._files = files
         self._own = threading.local()
         self.decoded = Decoded(source.reader)
+        self.canonical = CanonicalReader(source.reader, self.decoded)
+
+    def needs(self, path: KeyPath) -> set[KeyPath]:
+        """The source tensors that a target tensor is made of."""
+        taken = self._projected.scalars.get(path)
+        if taken is not None:
+            return {taken}
+        return set(taken_by(self._projected.targets[path], self._projected.pieces))
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """See Reader."""
@@ -207,6 +209,9 @@ class RelaidReader:
             return self._array(spec, region, lambda out: reader.region(spec, region, out))
         if extents is not None:
             return self._raw(spec, extents, region)
+        held = self.decoded.array(spec, region)
+        if held is not None:
+            return held
         return self._array(spec, region, lambda out: self.decoded.fill(spec, region, out))
 
     def _raw(self, spec: TensorSpec, extents: tuple[Extent, ...], region: Region) -> np.ndarray:
@@ -258,10 +263,20 @@ def _hinted(spec: TensorSpec, projected: Projected) -> TensorSpec:
     It is of use where the grid is not one of runs anyway: where an unrolled axis lies behind one that is transposed.
     """
     stored = projected.targets.get(spec.path)
-    if stored is None or spec.nbytes <= _BAND:
+    if stored is None or spec.nbytes <= _BAND or not _stacks(stored, projected.pieces):
         return spec
     grid = stacked_grid(stored, projected.pieces, _BAND)
     cut = next((axis for axis, step in enumerate(grid) if step > 1), len(grid))
     if grid[cut + 1 :] == spec.shape[cut + 1 :]:
         return spec
     return replace(spec, tags={**(spec.tags or {}), GRID: "x".join(map(str, grid))})
+
+
+def _stacks(stored: Stored, sources: Pieces) -> bool:
+    """Whether a target tensor holds an axis that the source spells as many tensors."""
+    return any(
+        name in names
+        for piece in stored.pieces
+        for name in sources.unrolled[piece.parameter]
+        for names in piece.groups
+    )

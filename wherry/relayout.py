@@ -152,6 +152,14 @@ def copies(target: Stored, region: Region, sources: Pieces) -> Iterator[Copy]:
                     yield _copy(spec, held, piece, dense, region, sources.sizes)
 
 
+def taken_by(target: Stored, sources: Pieces) -> Iterator[KeyPath]:
+    """The source tensors that a target tensor is made of."""
+    for piece in target.pieces:
+        box = {name: (0, sources.sizes[name]) for names in piece.groups for name in names}
+        box |= {name: (index, index + 1) for name, index in piece.at}
+        yield from (spec.path for spec, _piece, _box in sources.holding(piece.parameter, box))
+
+
 def _inside(region: Region, piece: Piece, sizes: Sizes) -> Region | None:
     """The part of a target region that a piece covers, counted from the piece's start."""
     parts: list[slice] = []
