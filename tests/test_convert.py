@@ -235,7 +235,7 @@ def test_several_targets_are_made_in_one_pass(model, tmp_path, monkeypatch):
 
     read = []
     real = mover.read_span
-    monkeypatch.setattr(mover, "read_span", lambda *a: (read.append(a[1].nbytes), real(*a)))
+    monkeypatch.setattr(mover, "read_span", lambda *a, **k: (read.append(a[1].nbytes), real(*a, **k)))
     targets = [
         Target(str(tmp_path / "a"), "orbax"),
         Target(str(tmp_path / "b"), "hf", {"max_shard_size": "1MB"}),

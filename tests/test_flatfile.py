@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from wherry.errors import StorageError
 from wherry.integrations.containers import flatfile
-from wherry.integrations.containers.blocks import BLOCK, Blocks, cut
+from wherry.integrations.containers.blocks import Blocks
 from wherry.integrations.containers.flatfile import FlatFiles
 from wherry.pool import Pool
+from wherry.straight import BLOCK, cut
 
 SIZE = 70 * BLOCK + 123
 

@@ -57,7 +57,7 @@ def spilled_bytes(folder, budget=16 * MIB, step=3 * MIB + 1):
 
 
 def read(extents, span, spec):
-    from wherry.mover import read_span
+    from wherry.spans import read_span
 
     buffer = bytearray(span.nbytes)
     read_span(extents, span, memoryview(buffer), spec)

@@ -25,15 +25,14 @@ from wherry.errors import storage_error
 from wherry.format import Extent, Reader
 from wherry.kept import Kept
 from wherry.move import cells
-from wherry.mover import read_span
 from wherry.output import as_array, as_bytes
 from wherry.placing import place
 from wherry.raw_region import fill_region
 from wherry.regions import RegionReader
+from wherry.spans import raw_bytes
 from wherry.spill import FOLDER_VARIABLE
 from wherry.staging import PREFIX
 from wherry.stored_boxes import StoredBox
-from wherry.tensorspec import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator
@@ -84,11 +83,7 @@ class Decoded:
         with self._at(spec) as path:
             boxes = self._boxes.get(spec.path)
             size = spec.nbytes if boxes is None else path.stat().st_size
-            extents = (Extent(str(path), 0, size),)
-
-            def read(at: int, part: memoryview) -> None:
-                read_span(extents, Span(at, at + len(part)), part, spec)
-
+            read = raw_bytes((Extent(str(path), 0, size),), spec)
             if boxes is None:
                 fill_region(spec, region, read, buffer)
             else:

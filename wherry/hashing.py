@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from wherry import dtypes, threads
 from wherry.digest import LeafHasher
 from wherry.keypath import KeyPath, render
-from wherry.mover import Carrier, digest_moves, read_span
+from wherry.mover import Carrier, digest_moves
 from wherry.pool import Pool
 from wherry.progress import Meter, OnProgress
 from wherry.recorded import Recorded
+from wherry.spans import read_span
 from wherry.spill import Spill
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def hash_checkpoint(
     stage: str = "verify",
     paths: Collection[KeyPath] | None = None,
     folder: Path | None = None,
+    straight: bool = False,
 ) -> Hashes:
     """Read every tensor (or those of `paths`) once and digest it, in parallel and within the budget.
 
@@ -103,6 +105,7 @@ def hash_checkpoint(
         stage: the verb that reads it.
         paths: which tensors; all by default.
         folder: where spill files lie; a temporary folder by default.
+        straight: whether raw bytes must come from storage, past the page cache.
 
     Raises:
         DamagedError: bytes are missing or contradict themselves.
@@ -112,7 +115,7 @@ def hash_checkpoint(
     specs = dict(every) if paths is None else {path: every[path] for path in paths}
     pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
     with Spill(checkpoint.reader, pool, folder) as source:
-        carrier = Carrier(source=source, specs=specs, pool=pool, meter=meter)
+        carrier = Carrier(source=source, specs=specs, pool=pool, meter=meter, straight=straight)
         carrier.carry(digest_moves(specs.values(), source))
     return Hashes.of(specs, carrier.hashers)
 

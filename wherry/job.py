@@ -192,6 +192,7 @@ def _boxed(staged: Staged, ours: Hashes) -> Hashes:
             progress=job.progress,
             paths=list(boxed),
             folder=staged.staging.spill,
+            straight=True,
         )
         if job.plan.verify == "digest":
             from wherry.boxed import prove
@@ -212,6 +213,7 @@ def _read_back(staged: Staged, expected: Hashes) -> dict[str, Any]:
             stage="verify",
             paths=list(expected.digests),
             folder=staged.staging.spill,
+            straight=True,
         )
     failed = compare(found, expected.digests, expected.leaves)
     if failed:

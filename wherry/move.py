@@ -136,3 +136,11 @@ def cells(region: Region, chunks: tuple[int, ...]) -> Iterator[Region]:
         part = slice(start, min(start + chunks[0], first.stop))
         for tail in cells(rest, chunks[1:]):
             yield (part, *tail)
+
+
+def on_grid(region: Region, chunks: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a region consists of whole chunks."""
+    return all(
+        part.start % chunk == 0 and (part.stop % chunk == 0 or part.stop == extent)
+        for part, chunk, extent in zip(region, chunks, shape, strict=True)
+    )

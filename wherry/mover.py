@@ -14,31 +14,30 @@ import os
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from itertools import islice
+from functools import partial
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from wherry import dtypes, threads
 from wherry.crew import Crew
 from wherry.digest import LeafHasher
-from wherry.errors import CorruptError, storage_error
+from wherry.flowing import spans_of
 from wherry.move import Move, moves_of
 from wherry.output import Output, as_bytes
 from wherry.recorded import Recorded
 from wherry.regions import FillingReader
-from wherry.store import locate
+from wherry.spans import file_offset, read_span
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from wherry.crew import Task
-    from wherry.format import Extent
     from wherry.keypath import KeyPath
-    from wherry.location import Location
     from wherry.pool import Pool
     from wherry.progress import Meter
     from wherry.spill import Spill
-    from wherry.tensorspec import Span, TensorSpec
+    from wherry.tensorspec import TensorSpec
 
 _DECODE_FACTOR = 2  # a decoded region is held once by the codec and once as an array
 
@@ -56,6 +55,7 @@ class Carrier:
         recorded: checks the CRCs that the source's containers state.
         hashers: one per source tensor, filled as the pass goes on.
         crew: who does it.
+        straight: whether raw bytes are read past the page cache, as a read-back is.
     """
 
     source: Spill
@@ -66,6 +66,7 @@ class Carrier:
     recorded: Recorded = field(default_factory=Recorded)
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     crew: Crew = field(default_factory=Crew)
+    straight: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # More threads than cores that hash at once would all be done at once, and then wait for storage together.
     _hashing: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(os.cpu_count() or 2))
@@ -81,7 +82,11 @@ class Carrier:
                 the workers have stopped too, and what they had finished is durable and in the journals.
         """
         gathers = isinstance(self.source.reader, FillingReader)  # and holds as much again as it gives
-        waits = self.outputs and not gathers and not any(output.encodes for output in self.outputs)
+        waits = (
+            (self.outputs or self.straight)
+            and not gathers
+            and not any(output.encodes for output in self.outputs)
+        )
         workers = threads.carrier_count() if waits else threads.worker_count()
         self.take_up()
         with self.settling():
@@ -101,10 +106,19 @@ class Carrier:
 
     def tasks(self, moves: Iterable[Move]) -> Iterator[Task]:
         """What a crew has to do for the moves that some output still wants; other ones count as done."""
+        for path, rows in groupby(moves, key=attrgetter("source")):
+            if self.source.flows(self.specs[path]):
+                wanted = list(self._wanted(rows))
+                if wanted:
+                    yield partial(self._flow, wanted)
+            else:
+                yield from (partial(self._carry, move) for move in self._wanted(rows))
+
+    def _wanted(self, moves: Iterable[Move]) -> Iterator[Move]:
         for move in moves:
             if not self.outputs or any(output.wants(move) for output in self.outputs):
                 self._hasher(move.source)
-                yield partial(self._carry, move)
+                yield move
             elif all(output.error for output in self.outputs):
                 return
             else:
@@ -135,6 +149,17 @@ class Carrier:
         self._move(move, self._hasher(move.source))
         self.meter.add(move.span.nbytes, self.specs[move.source].name)
 
+    def _flow(self, moves: list[Move]) -> None:
+        """Carry the parts of a tensor as they are decoded, one after another."""
+        spec, hasher = self.specs[moves[0].source], self._hasher(moves[0].source)
+        largest, held = max(move.span.nbytes for move in moves), self.source.flow_held(spec)
+        with self.pool.buffer(largest, held, self._place(moves[0])) as buffer:
+            pieces = self.source.flow(spec, self.crew.stopped)
+            parts = spans_of(pieces, [move.span for move in moves], buffer)
+            for move, part in zip(moves, parts, strict=True):  # which takes the parts to their end
+                self._deliver(move, part, hasher)
+                self.meter.add(move.span.nbytes, spec.name)
+
     def _hasher(self, source: KeyPath) -> LeafHasher:
         with self._lock:
             if source not in self.hashers:
@@ -148,8 +173,9 @@ class Carrier:
             return
         with self.source.at(spec, move.span, self.crew.stopped) as extents:
             if extents is not None:
-                with self.pool.buffer(move.span.nbytes, place=self._place(move)) as buffer:
-                    read_span(extents, move.span, buffer, spec)
+                place = file_offset(extents, move.span.start) if self.straight else self._place(move)
+                with self.pool.buffer(move.span.nbytes, place=place) as buffer:
+                    read_span(extents, move.span, buffer, spec, straight=self.straight)
                     self.recorded.update(extents, move.span, buffer, spec)
                     self._deliver(move, buffer, hasher)
             elif not self._streamed(spec, move, hasher):
@@ -201,7 +227,10 @@ def digest_moves(specs: Iterable[TensorSpec], source: Spill) -> Iterator[Move]:
     """The moves of a pass that only hashes."""
     waiting = iter(specs)
     while group := list(islice(waiting, threads.worker_count())):
-        yield from _in_turns([_digest_moves(spec, source) for spec in group])
+        flowing = [spec for spec in group if source.flows(spec)]
+        for spec in flowing:
+            yield from _digest_moves(spec, source)
+        yield from _in_turns([_digest_moves(spec, source) for spec in group if spec not in flowing])
 
 
 def _digest_moves(spec: TensorSpec, source: Spill) -> Iterator[Move]:
@@ -218,40 +247,3 @@ def _in_turns(rows: list[Iterator[Move]]) -> Iterator[Move]:
                 rows.remove(row)
             else:
                 yield move
-
-
-def read_span(extents: tuple[Extent, ...], span: Span, buffer: memoryview, spec: TensorSpec) -> None:
-    """Fill a buffer with canonical bytes that lie raw in files.
-
-    Raises:
-        CorruptError: a file ends before the bytes that its metadata promises.
-        StorageError: the storage failed.
-    """
-    position = 0
-    for extent in extents:
-        start, stop = max(span.start, position), min(span.stop, position + extent.length)
-        if start < stop:
-            part = buffer[start - span.start : stop - span.start]
-            _fill(extent.file, extent.offset + start - position, part, spec)
-        position += extent.length
-    if position < span.stop:
-        raise CorruptError(f"its bytes end at {position}, {spec.nbytes} were expected", path=spec.name)
-
-
-@lru_cache(1024)
-def _located(file: str) -> Location:
-    """A file's location; short reads would spend more on its path than on its bytes."""
-    return locate(file)
-
-
-def _fill(file: str, offset: int, buffer: memoryview, spec: TensorSpec) -> None:
-    location = _located(file)
-    filled = 0
-    while filled < len(buffer):
-        try:
-            count = location.store.readinto(location.path, offset + filled, buffer[filled:])
-        except OSError as error:
-            raise storage_error(error, file) from error
-        if count == 0:
-            raise CorruptError("the file ends before this tensor does", uri=file, path=spec.name)
-        filled += count

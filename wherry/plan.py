@@ -123,7 +123,9 @@ def make_plan(
         pairs=mapped.pairs,
         ignored=(*checkpoint.ignored, *mapped.ignored),
         raw=frozenset(spec.path for spec in carried if bytes_of.by_span(spec)),
-        spilled=frozenset(spec.path for spec in carried if bytes_of.spills(spec)),
+        spilled=frozenset(
+            spec.path for spec in carried if bytes_of.spills(spec) and not bytes_of.flows(spec)
+        ),
         regions=frozenset(spec.path for spec in carried if bytes_of.by_region(spec)),
         free=frozenset(spec.path for spec in carried if bytes_of.free(spec)),
         parameters=checkpoint.original.manifest.parameters,

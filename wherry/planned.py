@@ -37,7 +37,8 @@ class Plan:
         raw: source key paths of which any span can be read: bytes lie raw in files, or will in a spill file.
         regions: source key paths of which any region can be read without reading much more.
         free: those among these whose chunks need not be regarded.
-        spilled: those among them that go through a spill file, because their chunks are too large to decode whole.
+        spilled: those among them that go through a spill file, because their chunks are too large to decode whole
+            and do not come in order.
         parameters: elements of the source's tensors.
         expected_parameters: what the source's config says; None where it says nothing that we understand.
         memory: budget in bytes.

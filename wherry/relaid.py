@@ -23,13 +23,13 @@ from wherry.layout_bands import cut_multiples, stacked_grid
 from wherry.location import Location
 from wherry.manifest import Companion
 from wherry.mapping import Ignored
-from wherry.mover import read_span
 from wherry.raw_region import fill_region
 from wherry.regions import RegionReader
 from wherry.relayout import held_bytes, taken_by
 from wherry.runs import cut, runs
+from wherry.spans import raw_bytes
 from wherry.store import LocalStore
-from wherry.tensorspec import GRID, Region, Span, TensorSpec, region_shape
+from wherry.tensorspec import GRID, Region, TensorSpec, region_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -215,9 +215,7 @@ class RelaidReader:
         return self._array(spec, region, lambda out: self.decoded.fill(spec, region, out))
 
     def _raw(self, spec: TensorSpec, extents: tuple[Extent, ...], region: Region) -> np.ndarray:
-        def read(offset: int, buffer: memoryview) -> None:
-            read_span(extents, Span(offset, offset + len(buffer)), buffer, spec)
-
+        read = raw_bytes(extents, spec)
         return self._array(spec, region, lambda out: fill_region(spec, region, read, out))
 
     def _array(self, spec: TensorSpec, region: Region, fill: Callable[[memoryview], None]) -> np.ndarray:

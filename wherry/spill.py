@@ -2,7 +2,8 @@
 
 Where bytes lie raw, they are read from where they lie. Encoded chunks up to a quarter of the budget are left to the
 reader, which decodes them whole. Beyond that, chunks are decoded piece by piece into spill files of exact canonical
-bytes, which are then read like any raw bytes. One spill file holds one **band**: the fewest whole chunks that are
+bytes, which are then read like any raw bytes. A tensor that is one such chunk needs no file: its bytes come in order,
+and one worker carries them as they come. One spill file holds one **band**: the fewest whole chunks that are
 contiguous in the tensor. It is made when the first move needs it, by all workers that wait for it together (each
 decodes one chunk at a time), and is removed once every byte of it was read; what a pass that ends early leaves is
 removed with the folder.
@@ -21,17 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from wherry import dtypes
-from wherry.band import Band, StoppedError, opened
+from wherry.band import Band, opened
 from wherry.errors import UsageError, storage_error
+from wherry.flowing import only_block, until
 from wherry.format import Block, Extent, Reader, StreamingReader
-from wherry.move import cells, common_grid
-from wherry.mover import read_span
+from wherry.move import cells, common_grid, on_grid
 from wherry.output import as_bytes
 from wherry.placing import band_at, place
 from wherry.raw_region import fill_region
 from wherry.regions import FillingReader, RegionReader
+from wherry.spans import raw_bytes
 from wherry.staging import PREFIX
-from wherry.tensorspec import Span
 from wherry.units import show_size
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from wherry.keypath import KeyPath
     from wherry.pool import Pool
-    from wherry.tensorspec import Region, TensorSpec
+    from wherry.tensorspec import Region, Span, TensorSpec
 
 FOLDER_VARIABLE = "WHERRY_SPILL"
 _SHARE = 4  # what is decoded in memory is at most the budget divided by this,
@@ -107,7 +108,7 @@ class Spill:
         """Fill a buffer with a region that is not one run of the tensor's bytes."""
         raw = self._raw(spec)
         if raw is not None:
-            fill_region(spec, region, lambda at, part: _read_raw(raw, spec, at, part), buffer)
+            fill_region(spec, region, raw_bytes(raw, spec), buffer)
         elif isinstance(self.reader, FillingReader):
             self.reader.fill(spec, region, buffer)
         else:
@@ -122,6 +123,23 @@ class Spill:
         if spec.path not in self._cuts:
             self._cuts[spec.path] = self._cut(spec) if self._raw(spec) is None else None
         return self._cuts[spec.path] is not None
+
+    def flows(self, spec: TensorSpec) -> bool:
+        """Whether a tensor whose chunks are too large to be decoded whole comes in order: it is one such chunk."""
+        return self.spills(spec) and spec.chunks == spec.shape and only_block(self.reader, spec) is not None
+
+    def flow(self, spec: TensorSpec, stopped: threading.Event) -> Iterator[memoryview]:
+        """The bytes of a tensor that flows, in pieces, each valid until the next.
+
+        Raises: what `at` does.
+        """
+        first = only_block(self.reader, spec)
+        assert first is not None
+        return until(stopped, first.pieces)
+
+    def flow_held(self, spec: TensorSpec) -> int:
+        """Bytes that `flow` holds at a time."""
+        return self._held(spec, spec.whole) or 0
 
     @contextmanager
     def at(
@@ -164,7 +182,7 @@ class Spill:
         if isinstance(reader, RegionReader) and reader.cheap(spec):
             reader.region(spec, region, buffer)
             return True
-        if not chunks or not _whole(region, chunks, spec.shape):
+        if not chunks or not on_grid(region, chunks, spec.shape):
             return False
         if not isinstance(reader, StreamingReader):
             return False
@@ -259,7 +277,7 @@ class Spill:
         nbytes = _DECODE_FACTOR * _chunk_bytes(spec) if held is None else held
         with self._pool.reserved(nbytes), opened(band.path) as write:
             for block in self._blocks(spec, cell, streamed=held is not None):
-                pieces = _until(stopped, block.pieces)
+                pieces = until(stopped, block.pieces)
                 place(spec, block.region, pieces, lambda data, at: write(data, at - band.span.start))
 
     def _blocks(self, spec: TensorSpec, cell: Region, *, streamed: bool) -> Iterator[Block]:
@@ -275,24 +293,5 @@ class Spill:
                 band.path.unlink()
 
 
-def _read_raw(extents: tuple[Extent, ...], spec: TensorSpec, at: int, buffer: memoryview) -> None:
-    read_span(extents, Span(at, at + len(buffer)), buffer, spec)
-
-
-def _whole(region: Region, chunks: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a region consists of whole chunks."""
-    return all(
-        part.start % chunk == 0 and (part.stop % chunk == 0 or part.stop == extent)
-        for part, chunk, extent in zip(region, chunks, shape, strict=True)
-    )
-
-
 def _chunk_bytes(spec: TensorSpec) -> int:
     return dtypes.canonical_size(spec.dtype, math.prod(spec.chunks or ()))
-
-
-def _until(stopped: threading.Event, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
-    for piece in pieces:
-        if stopped.is_set():
-            raise StoppedError
-        yield piece

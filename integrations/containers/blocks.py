@@ -10,7 +10,9 @@ from __future__ import annotations
 import mmap
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from wherry.straight import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,29 +20,7 @@ if TYPE_CHECKING:
     # Name of a file, offset of a block, memory of one block or several; raises OSError.
     Transfer = Callable[[str, int, memoryview], None]
 
-BLOCK = 4096  # what every file system here takes; devices ask for 512 or 4096
 _MOST = 256  # blocks that are held
-
-
-class Cut(NamedTuple):
-    """Bytes of a file by blocks: positions in the file, start ≤ body ≤ tail ≤ stop."""
-
-    start: int
-    body: int
-    tail: int
-    stop: int
-
-
-def cut(offset: int, nbytes: int) -> Cut:
-    """Cut bytes into those before the first whole block, the whole blocks, and those after the last.
-
-    Args:
-        offset: of the first byte in its file.
-        nbytes: how many.
-    """
-    stop = offset + nbytes
-    body = min(-(-offset // BLOCK) * BLOCK, stop)
-    return Cut(offset, body, max(stop // BLOCK * BLOCK, body), stop)
 
 
 @dataclass(slots=True)

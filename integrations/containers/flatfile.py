@@ -10,7 +10,6 @@ too: the kernel forgets such pages, and a second fsync would lie.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import threading
@@ -19,21 +18,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, storage_error
-from wherry.integrations.containers.blocks import BLOCK, Blocks, cut
+from wherry.integrations.containers.blocks import Blocks
 from wherry.staging import sync_folder
+from wherry.straight import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
 
 _MOST_OPEN = 64
-# What says that a file system has no way past its page cache, and not that the storage failed.
-_NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 # Large writes: so many keep a device busy; more would all end at one time, and then all hash at one time.
 _AT_ONCE = 2
 _STEP = 64 << 20  # by which files grow
 SMALL = 64 << 10  # what is smaller is gathered
-_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
 
 
 class FlatFiles:
@@ -57,7 +54,7 @@ class FlatFiles:
         self._turn = threading.Semaphore(_AT_ONCE)
         self._open: OrderedDict[tuple[str, bool], int] = OrderedDict()
         self._users: dict[tuple[str, bool], int] = {}
-        self._direct = bool(_DIRECT)
+        self._direct = bool(DIRECT)
         self._blocks = Blocks(self._read_block, self._write_run)
         self._dirty: set[str] = set()
         self._failed: StorageError | None = None
@@ -172,7 +169,7 @@ class FlatFiles:
         self._blocks.put(name, offset, view[: parts.body - offset])
         self._blocks.forget(name, parts.body, parts.tail)
         with self._turn:
-            self._write(name, parts.body, body, direct=_lies_on_block(body))
+            self._write(name, parts.body, body, direct=lies_on_block(body))
         self._blocks.put(name, parts.tail, view[parts.tail - offset :])
 
     def _write_run(self, name: str, offset: int, run: memoryview) -> None:
@@ -197,7 +194,7 @@ class FlatFiles:
             with self._descriptor(name, direct) as descriptor:
                 return act(descriptor)
         except OSError as error:
-            if not direct or error.errno not in _NO_DIRECT:
+            if not direct or error.errno not in NO_DIRECT:
                 raise
         self._direct = False
         with self._descriptor(name) as descriptor:
@@ -209,7 +206,7 @@ class FlatFiles:
         with self._lock:
             if key not in self._open:
                 self._make_room()
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (_DIRECT if direct else 0)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (DIRECT if direct else 0)
                 self._open[key] = os.open(self._folder / name, flags, 0o644)
             self._open.move_to_end(key)
             self._users[key] = self._users.get(key, 0) + 1
@@ -230,11 +227,6 @@ def _allocate(descriptor: int, size: int) -> None:
     os.ftruncate(descriptor, size)
     if size:
         os.posix_fallocate(descriptor, 0, size)
-
-
-def _lies_on_block(view: memoryview) -> bool:
-    """Whether a device can take bytes from where they lie in memory; of read-only memory nobody tells the address."""
-    return not view.readonly and ctypes.addressof(ctypes.c_char.from_buffer(view)) % BLOCK == 0
 
 
 def _settle(descriptor: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from wherry import dtypes
 from wherry.errors import UnrepresentableError
-from wherry.mover import read_span
+from wherry.spans import read_span
 from wherry.tensorspec import Span, TensorSpec, region_shape
 
 if TYPE_CHECKING:

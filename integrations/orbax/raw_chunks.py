@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from wherry import dtypes
 from wherry.format import Extent
 from wherry.move import cells
-from wherry.mover import read_span
 from wherry.raw_region import fill_region
-from wherry.tensorspec import Span, TensorSpec, region_shape, region_within
+from wherry.spans import raw_bytes
+from wherry.tensorspec import TensorSpec, region_shape, region_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,4 @@ def fill(
 
 
 def _read(chunk: TensorSpec, extents: tuple[Extent, ...], region: Region, out: memoryview) -> None:
-    def read(offset: int, buffer: memoryview) -> None:
-        read_span(extents, Span(offset, offset + len(buffer)), buffer, chunk)
-
-    fill_region(chunk, region, read, out)
+    fill_region(chunk, region, raw_bytes(extents, chunk), out)

@@ -1,0 +1,84 @@
+"""Spans: canonical bytes that lie raw in files, read from where they lie."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from wherry.errors import CorruptError, storage_error
+from wherry.store import locate
+from wherry.straight import readinto
+from wherry.tensorspec import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wherry.format import Extent
+    from wherry.location import Location
+    from wherry.tensorspec import TensorSpec
+
+
+def file_offset(extents: tuple[Extent, ...], at: int) -> int:
+    """Where in its file a canonical byte lies."""
+    position = 0
+    for extent in extents:
+        if at < position + extent.length:
+            return extent.offset + at - position
+        position += extent.length
+    return 0
+
+
+def raw_bytes(extents: tuple[Extent, ...], spec: TensorSpec) -> Callable[[int, memoryview], None]:
+    """What fills a buffer from an offset in a tensor's canonical bytes on, which lie raw in files."""
+
+    def read(at: int, buffer: memoryview) -> None:
+        read_span(extents, Span(at, at + len(buffer)), buffer, spec)
+
+    return read
+
+
+def read_span(
+    extents: tuple[Extent, ...], span: Span, buffer: memoryview, spec: TensorSpec, *, straight: bool = False
+) -> None:
+    """Fill a buffer with canonical bytes that lie raw in files.
+
+    Args:
+        extents: where.
+        span: which of them.
+        buffer: takes them.
+        spec: the tensor, for what errors say.
+        straight: past the page cache, where that goes.
+
+    Raises:
+        CorruptError: a file ends before the bytes that its metadata promises.
+        StorageError: the storage failed.
+    """
+    position = 0
+    for extent in extents:
+        start, stop = max(span.start, position), min(span.stop, position + extent.length)
+        if start < stop:
+            part = buffer[start - span.start : stop - span.start]
+            _fill(extent.file, extent.offset + start - position, part, spec, straight=straight)
+        position += extent.length
+    if position < span.stop:
+        raise CorruptError(f"its bytes end at {position}, {spec.nbytes} were expected", path=spec.name)
+
+
+@lru_cache(1024)
+def _located(file: str) -> Location:
+    """A file's location; short reads would spend more on its path than on its bytes."""
+    return locate(file)
+
+
+def _fill(file: str, offset: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
+    location = _located(file)
+    read = readinto if straight and location.store.capabilities.local else location.store.readinto
+    filled = 0
+    while filled < len(buffer):
+        try:
+            count = read(location.path, offset + filled, buffer[filled:])
+        except OSError as error:
+            raise storage_error(error, file) from error
+        if count == 0:
+            raise CorruptError("the file ends before this tensor does", uri=file, path=spec.name)
+        filled += count
