@@ -171,17 +171,19 @@ class Decoded:
         else:
             self._in_place(spec, write)
 
-    def _decode_into(self, spec: TensorSpec, memory: memoryview) -> None:
-        if stored_boxes.scattered(spec):
-            array = as_array(memory, spec.dtype, spec.shape)
-            for cell in cells(spec.whole, spec.chunks or spec.shape):
-                array[cell] = self._reader.read(spec, cell)
-            return
+    def _decode_into(self, spec: TensorSpec, memory: memoryview) -> int:
+        """Decode into memory; once more than it is carried, where its bytes did not come in order, it is hashed."""
 
         def write(data: memoryview, offset: int) -> None:
             memory[offset : offset + len(data)] = data
 
-        self._in_place(spec, write)
+        if stored_boxes.scattered(spec):
+            array = as_array(memory, spec.dtype, spec.shape)
+            for cell in cells(spec.whole, spec.chunks or spec.shape):
+                array[cell] = self._reader.read(spec, cell)
+        else:
+            self._in_place(spec, write)
+        return 1 if self.hashed is None or spec.path in self.hashed else 2
 
     def _in_place(self, spec: TensorSpec, write: Callable[[memoryview, int], None]) -> None:
         """Decode a tensor, each run of bytes to where it lies in it, and hash it on the way."""

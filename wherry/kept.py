@@ -25,17 +25,17 @@ _MOST = 64 << 20  # bytes of tensors that are not taken yet
 @dataclass(slots=True)
 class _Kept:
     array: np.ndarray
-    left: int  # elements that were not taken
+    left: int  # elements that will still be taken
 
 
 class Kept:
     """Decoded tensors by key path; used from several threads."""
 
-    def __init__(self, decode: Callable[[TensorSpec, memoryview], None]) -> None:
+    def __init__(self, decode: Callable[[TensorSpec, memoryview], int]) -> None:
         """Keep nothing yet.
 
         Args:
-            decode: fills memory with a tensor's canonical bytes.
+            decode: fills memory with a tensor's canonical bytes, and says how many times all of it will be taken.
         """
         self._decode = decode
         self._lock = threading.Lock()
@@ -73,8 +73,8 @@ class Kept:
             held = self._arrays.get(spec.path)
         if held is None:
             array = np.empty(spec.shape, dtypes.numpy_dtype(spec.dtype))
-            self._decode(spec, array.reshape(-1).view("u1").data)
-            held = _Kept(array, spec.size)
+            times = self._decode(spec, array.reshape(-1).view("u1").data)
+            held = _Kept(array, times * spec.size)
             with self._lock:
                 self._arrays[spec.path] = held
                 self._make_room()
