@@ -22,14 +22,12 @@ from wherry import dtypes, stored_boxes
 from wherry.band import StoppedError
 from wherry.decoding import InOrder, blocks_of
 from wherry.errors import storage_error
-from wherry.format import Extent, Reader
 from wherry.kept import Kept
 from wherry.move import cells
 from wherry.output import as_array, as_bytes
 from wherry.placing import place
 from wherry.raw_region import fill_region
 from wherry.regions import RegionReader
-from wherry.spans import raw_bytes
 from wherry.spill import FOLDER_VARIABLE
 from wherry.staging import PREFIX
 from wherry.stored_boxes import StoredBox
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wherry.digest import LeafHasher
+    from wherry.format import Reader
     from wherry.keypath import KeyPath
     from wherry.tensorspec import Region, TensorSpec
 
@@ -80,10 +79,8 @@ class Decoded:
         if spec.path in self.kept:
             buffer[:] = as_bytes(self._memory.take(spec, region).copy(order="C"))
             return
-        with self._at(spec) as path:
+        with self._at(spec) as path, _opened(path) as read:
             boxes = self._boxes.get(spec.path)
-            size = spec.nbytes if boxes is None else path.stat().st_size
-            read = raw_bytes((Extent(str(path), 0, size),), spec)
             if boxes is None:
                 fill_region(spec, region, read, buffer)
             else:
@@ -262,6 +259,27 @@ class CanonicalReader:
 
     def close(self) -> None:
         """See Reader; both are closed by who made them."""
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[Callable[[int, memoryview], None]]:
+    """What fills a buffer from an offset in a file of ours; the short runs of a region open it once."""
+
+    def read(at: int, buffer: memoryview) -> None:
+        while buffer:
+            count = os.preadv(descriptor, [buffer], at)
+            if not count:
+                raise AssertionError(f"{path} ends at {at}")
+            at, buffer = at + count, buffer[count:]
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield read
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise storage_error(error, str(path)) from error
 
 
 def _one_by_one(
