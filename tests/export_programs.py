@@ -42,6 +42,8 @@ for handle, truth in zip(handles, truths):
         mu = checkpoint.read(("opt_state", "0", "mu", "dense", "kernel"))
         assert mu.any() and receipt.target.step == handle.step
 print(json.dumps([[one.step, one.receipt.target.tensors, one.receipt.source.format_version] for one in handles]))
+from jax.extend.backend import clear_backends
+clear_backends()  # a thread of XLA that is still awake when the interpreter ends aborts the process, once in many runs
 """
 
 TORCH_RANKS = """
