@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -81,6 +85,50 @@ def test_files_go_with_their_group(stacks, tmp_path, monkeypatch):
     asked = {"scan": "layers_{layers} -> layers:0", "join": "."}
     wherry.convert(source, tmp_path / "out.safetensors", to="safetensors", options=asked)
     assert max(most) <= 9
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".wherry")]
+
+
+PROGRAM = """
+import json, os, sys
+import wherry
+from wherry import output, threads, view_pass
+fatal, calls, real = int(sys.argv[3]), 0, os.pwrite
+def deadly(*arguments):
+    global calls
+    calls += 1
+    if calls == fatal:
+        os.kill(os.getpid(), 9)
+    return real(*arguments)
+os.pwrite = deadly
+threads.worker_count = lambda: 1
+output._GROUP_SECONDS, output._GROUP_BYTES = 1e9, 1 << 20
+view_pass.groups = lambda needs, sizes, real=view_pass.groups: real(needs, sizes, 0)
+asked = {"scan": "layers_{layers} -> layers:0", "join": "."}
+done = wherry.convert(sys.argv[1], sys.argv[2], to="safetensors", options=asked, lineage=False)
+print(json.dumps([calls, done.resumed_bytes, done.source.checkpoint_digest, done.target.checkpoint_digest]))
+"""
+
+
+def run(source, target, fatal):
+    command = [sys.executable, "-c", PROGRAM, str(source), str(target), str(fatal)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == (-signal.SIGKILL if fatal else 0), done.stderr
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def test_killed_at_any_write_it_goes_on_and_ends_the_same(stacks, tmp_path):
+    source, _tree = stacks
+    calls, resumed, *digests = run(source, tmp_path / "undisturbed", 0)
+    assert resumed == 0
+    taken_up = []
+    for fatal in range(calls, 0, -(calls // 6)):
+        target = tmp_path / f"out{fatal}.safetensors"
+        run(source, target, fatal)
+        assert not target.exists()
+        _calls, resumed, *found = run(source, target, 0)
+        taken_up.append(resumed)
+        assert found == digests
+    assert max(taken_up) > 0
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".wherry")]
 
 
