@@ -129,7 +129,7 @@ def test_killed_at_any_write_it_goes_on_and_ends_the_same(stacks, tmp_path):
         taken_up.append(resumed)
         assert found == digests
     assert max(taken_up) > 0
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".wherry")]
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".wherry-out")]
 
 
 def test_a_crew_ends_at_the_first_error():
