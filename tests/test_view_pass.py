@@ -19,6 +19,7 @@ import wherry
 from wherry import view_pass
 from wherry.crew import Crew
 from wherry.decoded import Decoded
+from wherry.errors import MismatchError
 from wherry.view_pass import groups
 
 NAMES = [("a",), ("b",), ("c",), ("d",), ("e",)]
@@ -68,6 +69,23 @@ def test_whatever_the_groups_the_result_is_the_same(stacks, tmp_path, monkeypatc
     (name,) = set(found) - {"other"}
     assert np.array_equal(found[name], stacked)
     assert np.array_equal(found["other"], tree["other"])
+
+
+def test_a_source_that_is_not_what_was_recorded_leaves_nothing(stacks, tmp_path):
+    plain = tmp_path / "plain"
+    wherry.convert(stacks[0], plain, to="orbax", options={"compression": "none", "ocdbt": "false"})
+    chunk = next(
+        path for path in sorted(plain.rglob("*")) if path.is_file() and path.stat().st_size > 1 << 20
+    )
+    data = bytearray(chunk.read_bytes())
+    data[1000] ^= 1
+    chunk.write_bytes(data)
+    before = sorted(os.listdir(tmp_path))
+    asked = {"scan": "layers_{layers} -> layers:0"}
+    with pytest.raises(MismatchError, match="changed since it was recorded") as caught:
+        wherry.convert(plain, tmp_path / "out", to="orbax", options=asked)
+    assert caught.value.path == "layers_0/w"
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_files_go_with_their_group(stacks, tmp_path, monkeypatch):
