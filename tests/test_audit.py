@@ -155,6 +155,8 @@ def test_roots_list_what_was_never_converted_and_what_belongs_to_nothing(tmp_pat
     assert only(report, "unknown-file").uri == str(tmp_path / "notes.txt")
     assert "staging" in only(report, "passed-over").what
     assert len(report.checkpoints) == 2
+    for one in report.checkpoints:  # a root may be a checkpoint itself
+        assert [row.uri for row in audit([one.uri]).checkpoints] == [one.uri]
     save = tmp_path / "source.npz"
     support.source(tmp_path, "source", 9)
     assert {one.uri for one in audit([tmp_path]).findings if one.kind == "unconverted"} >= {str(save)}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.band import StoppedError
 from wherry.checkpoint import Checkpoint
+from wherry.crew import StoppedError
 from wherry.decoded import CanonicalReader, Decoded
 from wherry.format import Opened
 from wherry.hashing import hash_checkpoint
@@ -19,80 +20,72 @@ from wherry.hashing import hash_checkpoint
 SHAPE = (1024, 768)  # 3 MiB: more than is decoded again and again
 
 
+def values():
+    return np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+
+
 @pytest.fixture(params=["1x1", "4x1", "2x3"])
 def compressed(request, tmp_path):
     """A checkpoint in zstd chunks: one, bands of rows, and boxes whose bytes do not follow one another."""
-    values = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
-    save_file({"w": values, "small": values[:4, :4].copy()}, tmp_path / "a.safetensors")
+    save_file({"w": values(), "small": values()[:4, :4].copy()}, tmp_path / "a.safetensors")
     options = {"compression": "zstd", "chunks": request.param}
     wherry.convert(tmp_path / "a.safetensors", tmp_path / "orbax", to="orbax", options=options)
     with wherry.open(tmp_path / "orbax") as checkpoint:
         yield checkpoint, request.param, wherry.inspect(tmp_path / "orbax", digest=True).manifest.digests
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["file", "memory"])
-def test_digests_are_those_of_a_pass_over_the_bytes(compressed, kept):
+@pytest.fixture(params=["file", "memory"])
+def decoded(request, compressed):
+    """The decoded tensors of that checkpoint, of which the large one lies in a file or in memory."""
+    with closing(Decoded(compressed[0].reader)) as made:
+        made.kept = {("w",)} if request.param == "memory" else set()
+        yield made
+
+
+def view(checkpoint, decoded):
+    reader = CanonicalReader(checkpoint.reader, decoded)
+    return Checkpoint(Opened(checkpoint.detection, checkpoint.manifest, reader))
+
+
+def test_digests_are_those_of_a_pass_over_the_bytes(compressed, decoded):
     checkpoint, grid, expected = compressed
-    decoded, spec = Decoded(checkpoint.reader), checkpoint.spec("w")
-    decoded.hashed, decoded.kept = {}, {spec.path} if kept else set()
-    reader = CanonicalReader(checkpoint.reader, decoded)
-    try:
-        assert [one.path for one in checkpoint.manifest.tensors.values() if reader.decodes(one)] == [("w",)]
-        decoded.prepare(spec)
-        assert set(decoded.hashed) == (set() if grid == "2x3" else {spec.path})
-        assert all(hasher.digest() == expected[path] for path, hasher in decoded.hashed.items())
-        view = Checkpoint(Opened(checkpoint.detection, checkpoint.manifest, reader))
-        assert hash_checkpoint(view, memory=64 << 20).digests == expected
-    finally:
-        decoded.close()
+    decoded.hashed = {}
+    seen = view(checkpoint, decoded)
+    assert [one.path for one in checkpoint.manifest.tensors.values() if seen.reader.decodes(one)] == [("w",)]
+    decoded.prepare(checkpoint.spec("w"))
+    assert set(decoded.hashed) == (set() if grid == "2x3" else {("w",)})
+    assert all(hasher.digest() == expected[path] for path, hasher in decoded.hashed.items())
+    assert hash_checkpoint(seen, memory=64 << 20).digests == expected
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["file", "memory"])
-def test_a_region_is_that_of_the_tensor(compressed, kept):
+def test_a_region_is_that_of_the_tensor(compressed, decoded):
     checkpoint, _grid, _expected = compressed
-    decoded, spec = Decoded(checkpoint.reader), checkpoint.spec("w")
-    decoded.kept = {spec.path} if kept else set()
-    whole = checkpoint.reader.read(spec, spec.whole)
-    try:
-        for region in (
-            (slice(100, 900), slice(3, 700)),
-            (slice(0, 1024), slice(0, 768)),
-            (slice(7, 7), slice(0, 1)),
-        ):
-            memory = bytearray(whole[region].nbytes)
-            decoded.fill(spec, region, memoryview(memory))
-            assert memory == whole[region].tobytes()
-            array = decoded.array(spec, region)
-            assert np.array_equal(array, whole[region]) if kept else array is None
-    finally:
-        decoded.close()
+    spec, whole = checkpoint.spec("w"), values()
+    for region in (
+        (slice(100, 900), slice(3, 700)),
+        (slice(0, 1024), slice(0, 768)),
+        (slice(7, 7), slice(0, 1)),
+    ):
+        memory = bytearray(whole[region].nbytes)
+        decoded.fill(spec, region, memoryview(memory))
+        assert memory == whole[region].tobytes()
+        array = decoded.array(spec, region)
+        assert np.array_equal(array, whole[region]) if decoded.kept else array is None
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["file", "memory"])
-def test_a_stop_ends_decoding_between_two_pieces(compressed, kept):
+def test_a_stop_ends_decoding_between_two_pieces(compressed, decoded):
     checkpoint, grid, _expected = compressed
-    decoded, spec = Decoded(checkpoint.reader), checkpoint.spec("w")
-    decoded.kept = {spec.path} if kept else set()
     decoded.stopped.set()
-    try:
-        if not (kept and grid == "2x3"):  # these chunks are decoded whole
-            with pytest.raises(StoppedError):
-                decoded.prepare(spec)
-    finally:
-        decoded.close()
+    if not (decoded.kept and grid == "2x3"):  # these chunks are decoded whole
+        with pytest.raises(StoppedError):
+            decoded.prepare(checkpoint.spec("w"))
 
 
-def test_what_was_dropped_is_decoded_again(compressed):
+def test_what_was_dropped_is_decoded_again(compressed, decoded):
     checkpoint, _grid, expected = compressed
-    decoded, spec = Decoded(checkpoint.reader), checkpoint.spec("w")
-    reader = CanonicalReader(checkpoint.reader, decoded)
-    view = Checkpoint(Opened(checkpoint.detection, checkpoint.manifest, reader))
-    try:
-        for _again in range(2):
-            assert hash_checkpoint(view, memory=64 << 20).digests == expected
-            decoded.drop([spec.path])
-    finally:
-        decoded.close()
+    for _again in range(2):
+        assert hash_checkpoint(view(checkpoint, decoded), memory=64 << 20).digests == expected
+        decoded.drop([("w",)])
 
 
 def test_threads_find_numpy_whole(tmp_path):

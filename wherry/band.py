@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wherry.errors import storage_error
+from wherry.crew import StoppedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from wherry.tensorspec import Region, Span
-
-
-class StoppedError(Exception):
-    """The pass was stopped while a band was being made; nothing is wrong."""
 
 
 @dataclass(slots=True)
@@ -65,22 +59,3 @@ class Band:
                     raise StoppedError
         if self.error:
             raise self.error
-
-
-@contextmanager
-def opened(path: Path) -> Generator[Callable[[memoryview, int], None]]:
-    """A file to write at offsets; it is made where it is not there."""
-
-    def write(data: memoryview, offset: int) -> None:
-        while data:
-            written = os.pwrite(descriptor, data, offset)
-            data, offset = data[written:], offset + written
-
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            yield write
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise storage_error(error, str(path)) from error

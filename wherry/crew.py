@@ -7,7 +7,6 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import TYPE_CHECKING, TypeAlias
 
 from wherry import threads
-from wherry.band import StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,6 +15,10 @@ if TYPE_CHECKING:
     Task: TypeAlias = Callable[[], None]
 
 _LOOK_SECONDS = 0.2  # short waits, so that a signal reaches the main thread at once
+
+
+class StoppedError(Exception):
+    """The pass was stopped meanwhile; nothing is wrong."""
 
 
 class Crew:

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry import dtypes, stored_boxes
-from wherry.band import StoppedError
+from wherry.crew import StoppedError
 from wherry.decoding import InOrder, blocks_of
-from wherry.errors import storage_error
 from wherry.kept import Kept
 from wherry.move import cells
 from wherry.output import as_array, as_bytes
 from wherry.placing import place
 from wherry.raw_region import fill_region
 from wherry.regions import RegionReader
+from wherry.scratch import reading, writing
 from wherry.spill import FOLDER_VARIABLE
 from wherry.staging import PREFIX
 from wherry.stored_boxes import StoredBox
@@ -79,7 +79,7 @@ class Decoded:
         if spec.path in self.kept:
             buffer[:] = as_bytes(self._memory.take(spec, region).copy(order="C"))
             return
-        with self._at(spec) as path, _opened(path) as read:
+        with self._at(spec) as path, reading(path) as read:
             boxes = self._boxes.get(spec.path)
             if boxes is None:
                 fill_region(spec, region, read, buffer)
@@ -115,7 +115,7 @@ class Decoded:
         if self.hashed is not None and spec.path in self.hashed:
             return
         if spec.path in self.kept:
-            self._memory.take(spec, tuple(slice(0, 0) for _extent in spec.shape))
+            self._memory.prepare(spec)
             return
         with self._at(spec):
             pass
@@ -143,24 +143,13 @@ class Decoded:
                 self._files.move_to_end(spec.path)
                 return path
             self._make_room(spec.nbytes)
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                self._decode(spec, descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise storage_error(error, str(path)) from error
+        with writing(path) as write:
+            self._decode(spec, write)
         with self._lock:
             self._files[spec.path] = spec.nbytes
         return path
 
-    def _decode(self, spec: TensorSpec, descriptor: int) -> None:
-        def write(data: memoryview, offset: int) -> None:
-            while data:
-                done = os.pwrite(descriptor, data, offset)
-                data, offset = data[done:], offset + done
-
+    def _decode(self, spec: TensorSpec, write: Callable[[memoryview, int], None]) -> None:
         if stored_boxes.scattered(spec):
             self._boxes[spec.path] = tuple(
                 _one_by_one(blocks_of(self._reader, spec), self._unless_stopped(write))
@@ -259,27 +248,6 @@ class CanonicalReader:
 
     def close(self) -> None:
         """See Reader; both are closed by who made them."""
-
-
-@contextmanager
-def _opened(path: Path) -> Generator[Callable[[int, memoryview], None]]:
-    """What fills a buffer from an offset in a file of ours; the short runs of a region open it once."""
-
-    def read(at: int, buffer: memoryview) -> None:
-        while buffer:
-            count = os.preadv(descriptor, [buffer], at)
-            if not count:
-                raise AssertionError(f"{path} ends at {at}")
-            at, buffer = at + count, buffer[count:]
-
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield read
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise storage_error(error, str(path)) from error
 
 
 def _one_by_one(

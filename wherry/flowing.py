@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.band import StoppedError
+from wherry.crew import StoppedError
 from wherry.format import Reader, StreamingReader
 
 if TYPE_CHECKING:

@@ -55,6 +55,14 @@ class Kept:
                 self._arrays.pop(spec.path, None)
         return held.array[region]
 
+    def prepare(self, spec: TensorSpec) -> None:
+        """Decode a tensor that is not there.
+
+        Raises: what `decode` does.
+        """
+        with self._maker(spec.path):
+            self._made(spec)
+
     def drop(self, paths: Iterable[KeyPath]) -> None:
         """Forget tensors that nobody will ask for."""
         with self._lock:

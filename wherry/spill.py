@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from wherry import dtypes
-from wherry.band import Band, opened
+from wherry.band import Band
 from wherry.errors import UsageError, storage_error
 from wherry.flowing import only_block, until
 from wherry.format import Block, Extent, Reader, StreamingReader
@@ -31,6 +31,7 @@ from wherry.output import as_bytes
 from wherry.placing import band_at, place
 from wherry.raw_region import fill_region
 from wherry.regions import FillingReader, RegionReader
+from wherry.scratch import writing
 from wherry.spans import raw_bytes
 from wherry.staging import PREFIX
 from wherry.units import show_size
@@ -275,7 +276,7 @@ class Spill:
     def _decode(self, spec: TensorSpec, band: Band, cell: Region, stopped: threading.Event) -> None:
         held = self._held(spec, cell)
         nbytes = _DECODE_FACTOR * _chunk_bytes(spec) if held is None else held
-        with self._pool.reserved(nbytes), opened(band.path) as write:
+        with self._pool.reserved(nbytes), writing(band.path) as write:
             for block in self._blocks(spec, cell, streamed=held is not None):
                 pieces = until(stopped, block.pieces)
                 place(spec, block.region, pieces, lambda data, at: write(data, at - band.span.start))

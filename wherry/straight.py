@@ -10,11 +10,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
+from wherry.scratch import descriptor
 
 BLOCK = 4096  # what every file system here takes; devices ask for 512 or 4096
 DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
@@ -65,7 +63,7 @@ def readinto(path: str, offset: int, buffer: memoryview) -> int:
     """
     parts = cut(offset, len(buffer))
     body = buffer[parts.body - offset : parts.tail - offset]
-    with _opened(path, 0) as plain:
+    with descriptor(path, os.O_RDONLY) as plain:
         if not DIRECT or len(body) < _LEAST or not lies_on_block(body):
             return _filled(plain, offset, buffer)
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is to be read ahead into the cache
@@ -80,7 +78,7 @@ def _straight(path: str, plain: int, offset: int, body: memoryview) -> int:
     """Whole blocks; from the cache after all where the file system refuses, or the file ends within a block."""
     done = 0
     try:
-        with _opened(path, DIRECT) as direct:
+        with descriptor(path, os.O_RDONLY | DIRECT) as direct:
             while done < len(body) and done % BLOCK == 0:
                 count = os.preadv(direct, [body[done:]], offset + done)
                 if not count:
@@ -92,20 +90,11 @@ def _straight(path: str, plain: int, offset: int, body: memoryview) -> int:
     return done + _filled(plain, offset + done, body[done:])
 
 
-def _filled(descriptor: int, offset: int, buffer: memoryview) -> int:
+def _filled(file: int, offset: int, buffer: memoryview) -> int:
     done = 0
     while done < len(buffer):
-        count = os.preadv(descriptor, [buffer[done:]], offset + done)
+        count = os.preadv(file, [buffer[done:]], offset + done)
         if not count:
             break
         done += count
     return done
-
-
-@contextmanager
-def _opened(path: str, flags: int) -> Generator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

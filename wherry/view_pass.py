@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry import threads
-from wherry.band import StoppedError
+from wherry.crew import StoppedError
 from wherry.hashing import Hashes
 from wherry.mover import Carrier, digest_moves
 from wherry.planned import JointMoves
