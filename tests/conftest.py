@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
         "MLFLOW_TRACKING_URI": f"sqlite:///{home.name}/mlflow.db",
         "WHERRY_HOME": f"{home.name}/wherry",
+        "WHERRY_SETTLE_SECONDS": "0",  # sources that a test has just made are not waited for
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": "cpu",

@@ -72,7 +72,7 @@ def test_bytes_of_old_packers():
     assert found["name",] == Scalar("café")
     assert isinstance(found["raw",], Blob)
     assert found["raw",].piece.length == 2
-    assert gather(index_bytes(packed), "file").values == {("name",): "café", ("raw",): "<bytes of 2>"}
+    assert gather(index_bytes(packed), locate("file")).values == {("name",): "café", ("raw",): "<bytes of 2>"}
 
 
 def test_keys_of_every_type():
@@ -162,7 +162,7 @@ def test_sequences_and_what_gather_makes_of_a_tree():
     )
     root = index_bytes(packed)
     assert set(sequences(root)) == {("l",), ("l", "1")}
-    found = gather(root, "file")
+    found = gather(root, locate("file"))
     assert not found.marked
     assert found.lists == {("l",)}
     assert found.empties == {("l", "1"): "list", ("e",): "dict", ("n",): "none"}

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Self
 from wherry import dtypes
 from wherry.errors import NotFoundError, UsageError
 from wherry.keypath import KeyPath, parse, render
+from wherry.location import Location
 from wherry.opaque import allowing
+from wherry.pinned_store import PinnedStore
 from wherry.tensorspec import Region, TensorSpec, checked_region
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from wherry.detection import Detection
     from wherry.format import Opened, Reader
+    from wherry.location import Entry
     from wherry.manifest import Manifest
     from wherry.mapping import Ignored
     from wherry.values import Bound
@@ -46,7 +49,14 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     snippet: str = ""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: Opened, files: PinnedStore | None = None) -> None:
+        """Take what a format opened.
+
+        Args:
+            opened: detection, manifest and reader.
+            files: the store of its files, which is closed with the checkpoint.
+        """
+        self._files = files
         self.detection: Detection = opened.detection
         self.manifest: Manifest = opened.manifest
         self.reader: Reader = opened.reader
@@ -55,6 +65,10 @@ class Checkpoint:
     def original(self) -> Checkpoint:
         """What lies at the URI: itself, or what it is a view of."""
         return self
+
+    def first_seen(self, location: Location) -> Entry | None:
+        """What a local file was when something was read of it first; None where nothing was."""
+        return self._files.first_seen(location.path) if self._files is not None else None
 
     @property
     def uri(self) -> str:
@@ -104,6 +118,8 @@ class Checkpoint:
     def close(self) -> None:
         """Release what the reader holds."""
         self.reader.close()
+        if self._files is not None:
+            self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -143,4 +159,6 @@ def open_checkpoint(
 
     with allowing(allow_opaque):
         location, detection = resolve(uri, format=format, step=step, item=item)
-        return Checkpoint(find_format(detection.format).open(location, detection))
+        files = PinnedStore() if location.store.capabilities.local else None
+        place = Location(files or location.store, location.path)
+        return Checkpoint(find_format(detection.format).open(place, detection), files)

@@ -25,6 +25,7 @@ from wherry.job import Job
 from wherry.layouts import PLAIN, Wish, relaid
 from wherry.outbox import report_failure
 from wherry.passes import run
+from wherry.pin import settled_checkpoint, take_pin
 from wherry.plan import DEFAULT_MEMORY, make_plan
 from wherry.receipt import GroupReceipt, Receipt, software, utc_now
 from wherry.registry import find_format, service
@@ -141,7 +142,7 @@ def convert_all(
     if sign is not None:
         service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
     with _failures_told(os.fspath(source), targets if lineage else (), asked.started):
-        opened = open_checkpoint(source, format=format, step=step, item=item)
+        opened = settled_checkpoint(lambda: open_checkpoint(source, format=format, step=step, item=item))
         with opened as checkpoint, in_use(checkpoint.uri):
             group = convert_opened(checkpoint, targets, asked, if_exists=if_exists, lineage=lineage)
     if sign is not None:
@@ -205,6 +206,7 @@ class Asked(NamedTuple):
 def plan_jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: Asked) -> list[Job]:
     """Plan every target; nothing is written."""
     jobs: list[Job] = []
+    pin = take_pin(checkpoint)
     for target in targets:
         row = find_format(target.to)
         into = asked.into if target.into is None else target.into
@@ -217,7 +219,7 @@ def plan_jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: Asked) -
             seen, place.uri, to=target.to, options=options, memory=asked.memory, only=only,
             ignore=asked.ignore, verify=asked.verify, as_step=asked.as_step,
         )  # fmt: skip
-        rest = (asked.progress, asked.meta, asked.started, asked.clock)
+        rest = (asked.progress, asked.meta, asked.started, asked.clock, pin)
         jobs.append(Job(seen, plan, row, place, committed, *rest, asked=_stated(target, asked, into=into)))
     _require_distinct(jobs)
     return [replace(job, group=_group(jobs)) for job in jobs]

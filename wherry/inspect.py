@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.checkpoint import open_checkpoint
-from wherry.existing import present_fingerprint
+from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.hashing import Hashes, flat_hashes, hash_checkpoint
 from wherry.keypath import KeyPath, render
+from wherry.pin import settled_checkpoint, take_pin
 from wherry.plan import DEFAULT_MEMORY
 from wherry.units import parse_size
 
@@ -69,9 +69,12 @@ def inspect(
         TargetExistsError: `write`, and it has a sidecar that says something else.
         WherryError: it cannot be opened, or its bytes cannot be read.
     """
-    with open_checkpoint(uri, format=format, step=step, item=item) as checkpoint:
-        budget = parse_size(memory)
-        before = present_fingerprint(checkpoint) if write else ""
+
+    def open_it() -> Checkpoint:
+        return open_checkpoint(uri, format=format, step=step, item=item)
+
+    with settled_checkpoint(open_it) if write else open_it() as checkpoint:
+        budget, pin = parse_size(memory), take_pin(checkpoint)
         wanted = digest or write
         hashes = hash_checkpoint(checkpoint, memory=budget, progress=progress) if wanted else Hashes({})
         flat = flat_hashes(checkpoint, memory=budget, progress=progress) if sha256 else {}
@@ -79,5 +82,5 @@ def inspect(
         if write:
             from wherry.stock import take_stock
 
-            manifest = take_stock(checkpoint, hashes, before)
+            manifest = take_stock(checkpoint, hashes, pin)
         return Inspection(checkpoint.detection, manifest, flat)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from wherry.keypath import KeyPath
     from wherry.location import Location
     from wherry.manifest import Companion, Manifest
+    from wherry.pin import Pin
     from wherry.planned import Plan
     from wherry.progress import OnProgress
     from wherry.tensorspec import TensorSpec
@@ -54,6 +55,7 @@ class Job:
         meta: what the user wants to keep with the checkpoint.
         started: UTC.
         clock: monotonic seconds at the start.
+        pin: the source's files when the plan was made.
         group: see Receipt.
         source_digests: of the source's tensors, where `checkpoint` is a view of it; else the pass gives them.
         asked: what was stated; see `wherry.again`.
@@ -68,6 +70,7 @@ class Job:
     meta: Mapping[str, str]
     started: str
     clock: float
+    pin: Pin
     group: str = ""
     source_digests: Mapping[KeyPath, str] | None = None
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -103,7 +106,7 @@ def stage(job: Job, stack: ExitStack) -> Staged:
     """
     header = {
         "plan": job.plan.digest,
-        "source": present_fingerprint(job.checkpoint),
+        "source": sha256_of("source", [present_fingerprint(job.checkpoint), job.pin.digest]),
         "version": __version__,
     }
     staging = stack.enter_context(Staging(job.committed, sha256_of("run", header)[:8]))
@@ -129,7 +132,7 @@ def complete(staged: Staged, hashes: Hashes) -> Receipt:
         hashes: digests of the source's tensors that were carried, by source key path.
 
     Raises:
-        MismatchError: what was read back differs; nothing is committed.
+        MismatchError: what was read back differs, or the source changed; nothing is committed.
         TargetExistsError: something appeared at the target meanwhile.
         StorageError: the storage failed.
     """
@@ -147,6 +150,7 @@ def complete(staged: Staged, hashes: Hashes) -> Receipt:
         place.join(FOLDER_NAME).put(text)
     if place.path != staged.staging.location.path and job.row.finish_step is not None:
         job.row.finish_step(staged.staging.location, job.plan.manifest)
+    job.pin.require_unchanged(job.checkpoint.original)
     staged.staging.commit(job.row.commit_members, beside=text if job.row.single_file else None)
     return receipt
 

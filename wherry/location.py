@@ -6,7 +6,7 @@ whether a put can be create-only, whether byte ranges can be read and written. `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,12 +35,23 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file or folder: its name within its parent (or its relative path), size and change mark."""
+    """One file or folder.
+
+    Attributes:
+        name: within its parent, or its relative path.
+        size: bytes.
+        is_dir: whether it is a folder.
+        mark: time of the last modification (local files), ETag or generation; part of fingerprints.
+        inode: device and inode of a local file; two files of one name and mark differ by it.
+        changed: time of the last change of the inode in nanoseconds, which no program can set; 0 where there is none.
+    """
 
     name: str
     size: int
     is_dir: bool
     mark: str = ""
+    inode: str = ""
+    changed: int = 0
 
 
 class Store(Protocol):
@@ -175,4 +186,4 @@ class Location:
             if entry.is_dir:
                 yield from self.join(entry.name).walk(f"{name}/")
             else:
-                yield Entry(name, entry.size, is_dir=False, mark=entry.mark)
+                yield replace(entry, name=name)

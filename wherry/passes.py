@@ -14,6 +14,7 @@ from wherry.errors import MismatchError, WherryError
 from wherry.hashing import Hashes, compare
 from wherry.job import Job, Staged, complete, stage
 from wherry.mover import Carrier
+from wherry.pin import blaming_changes
 from wherry.planned import JointMoves
 from wherry.pool import Pool
 from wherry.progress import Meter
@@ -54,8 +55,9 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
         if seen.original is not seen:
             stack.callback(seen.close)
         staged = [stage(job, stack) for job in jobs]
-        hashes, own = _move(jobs, staged)
-        agree_with_source(seen.original, hashes if own is None else own)
+        with blaming_changes(jobs[0].pin, seen.original):
+            hashes, own = _move(jobs, staged)
+            agree_with_source(seen.original, hashes if own is None else own)
         if own is not None:
             staged = [replace(one, job=replace(one.job, source_digests=own.digests)) for one in staged]
         return [_outcome(one, hashes) for one in staged]

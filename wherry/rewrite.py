@@ -19,9 +19,10 @@ from wherry.checkpoint import Checkpoint
 from wherry.detect import absence, resolve
 from wherry.digest import sha256_of
 from wherry.errors import IncompleteError, UnsupportedError, UsageError
-from wherry.existing import existing_result, present_fingerprint
+from wherry.existing import existing_result
 from wherry.in_place import changed, replace_sidecar
 from wherry.keypath import render
+from wherry.pin import Pin, settled_checkpoint, take_pin
 from wherry.plan import DEFAULT_MEMORY
 from wherry.progress import Meter
 from wherry.proof import Asked, know, prove
@@ -53,6 +54,7 @@ class _Ready:
     source: Location
     target: Location
     checkpoint: Checkpoint
+    pin: Pin
 
 
 def plan_rewrite(
@@ -147,7 +149,12 @@ def _ready(
     _require_local(location, home)
     _require_apart(location, home)
     name, _, value = as_.partition("=")
-    change = _find(detection.format, name, location).plan(location, detection, value or None)
+    row = _find(detection.format, name, location)
+    with settled_checkpoint(
+        lambda: Checkpoint(row.plan(location, detection, value or None).opened)
+    ) as settled:
+        pin = take_pin(settled)
+    change = row.plan(location, detection, value or None)
     with Checkpoint(change.opened) as checkpoint:
         if in_place and change.staged_only:
             raise UnsupportedError(change.staged_only, uri=location.uri, cure="name a target instead")
@@ -155,7 +162,7 @@ def _ready(
         if missing is not None:
             raise IncompleteError(missing, uri=location.uri, cure="use another step; this one is not whole")
         rewriting = _rewriting(change, location, home, (name, value or None), in_place=in_place)
-        yield _Ready(rewriting, change, location, home, checkpoint)
+        yield _Ready(rewriting, change, location, home, checkpoint, pin)
 
 
 def _find(format: str, name: str, location: Location) -> Rewrite:
@@ -202,7 +209,7 @@ def _existing(ready: _Ready, if_exists: str | None) -> Rewritten | None:
 
 def _staged(ready: _Ready, asked: Asked) -> Rewritten:
     change = ready.change
-    identity = [ready.rewriting.digest, present_fingerprint(ready.checkpoint)]
+    identity = [ready.rewriting.digest, ready.pin.digest]
     with Staging(ready.target, sha256_of("run", identity)[:8]) as staging:
         staging.clear()
         asked = replace(asked, folder=staging.spill)
@@ -218,6 +225,7 @@ def _staged(ready: _Ready, asked: Asked) -> Rewritten:
         sidecar = prove(ready.checkpoint, change, known, staging.location, asked, ready.rewriting)
         if sidecar is not None:
             staging.location.join(FOLDER_NAME).put(encode(sidecar))
+        ready.pin.require_unchanged(ready.checkpoint)
         staging.commit(tuple(change.files)[-1:])
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
 

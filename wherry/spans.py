@@ -58,7 +58,7 @@ def read_span(
         start, stop = max(span.start, position), min(span.stop, position + extent.length)
         if start < stop:
             part = buffer[start - span.start : stop - span.start]
-            _fill(extent.file, extent.offset + start - position, part, spec, straight=straight)
+            _fill(extent, start - position, part, spec, straight=straight)
         position += extent.length
     if position < span.stop:
         raise CorruptError(f"its bytes end at {position}, {spec.nbytes} were expected", path=spec.name)
@@ -70,15 +70,20 @@ def _located(file: str) -> Location:
     return locate(file)
 
 
-def _fill(file: str, offset: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
-    location = _located(file)
+def place_of(extent: Extent) -> Location:
+    """The file of an extent, in the store of its checkpoint where the reader named it."""
+    return extent.location or _located(extent.file)
+
+
+def _fill(extent: Extent, start: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
+    location = place_of(extent)
     read = readinto if straight and location.store.capabilities.local else location.store.readinto
-    filled = 0
+    filled, offset = 0, extent.offset + start
     while filled < len(buffer):
         try:
             count = read(location.path, offset + filled, buffer[filled:])
         except OSError as error:
-            raise storage_error(error, file) from error
+            raise storage_error(error, extent.file) from error
         if count == 0:
-            raise CorruptError("the file ends before this tensor does", uri=file, path=spec.name)
+            raise CorruptError("the file ends before this tensor does", uri=extent.file, path=spec.name)
         filled += count

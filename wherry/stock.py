@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.errors import IncompleteError, MismatchError, TargetExistsError, storage_error
+from wherry.errors import IncompleteError, TargetExistsError, storage_error
 from wherry.existing import present_fingerprint
 from wherry.keypath import render
 from wherry.references import digested, reference
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from wherry.hashing import Hashes
     from wherry.location import Location
     from wherry.manifest import Manifest
+    from wherry.pin import Pin
 
 
-def take_stock(checkpoint: Checkpoint, hashes: Hashes, before: str) -> Manifest:
+def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
     """Write the sidecar of a checkpoint; nothing where it has one that says the same.
 
     Args:
         checkpoint: opened.
         hashes: of all its tensors.
-        before: its fingerprint from before they were read.
+        pin: its files from before they were read.
 
     Returns:
         The manifest that was written, companion digests included.
@@ -49,10 +50,9 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, before: str) -> Manifest:
     if lacking is not None:
         raise IncompleteError("it has no digest of its own", uri=uri, path=render(lacking))
     companions = tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
-    if present_fingerprint(checkpoint) != before:
-        raise MismatchError("it changed while it was read", uri=uri, cure="take stock when nobody writes it")
+    pin.require_unchanged(checkpoint)
     manifest = checkpoint.manifest.with_digests(hashes.digests, companions)
-    node = reference(found.uri, found.format, found.format_version, manifest, before)
+    node = reference(found.uri, found.format, found.format_version, manifest, present_fingerprint(checkpoint))
     location = locate(found.uri)
     there = read_sidecar(location)
     if there is None:

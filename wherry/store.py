@@ -9,12 +9,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from wherry.errors import UsageError, missing_extra, storage_error
 from wherry.location import Capabilities, Entry, Location
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 LOCAL = Capabilities(atomic_rename=True, create_only_put=True, ranged_writes=True, local=True)
 OBJECTS = Capabilities(atomic_rename=False, create_only_put=True, ranged_writes=False, local=False)
@@ -40,7 +44,7 @@ class LocalStore:
     def stat(self, path: str) -> Entry | None:
         """See Store."""
         try:
-            return _entry(Path(path).name, Path(path).stat())
+            return entry_of(Path(path).name, Path(path).stat())
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -57,9 +61,19 @@ class LocalStore:
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file object would take four times as long
-        try:
+        with self.descriptor(path) as descriptor:  # a file object would take four times as long
             return os.preadv(descriptor, [buffer], start)
+
+    @contextmanager
+    def descriptor(self, path: str) -> Generator[int]:
+        """A descriptor to read a file by while the block runs.
+
+        Raises:
+            OSError: the file could not be opened.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
         finally:
             os.close(descriptor)
 
@@ -107,13 +121,21 @@ def is_live(uri: str) -> bool:
 
 def _scanned(entry: os.DirEntry[str]) -> Entry:
     try:
-        return _entry(entry.name, entry.stat())
+        return entry_of(entry.name, entry.stat())
     except FileNotFoundError:
         return Entry(entry.name, -1, is_dir=False)
 
 
-def _entry(name: str, status: os.stat_result) -> Entry:
-    return Entry(name, status.st_size, stat.S_ISDIR(status.st_mode), mark=str(status.st_mtime_ns))
+def entry_of(name: str, status: os.stat_result) -> Entry:
+    """The entry of a local file or folder from what the system says of it."""
+    return Entry(
+        name,
+        status.st_size,
+        stat.S_ISDIR(status.st_mode),
+        mark=str(status.st_mtime_ns),
+        inode=f"{status.st_dev}:{status.st_ino}",
+        changed=status.st_ctime_ns,
+    )
 
 
 class FsspecStore:

@@ -3,9 +3,9 @@
 Every file is created and its space allocated before the first byte, so that a full disk fails early. Whole blocks go
 to the device past the page cache, where the file system allows it and the memory lies as the file does (see
 `PlacingWriter`); parts of blocks are gathered in `Blocks`. Everything else takes the page cache, and `sync` drops it
-from there, so that a read-back comes from storage. `sync` makes durable everything whose `write` had returned. At
-most 64 files are open, whatever the number of shards. Once the storage has failed to sync, every later `sync` fails
-too: the kernel forgets such pages, and a second fsync would lie.
+from there, so that a read-back comes from storage. `sync` makes durable everything whose `write` had returned. A
+bounded number of files is open (see `Descriptors`), whatever the number of shards. Once the storage has failed to
+sync, every later `sync` fails too: the kernel forgets such pages, and a second fsync would lie.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections import OrderedDict
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from wherry.descriptors import Descriptors
 from wherry.errors import StorageError, storage_error
 from wherry.integrations.containers.blocks import Blocks
 from wherry.staging import sync_folder
 from wherry.straight import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-_MOST_OPEN = 64
 # Large writes: so many keep a device busy; more would all end at one time, and then all hash at one time.
 _AT_ONCE = 2
 _STEP = 64 << 20  # by which files grow
@@ -52,8 +50,7 @@ class FlatFiles:
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
         self._turn = threading.Semaphore(_AT_ONCE)
-        self._open: OrderedDict[tuple[str, bool], int] = OrderedDict()
-        self._users: dict[tuple[str, bool], int] = {}
+        self._open = Descriptors(self._open_file)
         self._direct = bool(DIRECT)
         self._blocks = Blocks(self._read_block, self._write_run)
         self._dirty: set[str] = set()
@@ -129,9 +126,7 @@ class FlatFiles:
 
     def close(self) -> None:
         """Close every descriptor."""
-        with self._lock:
-            while self._open:
-                os.close(self._open.popitem()[1])
+        self._open.close()
 
     def _checked(self, act: Callable[[], object]) -> None:
         if self._failed is not None:
@@ -144,7 +139,7 @@ class FlatFiles:
 
     def _guarded(self, name: str, act: Callable[[int], None]) -> None:
         try:
-            with self._descriptor(name) as descriptor:
+            with self._open.using((name, False)) as descriptor:
                 act(descriptor)
         except OSError as error:
             raise storage_error(error, str(self._folder / name)) from error
@@ -191,36 +186,19 @@ class FlatFiles:
         """Read or write, past the page cache if that is asked for and goes."""
         direct = direct and self._direct
         try:
-            with self._descriptor(name, direct) as descriptor:
+            with self._open.using((name, direct)) as descriptor:
                 return act(descriptor)
         except OSError as error:
             if not direct or error.errno not in NO_DIRECT:
                 raise
         self._direct = False
-        with self._descriptor(name) as descriptor:
+        with self._open.using((name, False)) as descriptor:
             return act(descriptor)
 
-    @contextmanager
-    def _descriptor(self, name: str, direct: bool = False) -> Generator[int]:
-        key = (name, direct)
-        with self._lock:
-            if key not in self._open:
-                self._make_room()
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (DIRECT if direct else 0)
-                self._open[key] = os.open(self._folder / name, flags, 0o644)
-            self._open.move_to_end(key)
-            self._users[key] = self._users.get(key, 0) + 1
-            descriptor = self._open[key]
-        try:
-            yield descriptor
-        finally:
-            with self._lock:
-                self._users[key] -= 1
-
-    def _make_room(self) -> None:
-        idle = [key for key in self._open if not self._users.get(key)]
-        for key in idle[: max(len(self._open) - _MOST_OPEN + 1, 0)]:
-            os.close(self._open.pop(key))
+    def _open_file(self, key: tuple[str, bool]) -> int:
+        name, direct = key
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (DIRECT if direct else 0)
+        return os.open(self._folder / name, flags, 0o644)
 
 
 def _allocate(descriptor: int, size: int) -> None:

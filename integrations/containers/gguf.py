@@ -129,7 +129,7 @@ def _place(header: GgufHeader, rows: list[tuple[str, tuple[int, ...], int, int]]
         if base + end > cursor.end:
             raise cursor.corrupt(f"has {cursor.end} bytes; tensor {name!r} ends at {base + end}")
         header.specs[spec.path] = spec
-        header.places[spec.path] = (Extent(cursor.uri, base + offset, spec.nbytes),)
+        header.places[spec.path] = (Extent.of(cursor.location, base + offset, spec.nbytes),)
     header.types = [TYPES[number] for number in sorted({row[2] for row in rows})]
 
 
@@ -151,12 +151,12 @@ class _Cursor:
     """The bytes of a file in order, read in pieces of 1 MiB; knows where it is and how much there is."""
 
     def __init__(self, location: Location) -> None:
+        self.location = location
         self.uri = location.uri
         self.at = 0
         self.size = "Q"
         entry = location.stat()
         self.end = entry.size if entry else 0
-        self._location = location
         self._piece, self._start = b"", 0
 
     def take(self, count: int) -> bytes:
@@ -165,7 +165,7 @@ class _Cursor:
             raise self.corrupt("ends inside its header")
         inside = self.at - self._start
         if inside + count > len(self._piece):
-            self._piece = self._location.read(self.at, self.at + max(count, _PIECE))
+            self._piece = self.location.read(self.at, self.at + max(count, _PIECE))
             self._start, inside = self.at, 0
         data = self._piece[inside : inside + count]
         if len(data) != count:

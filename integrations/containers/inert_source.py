@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, overload
 
 from wherry.errors import CorruptError, storage_error
+from wherry.store import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -79,12 +80,13 @@ def walked(location: Location) -> Generator[Source]:
     """
     entry = location.stat()
     size = entry.size if entry else 0
-    if not location.store.capabilities.local or not size:
+    store = location.store
+    if not isinstance(store, LocalStore) or not size:
         yield PagedFile(location, size)
         return
     try:
-        with open(location.path, "rb") as opened:  # noqa: PTH123  as in store.LocalStore.read
-            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        with store.descriptor(location.path) as opened:
+            mapped = mmap.mmap(opened, 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise storage_error(error, location.uri) from error
     except ValueError as error:

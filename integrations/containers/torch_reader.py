@@ -17,6 +17,7 @@ from wherry.errors import CorruptError, storage_error
 from wherry.format import Extent
 from wherry.integrations.containers.flat_reader import companion_location
 from wherry.integrations.containers.raw import read_region, read_stored
+from wherry.store import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -75,7 +76,7 @@ class TorchReader:
             return None
         width = dtypes.bits(tensor.dtype) // 8
         crc = tensor.crc if tensor.crc and tensor.whole else None
-        return (Extent(tensor.file.uri, tensor.start + tensor.offset * width, spec.nbytes, crc),)
+        return (Extent.of(tensor.file, tensor.start + tensor.offset * width, spec.nbytes, crc),)
 
     def absent(self) -> Iterable[Absent]:
         """See Reader; opening has found every storage whole."""
@@ -164,7 +165,7 @@ def _bytes(tensor: PlacedTensor, start: int, stop: int, spec: TensorSpec) -> Gen
     """Bytes of a tensor's storage, mapped where that is possible."""
     file = tensor.file
     begin, end = tensor.start + start, tensor.start + stop
-    if not file.store.capabilities.local:
+    if not isinstance(file.store, LocalStore):
         data = file.read(begin, end)
         if len(data) != stop - start:
             raise CorruptError("the file ends before this tensor does", uri=file.uri, path=spec.name)
@@ -172,8 +173,8 @@ def _bytes(tensor: PlacedTensor, start: int, stop: int, spec: TensorSpec) -> Gen
         return
     page = begin - begin % mmap.ALLOCATIONGRANULARITY
     try:
-        with open(file.path, "rb") as opened:  # noqa: PTH123  as in store.LocalStore.read
-            mapped = mmap.mmap(opened.fileno(), end - page, access=mmap.ACCESS_READ, offset=page)
+        with file.store.descriptor(file.path) as opened:
+            mapped = mmap.mmap(opened, end - page, access=mmap.ACCESS_READ, offset=page)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError):
             raise storage_error(error, file.uri) from error

@@ -6,10 +6,10 @@ to be cut, and what is missing in words. Everything else is the item's own reade
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.integrations.orbax.hosts import shortfall
-from wherry.location import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wherry.format import Absent, Block, Extent
     from wherry.integrations.orbax.reader import OrbaxReader
     from wherry.keypath import KeyPath
-    from wherry.location import Location
+    from wherry.location import Entry, Location
     from wherry.tensorspec import Region, Sharding, TensorSpec
 
 
@@ -95,11 +95,11 @@ class WithinReader:
         """See Reader."""
         prefix = f"{self._prefix}/" if self._prefix else ""
         for entry in self._inner.members():
-            yield Entry(f"{prefix}{entry.name}", entry.size, is_dir=False, mark=entry.mark)
+            yield replace(entry, name=f"{prefix}{entry.name}")
         for name in self._beside:
             entry = self._home.join(name).stat()
             if entry is not None and not entry.is_dir:
-                yield Entry(name, entry.size, is_dir=False, mark=entry.mark)
+                yield replace(entry, name=name)
 
     def close(self) -> None:
         """See Reader."""
