@@ -34,6 +34,9 @@ _PROTOCOLS: dict[str, tuple[Capabilities, str, str]] = {
     "hf": (READ_ONLY, "huggingface_hub", "hub"),
 }
 
+# What names the state of an object, by the words of the stores; the last ones are times.
+_MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
+
 
 class LocalStore:
     """Files of this machine. Links are followed, as the Hugging Face cache needs; listings show them too."""
@@ -149,8 +152,9 @@ class FsspecStore:
         self.fs: Any = fsspec.filesystem(protocol)
 
     def stat(self, path: str) -> Entry | None:
-        """See Store."""
+        """See Store; never from a listing that fsspec has kept."""
         try:
+            self.fs.invalidate_cache(path)
             return self._entry(self.fs.info(path))
         except FileNotFoundError:
             return None
@@ -158,7 +162,7 @@ class FsspecStore:
     def entries(self, path: str) -> list[Entry]:
         """See Store. Listings are never taken from fsspec's cache: another process may have written."""
         rows = self.fs.ls(
-            path, detail=True, **({"refresh": True} if self.protocol in ("gs", "gcs", "s3") else {})
+            path, detail=True, **({"refresh": True} if self.protocol in ("gs", "gcs", "s3", "hf") else {})
         )
         found = [self._entry(row) for row in rows if row["name"].strip("/") != path.strip("/")]
         return sorted(found, key=lambda entry: entry.name)
@@ -180,9 +184,7 @@ class FsspecStore:
         self.fs.pipe_file(path, data, **({"mode": "create"} if create_only else {}))
 
     def _entry(self, row: dict[str, Any]) -> Entry:
-        mark = next(
-            (str(row[key]) for key in ("generation", "etag", "ETag", "mtime", "created") if row.get(key)), ""
-        )
+        mark = next((str(row[key]) for key in _MARKS if row.get(key)), "")
         name = row["name"].rstrip("/").rsplit("/", 1)[-1]
         return Entry(name, int(row.get("size") or 0), row["type"] == "directory", mark=mark)
 
