@@ -207,7 +207,7 @@ class FlatFiles:
             if key not in self._open:
                 self._make_room()
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (DIRECT if direct else 0)
-                self._open[key] = os.open(self._folder / name, flags, 0o644)
+                self._open[key] = os.open(self._folder / name, flags, 0o666)
             self._open.move_to_end(key)
             self._users[key] = self._users.get(key, 0) + 1
             descriptor = self._open[key]
