@@ -40,8 +40,16 @@ def source(request, sources):
     return sources[request.getfixturevalue("to") if "to" in request.fixturenames else "huggingface"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def key():
+    """Children outlive the home of a test, and what one leaves the other takes up: one user, one key."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WHERRY_KEY", "the key of the tests of kills")
+        yield
+
+
 @pytest.fixture(scope="module")
-def children():
+def children(key):
     with Children() as running:
         yield running
 

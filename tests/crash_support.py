@@ -69,10 +69,10 @@ def assert_done(receipt, target, digest):
     left = set(os.listdir(target.parent)) - complete(target)
     if receipt[
         "already"
-    ]:  # killed after the commit: only the lease and the journal can be there, and mean nothing
-        assert all(re.fullmatch(rf"\.wherry-{target.name}\.(lease|\w+\.journal)", name) for name in left), (
-            left
-        )
+    ]:  # killed after the commit: only the lease and the rest of the area can be there, and mean nothing
+        hexes = "[0-9a-f]{8}"
+        left_over = rf"\.wherry-{target.name}\.(lease|{hexes}\.draft|{hexes}-{hexes})"
+        assert all(re.fullmatch(left_over, name) for name in left), left
         assert all(row.removed for row in clean(target.parent, min_age=0))
         left = set(os.listdir(target.parent)) - complete(target)
     assert not left

@@ -27,8 +27,8 @@ from tests.crash_support import (
     spread,
     written,
 )
+from wherry import lease_watch
 from wherry.errors import TargetInUseError
-from wherry.lease import EXPIRY_SECONDS
 from wherry.testing import faults
 from wherry.testing.faults import Fault, Faults
 
@@ -119,16 +119,23 @@ def test_the_lease_of_a_dead_process_is_taken_over_at_once(source, undisturbed, 
     assert_done(receipt, target, undisturbed["huggingface"])
 
 
-def test_the_lease_of_another_machine_is_taken_over_when_it_expires(source, undisturbed, children, tmp_path):
+def test_the_lease_of_another_machine_is_taken_over_when_it_expires(
+    source, undisturbed, children, tmp_path, monkeypatch
+):
     target = tmp_path / "out" / "huggingface"
     lease = killed_with_lease(children, source, target)
-    lease.write_text(json.dumps({**json.loads(lease.read_text()), "host": "elsewhere"}))
+    owner = {**json.loads(lease.read_text()), "host": "elsewhere"}
+    lease.write_text(json.dumps(owner))
     before = sorted(os.listdir(target.parent))
-    with pytest.raises(TargetInUseError, match="elsewhere"):
-        convert(source, target)
+    monkeypatch.setattr(lease_watch, "EXPIRY_SECONDS", 0.5)
+    beats = iter(range(1, 1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            lease_watch.time, "sleep", lambda _: lease.write_text(json.dumps({**owner, "beat": next(beats)}))
+        )
+        with pytest.raises(TargetInUseError, match="elsewhere"):
+            convert(source, target)
     assert sorted(os.listdir(target.parent)) == before, "a refused run touches nothing"
-    long_ago = time.time() - EXPIRY_SECONDS - 1
-    os.utime(lease, (long_ago, long_ago))
     receipt = convert(source, target)
     assert receipt["resumed_bytes"] > 0
     assert_done(receipt, target, undisturbed["huggingface"])

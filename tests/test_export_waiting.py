@@ -118,10 +118,10 @@ def test_a_folder_that_was_removed_ends_the_wait(folder):
 
 
 def test_storage_that_does_not_say_who_leads_gives_no_sign_of_life(folder, monkeypatch):
-    def stale(_path):
+    def stale(_watch):
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr(shares, "is_alive", stale)
+    monkeypatch.setattr(shares.Watch, "look", stale)
     with pytest.raises(StorageError, match="no sign of life"):
         shares.await_outcome(folder, 1, patience=QUICK)
 

@@ -222,7 +222,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     real = os.pwrite
 
     def full(descriptor, data, offset):
-        if ".spill/" in str(Path(f"/proc/self/fd/{descriptor}").readlink()) and offset > MIB:
+        if ".wherry-spill/" in str(Path(f"/proc/self/fd/{descriptor}").readlink()) and offset > MIB:
             raise OSError(28, "No space left on device")
         return real(descriptor, data, offset)
 
@@ -259,7 +259,7 @@ def test_what_a_kill_leaves_goes_with_the_next_run_or_with_clean(tmp_path):
     def killed():
         done = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(target)], check=False)
         assert done.returncode == -signal.SIGKILL
-        assert list(target.parent.glob(".wherry-out.safetensors.*.spill/0"))
+        assert list(target.parent.glob(".wherry-out.safetensors.*/.wherry-spill/0"))
 
     killed()
     assert all(row.removed for row in clean(tmp_path, min_age=0))

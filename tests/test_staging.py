@@ -7,7 +7,8 @@ import pytest
 
 from wherry import staging
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError
-from wherry.staging import Staging, is_staging
+from wherry.folders import is_staging
+from wherry.staging import Staging
 from wherry.steps import step_number
 from wherry.store import locate
 
@@ -47,7 +48,8 @@ def test_a_stop_from_outside_leaves_the_area_and_its_journal(tmp_path, stop):
         area.journal.write_text("")
         area.spill.mkdir()
         raise stop
-    assert sorted(os.listdir(tmp_path / "deep")) == [area.location.name, area.journal.name]
+    assert os.listdir(tmp_path / "deep") == [f".wherry-out.{ID}"], "it is given up: its name bears no token"
+    assert sorted(os.listdir(tmp_path / "deep" / f".wherry-out.{ID}")) == [area.journal.name, "out"]
     with Staging(locate(tmp_path / "deep/out"), ID) as again:
         again.commit()
     assert (tmp_path / "deep/out/a").read_text() == "1"
@@ -62,11 +64,11 @@ def test_an_area_that_failed_before_the_stop_is_not_kept(tmp_path):
 
 
 def test_a_stop_while_an_area_is_opened_gives_the_lease_back(tmp_path, monkeypatch):
-    def stop(_path):
+    def stop(*_):
         raise Cancelled
 
     with monkeypatch.context() as patch:
-        patch.setattr(staging, "_remove", stop)
+        patch.setattr(Staging, "_set_aside_others", stop)
         with pytest.raises(Cancelled), Staging(locate(tmp_path / "out"), ID):
             pytest.fail("it was opened")
     assert os.listdir(tmp_path) == []
@@ -98,7 +100,7 @@ def test_single_file_gets_its_sidecar_beside_it(tmp_path):
 
 def test_the_staging_name_is_no_step_and_begins_with_a_dot():
     area = Staging(locate("/x/0000001000"), ID)
-    name = area.location.name
+    name = area.location.parent.name
     assert is_staging(name)
     assert name.startswith(".wherry-0000001000.")
     assert step_number(name) is None

@@ -16,8 +16,8 @@ from wherry.checkpoint import open_checkpoint
 from wherry.discover import Skipped, discover
 from wherry.errors import NotFoundError, WherryError
 from wherry.existing import present_fingerprint
+from wherry.folders import is_staging
 from wherry.sidecar import read_sidecar, sidecar_name, signature_name
-from wherry.staging import is_staging
 from wherry.store import locate
 
 if TYPE_CHECKING:

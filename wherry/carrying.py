@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError, MismatchError, storage_error
+from wherry.folders import make_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +73,7 @@ def carry(source: Location, target: Location, names: Mapping[str, str], meter: M
     for old, new in sorted(names.items()):
         place = Path(target.member(new).path)
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(place.parent)
             way, nbytes = carry_file(
                 Path(source.member(old).path), place, lambda n, old=old: meter.add(n, old)
             )
@@ -101,7 +102,7 @@ def carry_file(
     with source.open("rb", buffering=0) as reading, target.open("xb", buffering=0) as writing:
         size = os.fstat(reading.fileno()).st_size
         way = REFLINK if _cloned(reading.fileno(), writing.fileno()) else COPY
-        pieces = [size] if way == REFLINK else _copied(reading.fileno(), writing.fileno(), size)
+        pieces = [size] if way == REFLINK else _copied(reading.fileno(), writing.fileno(), 0, size)
         for count in pieces:
             report(count)
         os.fsync(writing.fileno())
@@ -124,13 +125,51 @@ def _cloned(reading: int, writing: int) -> bool:
     return True
 
 
-def _copied(reading: int, writing: int, size: int) -> Iterator[int]:
+def copy_written(source: Path, target: Path) -> None:
+    """Make a new file with everything that was written to another, durably; what was not written stays a hole.
+
+    The source may be written to meanwhile.
+
+    Args:
+        source, target: the files.
+
+    Raises:
+        OSError: the storage failed, or the target exists.
+    """
+    with source.open("rb", buffering=0) as reading, target.open("xb", buffering=0) as writing:
+        size = os.fstat(reading.fileno()).st_size
+        if not _cloned(reading.fileno(), writing.fileno()):
+            for start, stop in _written(reading.fileno(), size):
+                for _count in _copied(reading.fileno(), writing.fileno(), start, stop):
+                    pass
+            os.ftruncate(writing.fileno(), size)
+        os.fsync(writing.fileno())
+
+
+def _written(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """The ranges of a file that hold data; all of it where the file system does not say."""
+    start = 0
+    while start < size:
+        try:
+            start = os.lseek(descriptor, start, os.SEEK_DATA)
+            stop = os.lseek(descriptor, start, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            if error.errno not in _NOT_HERE:
+                raise
+            stop = size
+        yield start, min(stop, size)
+        start = stop
+
+
+def _copied(reading: int, writing: int, at: int, stop: int) -> Iterator[int]:
     """Copy piece by piece; the bytes of each."""
-    at, inside = 0, True
-    while at < size:
-        count = _in_kernel(reading, writing, at, size - at) if inside else None
+    inside = True
+    while at < stop:
+        count = _in_kernel(reading, writing, at, stop - at) if inside else None
         if count is None:
-            inside, count = False, _through_here(reading, writing, at, size - at)
+            inside, count = False, _through_here(reading, writing, at, stop - at)
         if count == 0:
             return
         at += count

@@ -1,24 +1,34 @@
-"""clean: remove the staging areas that killed conversions left behind."""
+"""clean: remove the staging areas that killed conversions left behind.
+
+What belongs to a target is removed by who holds its lease, as a conversion would: a run that wakes up meanwhile, or
+begins, finds that it does not hold the target. All leases below the root are watched at the same time.
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.errors import NotFoundError, UsageError, storage_error
-from wherry.lease import is_alive
-from wherry.staging import is_staging
+from wherry.errors import NotFoundError, TargetInUseError, UsageError, storage_error
+from wherry.folders import is_staging
+from wherry.lease import Lease
+from wherry.lease_watch import Verdict, judge
 from wherry.store import locate
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-_OF_TARGET = re.compile(r"(.+)\.[0-9a-f]{8}(?:\.[a-z]+)?")
+    from wherry.lease_watch import Judgement
+
+_OF_TARGET = re.compile(r"(.+)\.[0-9a-f]{8}(?:-[0-9a-f]{8})?(?:\.[a-z]+)?")
+_OWN_LEASES = (".lease", ".reading")
 _QUIET_SECONDS = 3600  # a staging area that was touched within the hour may belong to a running conversion
+_HELD = "a running job holds its lease"
 
 
 class Cleaned(NamedTuple):
@@ -50,9 +60,19 @@ def clean(
         raise UsageError("only local folders have staging areas to clean", uri=location.uri)
     if location.entry is None:
         raise NotFoundError("nothing is there", uri=location.uri)
-    return [
-        _clean_one(area, dry_run=dry_run, min_age=min_age) for area in sorted(_areas(Path(location.path)))
-    ]
+    try:
+        areas = [_look(area, min_age) for area in sorted(_areas(Path(location.path)))]
+        judged = judge({area.lease for area in areas if area.lease and area.is_quiet})
+        return [_clean_one(area, judged, dry_run=dry_run) for area in areas]
+    except OSError as error:
+        raise storage_error(error, location.uri) from error
+
+
+class _Area(NamedTuple):
+    path: Path
+    nbytes: int
+    is_quiet: bool
+    lease: Path | None
 
 
 def _areas(folder: Path) -> Iterator[Path]:
@@ -63,25 +83,37 @@ def _areas(folder: Path) -> Iterator[Path]:
             yield from _areas(child)
 
 
-def _is_held(area: Path) -> bool:
-    """Whether a living job works on it: one that reads back for hours changes nothing in its area meanwhile."""
-    stem = _OF_TARGET.match(area.name)
-    lease = area.with_name(f"{stem[1]}.lease") if stem else area
-    return lease.is_file() and is_alive(lease)
+def _look(path: Path, min_age: float) -> _Area:
+    files = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
+    status = [file.lstat() for file in files]
+    nbytes = sum(entry.st_size for file, entry in zip(files, status, strict=True) if not file.is_dir())
+    # A time that lies as far ahead says nothing: of another clock, or of nobody's.
+    age = abs(time.time() - max(entry.st_mtime for entry in status))
+    return _Area(path, nbytes, age >= min_age, _lease_of(path))
 
 
-def _clean_one(area: Path, *, dry_run: bool, min_age: float) -> Cleaned:
-    files = [area, *area.rglob("*")] if area.is_dir() else [area]
+def _lease_of(area: Path) -> Path | None:
+    """The lease that whoever works on it holds: one that reads back for hours changes nothing in its area meanwhile."""
+    if area.suffix in _OWN_LEASES:
+        return area
+    stem = _OF_TARGET.fullmatch(area.name)
+    return area.with_name(f"{stem[1]}.lease") if stem else None
+
+
+def _clean_one(area: _Area, judged: dict[Path, Judgement], *, dry_run: bool) -> Cleaned:
+    uri = str(area.path)
+    if not area.is_quiet:
+        return Cleaned(uri, area.nbytes, removed=False, reason="changed within the hour; may be in use")
+    judgement = judged[area.lease] if area.lease else None
+    if judgement and judgement.verdict is Verdict.ALIVE:
+        return Cleaned(uri, area.nbytes, removed=False, reason=_HELD)
+    if dry_run:
+        return Cleaned(uri, area.nbytes, removed=False, reason="dry run")
     try:
-        status = [file.lstat() for file in files]
-        nbytes = sum(entry.st_size for file, entry in zip(files, status, strict=True) if not file.is_dir())
-        if time.time() - max(entry.st_mtime for entry in status) < min_age:
-            return Cleaned(str(area), nbytes, removed=False, reason="changed within the hour; may be in use")
-        if _is_held(area):
-            return Cleaned(str(area), nbytes, removed=False, reason="a running job holds its lease")
-        if dry_run:
-            return Cleaned(str(area), nbytes, removed=False, reason="dry run")
-        shutil.rmtree(area) if area.is_dir() else area.unlink()
-    except OSError as error:
-        raise storage_error(error, str(area)) from error
-    return Cleaned(str(area), nbytes, removed=True, reason="stale")
+        with Lease(area.lease, uri, judgement) if area.lease else nullcontext():
+            if area.path != area.lease:  # the end of the block frees the lease
+                is_folder = area.path.is_dir() and not area.path.is_symlink()
+                shutil.rmtree(area.path) if is_folder else area.path.unlink()
+    except TargetInUseError:
+        return Cleaned(uri, area.nbytes, removed=False, reason=_HELD)
+    return Cleaned(uri, area.nbytes, removed=True, reason="stale")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from wherry import dtypes, stored_boxes
 from wherry.crew import StoppedError
 from wherry.decoding import InOrder, blocks_of
+from wherry.folders import PREFIX
 from wherry.kept import Kept
 from wherry.move import cells
 from wherry.output import as_array, as_bytes
@@ -29,7 +30,6 @@ from wherry.raw_region import fill_region
 from wherry.regions import RegionReader
 from wherry.scratch import reading, writing
 from wherry.spill import FOLDER_VARIABLE
-from wherry.staging import PREFIX
 from wherry.stored_boxes import StoredBox
 
 if TYPE_CHECKING:

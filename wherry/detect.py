@@ -20,12 +20,12 @@ from wherry.errors import (
     UnsupportedError,
     WherryError,
 )
+from wherry.folders import is_staging
 from wherry.format import Absent, Glimpse
 from wherry.keypath import render
 from wherry.location import Location
 from wherry.registry import find_format, formats
 from wherry.resolve import meant
-from wherry.staging import is_staging
 from wherry.steps import Step, step_number, steps_among
 from wherry.store import locate
 
@@ -98,7 +98,7 @@ def resolve(
         IncompleteError: it is a staging folder, or an empty step folder.
     """
     location = _existing(locate(meant(uri)))
-    if is_staging(location.name):
+    if is_staging(location.name) or is_staging(location.parent.name):
         raise IncompleteError(
             "staging area of a conversion that has not finished",
             uri=location.uri,

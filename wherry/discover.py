@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.detect import examine, look
 from wherry.errors import AmbiguousError, NotFoundError, WherryError
+from wherry.folders import is_staging
 from wherry.format import Glimpse
 from wherry.registry import formats
 from wherry.sidecar import OWN_NAMES
-from wherry.staging import is_staging
 from wherry.steps import step_number, steps_among, unfinished
 from wherry.store import locate
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.convert import Asked, Target
 from wherry.errors import UsageError
+from wherry.folders import PREFIX
 from wherry.layouts import Wish
 from wherry.plan import DEFAULT_MEMORY
 from wherry.receipt import utc_now
 from wherry.spill import FOLDER_VARIABLE
-from wherry.staging import PREFIX
 from wherry.store import locate
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from wherry import threads
 from wherry.errors import IncompleteError, storage_error
+from wherry.folders import make_folders
 from wherry.progress import Meter
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def copy_files(files: Sequence[tuple[Location, Location, Entry]], progress: OnPr
 
 def _copy_file(source: Location, target: Path, entry: Entry, copying: _Copying) -> int:
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(target.parent)
         there = target.stat().st_size if target.exists() else 0
         done = there if there <= entry.size else 0
         copying.meter.add(done, entry.name)

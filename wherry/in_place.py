@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from wherry.carrying import carry_file
 from wherry.errors import TargetExistsError, storage_error
+from wherry.folders import PREFIX
 from wherry.lease import DRAFT, NO_LINKS, Lease
 from wherry.sidecar import FOLDER_NAME
-from wherry.staging import PREFIX, sync_folder
+from wherry.staging import sync_folder
 from wherry.store import LocalStore
 
 if TYPE_CHECKING:

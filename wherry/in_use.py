@@ -3,31 +3,32 @@
 wherry removes only what it wrote itself, and that has a sidecar. So a conversion that reads such a checkpoint marks it
 while it runs, and any other source is read without leaving a trace anywhere. The mark is a lease beside the checkpoint,
 `.wherry-<name>.<8 hex>.reading`, as that of who writes it is: whoever could remove the checkpoint sees it, whichever
-machine or home they have. It is renewed by a heartbeat and void half a minute after its process is gone (at once on
-the same machine); several may read one source. Where nothing can be written beside the source, and on object stores,
-which have no leases, the mark lies in `WHERRY_HOME/in-use` and is seen by whoever shares the home; where that cannot
-be written either the conversion goes on without a mark.
+machine or home they have. It is void when its process has ended, or has given no sign of life for half a minute of
+watching (see `wherry.lease_watch`); several may read one source. Where nothing can be written beside the source, and
+on object stores, which have no leases, the mark lies in `WHERRY_HOME/in-use` and is seen by whoever shares the home;
+where that cannot be written either the conversion goes on without a mark.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.digest import sha256_of
 from wherry.errors import WherryError
+from wherry.folders import PREFIX
 from wherry.home import ensure_home, home
-from wherry.lease import Lease, is_alive
+from wherry.lease import Lease
+from wherry.lease_watch import Verdict, judge
 from wherry.sidecar import sidecar_location
-from wherry.staging import PREFIX
 from wherry.store import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from wherry.location import Location
 
@@ -55,7 +56,18 @@ def in_use(uri: str) -> Generator[None]:
 
 def is_in_use(uri: str) -> bool:
     """Whether a living job reads the checkpoint."""
-    return any(is_alive(mark) for mark in _marks(locate(uri)))
+    return bool(used([uri]))
+
+
+def used(uris: Iterable[str]) -> set[str]:
+    """Those checkpoints that living jobs read; all marks are watched at the same time, and void ones removed."""
+    marks = {mark: uri for uri in uris for mark in _marks(locate(uri))}
+    found = judge(marks)
+    for mark, judgement in found.items():
+        if judgement.verdict in (Verdict.DEAD, Verdict.EXPIRED):
+            with suppress(WherryError, OSError), Lease(mark, marks[mark], judgement):
+                pass  # who takes a mark over frees it
+    return {marks[mark] for mark, judgement in found.items() if judgement.verdict is Verdict.ALIVE}
 
 
 def _marked(location: Location) -> Lease | None:

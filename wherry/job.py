@@ -107,10 +107,11 @@ def stage(job: Job, stack: ExitStack) -> Staged:
     header = {
         "plan": job.plan.digest,
         "source": sha256_of("source", [present_fingerprint(job.checkpoint), job.pin.digest]),
+        "target": job.committed.name,
         "version": __version__,
     }
     staging = stack.enter_context(Staging(job.committed, sha256_of("run", header)[:8]))
-    journal = open_journal(staging.journal, header)
+    journal = open_journal(staging.journal, header, staging.require_held)
     stack.callback(journal.close)
     if not journal.done:
         staging.clear()
@@ -121,6 +122,7 @@ def stage(job: Job, stack: ExitStack) -> Staged:
     assert job.row.create is not None
     writer = job.row.create(staged, job.plan.manifest, job.plan.options)
     stack.callback(writer.close)
+    staging.sync_names(staged)
     return Staged(job, staging, staged, journal, companions, Output(writer, _by_source(job.plan), journal))
 
 

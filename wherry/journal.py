@@ -5,27 +5,37 @@ that can be read is true. The first line says which conversion it belongs to: pl
 version. A journal of another conversion is worthless and is begun anew, with the reason kept.
 
 A move is recorded once every leaf that it touches has been hashed, together with those digests, so a resumed run
-needs no byte of it again. It lies beside the staging area, and both go when the target is committed.
+needs no byte of it again. The journal lies in the staging area and goes with it.
+
+Every line ends with a MAC over the line and the MAC before it, made with the user's key (see `wherry.key`): what
+somebody else wrote, reordered, cut in the middle or brought from another place is not believed, and the conversion
+begins anew. Lines are verified before they are parsed.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.errors import storage_error
+from wherry.key import journal_key
 from wherry.keypath import KeyPath, parse, render
 from wherry.tensorspec import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 Header = Mapping[str, str]
+_FIRST_MAC = b"wherry journal 1"  # stands for the MAC before the first line
+_LONGEST_LINE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +61,15 @@ class Journal:
         path: the file.
         done: what an earlier run finished.
         reason: why an earlier journal was not used; None where there was none or it is used.
+        guard: called before every line; raises where this run may not write any more.
     """
 
     path: Path
     done: tuple[Done, ...] = ()
     reason: str | None = None
+    guard: Callable[[], None] = lambda: None
+    _key: bytes = b""
+    _mac: bytes = _FIRST_MAC
     _descriptor: int = -1
     _spans: frozenset[tuple[KeyPath, Span]] = field(default_factory=frozenset[tuple[KeyPath, Span]])
 
@@ -73,9 +87,11 @@ class Journal:
 
         Raises:
             StorageError: the storage failed.
+            TargetInUseError: another run has taken over the target.
         """
         lines = [_encode(row) for row in rows]
         if lines:
+            self.guard()
             self._append({"done": lines})
 
     def close(self) -> None:
@@ -84,74 +100,106 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def remove(self) -> None:
-        """Close the file and remove it."""
-        self.close()
-        self.path.unlink(missing_ok=True)
-
     def _append(self, row: dict[str, Any]) -> None:
+        text = json.dumps(row).encode()
+        mac = _next_mac(self._key, self._mac, text)
         try:
-            _write_all(self._descriptor, (json.dumps(row) + "\n").encode())
+            _write_all(self._descriptor, b"%b\t%b\n" % (text, mac.hex().encode()))
             os.fsync(self._descriptor)
         except OSError as error:
             raise storage_error(error, str(self.path)) from error
+        self._mac = mac
 
-    def begin(self, header: Header) -> None:
+    def begin(self, header: Header, size: int) -> None:
         """Open the file for appending, with the header where it has none.
+
+        Args:
+            header: what identifies the conversion.
+            size: bytes of the file that are kept.
 
         Raises:
             StorageError: the storage failed.
         """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fresh = not self.done
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if fresh else 0)
-            self._descriptor = os.open(self.path, flags, 0o644)
+            self._descriptor = os.open(self.path, flags, 0o600)
+            os.ftruncate(self._descriptor, size)
         except OSError as error:
             raise storage_error(error, str(self.path)) from error
-        if fresh:
+        if not size:
             self._append(dict(header))
         self._spans = frozenset((row.source, row.span) for row in self.done)
 
 
-def open_journal(path: Path, header: Header) -> Journal:
+def open_journal(path: Path, header: Header, guard: Callable[[], None] = lambda: None) -> Journal:
     """Open the journal of a staging area, using what an earlier run of the same conversion left.
 
     Args:
         path: the file; it may not exist.
         header: what identifies the conversion; every field must agree with an earlier run's.
+        guard: called before every line; raises where this run may not write any more.
+
+    Raises:
+        UsageError: the key is too short.
+        StorageError: the storage failed.
+    """
+    key = journal_key()
+    lines, reason = signed_lines(path, key)
+    done, reason = _rows(lines, header) if reason is None else ((), reason)
+    kept = lines if done else []
+    journal = Journal(path, done, reason, guard, key, kept[-1].mac if kept else _FIRST_MAC)
+    journal.begin(header, sum(line.size for line in kept))
+    return journal
+
+
+class Line(NamedTuple):
+    """A line whose MAC is right: its JSON, its MAC and its bytes in the file."""
+
+    text: bytes
+    mac: bytes
+    size: int
+
+
+def signed_lines(path: Path, key: bytes) -> tuple[list[Line], str | None]:
+    """The lines of a journal up to the first one that is torn, and why none of them can be believed.
 
     Raises:
         StorageError: the storage failed.
     """
-    done, reason = _read(path, header)
-    journal = Journal(path, done, reason)
-    journal.begin(header)
-    if done:
-        _cut_torn_line(path)
-    return journal
-
-
-def _read(path: Path, header: Header) -> tuple[tuple[Done, ...], str | None]:
-    if not path.exists():
-        return (), None
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end was torn by the kill
+    lines: list[Line] = []
     try:
-        rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        if not rows:
-            return (), None
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return [], "the journal of the interrupted run is not a file"
+            while (data := file.readline(_LONGEST_LINE)).endswith(b"\n"):
+                text, _tab, mac = data[:-1].rpartition(b"\t")
+                expected = _next_mac(key, lines[-1].mac if lines else _FIRST_MAC, text)
+                if not hmac.compare_digest(expected.hex().encode(), mac):
+                    return [], "the journal of the interrupted run was altered, or signed with another key"
+                lines.append(Line(text, expected, len(data)))
+    except FileNotFoundError:
+        return [], None
+    except OSError as error:
+        raise storage_error(error, str(path)) from error
+    return lines, None
+
+
+def _next_mac(key: bytes, before: bytes, text: bytes) -> bytes:
+    return hmac.digest(key, before + text, hashlib.sha256)
+
+
+def _rows(lines: list[Line], header: Header) -> tuple[tuple[Done, ...], str | None]:
+    if not lines:
+        return (), None
+    try:
+        rows: list[dict[str, Any]] = [json.loads(line.text) for line in lines]
         changed = [name for name in header if rows[0].get(name) != header[name]]
         if changed:
             return (), f"the interrupted run had another {' and '.join(changed)}"
         return tuple(_decode(row) for group in rows[1:] for row in group["done"]), None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return (), f"the journal of the interrupted run cannot be read: {error}"
-
-
-def _cut_torn_line(path: Path) -> None:
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole != len(data):
-        os.truncate(path, whole)
 
 
 def _encode(row: Done) -> list[Any]:

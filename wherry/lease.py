@@ -1,50 +1,75 @@
-"""The lease: two runs on one target exclude each other, and a dead one does not block for ever.
+"""The lease: two runs on one target exclude each other, and one that has ended or is silent does not block for ever.
 
-`.wherry-<name>.lease` beside the target names its owner; a heartbeat renews it every few seconds. It may be taken
-over once it has not been renewed for half a minute, or at once where its owner was a process of this machine and of
-this pid namespace that is gone. Taking over moves the old lease away in one step, so of two that try only one
-succeeds. Storage that fails for a moment costs its owner one beat, not the lease.
+`.wherry-<name>.lease` beside the target names its owner. The owner keeps it open, and holds it as long as the path
+still leads to that file; every few seconds it writes a counter through the open file, so that it can never touch the
+lease of another. A lease whose owner is gone or silent (see `wherry.lease_watch`) is replaced by a rename. Taking a
+lease over and committing exclude each other by `flock` on the file of the lease; on a file system without `flock` the
+names of the staging areas alone keep a former owner from committing (see `wherry.staging`).
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import os
 import secrets
-import socket
 import threading
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
 
-from wherry.errors import TargetInUseError, storage_error
+from wherry import lease_watch
+from wherry.errors import StorageError, TargetInUseError, storage_error
+from wherry.lease_watch import Judgement, Owner, Verdict, judge, see, this_process
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
     from types import TracebackType
 
-EXPIRY_SECONDS = 30.0
-DRAFT = ".draft"  # `.wherry-<name>.<8 hex>.draft`: a lease before or after its time; a kill may leave it
+DRAFT = ".draft"  # `.wherry-<name>.<8 hex>.draft`: a lease before its time; a kill may leave it
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without hard links says
+_NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 _HEARTBEAT_SECONDS = 5.0
-_BOOT = "/proc/sys/kernel/random/boot_id"
-_PID_NAMESPACE = "/proc/self/ns/pid"
+_LOCK_SECONDS = 5.0  # a taker holds the lock for a few system calls
+_ATTEMPTS = 5
+_SCHEMA = 1
+_BEAT = b"%012d"
 _log = logging.getLogger(__name__)
 
 
 class Lease:
     """Holds a lease on a target while its `with` block runs.
 
+    Attributes:
+        token: eight hex digits of this owner.
+        dead: the token of the former owner, where that was a process of this machine that has ended.
+
     Raises on entering:
-        TargetInUseError: somebody alive holds it; the error says who and since when.
+        TargetInUseError: somebody alive holds it; the error says who.
         StorageError: the storage failed.
     """
 
-    def __init__(self, path: Path, target: str) -> None:
+    def __init__(self, path: Path, target: str, judgement: Judgement | None = None) -> None:
+        """Choose the lease.
+
+        Args:
+            path: where it lies.
+            target: what it is for.
+            judgement: what was found there, where it has been watched already.
+        """
+        self.token = secrets.token_hex(4)
+        self.dead: str | None = None
         self._path = path
         self._target = target
-        self._id = secrets.token_hex(8)
+        self._judgement = judgement
+        self._descriptor = -1
+        self._identity = (0, 0)
+        self._text = json.dumps(
+            {"schema": _SCHEMA, **this_process(self.token).to_json(), "beat": (_BEAT % 0).decode()}
+        ).encode()
         self._over = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="wherry-lease", daemon=True)
 
@@ -62,148 +87,231 @@ class Lease:
         self._over.set()
         self._heart.join()
         try:
-            if self._holds():
-                self._path.unlink(missing_ok=True)
+            released = self._release()
         except OSError as failure:
-            # What came of the work counts; a lease that nobody renews harms nobody for long.
-            _log.warning("%s stays, and is void in %.0f s: %s", self._path, EXPIRY_SECONDS, failure)
+            released, reason = False, str(failure)
+        else:
+            reason = "another run is judging it"
+        if not released:
+            # What came of the work counts. As long as this process lives, others take the lease for held.
+            _log.warning("%s stays until it can be removed: %s", self._path, reason)
+            threading.Thread(target=self._release_later, name="wherry-lease-release", daemon=True).start()
 
-    def _holds(self) -> bool:
-        """Whether the lease that is there is this one: a run that slept for too long may have lost it."""
+    @property
+    def uid(self) -> int:
+        """The user to whom the storage gives what this process makes."""
+        return os.fstat(self._descriptor).st_uid
+
+    def holds(self) -> bool:
+        """Whether the lease at the path is this one: a run that was stopped for too long may have lost it.
+
+        Raises:
+            OSError: the storage failed.
+        """
         try:
-            return _owner(self._path).get("id") == self._id
-        except FileNotFoundError:
+            found = self._path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        return (found.st_dev, found.st_ino) == self._identity
 
-    def _take(self) -> None:
-        owner = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "pid_namespace": _pid_namespace(),
-            "since": time.time(),
-            "id": self._id,
-        }
-        for _attempt in range(2):
-            try:
-                self._create(json.dumps(owner).encode())
-            except FileExistsError:
-                self._evict()
-            except FileNotFoundError:
-                continue  # who holds it, or held it until now, has tidied the draft away
-            else:
-                return
-        raise self._in_use({})
+    @contextmanager
+    def exclusive(self) -> Generator[None]:
+        """Keep every other run from taking the lease over while the block runs.
 
-    def _create(self, text: bytes) -> None:
-        """Make the lease appear with its owner in it: a kill in between must not leave one that nobody owns."""
-        draft = self._path.with_name(f"{self._path.stem}.{secrets.token_hex(4)}{DRAFT}")
-        try:
-            draft.write_bytes(text)
-            os.link(draft, self._path)
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text)
-        finally:
-            draft.unlink(missing_ok=True)
+        Raises:
+            TargetInUseError: another run has taken it over.
+            OSError: the storage failed.
+        """
+        with _locked(self._descriptor, _LOCK_SECONDS) as locked:
+            if not locked or not self.holds():
+                raise self.lost()
+            yield
 
-    def _evict(self) -> None:
-        """Move a dead lease away; raise where it is alive."""
-        try:
-            age = time.time() - self._path.stat().st_mtime
-            owner = _owner(self._path)
-        except FileNotFoundError:
-            return  # released at this moment
-        if age < EXPIRY_SECONDS and not _is_dead(owner):
-            raise self._in_use(owner)
-        grave = self._path.with_name(f"{self._path.stem}.{secrets.token_hex(4)}{DRAFT}")
-        try:
-            self._path.rename(grave)
-        except FileNotFoundError:
-            return  # another run was quicker; the exclusive create decides
-        if _owner(grave) != owner:  # the dead lease had gone; this one is another run's, made just now
-            os.link(grave, self._path)
-            owner = _owner(grave)
-            grave.unlink(missing_ok=True)
-            raise self._in_use(owner)
-        grave.unlink(missing_ok=True)  # the new holder tidies up too
-
-    def _in_use(self, owner: dict[str, Any]) -> TargetInUseError:
-        who = f"process {owner['pid']} on {owner['host']}" if owner else "another run"
+    def lost(self) -> TargetInUseError:
+        """The error of an owner whose lease was taken over."""
         return TargetInUseError(
-            f"{who} is writing this target",
+            "another run took over this target",
             uri=self._target,
-            cure=f"wait for it; a dead run's lease expires after {EXPIRY_SECONDS:.0f} s",
+            cure="wait for that run to end; this one was stopped, or gave no sign of life, for more than "
+            f"{lease_watch.EXPIRY_SECONDS:.0f} s",
             retryable=True,
         )
 
-    def _beat(self) -> None:
-        told = False
-        while not self._over.wait(_HEARTBEAT_SECONDS):
+    def _take(self) -> None:
+        for _attempt in range(_ATTEMPTS):
+            draft = self._path.with_name(f"{self._path.stem}.{secrets.token_hex(4)}{DRAFT}")
+            self._open(draft)
             try:
-                if not self._holds():
+                if self._created(draft) or self._replaced(draft):
                     return
-                os.utime(self._path)
-            except FileNotFoundError:
-                continue  # gone since it was looked at: the next beat sees what there is now
+            except FileNotFoundError:  # the holder has tidied the draft away, or the folder is gone
+                if not self._path.parent.is_dir():
+                    self._close()
+                    raise
+            except BaseException:
+                self._close()
+                raise
+            finally:
+                draft.unlink(missing_ok=True)
+            self._close()
+        raise self._in_use(None)
+
+    def _open(self, path: Path) -> None:
+        """Make the file of the lease, complete before it gets its name."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o644)
+        found = os.fstat(self._descriptor)
+        self._identity = (found.st_dev, found.st_ino)
+        try:
+            os.write(self._descriptor, self._text)
+            os.fsync(self._descriptor)
+        except BaseException:
+            self._close()
+            path.unlink(missing_ok=True)
+            raise
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _created(self, draft: Path) -> bool:
+        """Whether the lease was free."""
+        try:
+            os.link(draft, self._path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            return self._created_without_links()
+        return True
+
+    def _created_without_links(self) -> bool:
+        draft = self._descriptor
+        try:
+            self._open(self._path)
+        except FileExistsError:
+            return False
+        os.close(draft)
+        return True
+
+    def _replaced(self, draft: Path) -> bool:
+        """Take over a lease whose owner is gone or silent; False where it changed meanwhile.
+
+        Raises:
+            TargetInUseError: its owner is alive, or another run is taking it over.
+        """
+        judged, self._judgement = self._judgement or judge([self._path])[self._path], None
+        if judged.sighting is None:
+            return False
+        owner = judged.sighting.owner
+        if judged.verdict is Verdict.ALIVE:
+            raise self._in_use(owner)
+        with _locked_path(self._path) as locked:
+            if not locked:
+                raise self._in_use(owner)
+            if see(self._path) != judged.sighting:
+                return False
+            try:
+                draft.replace(self._path)
+            except PermissionError as error:
+                raise StorageError(
+                    "the lease of another user has expired and cannot be replaced",
+                    uri=str(self._path),
+                    cure=f"its owner can remove it: rm '{self._path}'",
+                ) from error
+        self.dead = owner.token if owner and judged.verdict is Verdict.DEAD else None
+        return True
+
+    def _in_use(self, owner: Owner | None) -> TargetInUseError:
+        who = f"process {owner.pid} on {owner.host}" if owner else "another run"
+        return TargetInUseError(
+            f"{who} is writing this target",
+            uri=self._target,
+            cure="wait for that run to end; the lease of a run that gives no sign of life expires after "
+            f"{lease_watch.EXPIRY_SECONDS:.0f} s",
+            retryable=True,
+        )
+
+    def _release(self) -> bool:
+        """Remove the lease if it is still this one; False where another run holds its lock."""
+        with _locked(self._descriptor, _LOCK_SECONDS) as locked:
+            if not locked:
+                return False
+            if self.holds():
+                self._path.unlink(missing_ok=True)
+        self._close()
+        return True
+
+    def _release_later(self) -> None:
+        while True:
+            time.sleep(_HEARTBEAT_SECONDS)
+            try:
+                if self._release():
+                    return
+            except OSError as error:
+                _log.debug("%s still stays: %s", self._path, error)
+
+    def _beat(self) -> None:
+        place, count, warned = self._text.rindex(_BEAT % 0), 0, False
+        while not self._over.wait(_HEARTBEAT_SECONDS):
+            count += 1
+            try:
+                if not self.holds():
+                    return
+                os.pwrite(self._descriptor, _BEAT % count, place)
+                os.fdatasync(self._descriptor)
             except OSError as error:  # storage that comes back in time costs nothing
-                if not told:
+                if not warned:
                     _log.warning(
-                        "%s was not renewed, which is tried every %.0f s: %s",
+                        "%s was not renewed; the next attempt is in %.0f s: %s",
                         self._path,
                         _HEARTBEAT_SECONDS,
                         error,
                     )
-                told = True
+                warned = True
 
 
-def is_alive(path: Path) -> bool:
-    """Whether somebody who renews it holds the lease at a path."""
+@contextmanager
+def _locked_path(path: Path) -> Generator[bool]:
+    """Lock the file of another's lease; what cannot be opened, or locked here, is taken for locked."""
+    for access in (os.O_RDWR, os.O_RDONLY):  # NFS locks exclusively only what is open for writing
+        try:
+            descriptor = os.open(path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            break  # released at this moment
+        except OSError:
+            continue  # another user's, a link, or a socket
+        try:
+            with _locked(descriptor, 0) as locked:
+                yield locked
+        finally:
+            os.close(descriptor)
+        return
+    yield True
+
+
+@contextmanager
+def _locked(descriptor: int, patience: float) -> Generator[bool]:
+    """Whether an exclusive lock was got within some seconds; where the storage has no locks there is nothing to get."""
+    deadline, supported = time.monotonic() + patience, True
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                yield False
+                return
+            time.sleep(0.01)
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise
+            supported = False
+            break
     try:
-        fresh = time.time() - path.stat().st_mtime < EXPIRY_SECONDS
-    except FileNotFoundError:
-        return False  # released at this moment
-    return fresh and not holder_is_dead(path)
-
-
-def holder_is_dead(path: Path) -> bool:
-    """Whether the lease at a path belonged to a process of this machine that is gone."""
-    try:
-        return _is_dead(_owner(path))
-    except FileNotFoundError:
-        return True
-
-
-def _owner(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except ValueError:
-        return {}  # being written on a file system without links, or torn: its age alone decides
-
-
-def _pid_namespace() -> str:
-    """Which processes the numbers seen here belong to; empty where nobody can tell.
-
-    Containers with the network of their host bear its name and have process numbers of their own. The boot is stated
-    too: the first namespace has the same number on every machine, and two machines may bear one name.
-    """
-    try:
-        return f"{Path(_BOOT).read_text().strip()} {Path(_PID_NAMESPACE).readlink()}"
-    except OSError:
-        return ""  # not Linux, or hidden from us: the age of a lease alone decides
-
-
-def _is_dead(owner: dict[str, Any]) -> bool:
-    """Whether the owner is known to be gone; of one that we could not see, alive or not, only the age tells."""
-    here = _pid_namespace()
-    if not here or owner.get("pid_namespace") != here or owner.get("host") != socket.gethostname():
-        return False
-    try:
-        os.kill(int(owner["pid"]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+        yield True
+    finally:
+        if supported:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)

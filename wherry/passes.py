@@ -69,8 +69,7 @@ def _outcome(staged: Staged, hashes: Hashes) -> Receipt | WherryError:
     try:
         return complete(staged, mine)
     except WherryError as error:
-        staged.staging.failed(error)
-        return error
+        return staged.staging.failed(error)
 
 
 def _move(jobs: list[Job], staged: list[Staged]) -> tuple[Hashes, Hashes | None]:

@@ -17,7 +17,7 @@ from wherry.clean import Cleaned, clean
 from wherry.errors import TargetInUseError, UsageError, WherryError
 from wherry.existing import present_fingerprint
 from wherry.home import user_name
-from wherry.in_use import is_in_use
+from wherry.in_use import used
 from wherry.prune_registry import Registry, ask
 from wherry.reconcile import MADE
 from wherry.removal import removing, strangers
@@ -135,22 +135,23 @@ def _judged(
 ) -> list[tuple[_Made, str]]:
     """Each with the reason why it is kept; empty where it goes."""
     going = {uri for uri, reason in ruled.items() if reason is None}
+    read = used(sorted(going))
     rows: list[tuple[_Made, str]] = []
     for one in made:
         uri = one.done.target_uri
-        reason = ruled[uri] or _protected(ledger, one, registry, going)
+        reason = ruled[uri] or _protected(ledger, one, registry, going, read)
         rows.append((one, reason))
         if reason:
             going.discard(uri)
     return rows
 
 
-def _protected(ledger: Ledger, one: _Made, registry: Registry, going: set[str]) -> str:
+def _protected(ledger: Ledger, one: _Made, registry: Registry, going: set[str], read: set[str]) -> str:
     """Why it is kept against the rules; empty where it is not."""
     bound = registry.holds(one.node)
     if bound:
         return bound
-    if is_in_use(one.done.target_uri):
+    if one.done.target_uri in read:
         return "a running job reads it"
     if not _is_unchanged(one.done.target_uri, one.done.format, _place_mark(one.node, one.done.target_uri)):
         return "it is not what wherry wrote there"

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import open_checkpoint
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error
+from wherry.folders import PREFIX, is_staging
 from wherry.in_use import is_in_use
 from wherry.lease import Lease
 from wherry.registry import find_format
 from wherry.sidecar import OWN_NAMES, sidecar_name, signature_name
-from wherry.staging import PREFIX, is_staging, rename_without_replacing, sync_folder
+from wherry.staging import rename_without_replacing, sync_folder
 from wherry.steps import step_number
 from wherry.store import FsspecStore, locate
 

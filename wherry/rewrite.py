@@ -210,8 +210,7 @@ def _existing(ready: _Ready, if_exists: str | None) -> Rewritten | None:
 def _staged(ready: _Ready, asked: Asked) -> Rewritten:
     change = ready.change
     identity = [ready.rewriting.digest, ready.pin.digest]
-    with Staging(ready.target, sha256_of("run", identity)[:8]) as staging:
-        staging.clear()
+    with Staging(ready.target, sha256_of("run", identity)[:8], resume=False) as staging:
         asked = replace(asked, folder=staging.spill)
         known = know(ready.checkpoint, asked)
         make_folder(staging.location)

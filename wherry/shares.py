@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import IncompleteError, MismatchError, StorageError, WherryError, storage_error
 from wherry.keypath import parse, render
-from wherry.lease import is_alive
+from wherry.lease_watch import Verdict, Watch
 from wherry.snapshot import Placed
 
 if TYPE_CHECKING:
@@ -201,13 +201,13 @@ def await_outcome(folder: Path, rank: int, *, patience: float) -> dict[str, Any]
 
 
 def _outcome(folder: Path, patience: float) -> dict[str, Any]:
-    deadline = time.monotonic() + patience
+    deadline, watch = time.monotonic() + patience, Watch(folder / LEASE)
     while (found := _await(folder / _OUTCOME, min(_LOOK, patience))) is None:
         if not folder.exists():
             raise StorageError(
                 "process 0 left without saying what came of the export", uri=str(folder), cure=_CURE
             )
-        if _is_led(folder):
+        if _shows_life(watch):
             deadline = time.monotonic() + patience
         elif time.monotonic() > deadline:
             shutil.rmtree(
@@ -219,12 +219,12 @@ def _outcome(folder: Path, patience: float) -> dict[str, Any]:
     return found
 
 
-def _is_led(folder: Path) -> bool:
-    """Whether rank 0 works on the export; storage that does not say so gives no sign of life."""
+def _shows_life(watch: Watch) -> bool:
+    """Whether rank 0 has shown that it works on the export; storage that does not say so gives no sign of life."""
     try:
-        return is_alive(folder / LEASE)
+        return watch.look() is Verdict.ALIVE
     except OSError as error:
-        log.debug("the lease in %s could not be read: %s", folder, error)
+        log.debug("%s could not be read: %s", watch.path, error)
         return False
 
 

@@ -25,6 +25,7 @@ from wherry import dtypes
 from wherry.band import Band
 from wherry.errors import UsageError, storage_error
 from wherry.flowing import only_block, until
+from wherry.folders import PREFIX
 from wherry.format import Block, Extent, Reader, StreamingReader
 from wherry.move import cells, common_grid, on_grid
 from wherry.output import as_bytes
@@ -33,7 +34,6 @@ from wherry.raw_region import fill_region
 from wherry.regions import FillingReader, RegionReader
 from wherry.scratch import writing
 from wherry.spans import raw_bytes
-from wherry.staging import PREFIX
 from wherry.units import show_size
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class Spill:
                 self._folder = self._folder or Path(
                     tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE))
                 )
-                self._folder.mkdir(parents=True, exist_ok=True)
+                self._folder.mkdir(exist_ok=True)
             except OSError as error:
                 raise storage_error(error, str(self._folder or os.environ.get(FOLDER_VARIABLE))) from error
             self._made = True

@@ -1,17 +1,21 @@
 """Staging and commit: a target appears whole, under its final name, in one step, or not at all.
 
-A conversion writes into `.wherry-<name>.<id>` beside the target. The name begins with a dot and a letter, so
-that neither Lingua (which takes any folder that begins with ten digits for a checkpoint) nor Orbax (which lists
-digits and `<prefix>_<digits>`, and deletes its own temporary names) ever touches it. On a local file system the
-commit is `renameat2(RENAME_NOREPLACE)` and an fsync of the parent; where the kernel or file system lacks it, a
-hard link (files) or an exclusive `mkdir` that the rename then replaces (folders). On an object store the staged
-files are uploaded under their final names and the format's commit member is put last, create-only, so that
+A conversion writes into a staging area beside the target (`wherry.area` has its name and what lies in it). The name
+begins with a dot and a letter, so that neither Lingua (which takes any folder that begins with ten digits for a
+checkpoint) nor Orbax (which lists digits and `<prefix>_<digits>`, and deletes its own temporary names) ever touches
+it. The area is closed to other users; what lies in it has the modes of the umask, and keeps them when it is committed.
+On a local file system the commit is `renameat2(RENAME_NOREPLACE)` and an fsync of the parent; where the kernel or file
+system lacks it, a hard link (files) or a rename that can replace nothing but an empty folder. On an object store the
+staged files are uploaded under their final names and the format's commit member is put last, create-only, so that
 readers see nothing before it; nothing is renamed there.
 
+Every owner commits from the name of its own area alone, and only while it holds the target's lease. A run that was
+stopped for so long that another took over its target finds its area gone; it ends with TargetInUseError, and touches
+nothing of the other run.
+
 Whatever goes wrong before the commit, nothing is left at the destination, parent folders that were made for it
-included. A process that is killed, interrupted or cancelled leaves the staging area and its journal, which `detect`
-calls unfinished; the same conversion takes them up again, another one to the same target discards them, and
-`wherry clean` removes them.
+included. A process that is killed, interrupted or cancelled leaves the staging area, which `detect` calls unfinished;
+the same conversion takes it up again, another one to the same target discards it, and `wherry clean` removes it.
 """
 
 from __future__ import annotations
@@ -19,30 +23,50 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 import shutil
 import tempfile
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from wherry.errors import TargetExistsError, TargetInUseError, UsageError, WherryError, storage_error
-from wherry.lease import DRAFT, Lease
+from wherry.area import (
+    JOURNAL,
+    REPLACED,
+    SIDECAR,
+    SPILL,
+    copy_area,
+    distrusted,
+    left_for,
+    remove,
+    set_aside,
+    take_up,
+)
+from wherry.errors import (
+    StorageError,
+    TargetExistsError,
+    TargetInUseError,
+    UsageError,
+    WherryError,
+    storage_error,
+)
+from wherry.folders import PREFIX
+from wherry.journal import signed_lines
+from wherry.key import journal_key
+from wherry.lease import Lease
 from wherry.location import Location
 from wherry.sidecar import sidecar_name
 from wherry.store import LocalStore
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from types import TracebackType
 
-PREFIX = ".wherry-"
+    from wherry.area import Left
+
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _UNKNOWN_TO_FILE_SYSTEM = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-
-
-def is_staging(name: str) -> bool:
-    """Whether a file or folder name is that of a staging area."""
-    return name.startswith(PREFIX)
+_OCCUPIED = (errno.ENOTEMPTY, errno.ENOTDIR, errno.EEXIST)
 
 
 class Staging:
@@ -54,18 +78,19 @@ class Staging:
 
     Attributes:
         target: where the checkpoint will appear.
-        location: where it is written until then; always local.
+        location: where it is written until then; always local. The folder around it is there once the block runs.
         journal: the file that says which parts of it are done.
         spill: a folder for what must be decoded on the way; never kept for a later run.
         discarded: why what an earlier run left for this target was not taken up; None where nothing was left.
     """
 
-    def __init__(self, target: Location, identity: str) -> None:
+    def __init__(self, target: Location, identity: str, *, resume: bool = True) -> None:
         """Choose the area.
 
         Args:
             target: what will be committed.
             identity: eight hex digits of the conversion; the same conversion finds its area again.
+            resume: whether what an earlier run of it left is of use.
 
         Raises:
             UsageError: the target's storage is read-only.
@@ -80,77 +105,85 @@ class Staging:
         self._parent = (
             Path(target.path).parent if self._local else Path(tempfile.mkdtemp(prefix="wherry-upload-"))
         )
-        self._stem = f"{PREFIX}{target.name}"
-        self.location = Location(LocalStore(), str(self._parent / f"{self._stem}.{identity}"))
-        self.journal = Path(f"{self.location.path}.journal")
-        self.spill = Path(f"{self.location.path}.spill")
-        self._sidecar = Path(f"{self.location.path}.sidecar")
-        self._lease = Lease(self._parent / f"{self._stem}.lease", target.uri)
+        self._identity = identity if resume else None
+        self._lease = lease_of(self._parent, target)
+        self._released = self._parent / f"{PREFIX}{target.name}.{identity}"
+        self._area = Path(f"{self._released}-{self._lease.token}")
+        self._new, self._inode = False, (0, 0)
+        self.location = Location(LocalStore(), str(self._area / target.name))
+        self.journal = self._area / JOURNAL
+        self.spill = self._area / SPILL
 
     def __enter__(self) -> Self:
         try:
-            self._make_parents(self._parent)
-            self._lease.__enter__()
+            self._enter_lease()
         except BaseException as error:
             self._remove_parents()
             raise storage_error(error, self.target.uri) if isinstance(error, OSError) else error from error
         try:
-            self._discard_others()
-            _remove(self.spill)
-            _remove(self._sidecar)
+            self._open_area()
         except BaseException as error:
-            self._lease.__exit__(type(error), error, None)
+            lost = self._is_lost()
+            try:
+                self._remove_area() if self._new else self._release()
+            finally:
+                self._lease.__exit__(type(error), error, None)
+            if not lost:
+                self._remove_parents()
             if isinstance(error, OSError):
-                raise storage_error(error, self.target.uri) from error
+                raise self._lease.lost() if lost else storage_error(error, self.target.uri) from error
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        lost, resumable = self._is_lost(), self._resumable(self._error or error)
         try:
-            resumable = self._resumable(self._error or error)
-            _remove(self.spill)
-            if not resumable:
-                self.clear()
-                self.journal.unlink(missing_ok=True)
+            if not lost:  # else what is still there is the other run's to take up
+                self._release() if resumable else self._remove_area()
         finally:
             self._lease.__exit__(kind, error, trace)
-        if not resumable:
+        if lost:
+            self._raise_lost(error)
+        elif not resumable:
             self._remove_parents()
 
-    def _resumable(self, cause: BaseException | None) -> bool:
-        """Whether the same conversion can go on with what is in the area."""
-        begun = self._local and Path(self.location.path).exists()  # once committed it has gone
-        if cause is None or not begun:
-            return False
-        if isinstance(cause, Exception):
-            return isinstance(cause, WherryError) and cause.retryable
-        return True  # a stop from outside: KeyboardInterrupt, SystemExit, Prefect's TerminationSignal
+    def require_held(self) -> None:
+        """Make sure that this run may still write.
+
+        Raises:
+            TargetInUseError: another run has taken over the target.
+        """
+        if self._is_lost():
+            raise self._lease.lost()
+
+    def failed(self, error: WherryError) -> WherryError:
+        """Say before the end that this area will not be committed, where others share the `with` block.
+
+        Returns:
+            The error that the run ends with: another one where the target was taken over.
+        """
+        self._error = self._lease.lost() if self._is_lost() else error
+        return self._error
 
     def clear(self) -> None:
-        """Remove what is in the area."""
-        _remove(Path(self.location.path))
+        """Remove what is staged."""
+        remove(Path(self.location.path))
 
-    def _discard_others(self) -> None:
-        """Areas of other conversions to this target: the lease says that nobody works on them."""
-        pattern = re.compile(re.escape(self._stem) + r"\.[0-9a-f]{8}(\.journal|\.spill|\.sidecar|\.draft)?")
-        mine = (self.location.name, self.journal.name, self.spill.name, self._sidecar.name)
-        for path in self._parent.iterdir():
-            if pattern.fullmatch(path.name) and path.name not in mine:
-                _remove(path)
-                if path.suffix != DRAFT:
-                    self.discarded = "an interrupted run had another source, plan or option"
+    def sync_names(self, staged: Location) -> None:
+        """Make the names of the area, and of the folders in it down to a staged file or folder, durable.
 
-    def _remove_parents(self) -> None:
-        for parent in reversed(self._made):
-            _remove_if_empty(parent)
-        if not self._local:
-            shutil.rmtree(self._parent, ignore_errors=True)
-
-    def failed(self, error: WherryError) -> None:
-        """Say before the end that this area will not be committed, where others share the `with` block."""
-        self._error = error
+        Raises:
+            StorageError: the storage failed.
+        """
+        try:
+            for folder in Path(staged.path).parents:
+                sync_folder(folder)
+                if folder == self._parent:
+                    return
+        except OSError as error:
+            raise storage_error(error, self.target.uri) from error
 
     def commit(self, commit_members: tuple[str, ...] = (), beside: bytes | None = None) -> None:
         """Make the staged file or folder appear at the target.
@@ -161,10 +194,11 @@ class Staging:
 
         Raises:
             TargetExistsError: something is at the target now; it was not touched.
+            TargetInUseError: another run has taken over the target.
             StorageError: the storage failed.
         """
         try:
-            if self.target.store.capabilities.local:
+            if self._local:
                 self._commit_local(beside)
             else:
                 self._commit_objects(commit_members, beside)
@@ -175,32 +209,141 @@ class Staging:
                 cure="choose another target",
             ) from error
         except OSError as error:
-            raise storage_error(error, self.target.uri) from error
+            raise self._lease.lost() if self._is_lost() else storage_error(error, self.target.uri) from error
         self._made.clear()
+
+    def _enter_lease(self) -> None:
+        for last in (False, False, True):
+            self._make_parents(self._parent)
+            try:
+                self._lease.__enter__()
+            except StorageError:
+                if last or self._parent.exists():
+                    raise
+                continue  # a run that failed has removed the folders that it had made
+            return
+
+    def _open_area(self) -> None:
+        """Take up what an earlier run of this conversion left, or make a new area; discard the rest."""
+        with self._lease.exclusive():  # so that nothing of a run that has taken over is touched
+            former = self._take_up()
+            aside = self._set_aside_others(former)
+        self.require_held()  # where the storage has no locks
+        found = self._area.lstat()
+        self._inode = (found.st_dev, found.st_ino)
+        if former is not None:
+            copy_area(former, self._area)
+            aside.append(set_aside(former))
+        for path in (*aside, *(self._area / name for name in (SPILL, SIDECAR, REPLACED))):
+            remove(path)
+
+    def _take_up(self) -> Path | None:
+        """The area that must be copied, if any; see `area.take_up`."""
+        same = [left for left in self._left() if left.identity and left.identity == self._identity]
+        former = None
+        for left in sorted(same, key=self._progress, reverse=True):
+            reason = distrusted(left.path)
+            if reason is None:
+                former = take_up(left, self._area, self._lease.dead)
+                break
+            self.discarded = f"what an interrupted run left was not taken up: {reason}"
+        self._new = former is not None or not self._area.exists()
+        if self._new:
+            self._area.mkdir(mode=0o700)
+        return former
+
+    def _progress(self, left: Left) -> tuple[int, bool]:
+        lines = [] if distrusted(left.path) else signed_lines(left.path / JOURNAL, journal_key())[0]
+        return len(lines), left.is_abandoned(self._lease.dead)
+
+    def _set_aside_others(self, former: Path | None) -> list[Path]:
+        """What other conversions to this target left: the lease says that nobody works on it."""
+        aside: list[Path] = []
+        for left in self._left():
+            if left.path in (self._area, former):
+                continue
+            if left.path.lstat().st_uid not in (os.geteuid(), self._lease.uid):
+                self.discarded = f"{left.path.name} belongs to another user and was left"
+            elif left.is_draft:
+                aside.append(left.path)
+            else:
+                aside.append(set_aside(left.path))
+                self.discarded = self.discarded or "an interrupted run had another source, plan or option"
+        return aside
+
+    def _left(self) -> list[Left]:
+        return list(left_for(self._parent, self.target.name))
+
+    def _remove_area(self) -> None:
+        with suppress(FileNotFoundError):
+            remove(set_aside(self._area))
+
+    def _resumable(self, cause: BaseException | None) -> bool:
+        """Whether the same conversion can go on with what is in the area."""
+        begun = self._local and Path(self.location.path).exists()  # once committed it has gone
+        if cause is None or not begun:
+            return False
+        if isinstance(cause, Exception):
+            return isinstance(cause, WherryError) and cause.retryable
+        return True  # a stop from outside: KeyboardInterrupt, SystemExit, Prefect's TerminationSignal
+
+    def _release(self) -> None:
+        """Give the area up for a later run: nothing in it is open any more."""
+        remove(self.spill)
+        with suppress(TargetInUseError, FileNotFoundError), self._lease.exclusive():
+            self._area.rename(self._released)
+
+    def _is_lost(self) -> bool:
+        try:
+            return not self._lease.holds()
+        except OSError:
+            return False  # storage that fails says nothing of other runs
+
+    def _raise_lost(self, error: BaseException | None) -> None:
+        """End an owner whose target was taken over as such, whatever it stumbled over."""
+        if isinstance(error, Exception) and not isinstance(error, TargetInUseError):
+            raise self._lease.lost() from error
+
+    def _remove_parents(self) -> None:
+        for parent in reversed(self._made):
+            _remove_if_empty(parent)
+        if not self._local:
+            shutil.rmtree(self._parent, ignore_errors=True)
 
     def _commit_local(self, beside: bytes | None) -> None:
         staged, target = Path(self.location.path), Path(self.target.path)
         sync_tree(staged)
-        if beside is None:
-            rename_without_replacing(staged, target)
-        else:
-            sidecar = target.parent / sidecar_name(target.name)
-            before = sidecar.read_bytes() if sidecar.exists() else None
-            self._put_sidecar(sidecar, beside)
-            try:
+        if beside is not None:
+            LocalStore().put(str(self._area / SIDECAR), beside)
+        with self._lease.exclusive():
+            if not self._owns_area():
+                raise StorageError("the staging area was replaced", uri=str(self._area), cure="run it again")
+            with self._sidecar_put(target) if beside is not None else nullcontext():
                 rename_without_replacing(staged, target)
-            except BaseException:
-                sidecar.unlink() if before is None else self._put_sidecar(sidecar, before)
-                raise
-        sync_folder(target.parent)
+            sync_folder(target.parent)
 
-    def _put_sidecar(self, sidecar: Path, data: bytes) -> None:
-        """Put a sidecar whole, over an older one; what a kill leaves bears the area's name and is found with it."""
+    @contextmanager
+    def _sidecar_put(self, target: Path) -> Generator[None]:
+        """Put the sidecar beside the target; where the block fails, what was there before is put back."""
+        if os.path.lexists(target):
+            raise FileExistsError(target)
+        sidecar, before = target.parent / sidecar_name(target.name), self._area / REPLACED
+        with suppress(FileNotFoundError):
+            sidecar.rename(before)  # it belonged to a target that is gone
+        (self._area / SIDECAR).rename(sidecar)
         try:
-            LocalStore().put(str(self._sidecar), data)
-            self._sidecar.replace(sidecar)
-        finally:
-            self._sidecar.unlink(missing_ok=True)
+            yield
+        except BaseException:
+            if self._owns_area() and self._lease.holds():
+                before.replace(sidecar) if before.exists() else sidecar.unlink()
+            raise
+
+    def _owns_area(self) -> bool:
+        try:
+            found = self._area.lstat()
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == self._inode
 
     def _commit_objects(self, commit_members: tuple[str, ...], beside: bytes | None) -> None:
         store, target = self.target.store, self.target
@@ -227,11 +370,14 @@ class Staging:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def lease_of(folder: Path, target: Location) -> Lease:
+    """The lease of a target, not taken yet.
+
+    Args:
+        folder: where its staging areas lie.
+        target: what is written.
+    """
+    return Lease(folder / f"{PREFIX}{target.name}.lease", target.uri)
 
 
 def tidy(target: Location) -> None:
@@ -242,7 +388,7 @@ def tidy(target: Location) -> None:
     ):
         return
     try:
-        with Staging(target, "0" * 8):
+        with Staging(target, "0" * 8, resume=False):
             pass  # entering discards what others left, leaving frees the lease
     except TargetInUseError:
         return
@@ -261,8 +407,14 @@ def rename_without_replacing(source: Path, target: Path) -> None:
         if code not in _UNKNOWN_TO_FILE_SYSTEM:
             raise OSError(code, os.strerror(code), str(target))
     if source.is_dir():
-        target.mkdir()
-        source.rename(target)
+        if os.path.lexists(target):
+            raise FileExistsError(target)
+        try:
+            source.rename(target)  # a folder can replace nothing but an empty folder
+        except OSError as error:
+            if error.errno in _OCCUPIED:
+                raise FileExistsError(target) from error
+            raise
     else:
         os.link(source, target)
         source.unlink()

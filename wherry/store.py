@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from wherry.errors import UsageError, missing_extra, storage_error
+from wherry.folders import make_folders
 from wherry.location import Capabilities, Entry, Location
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class LocalStore:
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store. The file is synced; its folder is the caller's business."""
         flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if create_only else os.O_TRUNC)
-        descriptor = os.open(path, flags, 0o644)
+        descriptor = os.open(path, flags, 0o666)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
@@ -208,13 +209,13 @@ def remote_store(protocol: str) -> FsspecStore:
 
 
 def make_folder(location: Location) -> None:
-    """Make a local folder and its parents.
+    """Make a local folder and its parents, but never a staging area.
 
     Raises:
         StorageError: the storage failed.
     """
     try:
-        Path(location.path).mkdir(parents=True, exist_ok=True)
+        make_folders(Path(location.path))
     except OSError as error:
         raise storage_error(error, location.uri) from error
 

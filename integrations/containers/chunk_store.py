@@ -15,8 +15,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from wherry.area import LOG_SUFFIX
 from wherry.digest import sha256_of
 from wherry.errors import storage_error
+from wherry.folders import make_folders
 from wherry.integrations.containers.blocks import BLOCK
 from wherry.integrations.containers.flatfile import SMALL, FlatFiles
 from wherry.integrations.containers.listing import list_ocdbt
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 DATA = "d"
-LOG = "chunks.wherry-log"
+LOG = f"chunks{LOG_SUFFIX}"
 _FILE_BYTES = 2 << 30
 
 
@@ -66,7 +68,7 @@ class FileChunks:
         """See ChunkStore."""
         path = self._folder / key
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent)
             _write_file(path, data, size)
         except OSError as error:
             raise storage_error(error, str(path)) from error
@@ -255,13 +257,13 @@ def _sync_file(path: Path) -> None:
 
 def _make(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
     except OSError as error:
         raise storage_error(error, str(folder)) from error
 
 
 def _write_file(path: Path, data: memoryview, size: int = 0) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         done = 0
         while done < len(data):

@@ -198,7 +198,7 @@ class FlatFiles:
     def _open_file(self, key: tuple[str, bool]) -> int:
         name, direct = key
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (DIRECT if direct else 0)
-        return os.open(self._folder / name, flags, 0o644)
+        return os.open(self._folder / name, flags, 0o666)
 
 
 def _allocate(descriptor: int, size: int) -> None:

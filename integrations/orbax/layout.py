@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, HostileError, IncompleteError
+from wherry.folders import is_staging
 from wherry.format import Glimpse
-from wherry.staging import is_staging
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

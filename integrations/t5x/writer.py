@@ -6,7 +6,6 @@ step that a target's name states must be the checkpoint's own: T5X takes the nam
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from wherry.location import Location
     from wherry.tensorspec import Region, Span
 
-_STAGED = re.compile(r"\.wherry-(.+)\.[0-9a-f]{8}")
 _TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 
 
@@ -160,8 +158,7 @@ def require_step_of_name(staging: Location, manifest: Manifest) -> None:
     Raises:
         UsageError: it does.
     """
-    found = _STAGED.fullmatch(staging.name)
-    stated = layout.stated_step(found.group(1)) if found else None
+    stated = layout.stated_step(staging.name)
     if stated is not None and manifest.step is not None and stated != manifest.step:
         raise UsageError(
             f"the target's name says step {stated}, the checkpoint is of step {manifest.step}",

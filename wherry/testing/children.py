@@ -1,4 +1,4 @@
-"""Children: conversions in processes that may die of it, to be taken up by the next.
+"""Children: conversions in processes that may die of it, or be stopped and continued, while others take them up.
 
 They are forked from one server that has started no thread, and that imports what the first child to succeed needed,
 so that a kill costs 50 ms instead of a second and hundreds can be tried.
@@ -6,6 +6,7 @@ so that a kill costs 50 ms instead of a second and hundreds can be tried.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -14,11 +15,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
+import traceback
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from wherry.errors import WherryError
-from wherry.testing.faults import ACTS, PLACES, Fault, Faults, small_steps
+from wherry.testing.faults import ACTS, PLACES, Fault, Faults, failing, replaced, small_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,13 +35,17 @@ class Order:
 
     Attributes:
         source, target, to, options: as `wherry.convert` takes them.
-        number: the child dies at this call of a function of `places`; 0 for none.
+        number: the child dies, or stops, at this call of a function of `places`; 0 for none.
         place: of which function; None for all together.
-        act: `kill` before the call, or `tear` in the middle of it.
+        act: `kill` or `stop` before the call, or `tear` in the middle of it.
         after: the child is killed after so many seconds; None lets it end.
         file_size: most bytes of any file that it writes; the kernel refuses more with EFBIG.
         places: the functions whose calls count.
         workers: threads of the mover; None for as many as it takes by itself.
+        verify: as `wherry.convert` takes it.
+        expiry: seconds after which a lease that gives no sign of life expires; None for the usual.
+        locks: whether the file system has `flock`.
+        ahead: seconds by which the clock of the child is ahead.
     """
 
     source: str
@@ -51,6 +59,10 @@ class Order:
     file_size: int | None = None
     places: Sequence[str] = PLACES
     workers: int | None = 1
+    verify: str = "digest"
+    expiry: float | None = None
+    locks: bool = True
+    ahead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,7 @@ class Outcome:
 
     Attributes:
         killed: whether it died.
+        stopped: its process number, where it stopped; `Children.resume` continues it.
         calls: place → calls, where it lived.
         receipt: JSON of the receipt, where the conversion succeeded.
         error: JSON of the error, where it failed.
@@ -66,6 +79,7 @@ class Outcome:
     """
 
     killed: bool
+    stopped: int = 0
     calls: dict[str, int] = field(default_factory=dict[str, int])
     receipt: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
@@ -91,10 +105,17 @@ class Children:
         self._server.communicate()
 
     def run(self, order: Order) -> Outcome:
-        """Do one order; returns when the child has ended."""
+        """Do one order; returns when the child has ended or stopped."""
+        return self._send(asdict(order))
+
+    def resume(self, stopped: Outcome) -> Outcome:
+        """Continue a child that has stopped; returns when it has ended."""
+        return self._send({"resume": stopped.stopped})
+
+    def _send(self, request: dict[str, Any]) -> Outcome:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(asdict(order)) + "\n")
+        self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         return Outcome(**json.loads(self._server.stdout.readline()))
 
@@ -105,29 +126,59 @@ def serve() -> None:
 
     importlib.import_module("wherry.convert")
     formats()
+    stopped: dict[int, int] = {}
     for line in sys.stdin:
-        outcome = _supervise(Order(**json.loads(line)))
+        outcome = _supervise(json.loads(line), stopped)
         for name in outcome.modules:
             importlib.import_module(name)
         sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
         sys.stdout.flush()
 
 
-def _supervise(order: Order) -> Outcome:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+def _supervise(request: dict[str, Any], stopped: dict[int, int]) -> Outcome:
+    """Start a child, or continue a stopped one: its number and the pipe of its report are in `stopped`."""
+    if "resume" in request:
+        child, after = request["resume"], None
+        reading = stopped.pop(child)
+        os.kill(child, signal.SIGCONT)
+    else:
+        order = Order(**request)
+        after = order.after
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            _be_child(order, writing)
+        os.close(writing)
+    outcome = _awaited(child, reading, after)
+    if outcome.stopped:
+        stopped[child] = reading
+    else:
         os.close(reading)
-        _be_child(order, writing)
-    os.close(writing)
-    if order.after is not None and not select.select([reading], [], [], order.after)[0]:
-        os.kill(child, signal.SIGKILL)
-    with os.fdopen(reading, "rb") as file:
-        text = file.read()
-    _pid, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return Outcome(killed=True)
-    return Outcome(killed=False, **json.loads(text))
+    return outcome
+
+
+def _awaited(child: int, reading: int, after: float | None) -> Outcome:
+    """What becomes of a child; its report is read while it writes."""
+    deadline, report = time.monotonic() + (after or 0), b""
+    while True:
+        if select.select([reading], [], [], 0.01)[0]:
+            data = os.read(reading, 1 << 16)
+            report += data
+            if not data:
+                _pid, status = os.waitpid(child, 0)
+                break
+        pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
+        if pid and os.WIFSTOPPED(status):
+            return Outcome(killed=False, stopped=child)
+        if pid:
+            while data := os.read(reading, 1 << 16):
+                report += data
+            break
+        if after is not None and time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            after = None
+    return Outcome(killed=True) if os.WIFSIGNALED(status) else Outcome(killed=False, **json.loads(report))
 
 
 def _be_child(order: Order, writing: int) -> None:
@@ -149,12 +200,34 @@ def _obey(order: Order) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order.file_size, resource.RLIM_INFINITY))
     fault = Fault(ACTS[order.act], order.number, order.place) if order.number else None
     before = set(sys.modules)
-    with small_steps(order.workers), Faults(fault, order.places) as faults:
+    with ExitStack() as stack:
+        _surround(order, stack)
+        faults = stack.enter_context(Faults(fault, order.places))
         try:
             receipt = convert(
-                order.source, order.target, to=order.to, options=order.options, lineage=False
+                order.source,
+                order.target,
+                to=order.to,
+                options=order.options,
+                verify=order.verify,
+                lineage=False,
             ).to_json()
         except WherryError as error:
             return {"calls": dict(faults.calls), "error": error.to_json()}
+        except Exception:  # noqa: BLE001  a test is told what no user should see
+            return {"calls": dict(faults.calls), "error": {"what": traceback.format_exc(), "exit_code": 70}}
     modules = tuple(name for name in sys.modules if name not in before)
     return {"calls": dict(faults.calls), "receipt": receipt, "modules": modules}
+
+
+def _surround(order: Order, stack: ExitStack) -> None:
+    """The world that an order asks for."""
+    stack.enter_context(small_steps(order.workers))
+    if order.expiry is not None:
+        stack.enter_context(replaced("wherry.lease_watch:EXPIRY_SECONDS", order.expiry))
+        stack.enter_context(replaced("wherry.lease:_HEARTBEAT_SECONDS", order.expiry / 6))
+    if not order.locks:
+        stack.enter_context(replaced("fcntl:flock", failing(errno.ENOLCK)))
+    if order.ahead:
+        now = time.time
+        stack.enter_context(replaced("time:time", lambda: now() + order.ahead))

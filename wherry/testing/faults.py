@@ -1,4 +1,4 @@
-"""Faults: calls of the operating system that fail, fall short or kill the process at a chosen moment.
+"""Faults: calls of the operating system that fail, fall short, stop or kill the process at a chosen moment.
 
 `Faults` replaces functions while its `with` block runs, counts their calls and lets a `Fault` act at one of them.
 Only what goes through Python is caught: what a library writes by itself is reached by a limit that the kernel
@@ -72,6 +72,12 @@ def killing(_function: Callable[..., Any], *_arguments: Any, **_options: Any) ->
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stopping(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """An act that stops the process before the call, until somebody continues it (SIGCONT)."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return function(*arguments, **options)
+
+
 def tearing(function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
     """An act that ends the process in the middle of a write; of any other call, before it."""
     if function in (os.write, os.pwrite) or getattr(function, "__name__", "") in ("write", "pwrite"):
@@ -79,7 +85,7 @@ def tearing(function: Callable[..., Any], *arguments: Any, **options: Any) -> No
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-ACTS: dict[str, Any] = {"kill": killing, "tear": tearing}
+ACTS: dict[str, Any] = {"kill": killing, "tear": tearing, "stop": stopping}
 
 
 class Faults:

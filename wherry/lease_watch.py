@@ -1,0 +1,258 @@
+"""Judges a lease that another run holds: whether its owner is gone, alive, or silent for too long.
+
+No clock of one process is ever compared with that of another, nor with the time of a file. An owner in this PID
+namespace is looked up in the process table. Of any other owner only changes count: it writes a counter into its lease
+every few seconds, and a lease in which nothing changes for `EXPIRY_SECONDS` of watching has expired. A lease that
+cannot be read, or that holds no owner, is judged by watching alone. Several leases are watched at the same time.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import socket
+import stat
+import time
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wherry.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EXPIRY_SECONDS = 30.0
+LOOK_SECONDS = 1.0  # between two looks at a lease
+NOTICE_SECONDS = 2.0  # a longer wait is logged
+_MOST_BYTES = 4096  # of a lease that are read
+_MOST_PID = 1 << 31
+_MOST_TEXT = 255
+_UNREADABLE = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO)
+_BOOT = "/proc/sys/kernel/random/boot_id"
+_PID_NAMESPACE = "/proc/self/ns/pid"
+_STOPPED, _ENDED = "Tt", "ZX"
+_log = logging.getLogger(__name__)
+
+
+class Verdict(Enum):
+    """What is known of a lease.
+
+    FREE: nothing is there. DEAD: its owner was a process of this machine that has ended. ALIVE: its owner works.
+    EXPIRED: nothing has changed for long enough. UNDECIDED: it must be watched longer.
+    """
+
+    FREE = "free"
+    DEAD = "dead"
+    ALIVE = "alive"
+    EXPIRED = "expired"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds a lease, as it says itself.
+
+    Attributes:
+        host: name of the machine.
+        pid: of the process.
+        pid_namespace: which processes `pid` counts; empty where nobody can tell.
+        process_start: clock ticks from the machine's boot to the start of the process, which tells two processes with
+            the same `pid` apart; None where nobody can tell.
+        token: random; it also names what this owner writes.
+    """
+
+    host: str
+    pid: int
+    pid_namespace: str
+    process_start: int | None
+    token: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field by its name."""
+        return asdict(self)
+
+
+class Sighting(NamedTuple):
+    """What a lease looked like; two equal sightings show no sign of life between them."""
+
+    device: int
+    inode: int
+    size: int
+    changed: int
+    text: bytes
+
+    @property
+    def owner(self) -> Owner | None:
+        """Its owner; None where the text is not that of a lease."""
+        return _owner(self.text)
+
+
+def this_process(token: str) -> Owner:
+    """The running process as the owner of a lease."""
+    process = _process(os.getpid())
+    start = process.start if process else None
+    return Owner(socket.gethostname(), os.getpid(), _pid_namespace(), start, token)
+
+
+def see(path: Path) -> Sighting | None:
+    """Look at a lease once; None where nothing is there.
+
+    Raises:
+        StorageError: a folder is in its place.
+        OSError: the storage failed.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        raise StorageError("a folder is in the place of the lease", uri=str(path), cure=f"rm -r '{path}'")
+    text = _text(path) if stat.S_ISREG(status.st_mode) else b""
+    return Sighting(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, text)
+
+
+class Watch:
+    """Looks at one lease again and again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sighting: Sighting | None = None
+        self._unchanged = 0.0
+        self._looked = 0.0
+
+    def look(self) -> Verdict:
+        """Look once more.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        before, self.sighting = self.sighting, see(self.path)
+        elapsed, self._looked = time.monotonic() - self._looked, time.monotonic()
+        if self.sighting is None:
+            return Verdict.FREE
+        verdict = _of_process(self.sighting.owner)
+        if verdict is not None:
+            return verdict
+        if before is None:
+            self._unchanged = 0.0
+            return Verdict.UNDECIDED
+        if before != self.sighting:
+            self._unchanged = 0.0
+            return Verdict.ALIVE
+        # A watcher that was stopped itself saw nothing of that time, in which its owner may have been stopped too.
+        self._unchanged += min(elapsed, 2 * pause())
+        return Verdict.EXPIRED if self._unchanged >= EXPIRY_SECONDS else Verdict.UNDECIDED
+
+
+class Judgement(NamedTuple):
+    """The verdict on a lease, and what it looked like then."""
+
+    verdict: Verdict
+    sighting: Sighting | None
+
+
+def judge(paths: Iterable[Path]) -> dict[Path, Judgement]:
+    """Watch leases, all at the same time, until each is judged; none is UNDECIDED in the end.
+
+    Raises:
+        StorageError: a folder is in the place of a lease.
+        OSError: the storage failed.
+    """
+    watches, found = [Watch(path) for path in paths], dict[Path, Judgement]()
+    begin, noticed = time.monotonic(), False
+    while True:
+        for watch in watches:
+            found[watch.path] = Judgement(watch.look(), watch.sighting)
+        watches = [watch for watch in watches if found[watch.path].verdict is Verdict.UNDECIDED]
+        if not watches:
+            return found
+        if not noticed and time.monotonic() - begin >= NOTICE_SECONDS:
+            noticed = True
+            _log.warning(
+                "%s: waiting up to %.0f s for a sign of life of its owner", watches[0].path, EXPIRY_SECONDS
+            )
+        time.sleep(pause())
+
+
+def pause() -> float:
+    """Seconds between two looks."""
+    return min(LOOK_SECONDS, EXPIRY_SECONDS / 10)
+
+
+def _text(path: Path) -> bytes:
+    """The beginning of a regular file; empty where it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _UNREADABLE:
+            return b""
+        raise
+    try:
+        return os.pread(descriptor, _MOST_BYTES, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    finally:
+        os.close(descriptor)
+
+
+def _owner(text: bytes) -> Owner | None:
+    """The owner that a text names; None where a field is missing or cannot be one."""
+    try:
+        found: Any = json.loads(text)
+        host, pid, namespace, start, token = (found[name] for name in Owner.__slots__)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    words = all(
+        type(word) is str and word.isprintable() and len(word) <= _MOST_TEXT
+        for word in (host, namespace, token)
+    )
+    numbers = type(pid) is int and 0 < pid < _MOST_PID and (start is None or type(start) is int)
+    return Owner(host, pid, namespace, start, token) if words and numbers else None
+
+
+def _pid_namespace() -> str:
+    """Which processes the numbers seen here belong to; empty where nobody can tell.
+
+    Containers with the network of their host bear its name and have process numbers of their own. The boot is stated
+    too: the first namespace has the same number on every machine, and two machines may bear one name.
+    """
+    try:
+        return f"{Path(_BOOT).read_text().strip()} {Path(_PID_NAMESPACE).readlink()}"
+    except OSError:
+        return ""  # not Linux, or hidden from us
+
+
+class _Process(NamedTuple):
+    state: str
+    start: int
+    threads: int
+
+
+def _process(pid: int) -> _Process | None:
+    """A process of this namespace; None where it cannot be seen."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return _Process(fields[0].decode(), int(fields[19]), int(fields[17]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _of_process(owner: Owner | None) -> Verdict | None:
+    """What the process table says of an owner; None where it says nothing, or the process is stopped."""
+    here = _pid_namespace()
+    if owner is None or not here or owner.pid_namespace != here or owner.host != socket.gethostname():
+        return None
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return Verdict.DEAD
+    except PermissionError:
+        pass  # it exists, and is another user's
+    process = _process(owner.pid)
+    if process is None or owner.process_start is None:
+        return None
+    if process.start != owner.process_start or (process.state in _ENDED and process.threads <= 1):
+        return Verdict.DEAD
+    return None if process.state in _STOPPED else Verdict.ALIVE
