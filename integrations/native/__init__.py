@@ -29,7 +29,9 @@ class Loader(NamedTuple):
 
 
 CHILD = "wherry.integrations.native.child"
-LOGITS_EVIDENCE = "transformers computed both; wherry gave it configs without code and tensors without pickles"
+LOGITS_EVIDENCE = (
+    "transformers computed both; wherry gave it configs without code and tensors without pickles"
+)
 _JAX, _TORCH = "wherry.integrations.native.with_jax", "wherry.integrations.native.with_torch"
 _DCP = "wherry.integrations.native.with_dcp"
 LOADERS: dict[str, Loader] = {

@@ -82,10 +82,11 @@ def require_safe_torch() -> None:
     """
     import torch
 
-    if torch.__version__ < SAFE:
+    version = str(torch.__version__)
+    if tuple(map(int, version.split(".")[:2])) < SAFE:
         oldest = ".".join(map(str, SAFE))
         raise UnsupportedError(
-            f"torch {torch.__version__} can be made to run code while it loads weights only",
+            f"torch {version} can be made to run code while it loads weights only",
             cure=f"pip install 'torch>={oldest}', or verify it at level digest",
         )
 

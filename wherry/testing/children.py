@@ -17,6 +17,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from wherry.child import command
 from wherry.errors import WherryError
 from wherry.testing.faults import ACTS, PLACES, Fault, Faults, small_steps
 
@@ -76,8 +77,8 @@ class Children:
     """Runs conversions in processes that may die; use it in a `with` statement."""
 
     def __enter__(self) -> Self:
-        self._server = subprocess.Popen(
-            [sys.executable, "-c", "from wherry.testing.children import serve; serve()"],
+        self._server = subprocess.Popen(  # noqa: S603  this interpreter and this module
+            command("wherry.testing.children"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -158,3 +159,7 @@ def _obey(order: Order) -> dict[str, Any]:
             return {"calls": dict(faults.calls), "error": error.to_json()}
     modules = tuple(name for name in sys.modules if name not in before)
     return {"calls": dict(faults.calls), "receipt": receipt, "modules": modules}
+
+
+if __name__ == "__main__":
+    serve()
