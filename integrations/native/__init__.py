@@ -11,6 +11,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from wherry.errors import UnsupportedError
+
+
+class UnsafeLibraryError(UnsupportedError):
+    """The installed release of a library can be made to run code by what it loads, so that nothing is tried."""
+
 
 class Loader(NamedTuple):
     """How a format's own library loads it.

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.digest import LEAF, tensor_digest
-from wherry.errors import UnsupportedError
 from wherry.integrations.live.nodes import is_torch
 from wherry.integrations.live.trees import survey
+from wherry.integrations.native import UnsafeLibraryError
 from wherry.keypath import render
 from wherry.manifest import from_json
 from wherry.output import as_bytes
@@ -57,7 +57,7 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         return _logits(request) if request["task"] == "logits" else _native(request)
-    except UnsupportedError as error:
+    except UnsafeLibraryError as error:
         return {"unsupported": error.what, "cure": error.cure}
 
 
@@ -75,7 +75,7 @@ def _native(request: dict[str, Any]) -> dict[str, Any]:
     try:
         state = load(Path(request["path"]), {spec.name: spec for spec in manifest.tensors.values()})
         leaves = survey(state).leaves
-    except UnsupportedError:
+    except UnsafeLibraryError:
         raise
     except Exception as error:  # noqa: BLE001  whatever the library says is the finding
         return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": devices()}

@@ -12,7 +12,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import MismatchError, NotFoundError, UnsupportedError
+from wherry.errors import MismatchError, NotFoundError
+from wherry.integrations.native import UnsafeLibraryError
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -78,14 +79,14 @@ def require_safe_torch() -> None:
     """Refuse a torch whose `weights_only` can be made to run code.
 
     Raises:
-        UnsupportedError: it is too old.
+        UnsafeLibraryError: it is too old.
     """
     import torch
 
     version = str(torch.__version__)
     if tuple(map(int, version.split(".")[:2])) < SAFE:
         oldest = ".".join(map(str, SAFE))
-        raise UnsupportedError(
+        raise UnsafeLibraryError(
             f"torch {version} can be made to run code while it loads weights only",
             cure=f"pip install 'torch>={oldest}', or verify it at level digest",
         )
