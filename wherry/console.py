@@ -235,7 +235,7 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
             f"{found.share:.0%} of what their bound allows"
         )
     if (seen := verification.native) is not None:
-        click.echo(f"  {seen.evidence} ({seen.devices})")
+        click.echo(f"  method: {seen.evidence}; devices: {seen.devices}")
     for failure in verification.failed:
         click.echo(f"  {failure.path}: {failure.reason}")
 

@@ -52,7 +52,7 @@ class Seen:
         sharded: tensors that lay over several devices.
         error: largest relative difference of logits.
         nbytes: bytes of the checkpoint.
-        evidence: which library read what.
+        evidence: which library reads what.
     """
 
     failed: tuple[Failure, ...]

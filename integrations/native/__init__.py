@@ -25,7 +25,7 @@ class Loader(NamedTuple):
         function: dotted name of a function (uri, specs) → state, of which arrays are on the devices.
         package: what it needs.
         extra: of wherry, that installs it.
-        evidence: which library read what; printed with the result.
+        evidence: which library reads what; printed with the result.
     """
 
     function: str
@@ -35,32 +35,30 @@ class Loader(NamedTuple):
 
 
 CHILD = "wherry.integrations.native.child"
-LOGITS_EVIDENCE = (
-    "transformers computed both; wherry gave it configs without code and tensors without pickles"
-)
+LOGITS_EVIDENCE = "transformers computes both, from tensors without pickles and configs without code"
 _JAX, _TORCH = "wherry.integrations.native.with_jax", "wherry.integrations.native.with_torch"
 _DCP = "wherry.integrations.native.with_dcp"
 LOADERS: dict[str, Loader] = {
     **{
-        name: Loader(f"{_JAX}:orbax", "orbax.checkpoint", "jax", "orbax.checkpoint restored the tree")
+        name: Loader(f"{_JAX}:orbax", "orbax.checkpoint", "jax", "orbax.checkpoint restores the tree")
         for name in ("orbax", "maxtext", "penzai", "t5x-orbax", "paxml-flax")
     },
-    "flax-msgpack": Loader(f"{_JAX}:msgpack", "flax", "jax", "flax.serialization restored the tree"),
-    "npz": Loader(f"{_JAX}:npz", "jax", "jax", "numpy.load read the arrays without pickles"),
-    "safetensors": Loader(f"{_TORCH}:safetensors", "safetensors", "torch", "safetensors read the tensors"),
+    "flax-msgpack": Loader(f"{_JAX}:msgpack", "flax", "jax", "flax.serialization restores the tree"),
+    "npz": Loader(f"{_JAX}:npz", "jax", "jax", "numpy.load reads the arrays without pickles"),
+    "safetensors": Loader(f"{_TORCH}:safetensors", "safetensors", "torch", "safetensors reads the tensors"),
     "huggingface": Loader(
         f"{_TORCH}:huggingface", "safetensors", "torch",
-        "safetensors or torch (weights only) read the tensors; transformers took them into its model, where it has the "
+        "safetensors or torch (weights only) reads the tensors; transformers takes them into its model, where it has the "
         "class that the config names",
     ),
     **{
-        name: Loader(f"{_TORCH}:archive", "torch", "torch", "torch.load read the tensors, weights only")
+        name: Loader(f"{_TORCH}:archive", "torch", "torch", "torch.load reads the tensors, weights only")
         for name in ("torch-zip", "torch-legacy", "lingua-consolidated", "meta-consolidated")
     },
     **{
         name: Loader(
             f"{_DCP}:distributed", "torch", "torch",
-            "torch.distributed.checkpoint read the tensors; their metadata came from wherry's own index of .metadata",
+            "torch.distributed.checkpoint reads the tensors; their metadata comes from wherry's own index of .metadata",
         )
         for name in ("dcp", "lingua")
     },
