@@ -249,6 +249,7 @@ def _hf_distributed(checkpoint, marker) -> None:
     for file in beside.iterdir():
         shutil.copy(file, checkpoint / file.name)
     _dcp_metadata(checkpoint, marker)
+    (checkpoint / "shard-00001-model-00001-of-00001.safetensors").write_bytes(_bare(marker))
 
 
 def _hf_code_as_architecture(checkpoint, marker) -> None:

@@ -202,6 +202,19 @@ def test_allow_opaque_of_the_command_line_ends_with_2(tmp_path):
     assert isinstance(done.exception, UsageError) or done.exit_code == 2
 
 
+def test_looking_for_a_package_imports_nothing(tmp_path, monkeypatch, marker):
+    from wherry.native import _is_installed
+
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / "__init__.py").write_text(f"open({str(marker)!r}, 'w')")
+    (tmp_path / "outer" / "inner.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert _is_installed("outer.inner")
+    assert not _is_installed("outer.other")
+    assert not _is_installed("no_such_package.inner")
+    assert not marker.exists()
+
+
 def test_a_torch_whose_weights_only_runs_code_loads_nothing(tmp_path, monkeypatch):
     from wherry.integrations.native import with_torch
 

@@ -48,8 +48,8 @@ LOADERS: dict[str, Loader] = {
     "safetensors": Loader(f"{_TORCH}:safetensors", "safetensors", "torch", "safetensors reads the tensors"),
     "huggingface": Loader(
         f"{_TORCH}:huggingface", "safetensors", "torch",
-        "safetensors or torch (weights only) reads the tensors; transformers takes them into its model, where it has the "
-        "class that the config names",
+        "safetensors or torch (weights only) reads the tensors; transformers takes them into its model, where it has "
+        "the class that the config names",
     ),
     **{
         name: Loader(f"{_TORCH}:archive", "torch", "torch", "torch.load reads the tensors, weights only")

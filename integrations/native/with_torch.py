@@ -3,7 +3,8 @@
 Archives are loaded with `weights_only`; what that refuses is not loaded. For a Hugging Face folder with a config whose
 classes transformers knows, the model class itself takes the tensors too, and nothing may be missing or left over.
 Facts: `weights_only` runs code of the file in torch before 2.6 (GHSA-53q9-r3pm-6pq6) and corrupts memory before 2.10
-(GHSA-63cw-57p8-fm3p). transformers 5 unpickles a `.metadata` in the folder that `from_pretrained` is given.
+(GHSA-63cw-57p8-fm3p). `from_pretrained` of transformers 5 looks in the folder that it is given for adapters and their
+base model, sharded checkpoints of DCP and code of generation.
 """
 
 from __future__ import annotations
