@@ -3,15 +3,15 @@
 In this order, since each step needs those before it: preflight, work pools, global concurrency limits, deployments,
 automations. The deployments are made by Prefect's own `prefect deploy --all`, so that `prefect.yaml` means exactly
 what Prefect's documentation says; what it left out is found afterwards, since it passes over faulty entries with a
-mere warning.
+mere warning. That command runs in a child process (see `wherry.child`): entrypoints of deployments are modules that are
+installed, since the child stands in an empty folder.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
+import re
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from wherry import preflight
+from wherry import child, preflight
 from wherry.config import load_config
 from wherry.errors import NotFoundError, StorageError, UsageError, storage_error
 from wherry.home import config_file
@@ -27,9 +27,15 @@ from wherry.integrations.prefect_automations import ensure_automations, notifica
 from wherry.integrations.prefect_pools import Outcome, Pool, ensure_pools, read_pools
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from prefect.client.orchestration import PrefectClient
+    from prefect.events.schemas.automations import AutomationCore
+
+# Besides Prefect's settings: how its client reaches the server.
+_NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_TEMPLATE = re.compile(r"\{\{\s*\$(\w+)\s*\}\}")  # how a prefect.yaml takes the value of a variable
+_SECONDS, _MEMORY = 600, 4 << 30  # default limits of the command
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ def deploy(plan: Plan) -> Deployed:
         UsageError: a file is faulty, a deployment names a pool that is not there, or preflight refuses.
         NotFoundError: a file, pool or block is not there.
         StorageError: the server does not answer, or refused a deployment.
+        NoAnswerError: `prefect deploy` exceeded its time or memory.
     """
     from httpx import HTTPError
     from prefect.settings import get_current_settings
@@ -88,12 +95,15 @@ def deploy(plan: Plan) -> Deployed:
     chosen = pools_of(entries, pools, plan.pool)
     check(entries, chosen)
     try:
-        return asyncio.run(_deploy(plan, api, entries, pools))
+        made, automations = asyncio.run(_prepare(plan, pools))
+        _prefect_deploy(plan.file, plan.pool)
+        ids, outcomes = asyncio.run(_finish(entries, automations))
     except HTTPError as error:
         cure = "check PREFECT_API_URL, and that the server runs"
         raise StorageError(
             f"the Prefect server did not take it: {error}", uri=api, cure=cure, retryable=True
         ) from error
+    return Deployed(api, made, dict(plan.limits), ids, outcomes)
 
 
 def read_deployments(file: Path) -> list[dict[str, Any]]:
@@ -163,7 +173,10 @@ def _routed() -> dict[str, str]:
     }
 
 
-async def _deploy(plan: Plan, api: str, entries: list[dict[str, Any]], pools: tuple[Pool, ...]) -> Deployed:
+async def _prepare(
+    plan: Plan, pools: tuple[Pool, ...]
+) -> tuple[dict[str, Outcome], Sequence[AutomationCore]]:
+    """What the deployments need: pools and limits; and the automations, as Prefect reads them."""
     from prefect.client.orchestration import get_client
 
     async with get_client() as client:
@@ -172,28 +185,46 @@ async def _deploy(plan: Plan, api: str, entries: list[dict[str, Any]], pools: tu
         made = await ensure_pools(client, pools)
         for name, slots in plan.limits.items():
             await client.upsert_global_concurrency_limit_by_name(name, slots)
-        await asyncio.to_thread(_prefect_deploy, plan.file, plan.pool)
+        return made, automations
+
+
+async def _finish(
+    entries: list[dict[str, Any]], automations: Sequence[AutomationCore]
+) -> tuple[dict[str, str], dict[str, Outcome]]:
+    """The ids of the deployments that were made, and the automations, which need these."""
+    from prefect.client.orchestration import get_client
+
+    async with get_client() as client:
         ids = {entry["name"]: await _deployment_id(client, entry["name"]) for entry in entries}
-        return Deployed(api, made, dict(plan.limits), ids, await ensure_automations(client, automations))
+        return ids, await ensure_automations(client, automations)
 
 
 def _prefect_deploy(file: Path, pool: str | None) -> None:
     with tempfile.TemporaryDirectory(prefix="wherry-deploy-") as folder:
         chosen = _with_pool(file, pool, Path(folder)) if pool else file
-        command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file"]
-        done = subprocess.run(  # noqa: S603  our own interpreter and words
-            [*command, str(chosen)],
-            check=False,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "NO_COLOR": "1"},
+        done = child.run(
+            "prefect",
+            ["--no-prompt", "deploy", "--all", "--prefect-file", str(chosen.absolute())],
+            purpose="prefect deploy",
+            limits=child.limits(seconds=_SECONDS, memory=_MEMORY),
+            variables=_variables(file.read_text("utf-8")),
         )
-    if done.returncode:
+    if done.code:
         raise UsageError(
-            f"prefect deploy failed: {(done.stderr + done.stdout).strip()[-2000:]}",
+            f"prefect deploy failed: {(done.errors + done.output).strip()[-2000:]}",
             uri=str(file),
             stage="deploy",
         )
+
+
+def _variables(text: str) -> dict[str, str]:
+    """What the command sees of the environment: Prefect's settings, the network's, and what the file itself names."""
+    from prefect.settings import get_current_settings
+
+    names = {*_NETWORK, *map(str.lower, _NETWORK), *_TEMPLATE.findall(text)}
+    passed = {name: os.environ[name] for name in names if name in os.environ}
+    settings = get_current_settings().to_environment_variables(exclude_unset=True)
+    return {**passed, **settings, "NO_COLOR": "1"}
 
 
 def _with_pool(file: Path, pool: str, folder: Path) -> Path:

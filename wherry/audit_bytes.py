@@ -14,10 +14,10 @@ from wherry.audit_known import READ
 from wherry.audit_places import SHOWN, about, troubled
 from wherry.audit_report import Finding
 from wherry.checkpoint import open_checkpoint
+from wherry.child import NoAnswerError
 from wherry.digest import LEAF
 from wherry.errors import MissingExtraError, UnsupportedError, UsageError, WherryError
 from wherry.hashing import hash_checkpoint
-from wherry.native import NoAnswerError
 from wherry.progress import Progress
 from wherry.references import digested, reference
 from wherry.registry import service

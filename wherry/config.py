@@ -38,6 +38,8 @@ VARIABLES = {
     "notify.block": "WHERRY_NOTIFY_BLOCK",
     "openlineage.target": "WHERRY_OPENLINEAGE",
     "metrics.file": "WHERRY_METRICS",
+    "child.timeout": "WHERRY_CHILD_TIMEOUT",
+    "child.memory": "WHERRY_CHILD_MEMORY",
 }
 _LISTS = ("shared_paths",)
 _SECRET = ("notify.webhook",)

@@ -194,6 +194,17 @@ class AuditSettings(Section):
     )
 
 
+class ChildSettings(Section):
+    """Limits of the processes that wherry starts: native and logits checks, and `prefect deploy`."""
+
+    timeout: Duration | None = Field(
+        default=None, description="Wall time, as 2h; 15 min and more for large checkpoints by default."
+    )
+    memory: Size | None = Field(
+        default=None, description="Resident memory; 4 GiB and 6 times the checkpoint by default."
+    )
+
+
 class Settings(Section):
     """Everything that holds for all routes."""
 
@@ -208,6 +219,7 @@ class Settings(Section):
     notify: NotifySettings = NotifySettings()
     openlineage: OpenlineageSettings = OpenlineageSettings()
     metrics: MetricsSettings = MetricsSettings()
+    child: ChildSettings = ChildSettings()
     audit: AuditSettings = AuditSettings()
     concurrency: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default={}, description="Store → conversions at a time over all flows: file, gs-BUCKET, s3-BUCKET."

@@ -234,6 +234,8 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
             f"  {found.tensors} tensors changed as the plan said: by {found.error:.2g} at most, "
             f"{found.share:.0%} of what their bound allows"
         )
+    if (seen := verification.native) is not None:
+        click.echo(f"  method: {seen.evidence}; devices: {seen.devices}")
     for failure in verification.failed:
         click.echo(f"  {failure.path}: {failure.reason}")
 

@@ -10,19 +10,21 @@ them.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import UnsupportedError, UsageError, WherryError, missing_extra
+from wherry import child
+from wherry.child import NoAnswerError
+from wherry.errors import UnsupportedError, UsageError, missing_extra
 from wherry.hashing import Failure, hash_checkpoint
 from wherry.registry import service
 from wherry.sidecar import read_sidecar
+from wherry.snapshot import available_memory
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
 _SCHEMA = 1
 _HUB = "huggingface"
 # JAX keeps 64-bit types; nothing is fetched from anywhere.
-_ENVIRONMENT = {"JAX_ENABLE_X64": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-
-
-class NoAnswerError(WherryError):
-    """The child came to no answer: it was killed, or could not begin. That says nothing of the checkpoint."""
+_VARIABLES = {"JAX_ENABLE_X64": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+# Default limits of a child: a slow disk still reads 20 MB/s; libraries hold an array up to six times (loaded, cast to
+# float32, mapped, sharded), besides their own code and compiler. At least 2 GiB, at most the memory that is available.
+_SECONDS, _BYTES_PER_SECOND = 900, 20_000_000
+_MEMORY, _COPIES, _LEAST_MEMORY = 4 << 30, 6, 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Seen:
         sharded: tensors that lay over several devices.
         error: largest relative difference of logits.
         nbytes: bytes of the checkpoint.
+        evidence: which library reads what.
     """
 
     failed: tuple[Failure, ...]
@@ -59,6 +62,7 @@ class Seen:
     sharded: int = 0
     error: float | None = None
     nbytes: int = 0
+    evidence: str = ""
 
     @property
     def verdict(self) -> str:
@@ -68,7 +72,7 @@ class Seen:
     def to_json(self) -> dict[str, Any]:
         """As `verify --json` prints it."""
         more = {"error": self.error} if self.error is not None else {"sharded": self.sharded}
-        return {"devices": self.devices, "checked": self.checked, **more}
+        return {"devices": self.devices, "checked": self.checked, "evidence": self.evidence, **more}
 
 
 def said(
@@ -93,7 +97,7 @@ def native(checkpoint: Checkpoint, *, memory: int) -> Seen:
     Raises:
         UnsupportedError: no library is known for its format, or it is not on this machine's file system.
         MissingExtraError: the library is not installed.
-        NoAnswerError: the child was killed, or could not begin.
+        NoAnswerError: the child exceeded a limit, was killed, or failed to start.
     """
     name = checkpoint.detection.format
     loader = service("native").LOADERS.get(name)
@@ -110,10 +114,11 @@ def native(checkpoint: Checkpoint, *, memory: int) -> Seen:
     request = {
         "task": "native",
         "function": loader.function,
+        "package": loader.package,
         "path": _local(checkpoint),
         "manifest": manifest,
     }
-    return _seen(_ask(request))
+    return replace(_seen(_ask(request, checkpoint.manifest.nbytes)), evidence=loader.evidence)
 
 
 def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | None = None) -> Seen:
@@ -127,6 +132,7 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
     Raises:
         UsageError: nothing says what the source is.
         MissingExtraError: transformers or torch is not installed.
+        NoAnswerError: as for `native`.
         WherryError: whatever making a Hugging Face folder of one of them raises.
     """
     _require("transformers", "native", "computing logits")
@@ -143,7 +149,8 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
             "source": _as_hub(other, Path(folder) / "source", family_file),
             "target": _as_hub(checkpoint, Path(folder) / "target", family_file),
         }
-        return _seen(_ask(request))
+        nbytes = checkpoint.manifest.nbytes + other.manifest.nbytes
+        return replace(_seen(_ask(request, nbytes)), evidence=service("native").LOGITS_EVIDENCE)
 
 
 def _as_hub(checkpoint: Checkpoint, folder: Path, family_file: str | None) -> str:
@@ -169,30 +176,44 @@ def _local(checkpoint: Checkpoint) -> str:
 
 
 def _require(package: str, extra: str, purpose: str) -> None:
-    try:
-        found = find_spec(package)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
+    if not _is_installed(package):
         raise missing_extra(package, extra, purpose)
 
 
-def _ask(request: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(  # noqa: S603  this interpreter and a module of ours
-        [sys.executable, "-m", service("native").CHILD],
-        env={**os.environ, **_ENVIRONMENT},
-        input=json.dumps({"schema": _SCHEMA, **request}),
-        capture_output=True,
-        text=True,
-        check=False,
+def _is_installed(package: str) -> bool:
+    """Whether a package can be found; nothing of it is imported, its parents included."""
+    top, *inner = accumulate(package.split("."), lambda outer, name: f"{outer}.{name}")
+    spec = find_spec(top)
+    for name in inner:
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations) if spec else None
+    return spec is not None
+
+
+def _ask(request: dict[str, Any], nbytes: int) -> dict[str, Any]:
+    done = child.run(
+        service("native").CHILD,
+        purpose=f"the {request['task']} check",
+        limits=child.limits(seconds=_SECONDS + nbytes / _BYTES_PER_SECOND, memory=_memory(nbytes)),
+        text=json.dumps({"schema": _SCHEMA, **request}),
+        variables=_VARIABLES,
     )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+    if done.code:
+        last = done.errors.strip().splitlines()[-1:] or ["it printed nothing"]
         raise NoAnswerError(
-            f"the native check ended with {done.returncode}: {last[0]}",
-            cure="a negative number is a signal: 9 is the system, out of memory", retryable=done.returncode < 0,
+            f"the {request['task']} check ended with {done.code}: {last[0]}",
+            cure="a negative number is a signal: -9 is the system, out of memory", retryable=done.code < 0,
         )  # fmt: skip
-    return json.loads(done.stdout)
+    answer = json.loads(done.output)
+    if "unsupported" in answer:
+        raise UnsupportedError(answer["unsupported"], cure=answer["cure"])
+    return answer
+
+
+def _memory(nbytes: int) -> int:
+    """Default memory limit of a check of so many bytes."""
+    wanted = _MEMORY + _COPIES * nbytes
+    free = available_memory()
+    return wanted if free is None else max(_LEAST_MEMORY, min(wanted, free))
 
 
 def _seen(answer: dict[str, Any]) -> Seen:

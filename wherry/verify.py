@@ -28,6 +28,7 @@ from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
 from wherry.hashing import Failure, Measured, compare, hash_checkpoint
 from wherry.keypath import render
 from wherry.mapping import parameters_of
+from wherry.opaque import allowed_opaque
 from wherry.plan import DEFAULT_MEMORY
 from wherry.recorded import without_checksum
 from wherry.sidecar import Sidecar, read_sidecar
@@ -129,7 +130,7 @@ def verify(
         family_file: the file that declared the family through whose layouts it was made of `against`.
 
     Raises:
-        UsageError: an unknown level.
+        UsageError: an unknown level, or level `native` or `logits` while classes of pickles are let pass.
         NotFoundError: level `digest` without a manifest beside the checkpoint and without `against`, and the container
             records no checksum for some tensor.
         NotACheckpointError, UnsupportedError, StorageError: it is nothing that can be verified. Damage and hostile
@@ -139,6 +140,12 @@ def verify(
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
     if level == "roundtrip" and against is None:
         raise UsageError("level roundtrip compares with the source", cure="say which: --against SOURCE")
+    if level in _OTHERS_SAY and allowed_opaque():
+        raise UsageError(
+            f"level {level} cannot read around {', '.join(sorted(allowed_opaque()))}: the system's own library would "
+            "call what a pickle names",
+            cure="leave out --allow-opaque, or verify it at level digest",
+        )
     clock = time.monotonic()
     other = None if against is None else _Other(against, family_file)
     try:

@@ -2,6 +2,9 @@
 
     python -m wherry.integrations.native.child < REQUEST > ANSWER          (JSON; a `schema` number in both)
 
+It is started by `wherry.child`, in an empty folder of its own, which is also the cache of Hugging Face's libraries, so
+that nothing that was fetched earlier is executed.
+
 The request has the function, the path, and the manifest with a digest for each tensor. Each array is fetched from its
 devices shard by shard, replicas once, and its digest compared. What the library prints goes to the standard error.
 """
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.digest import LEAF, tensor_digest
 from wherry.integrations.live.nodes import is_torch
 from wherry.integrations.live.trees import survey
+from wherry.integrations.native import UnsafeLibraryError
 from wherry.keypath import render
 from wherry.manifest import from_json
 from wherry.output import as_bytes
@@ -38,6 +42,7 @@ SCHEMA = 1
 def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
+    os.environ["HF_HOME"] = str(Path.cwd())
     with os.fdopen(os.dup(1), "w") as out, contextlib.redirect_stdout(sys.stderr):
         os.dup2(2, 1)  # what compiled code prints goes there too, and not into the answer
         json.dump({"schema": SCHEMA, **answered(request)}, out)
@@ -48,18 +53,30 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         `failed` (path and reason of each tensor that is not as recorded), `checked`, `sharded` and `devices`; or
-        `refused`, what the library said when it did not load it.
+        `refused`, what the library said when it did not load it; or `unsupported` and `cure`, why it was not tried.
     """
-    if request["task"] == "logits":
-        from wherry.integrations.native import logits
+    try:
+        return _logits(request) if request["task"] == "logits" else _native(request)
+    except UnsafeLibraryError as error:
+        return {"unsupported": error.what, "cure": error.cure}
 
-        return logits.compared(Path(request["source"]), Path(request["target"]))
+
+def _logits(request: dict[str, Any]) -> dict[str, Any]:
+    from wherry.integrations.native import logits
+
+    return logits.compared(Path(request["source"]), Path(request["target"]))
+
+
+def _native(request: dict[str, Any]) -> dict[str, Any]:
+    import_module(request["package"])  # its absence is no finding about the checkpoint
     module, function = request["function"].split(":")
     manifest = from_json(request["manifest"])
     load = getattr(import_module(module), function)
     try:
         state = load(Path(request["path"]), {spec.name: spec for spec in manifest.tensors.values()})
         leaves = survey(state).leaves
+    except UnsafeLibraryError:
+        raise
     except Exception as error:  # noqa: BLE001  whatever the library says is the finding
         return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": devices()}
     return {**_compared(leaves, manifest), "devices": devices()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wherry.integrations.native import with_torch
+from wherry.integrations.native import UnsafeLibraryError, with_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,10 +29,12 @@ def compared(source: Path, target: Path) -> dict[str, Any]:
     found: list[Any] = []
     for folder in (source, target):
         try:
-            model = with_torch.model(folder)
+            model = with_torch.model(folder, with_torch.weights(folder))
             if model is None:
                 return {"refused": f"transformers knows no class for {folder}", "devices": "none"}
             found.append(_run(torch, model.float()))
+        except UnsafeLibraryError:
+            raise
         except Exception as error:  # noqa: BLE001  whatever the library says is the finding
             return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": "none"}
     theirs, ours = found

@@ -117,7 +117,7 @@ def _item(folder: Path) -> Path:
     """The folder with the tree: itself, or the one item in a step folder."""
     if (folder / _TREE).exists() or (folder / _OLD_TREE).exists():
         return folder
-    found = sorted(path.parent for path in folder.glob(f"*/{_TREE}"))
+    found = sorted({path.parent for name in (_TREE, _OLD_TREE) for path in folder.glob(f"*/{name}")})
     if len(found) != 1:
         raise NotFoundError(f"{len(found)} items with a tree in {folder}, not one")
     return found[0]

@@ -1,22 +1,30 @@
 """Loaders of the systems that PyTorch programs save with: every tensor on the GPU where there is one.
 
 Archives are loaded with `weights_only`; what that refuses is not loaded. For a Hugging Face folder with a config whose
-classes transformers knows, the model class itself loads it too, and nothing may be missing or left over.
+classes transformers knows, the model class itself takes the tensors too, and nothing may be missing or left over.
+Facts: `weights_only` runs code of the file in torch before 2.6 (GHSA-53q9-r3pm-6pq6) and corrupts memory before 2.10
+(GHSA-63cw-57p8-fm3p). `from_pretrained` of transformers 5 looks in the folder that it is given for adapters and their
+base model, sharded checkpoints of DCP and code of generation.
 """
 
 from __future__ import annotations
 
 import json
-from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError
+from wherry.integrations.native import UnsafeLibraryError
+from wherry.store import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from wherry.tensorspec import TensorSpec
+
+SAFE = (2, 10)  # the oldest torch whose `weights_only` is not known to run code
+CONFIG = "config.json"
+_CODE = frozenset({"auto_map", "custom_pipelines", "configuration_files"})
 
 
 def device() -> str:
@@ -36,14 +44,21 @@ def safetensors(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
 
 def huggingface(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
     """A folder: its files by the safetensors library or torch, the whole by the class that the config names."""
+    del specs
+    tensors = weights(folder)
+    model(folder, tensors)
+    return tensors
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """The tensors of a Hugging Face folder, by the safetensors library or torch."""
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise NotFoundError(f"no weights of Hugging Face in {folder}")
     load = safetensors if files[0].suffix == ".safetensors" else archive
     found: dict[str, Any] = {}
     for file in files:
-        found |= load(file, specs)
-    _whole(folder)
+        found |= load(file, {})
     return found
 
 
@@ -57,30 +72,32 @@ def archive(path: Path, specs: Mapping[str, TensorSpec]) -> Any:
         if len(files) != 1:
             raise NotFoundError(f"{len(files)} .pth files in {path}, not one")
         path = files[0]
+    require_safe_torch()
     return torch.load(path, map_location=device(), weights_only=True)
 
 
-def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """A folder, by `torch.distributed.checkpoint` in one process."""
-    del specs
+def require_safe_torch() -> None:
+    """Refuse a torch whose `weights_only` can be made to run code.
+
+    Raises:
+        UnsafeLibraryError: it is too old.
+    """
     import torch
 
-    checkpoint: Any = import_module("torch.distributed.checkpoint")
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    reader = checkpoint.FileSystemReader(folder)
-    rows: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    state: dict[str, Any] = {
-        name: torch.empty(row.size, dtype=row.properties.dtype, device=device())
-        for name, row in rows.items()
-        if isinstance(row, TensorStorageMetadata)
-    }
-    checkpoint.load(state, storage_reader=reader, no_dist=True)
-    return state
+    version = str(torch.__version__)
+    if tuple(map(int, version.split(".")[:2])) < SAFE:
+        oldest = ".".join(map(str, SAFE))
+        raise UnsafeLibraryError(
+            f"torch {version} can be made to run code while it loads weights only",
+            cure=f"pip install 'torch>={oldest}', or verify it at level digest",
+        )
 
 
-def model(folder: Path) -> Any:
-    """The model, by the class that its config names; None where transformers is not there or knows no such class.
+def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
+    """The model with these tensors, by the class that its config names; None where transformers has no such class.
+
+    transformers never sees the folder, where it would look for adapters, further weights and code: it gets the tensors
+    and a config that names neither code nor any other place.
 
     Raises:
         MismatchError: something is missing, left over or of another shape.
@@ -89,12 +106,18 @@ def model(folder: Path) -> Any:
         import transformers
     except ImportError:
         return None
-    config = folder / "config.json"
-    names: list[str] = json.loads(config.read_text()).get("architectures") or [] if config.exists() else []
+    file = folder / CONFIG
+    stated = inert_config(json.loads(locate(str(file)).read())) if file.exists() else {}
+    names: list[str] = stated.get("architectures") or []
     kind: Any = getattr(transformers, names[0], None) if names else None
     if not _is_one_of(kind, transformers.PreTrainedModel):
         return None  # the config is data: it chooses among models, and reaches no other class of the library
-    made, report = kind.from_pretrained(folder, output_loading_info=True, dtype="auto", local_files_only=True)
+    Path(CONFIG).write_text(json.dumps(stated))
+    config = kind.config_class.from_pretrained(Path.cwd(), local_files_only=True)
+    made, report = kind.from_pretrained(
+        None, config=config, state_dict=dict(tensors), output_loading_info=True, dtype="auto",
+        trust_remote_code=False,
+    )  # fmt: skip
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report.get(what):
             raise MismatchError(
@@ -103,9 +126,18 @@ def model(folder: Path) -> Any:
     return made.to(device()).eval()
 
 
+def inert_config(value: Any) -> Any:
+    """A config without the fields that name code, and without any text that could be a path, URL or repository.
+
+    Fields such as `attn_implementation`, `backbone` or `_name_or_path` let transformers load from elsewhere. Their
+    values need a slash to reach anything, since the child stands in an empty folder with an empty cache.
+    """
+    if isinstance(value, dict):
+        return {name: inert_config(one) for name, one in value.items() if name not in _CODE}
+    if isinstance(value, list):
+        return [inert_config(one) for one in value]
+    return value.replace("/", "_") if isinstance(value, str) else value
+
+
 def _is_one_of(kind: Any, base: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, base)
-
-
-def _whole(folder: Path) -> None:
-    model(folder)

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from wherry.child import command
 from wherry.errors import WherryError
 from wherry.testing.faults import ACTS, PLACES, Fault, Faults, failing, replaced, small_steps
 
@@ -90,8 +91,8 @@ class Children:
     """Runs conversions in processes that may die; use it in a `with` statement."""
 
     def __enter__(self) -> Self:
-        self._server = subprocess.Popen(
-            [sys.executable, "-c", "from wherry.testing.children import serve; serve()"],
+        self._server = subprocess.Popen(  # noqa: S603  this interpreter and this module
+            command("wherry.testing.children"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -231,3 +232,7 @@ def _surround(order: Order, stack: ExitStack) -> None:
     if order.ahead:
         now = time.time
         stack.enter_context(replaced("time:time", lambda: now() + order.ahead))
+
+
+if __name__ == "__main__":
+    serve()
