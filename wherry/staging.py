@@ -4,9 +4,9 @@ A conversion writes into `.wherry-<name>.<id>` beside the target. The name begin
 that neither Lingua (which takes any folder that begins with ten digits for a checkpoint) nor Orbax (which lists
 digits and `<prefix>_<digits>`, and deletes its own temporary names) ever touches it. On a local file system the
 commit is `renameat2(RENAME_NOREPLACE)` and an fsync of the parent; where the kernel or file system lacks it, a
-hard link (files) or an exclusive `mkdir` that the rename then replaces (folders). On an object store the staged
-files are uploaded under their final names and the format's commit member is put last, create-only, so that
-readers see nothing before it; nothing is renamed there.
+hard link (files) or an exclusive `mkdir` that the rename then replaces (folders). Parents that are made are synced
+into their own parents. On an object store the staged files are uploaded under their final names and the format's
+commit member is put last, create-only, so that readers see nothing before it; nothing is renamed there.
 
 Whatever goes wrong before the commit, nothing is left at the destination, parent folders that were made for it
 included. A process that is killed, interrupted or cancelled leaves the staging area and its journal, which `detect`
@@ -32,6 +32,7 @@ from wherry.sidecar import sidecar_name
 from wherry.store import LocalStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 PREFIX = ".wherry-"
@@ -128,6 +129,18 @@ class Staging:
             return isinstance(cause, WherryError) and cause.retryable
         return True  # a stop from outside: KeyboardInterrupt, SystemExit, Prefect's TerminationSignal
 
+    def sync_names(self) -> None:
+        """Make the names in the area and its own durable, so that whoever finds the journal finds the area too.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        try:
+            sync_tree(Path(self.location.path))
+            sync_folder(self._parent)
+        except OSError as error:
+            raise storage_error(error, self.target.uri) from error
+
     def clear(self) -> None:
         """Remove what is in the area."""
         _remove(Path(self.location.path))
@@ -195,10 +208,11 @@ class Staging:
         sync_folder(target.parent)
 
     def _put_sidecar(self, sidecar: Path, data: bytes) -> None:
-        """Put a sidecar whole, over an older one; what a kill leaves bears the area's name and is found with it."""
+        """Put a sidecar whole and durably, over an older one; what a kill leaves has a name of the area's."""
         try:
             LocalStore().put(str(self._sidecar), data)
             self._sidecar.replace(sidecar)
+            sync_folder(sidecar.parent)
         finally:
             self._sidecar.unlink(missing_ok=True)
 
@@ -219,9 +233,7 @@ class Staging:
             )
 
     def _make_parents(self, folder: Path) -> None:
-        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-        for parent in reversed(missing):
-            parent.mkdir(exist_ok=True)
+        for parent in make_folders(folder):
             self._made.append(parent)
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
@@ -266,6 +278,22 @@ def rename_without_replacing(source: Path, target: Path) -> None:
     else:
         os.link(source, target)
         source.unlink()
+
+
+def make_folders(folder: Path) -> Iterator[Path]:
+    """Make a folder and its missing parents, and make the name of each durable.
+
+    Yields:
+        Each folder that is made, the outermost first; the next step syncs its name.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    for parent in reversed(missing):
+        parent.mkdir(exist_ok=True)
+        yield parent
+        sync_folder(parent.parent)
 
 
 def sync_tree(path: Path) -> None:
