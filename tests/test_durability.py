@@ -56,9 +56,7 @@ def test_a_step_of_a_run(small, tmp_path, name):
 
 
 def test_several_targets(small, tmp_path):
-    places = {
-        name: tmp_path / "disk" / name / "out" for name in ("npz", "safetensors", "huggingface", "dcp")
-    }
+    places = {name: tmp_path / "disk" / name / "out" for name in ("npz", "safetensors", "huggingface", "dcp")}
     targets = [
         Target(str(place), name, {"join": "."} if name == "npz" else {}) for name, place in places.items()
     ]

@@ -145,7 +145,7 @@ def _audit(asked: _Asked, ledger: Ledger, started: str, records: Path | None) ->
         *(finding for one in looked.values() for finding in one.findings),
         *compared(registry, found, looked, as_of=as_of is not None),
         *_deletions(asked.scope, roots, found),
-        *(findings_of(survey(roots, found)) if roots else ()),
+        *(findings_of(survey(roots, found), as_of=as_of) if roots else ()),
     ]
     return AuditReport(
         scope=(asked.scope,) if isinstance(asked.scope, str) else tuple(roots),
