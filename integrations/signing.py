@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry import threads
+from wherry.durable import put
 from wherry.errors import MismatchError, NotFoundError, storage_error
 from wherry.integrations.signing_bundle import IDENTITY, hint, load_key, load_public_key, opened, sealed
 from wherry.progress import Meter
@@ -121,7 +122,7 @@ def sign(
         "ignore_paths": [*_IGNORED],
     }
     place = signature_location(location) if out is None else locate(out)
-    place.put(sealed(private, location.name, digests, how, identity))
+    put(place, sealed(private, location.name, digests, how, identity))
     return place.uri
 
 

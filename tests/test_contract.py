@@ -5,26 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.formats_support import cases, expected, opened, place
+from tests.variants_support import FURTHER, WRITTEN, each_variant, words
 from wherry.errors import UnsupportedError
 from wherry.registry import find_format, formats
 from wherry.testing import readers, samples, writers
-
-WRITTEN = [name for name, row in formats().items() if row.create is not None]
-# Options that have no list of choices, or only matter together.
-FURTHER = {
-    "huggingface": [{"max_shard_size": "8MB"}],
-    "orbax": [{"ocdbt": False, "zarr": "3", "compression": "zstd"}, {"chunks": "1"}, {"chunks": "whole"}],
-}
-CASES = [
-    (name, options) for name in WRITTEN for options in [*samples.variants(find_format(name)), *FURTHER.get(name, [])]
-]  # fmt: skip
-
-
-def words(options) -> str:
-    return ",".join(f"{name}={value}" for name, value in options.items()) or "default"
-
-
-ids = [f"{name}-{words(options)}" for name, options in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +26,13 @@ def sample_of():
     made.clear()
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=ids)
+@each_variant
 def test_random_order_threads_repeats_and_two_finishes(sample_of, tmp_path, name, options):
     sample = sample_of(name, options, large=not options or options in FURTHER.get(name, []))
     writers.check_writer(sample, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=ids)
+@each_variant
 def test_abandoned_after_a_sync_and_taken_up(sample_of, tmp_path, name, options):
     sample = sample_of(name, options, large=False)
     for seed in range(2):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wherry import __version__, threads
-from wherry.audit_bundle import anchor_hash, place_for, record_of, write_bundle
+from wherry.audit_bundle import anchor_hash, place_for, prepare_folder, record_of, write_bundle
 from wherry.audit_bytes import load_some, read_all
 from wherry.audit_cure import completed
 from wherry.audit_known import Known, KnownPlace, below, known
@@ -145,7 +145,7 @@ def _audit(asked: _Asked, ledger: Ledger, started: str, records: Path | None) ->
         *(finding for one in looked.values() for finding in one.findings),
         *compared(registry, found, looked, as_of=as_of is not None),
         *_deletions(asked.scope, roots, found),
-        *(findings_of(survey(roots, found)) if roots else ()),
+        *(findings_of(survey(roots, found), as_of=as_of) if roots else ()),
     ]
     return AuditReport(
         scope=(asked.scope,) if isinstance(asked.scope, str) else tuple(roots),
@@ -260,6 +260,6 @@ def _evidence(target: Path | None) -> Generator[Path | None]:
     if target is None:
         yield None
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
+    prepare_folder(target.parent)
     with tempfile.TemporaryDirectory(prefix=".wherry-audit-", dir=target.parent) as folder:
         yield Path(folder)

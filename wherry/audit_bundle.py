@@ -20,7 +20,8 @@ from wherry import audit_check
 from wherry.audit_check import ANCHOR, INDEX, LEDGER, MANIFESTS, REPORT, SCHEMA
 from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
 from wherry.receipt import utc_now
-from wherry.store import locate, make_folder
+from wherry.staging import make_durable_folders, sync_folder
+from wherry.store import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,12 +59,25 @@ def place_for(bundle: str | os.PathLike[str], started: str) -> Path:
         )
     path = Path(location.path)
     if os.fspath(bundle).endswith("/"):
-        make_folder(location)
+        prepare_folder(path)
     if path.is_dir():
         path /= f"wherry-audit-{started[:19].replace(':', '')}.zip"
     if path.exists():
         raise TargetExistsError("evidence is never written over", uri=str(path), cure="choose another name")
     return path
+
+
+def prepare_folder(path: Path) -> None:
+    """Make a folder for evidence, durably, and the parents that are missing.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    try:
+        for _made in make_durable_folders(path):
+            pass
+    except OSError as error:
+        raise storage_error(error, str(path)) from error
 
 
 def record_of(sidecar: Sidecar) -> bytes:
@@ -101,6 +115,7 @@ def write_bundle(path: Path, report: AuditReport, markdown: str, records: Path, 
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
         os.link(draft, path)  # unlike a rename, this cannot overwrite
+        sync_folder(path.parent)
     except OSError as error:
         raise storage_error(error, str(path)) from error
     finally:

@@ -49,6 +49,7 @@ _CURES = {
     "unreachable": "check that the storage is reachable from here, then audit again",
     "chain-altered": "restore the ledger from a backup, or `wherry ledger rebuild ROOT` into a new one",
     "anchor-lost": "somebody cut or replaced the ledger: restore it from a backup that has the anchor",
+    "unrecorded": "`wherry ledger check --anchor HASH` tells whether the ledger was cut; `rebuild` takes it over",
     "registration-gone": "register it again: wherry register URI --name NAME",
     "registration-unknown": "find out who registered it; `wherry ledger rebuild` takes it over",
     "registration-pending": "run the registration again; it goes on where it stopped",

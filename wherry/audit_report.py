@@ -57,6 +57,7 @@ KINDS: dict[str, Kind] = {
     "native-not-run": Kind("warning", 0, "loadability could not be tried here"),
     "not-recorded": Kind("warning", 0, "the outcome could not be written to the ledger"),
     "bytes-without-registration": Kind("note", 0, "a converted checkpoint that no model version points at"),
+    "unrecorded": Kind("warning", 0, "a converted checkpoint that the ledger does not know"),
     "deleted": Kind("note", 0, "removed on purpose; the ledger has its tombstone"),
     "unconverted": Kind("note", 0, "a checkpoint that was never converted"),
     "unknown-file": Kind("note", 0, "a file that belongs to no checkpoint"),

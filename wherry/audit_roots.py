@@ -56,6 +56,7 @@ class Survey:
     Attributes:
         found: checkpoints, as `discover` reports them.
         waiting: those that were not converted.
+        unrecorded: those whose sidecar tells of a conversion that the ledger does not have.
         skipped: what is not counted as a checkpoint, and why.
         unknown: files that belong to none.
         unlisted: how many more there are.
@@ -63,6 +64,7 @@ class Survey:
 
     found: list[Detection] = field(default_factory=list["Detection"])
     waiting: list[Waiting] = field(default_factory=list[Waiting])
+    unrecorded: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     skipped: list[Skipped] = field(default_factory=list[Skipped])
     unknown: list[str] = field(default_factory=list[str])
     unlisted: int = 0
@@ -85,13 +87,18 @@ def survey(roots: Sequence[str], known: Known, *, newest: bool = False, files: b
         found = list(discover(root, on_skip=result.skipped.append, newest=newest))
         result.found += found
         result.waiting += (waiting for one in found if (waiting := _waiting(one, known)) is not None)
+        result.unrecorded += [row for one in found if (row := _unrecorded(one, known)) is not None]
         if files:
             _unknown_files(locate(root), {locate(one.uri).uri: one for one in found}, result)
     return result
 
 
-def findings_of(result: Survey) -> Iterator[Finding]:
-    """The survey as notes of the audit."""
+def findings_of(result: Survey, *, as_of: str | None = None) -> Iterator[Finding]:
+    """The survey as notes of the audit; where the ledger counts as of a moment, it need not know what is there now."""
+    for uri, digest in result.unrecorded[:LISTED] if as_of is None else ():
+        yield Finding(
+            "unrecorded", "its sidecar tells of a conversion that the ledger does not have", uri, digest
+        )
     for one in result.waiting[:LISTED]:
         age = "" if one.age is None else f", {one.age / 3600:.1f} hours old"
         yield Finding("unconverted", f"{one.format}{age}: {one.reason}", one.uri)
@@ -120,6 +127,20 @@ def _waiting(found: Detection, known: Known) -> Waiting | None:
     except WherryError as error:
         reason = f"{error.verdict}: {error.what}"
     return Waiting(location.uri, found.format, found.step, age_of(location), reason) if reason else None
+
+
+def _unrecorded(found: Detection, known: Known) -> tuple[str, str] | None:
+    """URI and checkpoint digest of what wherry made, where no statement of the ledger speaks of it."""
+    location = locate(found.uri)
+    if location.uri in known.places:
+        return None
+    try:
+        sidecar = read_sidecar(location)
+    except WherryError:
+        return None  # what is wrong with it is said where it is looked at
+    if sidecar is None or sidecar.receipt is None or sidecar.checkpoint.checkpoint_digest in known.subjects:
+        return None
+    return location.uri, sidecar.checkpoint.checkpoint_digest
 
 
 def _reason(location: Location, found: Detection, sources: Mapping[str, set[str]]) -> str | None:

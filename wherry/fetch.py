@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import Checkpoint
 from wherry.digest import sha256_of
+from wherry.durable import put
 from wherry.errors import (
     MismatchError,
     NotFoundError,
@@ -266,7 +267,7 @@ def _carry_signature(subject: _Subject, place: Location) -> None:
     """After the commit, and again where a kill came in between; a signature that is there is left."""
     signature, target = signature_location(subject.location), signature_location(locate(place.uri))
     if signature.exists() and not target.exists():
-        target.put(signature.read())
+        put(target, signature.read())
 
 
 def _noted(subject: _Subject, home: Location) -> str:

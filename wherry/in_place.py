@@ -6,19 +6,18 @@ are put back and what was made is removed. A run that is killed leaves either fi
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.carrying import carry_file
+from wherry.durable import replace
 from wherry.errors import TargetExistsError, storage_error
 from wherry.folders import PREFIX
-from wherry.lease import DRAFT, NO_LINKS, Lease
+from wherry.lease import NO_LINKS, Lease
 from wherry.sidecar import FOLDER_NAME
 from wherry.staging import sync_folder
-from wherry.store import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -107,21 +106,6 @@ def _link(place: Path, before: Path) -> None:
         if error.errno not in NO_LINKS:
             raise
         carry_file(place, before)
-
-
-def replace(place: Path, data: bytes) -> None:
-    """Put a small file in one step, over an older one, durably.
-
-    Raises:
-        OSError: the storage failed.
-    """
-    draft = place.with_name(f"{PREFIX}{place.name}.{secrets.token_hex(4)}{DRAFT}")
-    try:
-        LocalStore().put(str(draft), data)
-        draft.replace(place)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_folder(place.parent)
 
 
 def _undo(home: Path, kept: list[str], new: list[str]) -> None:

@@ -122,7 +122,7 @@ def stage(job: Job, stack: ExitStack) -> Staged:
     assert job.row.create is not None
     writer = job.row.create(staged, job.plan.manifest, job.plan.options)
     stack.callback(writer.close)
-    staging.sync_names(staged)
+    staging.sync_names()
     return Staged(job, staging, staged, journal, companions, Output(writer, _by_source(job.plan), journal))
 
 

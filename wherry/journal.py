@@ -1,8 +1,9 @@
 """The journal: which moves of an interrupted conversion are done, so that a second run writes only the rest.
 
-One JSON line a group commit, appended and synced only after the data that it covers was made durable; so a line
-that can be read is true. The first line says which conversion it belongs to: plan digest, source fingerprint and
-version. A journal of another conversion is worthless and is begun anew, with the reason kept.
+One JSON line a group commit, appended and synced only after the data that it covers was made durable, and the names
+of the staging area before them; so a line that can be read is true. The first line says which conversion it belongs
+to: plan digest, source fingerprint and version. A journal of another conversion is worthless and is begun anew, with
+the reason kept.
 
 A move is recorded once every leaf that it touches has been hashed, together with those digests, so a resumed run
 needs no byte of it again. The journal lies in the staging area and goes with it.

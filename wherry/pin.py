@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, TypedDict
 from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.digest import sha256_of
 from wherry.errors import MismatchError, UsageError, WherryError
+from wherry.folders import is_staging
 from wherry.pinned_store import CHANGED_CURE
 from wherry.sidecar import OWN_NAMES
-from wherry.staging import is_staging
 from wherry.store import is_live, locate
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ begins with a dot and a letter, so that neither Lingua (which takes any folder t
 checkpoint) nor Orbax (which lists digits and `<prefix>_<digits>`, and deletes its own temporary names) ever touches
 it. The area is closed to other users; what lies in it has the modes of the umask, and keeps them when it is committed.
 On a local file system the commit is `renameat2(RENAME_NOREPLACE)` and an fsync of the parent; where the kernel or file
-system lacks it, a hard link (files) or a rename that can replace nothing but an empty folder. On an object store the
-staged files are uploaded under their final names and the format's commit member is put last, create-only, so that
-readers see nothing before it; nothing is renamed there.
+system lacks it, a hard link (files) or a rename that can replace nothing but an empty folder. Parents that are made are
+synced into their own parents. On an object store the staged files are uploaded under their final names and the
+format's commit member is put last, create-only, so that readers see nothing before it; nothing is renamed there.
 
 Every owner commits from the name of its own area alone, and only while it holds the target's lease. A run that was
 stopped for so long that another took over its target finds its area gone; it ends with TargetInUseError, and touches
@@ -58,7 +58,7 @@ from wherry.sidecar import sidecar_name
 from wherry.store import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
     from types import TracebackType
 
     from wherry.area import Left
@@ -171,17 +171,15 @@ class Staging:
         """Remove what is staged."""
         remove(Path(self.location.path))
 
-    def sync_names(self, staged: Location) -> None:
-        """Make the names of the area, and of the folders in it down to a staged file or folder, durable.
+    def sync_names(self) -> None:
+        """Make the names in the area and its own durable, so that whoever finds the journal finds the area too.
 
         Raises:
             StorageError: the storage failed.
         """
         try:
-            for folder in Path(staged.path).parents:
-                sync_folder(folder)
-                if folder == self._parent:
-                    return
+            sync_tree(self._area)
+            sync_folder(self._parent)
         except OSError as error:
             raise storage_error(error, self.target.uri) from error
 
@@ -236,6 +234,10 @@ class Staging:
             aside.append(set_aside(former))
         for path in (*aside, *(self._area / name for name in (SPILL, SIDECAR, REPLACED))):
             remove(path)
+        if not os.path.lexists(
+            self.location.path
+        ):  # a loss of power in the commit can leave neither name of it
+            remove(self.journal)
 
     def _take_up(self) -> Path | None:
         """The area that must be copied, if any; see `area.take_up`."""
@@ -331,6 +333,7 @@ class Staging:
         with suppress(FileNotFoundError):
             sidecar.rename(before)  # it belonged to a target that is gone
         (self._area / SIDECAR).rename(sidecar)
+        sync_folder(sidecar.parent)
         try:
             yield
         except BaseException:
@@ -362,9 +365,7 @@ class Staging:
             )
 
     def _make_parents(self, folder: Path) -> None:
-        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-        for parent in reversed(missing):
-            parent.mkdir(exist_ok=True)
+        for parent in make_durable_folders(folder):
             self._made.append(parent)
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
@@ -418,6 +419,22 @@ def rename_without_replacing(source: Path, target: Path) -> None:
     else:
         os.link(source, target)
         source.unlink()
+
+
+def make_durable_folders(folder: Path) -> Iterator[Path]:
+    """Make a folder and its missing parents, and make the name of each durable.
+
+    Yields:
+        Each folder that is made, the outermost first; the next step syncs its name.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    for parent in reversed(missing):
+        parent.mkdir(exist_ok=True)
+        yield parent
+        sync_folder(parent.parent)
 
 
 def sync_tree(path: Path) -> None:

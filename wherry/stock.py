@@ -18,7 +18,7 @@ from wherry.keypath import render
 from wherry.references import digested, reference
 from wherry.resolve import proved_digest
 from wherry.sidecar import Sidecar, encode, read_sidecar, sidecar_location
-from wherry.staging import rename_without_replacing
+from wherry.staging import rename_without_replacing, sync_folder
 from wherry.store import LocalStore, locate
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
 
 
 def _put_new(place: Location, data: bytes) -> None:
-    """A small file that appears whole and replaces nothing."""
+    """A small file that appears whole and durable, and replaces nothing."""
     try:
         if not place.store.capabilities.local:
             place.store.put(place.path, data, create_only=True)
@@ -80,6 +80,7 @@ def _put_new(place: Location, data: bytes) -> None:
             rename_without_replacing(draft, target)
         finally:
             draft.unlink(missing_ok=True)
+        sync_folder(target.parent)
     except FileExistsError as error:
         raise TargetExistsError("somebody else wrote its sidecar just now", uri=place.uri) from error
     except OSError as error:

@@ -10,6 +10,7 @@ test framework: a broken promise is an `AssertionError` that says which.
     writers.check_kill_between(sample, folder)     # abandoned, then taken up
     readers.check_reader(opened)                   # regions, extents, errors, threads
 
+`durability` models what a loss of power would leave of a folder at each step of a run, and checks that it is enough.
 `faults` makes calls of the operating system fail, fall short or kill the process; `children` runs conversions in
 processes that may be killed.
 """

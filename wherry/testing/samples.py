@@ -88,15 +88,16 @@ def sample(
     return _sampled(row, shapes, checked_options(row, options or {}), seed)
 
 
-def source(row: Format, seed: int = 0) -> Sample:
-    """A sample to be converted: all kinds of content, but few and small tensors, and one of more than a move.
+def source(row: Format, seed: int = 0, largest: tuple[int, ...] = _MOVES_SHAPE) -> Sample:
+    """A sample to be converted: all kinds of content, but few and small tensors, and one larger one.
 
     Args:
         row: the format; it must be written.
         seed: of the contents.
+        largest: shape of the larger tensor, of one byte an element; that of more than a move by default.
     """
     few = _specs(row, row.holds.dtypes.intersection(_SOURCE_DTYPES))
-    return _sampled(row, [*few, TensorSpec((), _MOVES_SHAPE, _one_byte(row))], checked_options(row, {}), seed)
+    return _sampled(row, [*few, TensorSpec((), largest, _one_byte(row))], checked_options(row, {}), seed)
 
 
 def _sampled(row: Format, shapes: list[TensorSpec], options: Mapping[str, Any], seed: int) -> Sample:

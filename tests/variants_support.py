@@ -1,0 +1,27 @@
+"""Every written format with every choice of its options: what the contract suite and the durability suite run over."""
+
+from __future__ import annotations
+
+import pytest
+
+from wherry.registry import find_format, formats
+from wherry.testing import samples
+
+WRITTEN = [name for name, row in formats().items() if row.create is not None]
+# Options that have no list of choices, or only matter together.
+FURTHER = {
+    "huggingface": [{"max_shard_size": "8MB"}],
+    "orbax": [{"ocdbt": False, "zarr": "3", "compression": "zstd"}, {"chunks": "1"}, {"chunks": "whole"}],
+}
+CASES = [
+    (name, options) for name in WRITTEN for options in [*samples.variants(find_format(name)), *FURTHER.get(name, [])]
+]  # fmt: skip
+
+
+def words(options) -> str:
+    return ",".join(f"{name}={value}" for name, value in options.items()) or "default"
+
+
+each_variant = pytest.mark.parametrize(
+    ("name", "options"), CASES, ids=[f"{name}-{words(options)}" for name, options in CASES]
+)

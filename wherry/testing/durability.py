@@ -1,0 +1,388 @@
+"""Durability: what a loss of power would leave of a folder, checked at every step of a run.
+
+`Disk` watches a folder while its `with` block runs and keeps a model of the storage below it: of a file the contents
+at its last sync, of a folder the names at its last sync. A call of `os` that syncs updates the model; every call that
+changes the file system is a moment at which these rules are checked:
+
+1. contents: a visible file (one whose path has no staging name) holds only contents that are durable;
+2. commit: when a target becomes visible, everything in it is durable, names included;
+3. sidecar: when a single file becomes visible, its sidecar is durable beside it;
+4. names: when success is reported, every visible name is durable, from the watched folder downwards;
+5. change: nothing in a target changes once it is visible.
+
+At chosen moments the model also gives the trees that a loss of power could leave (`Disk.losses`), from which a run can
+be taken up. Contents are read from the files themselves, so it does not matter by which call they were written. A sync
+that a library makes by itself is not seen, and what it made durable counts as lost.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+
+from wherry.folders import is_staging
+from wherry.sidecar import sidecar_name
+from wherry.testing.faults import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+_SYNCS = ("fsync", "fdatasync")
+_REMOVALS = ("unlink", "remove", "rmdir")
+_RENAMES = ("rename", "replace")
+_OTHERS = ("open", "mkdir", "link", "symlink", "truncate", "ftruncate", "write", "pwrite", "posix_fallocate")
+_LOST = b""  # what is left of a file that was never synced
+
+
+class Broken(NamedTuple):
+    """A rule that was broken.
+
+    Attributes:
+        rule: `contents`, `commit`, `sidecar`, `names` or `change`.
+        path: relative to the watched folder.
+        call: the call before which it was seen, or what was reported.
+    """
+
+    rule: str
+    path: str
+    call: str
+
+
+class Kept(NamedTuple):
+    """A file or folder that is left: its mode, the time of its last change, and its contents or entries."""
+
+    mode: int
+    changed: int
+    held: bytes | dict[str, Kept]
+
+
+Tree: TypeAlias = "dict[str, Kept]"
+
+
+@dataclass(slots=True)
+class _Node:
+    """A file or folder as the model knows it.
+
+    Attributes:
+        contents: of a file, at its last sync.
+        names: of a folder, at its last sync.
+        mode, changed: as they are now, the latter in nanoseconds.
+    """
+
+    contents: bytes = _LOST
+    names: Mapping[str, _Node] = field(default_factory=dict[str, "_Node"])
+    mode: int = 0
+    changed: int = 0
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    def kept(self, entries: Tree | None = None) -> Kept:
+        return Kept(stat.S_IMODE(self.mode), self.changed, self.contents if entries is None else entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a loss of power could leave at one moment.
+
+    Attributes:
+        call: the call after which it happens, and its path.
+        tree: the entries of the watched folder.
+    """
+
+    call: str
+    tree: Tree
+
+    def restore(self, folder: Path) -> None:
+        """Put the tree in the place of all that is in a folder."""
+        for entry in folder.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        _restore(self.tree, folder)
+
+
+class Disk:
+    """Watches a folder; see the module.
+
+    Attributes:
+        broken: rules that were broken, each once.
+        losses: what a loss of power could leave, at the moments that `keeps` chooses; no tree twice.
+    """
+
+    def __init__(
+        self, root: Path, targets: Sequence[Path] = (), keeps: Callable[[str, Path], bool] | None = None
+    ) -> None:
+        """Choose what to watch.
+
+        Args:
+            root: the folder; what is in it now is durable.
+            targets: paths below it that appear in one step.
+            keeps: called after each sync with the function's name and the path; true keeps the losses there.
+        """
+        self.broken: list[Broken] = []
+        self.losses: list[Loss] = []
+        self._root = root.resolve()
+        self._targets = [root.resolve() / target.relative_to(root) for target in targets]
+        self._keeps = keeps or _never
+        self._nodes: dict[int, _Node] = {}
+        self._interned: dict[bytes, bytes] = {}
+        self._committed: dict[Path, dict[str, bytes]] = {}
+        self._seen: set[object] = set()
+        self._lock = threading.RLock()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._adopt(self._root)
+        for name in (*_SYNCS, *_REMOVALS, *_RENAMES, *_OTHERS):
+            self._stack.enter_context(replaced(f"os:{name}", partial(self._called, name, getattr(os, name))))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        if error is None:
+            self.reported("the end")
+
+    def reported(self, what: str) -> None:
+        """Say that success is reported: from now on everything that is visible must outlive a loss of power."""
+        with self._lock:
+            self._look(what)
+            self._check_names(self._root, what)
+            for target, before in self._committed.items():
+                for name in sorted({*before, *(after := self._contents(target))}):
+                    if before.get(name) != after.get(name):
+                        self._break("change", target / name, what)
+
+    # Calls of the operating system.
+
+    def _called(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        with self._lock:
+            self._look(name)
+            if name in _SYNCS:
+                return self._synced(name, function, arguments[0])
+            if name in (*_REMOVALS, *_RENAMES):
+                return self._removed(name, function, arguments, options)
+        return function(*arguments, **options)
+
+    def _synced(self, name: str, function: Callable[..., Any], file: Any) -> Any:
+        """Take what is there before the sync: what is written while it runs may be lost."""
+        descriptor = file if isinstance(file, int) else file.fileno()
+        place = Path(f"/proc/self/fd/{descriptor}")
+        path, status = place.readlink(), os.fstat(descriptor)
+        if not path.is_relative_to(self._root):
+            return function(file)
+        names = self._listed(path) if stat.S_ISDIR(status.st_mode) else {}
+        contents = self._bytes(place) if stat.S_ISREG(status.st_mode) else _LOST
+        done = function(file)
+        node = self._node(status)
+        node.names, node.contents = names, contents
+        if self._keeps(name, path):
+            self._keep(f"{name} {path.relative_to(self._root)}")
+        return done
+
+    def _removed(
+        self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        """Forget the node of a file that is gone, since its number will be given to another one."""
+        lost = arguments[1] if name in _RENAMES else arguments[0]
+        folder = options.get("dst_dir_fd" if name in _RENAMES else "dir_fd")
+        try:
+            status = os.stat(lost, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            status = None
+        done = function(*arguments, **options)
+        if status is not None and (status.st_nlink == 1 or stat.S_ISDIR(status.st_mode)):
+            self._nodes.pop(status.st_ino, None)
+        return done
+
+    # The rules.
+
+    def _look(self, call: str) -> None:
+        for path, status in self._visible(self._root):
+            if stat.S_ISREG(status.st_mode) and self._node(status).contents != self._bytes(path):
+                self._break("contents", path, call)
+        for target in self._targets:
+            if target not in self._committed and target.exists():
+                self._committed[target] = self._contents(target)
+                self._check_commit(target, call)
+
+    def _check_commit(self, target: Path, call: str) -> None:
+        status = target.stat()
+        if stat.S_ISREG(status.st_mode):
+            beside = target.with_name(sidecar_name(target.name))
+            durable = self._node(target.parent.stat()).names.get(beside.name)
+            if durable is None or durable is not self._node(beside.stat()):
+                self._break("sidecar", beside, call)
+        for path, found in self._all(target, status):
+            node = self._node(found)
+            if stat.S_ISDIR(found.st_mode):
+                self._differing(path, node, "commit", call)
+            elif node.contents != self._bytes(path):
+                self._break("commit", path, call)
+        if self._keeps("commit", target):
+            self._keep(f"commit {target.name}")
+
+    def _check_names(self, folder: Path, call: str) -> None:
+        for path, found in self._all(folder, folder.stat(), visible=True):
+            if stat.S_ISDIR(found.st_mode):
+                self._differing(path, self._node(found), "names", call)
+
+    def _differing(self, folder: Path, node: _Node, rule: str, call: str) -> None:
+        """Names of a folder that are not durable, or durably there and gone."""
+        now = self._listed(folder)
+        for name in {*now, *node.names}:
+            if now.get(name) is not node.names.get(name) and not is_staging(name):
+                self._break(rule, folder / name, call)
+
+    def _break(self, rule: str, path: Path, call: str) -> None:
+        row = Broken(rule, str(path.relative_to(self._root)), call)
+        if (rule, row.path) not in self._seen:
+            self._seen.add((rule, row.path))
+            self.broken.append(row)
+
+    # What is there.
+
+    def _visible(self, folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+        return self._all(folder, folder.stat(), visible=True)
+
+    def _all(
+        self, path: Path, status: os.stat_result, *, visible: bool = False
+    ) -> Iterator[tuple[Path, os.stat_result]]:
+        """A file, or a folder and everything below it; no links."""
+        yield path, status
+        if not stat.S_ISDIR(status.st_mode):
+            return
+        for entry in _scanned(path):
+            if not (visible and is_staging(entry.name)):
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                yield from self._all(Path(entry.path), found, visible=visible)
+
+    def _node(self, status: os.stat_result) -> _Node:
+        node = self._nodes.setdefault(status.st_ino, _Node())
+        node.mode, node.changed = status.st_mode, status.st_mtime_ns
+        return node
+
+    def _adopt(self, path: Path) -> _Node:
+        """Take what is there as durable."""
+        status = path.lstat()
+        node = self._node(status)
+        if stat.S_ISDIR(status.st_mode):
+            node.names = {entry.name: self._adopt(Path(entry.path)) for entry in _scanned(path)}
+        elif stat.S_ISREG(status.st_mode):
+            node.contents = self._bytes(path)
+        return node
+
+    def _listed(self, folder: Path) -> dict[str, _Node]:
+        return {entry.name: self._node(entry.stat(follow_symlinks=False)) for entry in _scanned(folder)}
+
+    def _contents(self, target: Path) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(target)): self._bytes(path)
+            for path, status in self._all(target, target.stat())
+            if stat.S_ISREG(status.st_mode)
+        }
+
+    def _bytes(self, path: Path) -> bytes:
+        """Contents of a file; equal ones are one object."""
+        data = path.read_bytes()
+        return self._interned.setdefault(data, data)
+
+    # What a loss of power leaves.
+
+    def _keep(self, call: str) -> None:
+        for tree in self._trees():
+            key = _identity(tree)
+            if key not in self._seen:
+                self._seen.add(key)
+                self.losses.append(Loss(call, tree))
+
+    def _trees(self) -> Iterator[Tree]:
+        """Of the changes of names in a target's folder all may have reached the storage, none, one, or all but one."""
+        folders = {target.parent for target in self._targets} or {self._root}
+        for folder in sorted(folder for folder in folders if folder.is_dir()):
+            now, then = self._listed(folder), self._node(folder.stat()).names
+            changes = _changes(then, now)
+            some = [changes, [], *([one] for one in changes)]
+            some += [[other for other in changes if other is not one] for one in changes]
+            for chosen in some:
+                entries = {**then, **{name: node for change in chosen for name, node in change.items()}}
+                found = {name: node for name, node in entries.items() if node is not None}
+                for durable in (True, False):
+                    yield self._tree(self._root, folder, found, durable=durable)
+
+    def _tree(self, at: Path, folder: Path, entries: Mapping[str, _Node], *, durable: bool) -> Tree:
+        """The tree in which the chosen folder has the given entries; `durable` says which names the others have."""
+        now = {id(self._node(entry.stat(follow_symlinks=False))): Path(entry.path) for entry in _scanned(at)}
+        tree: Tree = {}
+        for name, node in (entries if at == folder else self._listed(at)).items():
+            if node.is_folder and folder.is_relative_to(at / name):
+                tree[name] = node.kept(self._tree(at / name, folder, entries, durable=durable))
+            else:
+                tree[name] = _durable(node) if durable or id(node) not in now else self._named(now[id(node)])
+        return tree
+
+    def _named(self, path: Path) -> Kept:
+        """A file or folder with the names that it has now, and the contents that are durable."""
+        node = self._node(path.lstat())
+        if not node.is_folder:
+            return node.kept()
+        return node.kept({entry.name: self._named(Path(entry.path)) for entry in _scanned(path)})
+
+
+def _never(_name: str, _path: Path) -> bool:
+    return False
+
+
+def _changes(then: Mapping[str, _Node], now: Mapping[str, _Node]) -> list[dict[str, _Node | None]]:
+    """The changes from some names to others, each a mapping of names; a rename is one change."""
+    changed = {name for name in {*now, *then} if now.get(name) is not then.get(name)}
+    moved = {id(then[name]): name for name in changed if name in then}
+    found: list[dict[str, _Node | None]] = []
+    for name in sorted(changed & {*now}):
+        left = moved.pop(id(now[name]), name)
+        moved = {key: other for key, other in moved.items() if other != name}
+        found.append({left: now.get(left), name: now[name]})
+    return [*found, *({name: None} for name in sorted(moved.values()) if name not in now)]
+
+
+def _durable(node: _Node) -> Kept:
+    if not node.is_folder:
+        return node.kept()
+    return node.kept({name: _durable(inner) for name, inner in node.names.items()})
+
+
+def _scanned(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as found:
+        return list(found)
+
+
+def _identity(tree: Tree) -> tuple[Any, ...]:
+    """Equal for equal trees; contents are compared by identity, since equal ones are one object."""
+    return tuple(
+        (name, _identity(kept.held) if isinstance(kept.held, dict) else id(kept.held))
+        for name, kept in sorted(tree.items())
+    )
+
+
+def _restore(tree: Tree, folder: Path) -> None:
+    for name, (mode, changed, held) in tree.items():
+        place = folder / name
+        if isinstance(held, dict):
+            place.mkdir()
+            _restore(held, place)
+        else:
+            place.write_bytes(held)
+        place.chmod(mode)
+        os.utime(place, ns=(changed, changed))
