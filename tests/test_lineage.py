@@ -19,8 +19,9 @@ from wherry.errors import AmbiguousError, NotFoundError
 from wherry.home import ensure_home, home, sqlite_file, without_secrets
 from wherry.ledger import Edge, check_chain, open_ledger, record_conversion
 from wherry.ledger_nodes import Node
-from wherry.lineage import LineageTree, record, record_outcome, show
+from wherry.lineage import LineageTree, show
 from wherry.lineage_text import render
+from wherry.recording import record, record_outcome
 
 
 @pytest.fixture(autouse=True)
