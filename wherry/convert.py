@@ -147,18 +147,12 @@ def convert_all(
     asked = Asked(memory, verify, only, ignore, into, as_step, progress, meta or {}, wish, *now, which)
     if sign is not None:
         service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
-    failure: NotRecordedError | None = None
     with _failures_told(os.fspath(source), targets if lineage else (), asked.started):
         opened = open_checkpoint(source, format=format, step=step, item=item)
-        with opened as checkpoint, in_use(checkpoint.uri):
-            try:
-                group = convert_opened(checkpoint, targets, asked, if_exists=if_exists, lineage=lineage)
-            except NotRecordedError as error:
-                group, failure = error.result, error
+        with opened as checkpoint, in_use(checkpoint.uri), _signed_too(sign, progress):
+            group = convert_opened(checkpoint, targets, asked, if_exists=if_exists, lineage=lineage)
     if sign is not None:
         _sign(group, sign, progress)
-    if failure is not None:
-        raise failure
     return group
 
 
@@ -191,12 +185,25 @@ def _recorded(group: GroupReceipt) -> GroupReceipt:
 
 @contextmanager
 def _failures_told(source: str, targets: Sequence[Target], started: str) -> Generator[None]:
-    """Tell the projections of an error that ends a conversion."""
+    """Tell the projections of an error that ends a conversion; what is committed has not failed."""
     try:
         yield
+    except NotRecordedError:
+        raise
     except WherryError as error:
         for target in targets:
             report_failure(error, source, target.uri, target.to, started)
+        raise
+
+
+@contextmanager
+def _signed_too(key: str | os.PathLike[str] | None, progress: OnProgress | None) -> Generator[None]:
+    """Sign what is committed also where it could not be recorded."""
+    try:
+        yield
+    except NotRecordedError as error:
+        if key is not None:
+            _sign(error.result, key, progress)
         raise
 
 

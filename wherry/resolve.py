@@ -181,7 +181,7 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
     sidecar = read_sidecar(location)
     if sidecar is None:
         raise NotFoundError(
-            "no digests are recorded for it",
+            "no digests are recorded for it, so nothing can be proved",
             uri=location.uri,
             cure=f"take stock of it first: wherry inspect --digest --write {shlex.quote(location.uri)}",
             stage=stage,

@@ -126,6 +126,11 @@ def rewrite(
     with _ready(source, target, as_, in_place=in_place, which=which) as ready:
         there = None if in_place else _existing(ready, if_exists)
         done = there or (_in_place if in_place else _staged)(ready, asked)
+    return _recorded(done, lineage=lineage)
+
+
+def _recorded(done: Rewritten, *, lineage: bool) -> Rewritten:
+    """With what the ledger has of it; without digests there is nothing that could be recorded."""
     if done.receipt is None:
         return done
     if not lineage:
