@@ -56,15 +56,15 @@ def test_ruff_says_the_same_of_a_clone_with_and_without_what_the_demo_leaves(tmp
 def test_both_commands_in_their_order_in_one_fresh_clone(tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("this is no clone")
-    clone, bin = tmp_path / "clone", tmp_path / "environment" / "bin"
+    clone, tools = tmp_path / "clone", tmp_path / "environment" / "bin"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-    bin.mkdir(parents=True)
-    python = bin / "python"  # the environment of these tests, with the clone's wherry
+    tools.mkdir(parents=True)
+    python = tools / "python"  # the environment of these tests, with the clone's wherry
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {
-        **os.environ, "WHERRY_VENV": str(bin.parent), "PYTHONPATH": str(clone), "PATH": tools,
+        **os.environ, "WHERRY_VENV": str(tools.parent), "PYTHONPATH": str(clone), "PATH": path,
     }  # fmt: skip
     demo, test = quick_start()
     assert (demo, test) == ("infra/demo", "infra/test")
