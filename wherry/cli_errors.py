@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 DEBUG = "--debug"
 DEBUG_ENV = "WHERRY_DEBUG"
+_PRINTERS = ("click", "rich")
+_OUTPUT = "standard output"
 
 
 def is_debugging(words: Sequence[str]) -> bool:
@@ -42,14 +45,21 @@ def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
         return UsageError(error.format_message(), cure="see `wherry --help`")
     if isinstance(error, click.Abort):
         return interrupted()
-    if isinstance(error, OSError) and (unwritten := flush_output()) is not None:
-        return unwritten
+    if isinstance(error, OSError) and _was_printing(error):
+        flush_output()
+        return storage_error(error, _OUTPUT)
     if isinstance(error, MemoryError):
         return StorageError("there is not enough memory", cure="give it more, or state less with --memory")
-    shown = [without_secrets(word) if "://" in word else word for word in words]
+    shown = [without_secrets(word) if "://" in word else word for word in words if word != DEBUG]
     return internal_error(
         error, cure=f"report it with the traceback: {shlex.join(['wherry', DEBUG, *shown])}"
     )
+
+
+def _was_printing(error: OSError) -> bool:
+    """Whether it came out of the libraries that print."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _PRINTERS
 
 
 def interrupted() -> InterruptedRunError:
@@ -75,7 +85,7 @@ def flush_output() -> StorageError | None:
         stream.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the interpreter flushes again at its end
-        return None if isinstance(error, BrokenPipeError) else storage_error(error, "standard output")
+        return None if isinstance(error, BrokenPipeError) else storage_error(error, _OUTPUT)
     return None
 
 
