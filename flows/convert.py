@@ -17,8 +17,9 @@ from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectAlreadyExists
 
 from wherry.config import load_config
-from wherry.errors import WherryError
+from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
+from wherry.recording import registration_of
 from wherry.stores import limits_of
 from wherry.tasks.assets import asset_events
 from wherry.tasks.common import show_failure
@@ -48,11 +49,14 @@ def convert_checkpoint(spec: ConvertSpec) -> dict[str, Any]:
     with ending("convert-checkpoint", f"Conversion of {spec.source}", only_failures=True) as end:
         try:
             done = chain(spec)
+        except NotRecordedError as error:
+            _show_all(spec, error.result)
+            show_failure(error, f"{spec.source} is converted, but not recorded")
+            raise
         except WherryError as error:
             show_failure(error, f"{spec.source} was not converted")
             raise
-        for one in (done, *done["further"]):
-            _show(spec, one)
+        _show_all(spec, done)
         end.counts = {"converted": len(spec.targets)}
     return done
 
@@ -61,6 +65,10 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
     """The steps, as tasks of the flow or task that calls it; see `convert_checkpoint`.
 
     What `detect` chose is what all others take: a run may get a newer step meanwhile.
+
+    Raises:
+        NotRecordedError: the targets are committed, but not recorded or not registered; `result` is what would have
+            been returned, with None for what is not there.
     """
     found = detect(spec.source, format=spec.format, step=spec.step, item=spec.item, opaque=spec.opaque)
     source, common = found["uri"], _common(spec)
@@ -70,11 +78,16 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
             source, [one.engine() for one in spec.targets],
             if_exists=spec.if_exists, meta=spec.meta, as_step=spec.as_step, sign=spec.sign, **common,
         )  # fmt: skip
+    refused: list[NotRecordedError] = []
     made = [
-        {"plan": planned, **_after(spec, one, receipt)}
+        {"plan": planned, **_after(spec, one, receipt, refused)}
         for one, planned, receipt in zip(spec.targets, plans, receipts, strict=True)
     ]
-    return {"detection": found, **made[0], "further": made[1:]}
+    done = {"detection": found, **made[0], "further": made[1:]}
+    if refused:
+        refused[0].result = done
+        raise refused[0]
+    return done
 
 
 @contextmanager
@@ -104,24 +117,44 @@ def _make_limits(limits: Mapping[str, int]) -> None:
                 client.upsert_global_concurrency_limit_by_name(name, limit)
 
 
-def _after(spec: ConvertSpec, target: TargetSpec, receipt: dict[str, Any]) -> dict[str, Any]:
-    """What follows the commit of one target."""
+def _after(
+    spec: ConvertSpec, target: TargetSpec, receipt: dict[str, Any], refused: list[NotRecordedError]
+) -> dict[str, Any]:
+    """What follows the commit of one target; what ledger and registry refuse keeps nothing else from being done."""
     uri = receipt["target"]["uri"]
-    verified = None
-    if spec.verify != "none":
-        verified = verify(uri, **comparison(spec.verify, receipt["source"]["uri"], target.family_file))
-    registered = None
-    if target.model_name is not None:
-        registered = register(
-            uri, target.model_name, spec.alias, spec.tracking_uri, spec.registry_uri, spec.tags
-        )
+    done: dict[str, Any] = {
+        "receipt": receipt, "verification": None, "registration": None, "lineage": None,
+    }  # fmt: skip
+    with _collecting(refused):
+        if spec.verify != "none":
+            how = comparison(spec.verify, receipt["source"]["uri"], target.family_file)
+            done["verification"] = verify(uri, **how)
+    with _collecting(refused):
+        if target.model_name is not None:
+            done["registration"] = _registered(spec, uri, target.model_name)
     asset_events(receipt)
-    return {
-        "receipt": receipt,
-        "verification": verified,
-        "registration": registered,
-        "lineage": lineage(receipt),
-    }
+    with _collecting(refused):
+        done["lineage"] = lineage(receipt)
+    return done
+
+
+def _registered(spec: ConvertSpec, uri: str, name: str) -> dict[str, Any]:
+    with registration_of(uri, name, alias=spec.alias, tags=spec.tags):
+        return register(uri, name, spec.alias, spec.tracking_uri, spec.registry_uri, spec.tags)
+
+
+@contextmanager
+def _collecting(refused: list[NotRecordedError]) -> Generator[None]:
+    try:
+        yield
+    except NotRecordedError as error:
+        refused.append(error)
+
+
+def _lineage_words(tree: dict[str, Any] | None) -> str:
+    if tree is None:
+        return "not recorded"
+    return f"{len(tree['nodes'])} checkpoints, {len(tree['edges'])} conversions"
 
 
 def _planned(source: str, target: TargetSpec, common: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +178,11 @@ def _common(spec: ConvertSpec) -> dict[str, Any]:
         "opaque": spec.opaque,
         "verify": "digest" if spec.read_back else "none",
     }
+
+
+def _show_all(spec: ConvertSpec, done: dict[str, Any]) -> None:
+    for one in (done, *done["further"]):
+        _show(spec, one)
 
 
 def _show(spec: ConvertSpec, done: dict[str, Any]) -> None:
@@ -178,7 +216,7 @@ def summary(done: dict[str, Any]) -> list[dict[str, str]]:
         "lossless": "yes" if receipt["lossless"] else "no",
         "already there": "yes" if receipt["already"] else "no",
         "plan": receipt["plan_digest"],
-        "lineage": f"{len(done['lineage']['nodes'])} checkpoints, {len(done['lineage']['edges'])} conversions",
+        "lineage": _lineage_words(done["lineage"]),
     }
     if done["verification"]:
         rows["verified"] = f"{done['verification']['verdict']} at level {done['verification']['level']}"

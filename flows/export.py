@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from wherry.config_schema import MlflowSettings
 from wherry.config_use import in_force
-from wherry.errors import WherryError
+from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert import chain, summary
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
-from wherry.night import note
+from wherry.night import note_made
 from wherry.tasks.common import run_logger
 from wherry.tasks.ending import ending
 from wherry.tasks.export import routed
@@ -70,13 +70,14 @@ def export(spec: ExportSpec) -> dict[str, Any]:
                 _carry_out(row, spec, config.settings.mlflow, made, failures)
         registered = _registered(spec)
         _show(spec, rows, made, failures)
+        grave = [one for one in failures if not isinstance(one, NotRecordedError)]
         end.counts = {
             "converted": len(made),
-            "failed": len(failures),
+            "failed": len(grave),
             "left": sum(not row["spec"] for row in rows),
         }
         if failures:
-            raise failures[0]
+            raise (grave or failures)[0]
     told = [{name: row[name] for name in ("route", "takes", "reason")} for row in rows]
     return {"source": spec.source, "routes": told, "conversions": made, "registration": registered}
 
@@ -100,8 +101,12 @@ def _carry_out(
     fields = {**row["spec"], **mlflow.model_dump(), **({"alias": spec.alias} if spec.alias else {})}
     try:
         done = chain(ConvertSpec.model_validate(fields))
-        note(row["notes"])
         made.append({"route": row["route"], **done})
+        note_made(row["notes"])
+    except NotRecordedError as error:
+        run_logger().error("route %s: %s", row["route"], error)
+        made += [{"route": row["route"], **error.result}] if error.result else []
+        failures.append(error)
     except WherryError as error:
         run_logger().error("route %s: %s", row["route"], error)
         failures.append(error)

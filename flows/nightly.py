@@ -25,6 +25,7 @@ from wherry.errors import WherryError
 from wherry.flows.convert import chain
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.night import (
+    ALONE,
     Outcome,
     Plan,
     Report,
@@ -34,6 +35,7 @@ from wherry.night import (
     failure,
     holding,
     note,
+    note_made,
     notes_of,
     plan_night,
 )  # fmt: skip
@@ -115,7 +117,7 @@ def checkpoint(source: str, arguments: dict[str, Any], notes: list[dict[str, Any
         Bytes written.
     """
     done = chain(ConvertSpec(source=source, **arguments))
-    note(notes)
+    note_made(notes)
     return sum(
         one["receipt"]["bytes_written"] for one in (done, *done["further"]) if not one["receipt"]["already"]
     )
@@ -128,9 +130,7 @@ def _carry_all(plans: tuple[Plan, ...], config: Config) -> tuple[Outcome, ...]:
         with ThreadPoolTaskRunner(max_workers=plan.route.concurrency) as runner:
             first = [(work, work.targets) for work in plan.works]
             for work, targets, outcome, error in _wave(runner, plan.route, config, first):
-                again = (
-                    [(work, (one,)) for one in targets] if outcome.came == "failed" and targets[1:] else []
-                )
+                again = [(work, (one,)) for one in targets] if outcome.came in ALONE and targets[1:] else []
                 if again:
                     outcomes += [one for *_rest, one, _e in _noted(_wave(runner, plan.route, config, again))]
                 else:
@@ -165,7 +165,7 @@ def _outcome(
         places = tuple(one.place for one in targets)
         return Outcome(work.route, work.source.found.uri, "converted", places, state.result()), None
     error = as_ours(state.result(raise_on_failure=False), work.source.found.uri)
-    return came_of(work, error), error
+    return came_of(work, targets, error), error
 
 
 def _parameters(route: Route, config: Config, work: Work, targets: tuple[Wanted, ...]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from prefect import task
 
 from wherry.convert import Target
 from wherry.convert import convert_all as carry_out
+from wherry.errors import NotRecordedError
 from wherry.layouts import Wish
 from wherry.opaque import allowing
 from wherry.tasks.common import STEP, progress_artifact, run_logger
@@ -29,11 +30,15 @@ def convert(
         common: further arguments of `wherry.convert.convert_all`.
 
     Returns:
-        The JSON form of the receipt of each target, in order.
+        The JSON form of the receipt of each target, in order. Where the ledger cannot be used their `lineage` says so,
+        and the task `lineage`, which comes last, tries again.
     """
     wanted = [_target(**one) for one in targets]
     with allowing(opaque):
-        group = carry_out(source, wanted, progress=progress_artifact("convert", source), **common)
+        try:
+            group = carry_out(source, wanted, progress=progress_artifact("convert", source), **common)
+        except NotRecordedError as error:
+            group = error.result
     for receipt in group.receipts:
         outcome = "was there already" if receipt.already else f"written in {receipt.seconds:.1f} s"
         run_logger().info("%s %s; lineage: %s", receipt.target.uri, outcome, receipt.lineage)

@@ -6,9 +6,10 @@ from typing import Any
 
 from prefect import task
 
-from wherry.errors import StorageError
-from wherry.lineage import record, show
+from wherry.errors import NotRecordedError
+from wherry.lineage import show
 from wherry.receipt import from_json
+from wherry.recording import record
 from wherry.tasks.common import STEP, run_logger
 
 
@@ -23,14 +24,15 @@ def lineage(receipt: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         The JSON form of the lineage tree.
+
+    Raises:
+        NotRecordedError: the ledger cannot be used; the conversion itself is done.
     """
-    outcome = record(from_json(receipt))
-    if outcome != "recorded":
-        raise StorageError(
-            f"lineage was {outcome}",
-            cure="check WHERRY_LEDGER; the conversion itself is done",
-            retryable=True,
-        )
+    try:
+        record(from_json(receipt))
+    except NotRecordedError as error:
+        error.retryable = True  # a server of a ledger comes back
+        raise
     tree = show(receipt["target"]["checkpoint_digest"])
     run_logger().info("lineage: %d checkpoints, %d conversions", len(tree.nodes), len(tree.edges))
     return tree.to_json()

@@ -19,6 +19,7 @@ CODES = {
     "UsageError": 2, "NotFoundError": 3, "NotACheckpointError": 4, "UnsupportedError": 4, "AmbiguousError": 4,
     "DamagedError": 5, "IncompleteError": 5, "CorruptError": 5, "HostileError": 6, "UnrepresentableError": 7,
     "TargetExistsError": 8, "TargetInUseError": 8, "MismatchError": 9, "StorageError": 10, "MissingExtraError": 11,
+    "NotRecordedError": 12, "InternalError": 70,
     "InterruptedRunError": 130, "WherryError": 1,
 }  # fmt: skip
 

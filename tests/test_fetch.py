@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import wherry
 from tests.registry_support import converted, flip_a_bit, model_folder
 from wherry import fetch_files
 from wherry.cli import cli
-from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError
+from wherry.errors import MismatchError, NotFoundError, NotRecordedError, StorageError, TargetExistsError
 from wherry.lineage import show
 
 
@@ -130,7 +129,7 @@ def test_an_altered_manifest_is_refused(source, tmp_path):
 
 
 def test_what_has_no_record_cannot_be_proved(tmp_path):
-    with pytest.raises(NotFoundError, match="could not be proved"):
+    with pytest.raises(NotFoundError, match="nothing can be proved"):
         wherry.fetch(model_folder(tmp_path / "bare"), tmp_path / "copy")
 
 
@@ -193,13 +192,13 @@ def test_from_and_to_an_object_store(source, tmp_path):
     assert wherry.verify(tmp_path / "copy", level="digest").ok
 
 
-def test_a_ledger_that_fails_does_not_fail_the_copy(source, tmp_path, monkeypatch, caplog):
+def test_a_ledger_that_fails_does_not_undo_the_copy(source, tmp_path, monkeypatch):
     (tmp_path / "no-folder").write_text("")
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'no-folder' / 'ledger.db'}")
-    with caplog.at_level(logging.WARNING):
-        done = wherry.fetch(source, tmp_path / "copy")
-    assert done.lineage.startswith("not recorded")
-    assert "copy was not recorded" in caplog.text
+    with pytest.raises(NotRecordedError, match="not recorded") as failure:
+        wherry.fetch(source, tmp_path / "copy")
+    assert failure.value.result.lineage.startswith("not recorded: the ledger cannot be used")
+    assert contents(tmp_path / "copy") == contents(source)
 
 
 def test_the_copy_keeps_the_recorded_fingerprint(source, tmp_path):

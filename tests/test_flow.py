@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from wherry.errors import CorruptError, StorageError
+from wherry.errors import CorruptError, NotRecordedError, StorageError
 
 pytest.importorskip("prefect")
 pytest.importorskip("mlflow")
@@ -178,7 +178,7 @@ def test_lineage_task_fails_where_the_ledger_cannot_be_written(source, tmp_path,
     receipt = wherry.convert(source, tmp_path / "orbax", to="orbax", lineage=False).to_json()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'file' / 'ledger.db'}")
-    with pytest.raises(StorageError, match="not recorded") as failure:
+    with pytest.raises(NotRecordedError, match="not recorded") as failure:
         lineage.fn(receipt)
     assert failure.value.retryable
     monkeypatch.delenv("WHERRY_LEDGER")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import shutil
 import subprocess
@@ -15,12 +14,13 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.errors import AmbiguousError, NotFoundError
+from wherry.errors import AmbiguousError, NotFoundError, NotRecordedError
 from wherry.home import ensure_home, home, sqlite_file, without_secrets
 from wherry.ledger import Edge, check_chain, open_ledger, record_conversion
 from wherry.ledger_nodes import Node
-from wherry.lineage import LineageTree, record, record_outcome, show
+from wherry.lineage import LineageTree, show
 from wherry.lineage_text import render
+from wherry.recording import record, record_outcome
 
 
 @pytest.fixture(autouse=True)
@@ -100,15 +100,17 @@ def test_the_sidecar_answers_when_the_ledger_is_lost(converted):
     assert show(converted.target.uri).edges[0].statement == 1
 
 
-def test_a_ledger_that_cannot_be_written_does_not_fail_the_conversion(source, tmp_path, monkeypatch, caplog):
+def test_a_ledger_that_cannot_be_written_does_not_undo_the_conversion(source, tmp_path, monkeypatch):
     (tmp_path / "no-folder").write_text("a file")
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'no-folder' / 'ledger.db'}")
-    with caplog.at_level(logging.WARNING, "wherry.lineage"):
-        receipt = wherry.convert(source, tmp_path / "orbax", to="orbax")
+    with pytest.raises(
+        NotRecordedError, match="done, but not recorded: the ledger cannot be used"
+    ) as failure:
+        wherry.convert(source, tmp_path / "orbax", to="orbax")
+    receipt = failure.value.result
     assert receipt.lineage.startswith("not recorded: the ledger cannot be used")
-    assert "lineage was not recorded" in caplog.text
     monkeypatch.delenv("WHERRY_LEDGER")
-    assert record(receipt) == "recorded"
+    assert record(receipt).lineage == "recorded"
 
 
 def test_what_is_unknown_is_said(tmp_path, source):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -16,6 +18,16 @@ from wherry import __version__
 from wherry.cli_audit import audit, metrics
 from wherry.cli_deploy import deploy, preflight, serve
 from wherry.cli_emit import emit
+from wherry.cli_errors import (
+    DEBUG,
+    DEBUG_ENV,
+    as_ours,
+    document,
+    flush_output,
+    interrupted,
+    is_debugging,
+    silence,
+)
 from wherry.cli_layouts import layouts
 from wherry.cli_ledger import ledger
 from wherry.cli_lineage import lineage
@@ -36,17 +48,19 @@ from wherry.cli_prune import prune
 from wherry.cli_registry import fetch, promote, register, resolve
 from wherry.cli_rewrite import rewrite
 from wherry.cli_routes import config_group, nightly, routes
-from wherry.errors import InterruptedRunError, UsageError, WherryError
-from wherry.interpreter import tune
+from wherry.interpreter import tune, use_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from wherry.errors import WherryError
 
 EXIT_CODES = """\b
 Exit codes: 0 done · 2 usage · 3 not found · 4 not a checkpoint, unsupported or ambiguous
 5 incomplete or corrupt · 6 hostile · 7 cannot be represented, or something unmatched
 8 the target exists or is in use · 9 intact data differs from what was expected
-10 storage failed · 11 a needed extra is not installed · 130 interrupted"""
+10 storage failed · 11 a needed extra is not installed
+12 done, but not recorded or not registered · 70 a bug in wherry · 130 interrupted"""
 _VERDICT_CODES = {
     "ok": 0,
     "incomplete": 5,
@@ -61,6 +75,9 @@ _VERDICT_CODES = {
     epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(__version__, prog_name="wherry")
+@click.option(
+    DEBUG, is_flag=True, expose_value=False, help=f"Show the traceback of an error; {DEBUG_ENV}=1 too."
+)
 def cli() -> None:
     """Carry model checkpoints from one training system to another and prove that nothing was lost."""
 
@@ -175,7 +192,10 @@ def convert(
         return
     signal.signal(signal.SIGTERM, _stop)
     common |= {"into": into, "as_step": as_step, "if_exists": if_exists, "meta": settings(meta), "sign": sign}
-    with console.bar(quiet=quiet or json_) as progress:
+    with (
+        console.committed(console.show_receipts, json_=json_),
+        console.bar(quiet=quiet or json_) as progress,
+    ):
         group = convert_all(source, wanted, lineage=not no_lineage, progress=progress, **common)
     console.show_receipts(group, json_=json_)
 
@@ -262,32 +282,42 @@ cli.add_command(resolve)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line; errors become one message and an exit code."""
+    """Run the command line; every error becomes one message and an exit code, and none a traceback."""
+    alone = arguments is None  # a process of its own
+    if alone:
+        use_utf8()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = is_debugging(words)
+    if alone and not debug:
+        silence()
     tune()
     try:
-        sys.exit(cli.main(words, prog_name="wherry", standalone_mode=False) or 0)
-    except WherryError as error:
-        _fail(error, words)
-    except click.ClickException as error:
-        _fail(UsageError(error.format_message(), cure="see `wherry --help`"), words)
-    except (KeyboardInterrupt, click.Abort):
-        _fail(
-            InterruptedRunError(
-                "interrupted; nothing is at the target yet",
-                cure="run the same command again; it goes on where it stopped",
-            ),
-            words,
-        )
+        code = _run(words)
+    except Exception as error:  # noqa: BLE001  the last place where a bug can become a message
+        if debug:
+            traceback.print_exc()
+        _fail(as_ours(error, words), words)
+    except KeyboardInterrupt:  # outside of a command
+        _fail(interrupted(), words)
+    sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    code = cli.main(words, prog_name="wherry", standalone_mode=False)
+    unwritten = flush_output()
+    if unwritten is not None:
+        raise unwritten
+    return code or 0
 
 
 def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
     error.stage = error.stage or next((word for word in words if word in cli.commands), None)
-    if "--json" in words:
-        import json
+    with suppress(OSError):  # who would read it has gone
+        if "--json" in words:
+            import json
 
-        click.echo(json.dumps(error.to_json()))
-    click.echo(f"error: {error}", err=True)
+            click.echo(json.dumps(document(error)))
+        click.echo(f"error: {error}", err=True)
     sys.exit(error.exit_code)
 
 

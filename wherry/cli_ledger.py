@@ -131,6 +131,28 @@ def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: boo
         click.echo(f"  not read: {row['uri']}: {row['reason']}")
 
 
+@ledger.command("record")
+@click.argument("uris", nargs=-1, required=True, metavar="URI...")
+@_named
+@as_json
+def record_(uris: Sequence[str], url: str | None, json_: bool) -> None:
+    """Record each committed checkpoint from its sidecar, where a conversion or copy could not.
+
+    What the ledger has already is left as it is.
+    """
+    from wherry import console
+    from wherry.recording import record_sidecar
+
+    rows = [record_sidecar(uri, ledger=url) for uri in uris]
+    if json_:
+        console.print_json(
+            {"schema": SCHEMA, "recorded": [{"uri": uri, "lineage": word} for uri, word in rows]}
+        )
+        return
+    for uri, word in rows:
+        click.echo(f"{uri}: {word}")
+
+
 def _anchor(text: str) -> Anchor:
     """A hash, or a file that `ledger anchor` wrote."""
     from wherry.ledger import Anchor

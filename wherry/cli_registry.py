@@ -12,6 +12,7 @@ from wherry.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from wherry.fetch import Fetched
     from wherry.promote import Promotion
 
 _tracking = click.option("--tracking-uri", help="MLflow tracking store; embedded SQLite by default.")
@@ -116,10 +117,16 @@ def fetch(uri: str, target: str, json_: bool, quiet: bool, **arguments: Any) -> 
     """
     from wherry import console
     from wherry import fetch as copy
+
+    with console.committed(_show_fetched, json_=json_), console.bar(quiet=quiet or json_) as progress:
+        done = copy(uri, target, progress=progress, **arguments)
+    _show_fetched(done, json_=json_)
+
+
+def _show_fetched(done: Fetched, *, json_: bool) -> None:
+    from wherry import console
     from wherry.units import show_seconds, show_size
 
-    with console.bar(quiet=quiet or json_) as progress:
-        done = copy(uri, target, progress=progress, **arguments)
     if json_:
         console.print_json(done.to_json())
         return

@@ -58,7 +58,10 @@ def rewrite(
         _show_rewriting(plan_rewrite(source, target, as_=as_, in_place=in_place, **which), json_=json_)
         return
     signal.signal(signal.SIGTERM, _stop)
-    with console.bar(quiet=quiet or json_) as progress:
+    with (
+        console.committed(_show_rewritten, json_=json_),
+        console.bar(quiet=quiet or json_) as progress,
+    ):
         done = run(
             source,
             target,

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wherry.errors import NotRecordedError
 from wherry.units import show_seconds, show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from wherry.clean import Cleaned
     from wherry.detection import Detection
@@ -81,6 +82,22 @@ def bar(*, quiet: bool) -> Generator[OnProgress | None]:
             shown.update(tasks[now.stage], completed=now.done, current=now.current)
 
         yield report
+
+
+@contextmanager
+def committed(show: Callable[..., None], *, json_: bool) -> Generator[None]:
+    """Around work that may be done and not recorded: show what is done before the error is told.
+
+    Args:
+        show: prints what the work returns.
+        json_: the error's document has it all.
+    """
+    try:
+        yield
+    except NotRecordedError as error:
+        if not json_:
+            show(error.result, json_=False)
+        raise
 
 
 def show_found(found: Iterable[Detection], skipped: list[Skipped], *, json_: bool) -> None:
@@ -196,7 +213,7 @@ def _show_notes(warnings: Iterable[str], snippet: str) -> None:
 def show_receipts(group: GroupReceipt, *, json_: bool) -> None:
     """What a conversion did; as JSON the receipt itself, or the group where there are several targets."""
     if json_:
-        print_json((group if group.group else group.receipts[0]).to_json())
+        print_json(group.to_json())
         return
     for receipt in group.receipts:
         _show_receipt(receipt)

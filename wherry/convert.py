@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.again import stated
 from wherry.checkpoint import Checkpoint, open_checkpoint
 from wherry.digest import sha256_of
-from wherry.errors import UsageError, WherryError
+from wherry.errors import NotRecordedError, UsageError, WherryError
 from wherry.existing import existing_result
 from wherry.in_use import in_use
 from wherry.job import Job
@@ -28,6 +28,7 @@ from wherry.passes import run
 from wherry.pin import settled_checkpoint, take_pin
 from wherry.plan import DEFAULT_MEMORY, make_plan
 from wherry.receipt import GroupReceipt, Receipt, software, utc_now
+from wherry.recording import LEFT_OUT, record_all
 from wherry.registry import find_format, service
 from wherry.sidecar import signature_location
 from wherry.staging import tidy
@@ -84,9 +85,14 @@ def convert(
         The receipt; `already` where nothing had to be done.
 
     Raises:
+        NotRecordedError: the target is committed, but the ledger cannot be used; `result` is the receipt.
         WherryError: see the tree in `wherry.errors`; nothing is left at the destination.
     """
-    return convert_all(source, [Target(str(target), to, options or {})], **common).receipts[0]
+    try:
+        return convert_all(source, [Target(str(target), to, options or {})], **common).receipts[0]
+    except NotRecordedError as error:
+        error.result = error.result.receipts[0]
+        raise
 
 
 def convert_all(
@@ -134,6 +140,7 @@ def convert_all(
         The receipts of all targets, in order; `already` where nothing had to be done.
 
     Raises:
+        NotRecordedError: the targets are committed, but the ledger cannot be used; `result` is the GroupReceipt.
         WherryError: the first error of any target, after the others were made; nothing is left at its destination.
     """
     now = utc_now(), time.monotonic()
@@ -143,7 +150,7 @@ def convert_all(
         service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
     with _failures_told(os.fspath(source), targets if lineage else (), asked.started):
         opened = settled_checkpoint(lambda: open_checkpoint(source, format=format, step=step, item=item))
-        with opened as checkpoint, in_use(checkpoint.uri):
+        with opened as checkpoint, in_use(checkpoint.uri), _signed_too(sign, progress):
             group = convert_opened(checkpoint, targets, asked, if_exists=if_exists, lineage=lineage)
     if sign is not None:
         _sign(group, sign, progress)
@@ -164,18 +171,40 @@ def convert_opened(
     there = {index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, if_exists))}
     made = _make([job for index, job in enumerate(jobs) if index not in there])
     receipts = [there[index] if index in there else next(made) for index in range(len(jobs))]
-    recorded = (_record(one) if lineage and not one.already else one for one in receipts)
-    return GroupReceipt(jobs[0].group, tuple(recorded))
+    group = GroupReceipt(jobs[0].group, tuple(replace(one, lineage=LEFT_OUT) for one in receipts))
+    return _recorded(group) if lineage else group
+
+
+def _recorded(group: GroupReceipt) -> GroupReceipt:
+    """Record what is committed; also what was there already, which the ledger may not have."""
+    try:
+        return replace(group, receipts=record_all(group.receipts))
+    except NotRecordedError as error:
+        error.result = replace(group, receipts=error.result)
+        raise
 
 
 @contextmanager
 def _failures_told(source: str, targets: Sequence[Target], started: str) -> Generator[None]:
-    """Tell the projections of an error that ends a conversion."""
+    """Tell the projections of an error that ends a conversion; what is committed has not failed."""
     try:
         yield
+    except NotRecordedError:
+        raise
     except WherryError as error:
         for target in targets:
             report_failure(error, source, target.uri, target.to, started)
+        raise
+
+
+@contextmanager
+def _signed_too(key: str | os.PathLike[str] | None, progress: OnProgress | None) -> Generator[None]:
+    """Sign what is committed also where it could not be recorded."""
+    try:
+        yield
+    except NotRecordedError as error:
+        if key is not None:
+            _sign(error.result, key, progress)
         raise
 
 
@@ -292,9 +321,3 @@ def _require_distinct(jobs: list[Job]) -> None:
     twice = next((uri for uri in uris if uris.count(uri) > 1), None)
     if twice is not None:
         raise UsageError("two targets are the same", uri=twice, cure="give each target a place of its own")
-
-
-def _record(receipt: Receipt) -> Receipt:
-    from wherry.lineage import record
-
-    return replace(receipt, lineage=record(receipt))

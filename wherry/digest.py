@@ -31,8 +31,9 @@ LEAF = 4 << 20
 
 
 def canonical_json(value: object) -> bytes:
-    """The one JSON text of a value that digests are taken over."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    """The one JSON text of a value that digests are taken over; a lone surrogate is written as JSON escapes it."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace")
 
 
 def sha256_of(kind: str, value: object) -> str:

@@ -16,6 +16,8 @@
     ├─ MismatchError                      9  intact data differs from what was expected
     ├─ StorageError (OSError)            10  the storage failed; `retryable` says whether a retry can help
     ├─ MissingExtraError (ImportError)   11  a package of an extra is not installed
+    ├─ NotRecordedError                  12  the work is done, but the ledger or the registry does not have it
+    ├─ InternalError                     70  a bug in wherry
     └─ InterruptedRunError              130  stopped by the user; resumable
 
 The exit codes are those of DESIGN. A verdict of `detect` is the class of the error that opening raised.
@@ -24,7 +26,9 @@ The exit codes are those of DESIGN. A verdict of `detect` is the class of the er
 from __future__ import annotations
 
 import errno
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from wherry import __version__
 
 
 class WherryError(Exception):
@@ -184,6 +188,24 @@ class MissingExtraError(WherryError, ImportError):
         return WherryError.__str__(self)
 
 
+class NotRecordedError(WherryError):
+    """The work is done and stays, but the ledger does not have it, or the registry.
+
+    Attributes:
+        result: what the call would have returned (the Receipt of `convert`, the GroupReceipt of `convert_all`, the
+            Rewritten of `rewrite`, the Fetched of `fetch`), with the reason in its `lineage`.
+    """
+
+    exit_code = 12
+    result: Any = None
+
+
+class InternalError(WherryError):
+    """A bug in wherry: an exception that no code expected."""
+
+    exit_code = 70
+
+
 class InterruptedRunError(WherryError):
     """Stopped by Ctrl-C or SIGTERM; what was written so far can be resumed or cleaned."""
 
@@ -216,3 +238,9 @@ def storage_error(error: OSError, uri: str) -> StorageError:
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
     """The error for a package that an extra of wherry installs."""
     return MissingExtraError(f"{purpose} needs the package {package}", cure=f"pip install 'wherry[{extra}]'")
+
+
+def internal_error(error: BaseException, *, uri: str | None = None, cure: str | None = None) -> InternalError:
+    """The error for an exception that no code expected, in one line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return InternalError(f"this is a bug in wherry {__version__}: {text}", uri=uri, cure=cure)

@@ -92,8 +92,9 @@ def _tell(handle: Export, wanted: bool | None) -> None:
     if receipt is None and error is None:
         return
     uri = receipt.target.uri if receipt else handle.uri
-    payload = {"error": error.to_json()} if error else {"format": receipt.target.format} if receipt else {}
+    payload = {"format": receipt.target.format} if receipt else {}
+    payload |= {"error": error.to_json()} if error else {}
     try:
-        emit(uri, event=FAILED if error else COMMITTED, step=handle.step, payload=payload)
+        emit(uri, event=COMMITTED if receipt else FAILED, step=handle.step, payload=payload)
     except (ValueError, OSError) as failure:
         log.warning("the end of the export to %s was not told: %s", uri, failure)

@@ -14,7 +14,7 @@ import time
 from concurrent.futures import thread as _executors  # its own exit hook must be registered before ours
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import StorageError, WherryError
+from wherry.errors import NotRecordedError, StorageError, WherryError, internal_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,8 +35,9 @@ class Export:
         step: of training, where known.
         blocked: seconds for which training waited.
         exit_wait: seconds that the end of the process waits for it.
-        error: why it failed; None while it is under way and when it is done.
-        receipt: what was done; None until then, and in processes that had nothing to do.
+        error: why it failed; None while it is under way and when it is done. A NotRecordedError where the checkpoint
+            is committed but not recorded.
+        receipt: what was done; None until a checkpoint is committed, and in processes that had nothing to do.
     """
 
     def __init__(self, uri: str, step: int | None = None, exit_wait: float = 600.0) -> None:
@@ -61,6 +62,7 @@ class Export:
 
         Raises:
             TimeoutError: it has not ended in time.
+            NotRecordedError: the checkpoint is committed, but the ledger cannot be used; `result` is the receipt.
             WherryError: why it failed.
         """
         if not self.wait(timeout):
@@ -110,6 +112,7 @@ class Export:
                     self.blocked,
                 )
         except BaseException as error:  # noqa: BLE001  whatever it is, training goes on
+            self.receipt = error.result if isinstance(error, NotRecordedError) else None
             self.failed(error)
         self.end(then)
 
@@ -118,7 +121,7 @@ class Export:
         self.error = error if isinstance(error, WherryError) else _wrapped(error)
         self.error.stage = self.error.stage or "export"
         log.error(
-            "export to %s failed: %s", self.uri, self.error,
+            "export to %s %s: %s", self.uri, "is committed" if self.receipt else "failed", self.error,
             exc_info=None if isinstance(error, WherryError) else error,
         )  # fmt: skip
 
@@ -136,7 +139,7 @@ class Export:
 def _wrapped(error: BaseException) -> WherryError:
     if isinstance(error, MemoryError):
         return StorageError("there is not enough memory", cure='export with snapshot="disk"')
-    return WherryError(f"{type(error).__name__}: {error}", cure="report this with the log")
+    return internal_error(error, cure="report this with the log")
 
 
 def _give_way() -> None:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.convert import convert_opened, existing, plan_jobs
-from wherry.errors import UsageError, WherryError, storage_error
+from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error
 from wherry.export_request import asked_of, spool_of, target_of
 from wherry.keypath import render
 from wherry.lease import Lease
 from wherry.live_checkpoint import live_checkpoint
 from wherry.manifest import Manifest
 from wherry.receipt import from_json
+from wherry.recording import record, require_recorded
 from wherry.registry import service
 from wherry.shares import (
     LEASE,
@@ -99,7 +100,7 @@ def begin(state: object, request: Request) -> Begun:
         return _copied(found, manifest, request, processes, ticket)
     if ticket.stop != _THERE:
         raise WherryError(f"process 0 refused: {ticket.stop}", uri=request.uri)
-    return Begun(request.step, lambda: planned, leads=leads)
+    return Begun(request.step, lambda: planned and record(planned), leads=leads)
 
 
 def _ready(found: Any, request: Request) -> tuple[Request, Manifest] | Exception:
@@ -210,7 +211,7 @@ def _give(shot: Snapshot, manifest: Manifest, folder: Path, processes: Any, pati
         except BaseException as error:
             _report(folder, processes, error)
             raise
-        return from_json(await_outcome(folder, rank, patience=patience))
+        return require_recorded(from_json(await_outcome(folder, rank, patience=patience)))
     finally:
         shot.close()
 
@@ -233,6 +234,9 @@ def _finish(
                 checkpoint, [target_of(request)], asked_of(request), if_exists=request.if_exists
             )
         receipt = group.receipts[0]
+    except NotRecordedError as error:
+        receipt = error.result = error.result.receipts[0]
+        raise
     except BaseException as error:
         failure = str(error)
         raise

@@ -9,7 +9,6 @@ buffers of 8 MiB; nothing of a model's size is ever held.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from wherry.digest import sha256_of
 from wherry.durable import put
 from wherry.errors import (
     MismatchError,
-    NotFoundError,
     TargetExistsError,
     WherryError,
 )
@@ -29,8 +27,9 @@ from wherry.fingerprint import fingerprint
 from wherry.hashing import compare, hash_checkpoint
 from wherry.in_use import in_use
 from wherry.plan import DEFAULT_MEMORY
+from wherry.recording import RECORDED, REFUSED, not_recorded
 from wherry.registry import find_format
-from wherry.resolve import is_model_uri, proved_digest, resolve_model
+from wherry.resolve import is_model_uri, proved_digest, proved_sidecar, resolve_model
 from wherry.sidecar import read_sidecar, sidecar_location, signature_location, unrecorded
 from wherry.staging import Staging
 from wherry.store import locate
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from wherry.location import Entry, Location
     from wherry.progress import OnProgress
     from wherry.sidecar import Sidecar
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class Fetched:
     resumed_bytes: int
     seconds: float
     already: bool
-    lineage: str
+    lineage: str = "not recorded"
 
     def to_json(self) -> dict[str, Any]:
         """As `fetch --json` prints it."""
@@ -128,6 +125,7 @@ def fetch(
         IncompleteError: files are missing.
         TargetExistsError: something else is at the target.
         StorageError: the storage failed; where a retry can help, what was copied is kept for it.
+        NotRecordedError: the copy is committed and proved, but the ledger cannot be used; `result` is the Fetched.
     """
     clock = time.monotonic()
     subject = _subject(uri)
@@ -145,16 +143,8 @@ def fetch(
     nbytes = sum(entry.size for entry in subject.files)
     seconds = round(time.monotonic() - clock, 3)
     count = len(subject.files)
-    return Fetched(
-        subject.location.uri,
-        home.uri,
-        digest,
-        count,
-        nbytes,
-        resumed,
-        seconds,
-        already,
-        _noted(subject, home),
+    return _record(
+        subject, Fetched(subject.location.uri, home.uri, digest, count, nbytes, resumed, seconds, already)
     )
 
 
@@ -163,21 +153,7 @@ def _subject(uri: str | os.PathLike[str]) -> _Subject:
 
     meant = resolve_model(uri).uri if is_model_uri(uri) else uri
     location, detection = resolve(meant)
-    sidecar = read_sidecar(location)
-    if sidecar is None:
-        raise NotFoundError(
-            "no digests are recorded for it, so a copy could not be proved",
-            uri=location.uri,
-            cure="take stock of it first: `wherry inspect --digest --write`",
-            stage="fetch",
-        )
-    if proved_digest(sidecar) != sidecar.checkpoint.checkpoint_digest:
-        raise MismatchError(
-            "the manifest beside it was altered: it is not the one that its digest stands for",
-            uri=location.uri,
-            cure="restore the checkpoint",
-            stage="fetch",
-        )
+    sidecar = proved_sidecar(location, "fetch")
     with Checkpoint(find_format(detection.format).open(location, detection)) as opened:
         members = list(opened.reader.members())
         mark = present_fingerprint(opened)
@@ -270,17 +246,18 @@ def _carry_signature(subject: _Subject, place: Location) -> None:
         put(target, signature.read())
 
 
-def _noted(subject: _Subject, home: Location) -> str:
-    """Tell the ledger of the second place; like a conversion's lineage, that never fails the caller."""
+def _record(subject: _Subject, done: Fetched) -> Fetched:
+    """Tell the ledger of the second place."""
     from wherry.ledger import open_ledger, record_sighting
 
-    location = locate(home.uri)
+    location = locate(done.uri)
     try:
         with _opened(subject, location) as copy:
             mark = fingerprint(copy.reader.members(), location)
         with open_ledger() as ledger:
             record_sighting(ledger, replace(subject.sidecar.checkpoint, uri=location.uri, fingerprint=mark))
-    except WherryError as error:
-        _log.warning("the copy was not recorded: %s", error)
-        return f"not recorded: {error.what}"
-    return "recorded"
+    except WherryError as cause:
+        error = not_recorded(cause, [done.uri])
+        error.result = replace(done, lineage=REFUSED + cause.what)
+        raise error from cause
+    return replace(done, lineage=RECORDED)

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import sys
 
 _THRESHOLD = 10_000
 _SWITCH_SECONDS = 0.001
+_UTF8 = "PYTHONUTF8"
+
+
+def use_utf8() -> None:
+    """Read and print names as UTF-8, whatever the locale says; where it says otherwise the interpreter starts anew.
+
+    The name of a file is bytes. In UTF-8 mode they are the same text in every locale, so that ledger, manifests and
+    digests have one name for one file. What is no text at all is printed escaped, and never an error.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get(_UTF8) != "1" and sys.executable:
+        os.environ[_UTF8] = "1"  # for the children as well
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606  no shell
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def tune() -> None:

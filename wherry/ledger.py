@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EVENTS", "GENESIS", "Anchor", "Chain", "Edge", "Head", "Ledger", "Statement", "ancestors", "check_chain",
-    "claim_registration", "descendants", "drop_claim", "head", "open_ledger", "record_conversion", "record_event",
-    "record_registration", "record_sighting", "record_verification", "statements",
+    "claim_registration", "descendants", "drop_claim", "has_conversion", "head", "open_ledger", "record_conversion",
+    "record_event", "record_registration", "record_sighting", "record_verification", "statements",
 ]  # fmt: skip
 
 _PASSING = ("already", "lineage")  # fields of a receipt that say how it was obtained, not what was done
@@ -75,13 +75,23 @@ def record_conversion(ledger: Ledger, receipt: Receipt) -> int:
 
 def add_conversion(connection: Connection, receipt: Receipt) -> int:
     """As `record_conversion`, in a transaction that is open for writing."""
-    body = {name: value for name, value in receipt.to_json().items() if name not in _PASSING}
+    body = _body(receipt)
     seq = same_statement(connection, "conversion", body)
     if seq is None:
         return append(connection, "conversion", body)
     add_sighting(connection, receipt.source)
     add_sighting(connection, receipt.target)
     return seq
+
+
+def has_conversion(ledger: Ledger, receipt: Receipt) -> bool:
+    """Whether the ledger has this very conversion."""
+    with ledger.read() as connection:
+        return same_statement(connection, "conversion", _body(receipt)) is not None
+
+
+def _body(receipt: Receipt) -> dict[str, Any]:
+    return {name: value for name, value in receipt.to_json().items() if name not in _PASSING}
 
 
 def record_verification(ledger: Ledger, subject: CheckpointRef, verification: Mapping[str, Any]) -> int:

@@ -16,12 +16,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from wherry import ledger_schema as tables
-from wherry.errors import CorruptError, StorageError, UnsupportedError
+from wherry.errors import CorruptError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.home import ensure_home, ledger_url, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 BUSY_SECONDS = 60
 BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
 READ, WRITE = "read", "write"
+_SQLITE = ("sqlite", "sqlite+pysqlite")
+_CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5432/database"
 
 
 class Backend(Protocol):
@@ -51,7 +53,7 @@ class Backend(Protocol):
         """Make what is missing of tables, indexes and triggers, and note the number of the schema."""
         ...
 
-    def busy(self, error: DatabaseError) -> bool:
+    def busy(self, error: DBAPIError) -> bool:
         """Whether the same can succeed a moment later."""
         ...
 
@@ -93,6 +95,7 @@ def open_ledger(url: str | None = None, *, migrating: bool = False) -> Generator
 
     Raises:
         StorageError: it cannot be read or written.
+        UsageError: it is no URL, or names a driver or an option that there is not.
         UnsupportedError: the database is neither SQLite nor PostgreSQL, or has an older schema and is shared.
         CorruptError: it was written by a newer wherry.
         MissingExtraError: the driver of the database is not installed.
@@ -117,8 +120,26 @@ def schema_of(ledger: Ledger) -> int:
 
 
 def _engine(url: str) -> tuple[Engine, str, Backend]:
+    try:
+        return _connected(url)
+    except WherryError:
+        raise
+    except (ArgumentError, ValueError, TypeError) as error:  # a port that is no number, an unknown option
+        raise UsageError(
+            f"the URL of the ledger is not valid: {type(error).__name__}",
+            uri=without_secrets(url),
+            cure=_CURE,
+        ) from error
+
+
+def _connected(url: str) -> tuple[Engine, str, Backend]:
     file = sqlite_file(url)
     if file is not None:
+        driver = make_url(url).drivername
+        if driver not in _SQLITE:
+            raise UsageError(
+                f"the ledger does not speak through {driver}", uri=without_secrets(url), cure=_CURE
+            )
         # A connection that stays open: closing the last one folds the WAL into the file, four syncs for each statement.
         arguments: dict[str, Any] = {
             "connect_args": {"timeout": BUSY_SECONDS},
@@ -133,7 +154,7 @@ def _engine(url: str) -> tuple[Engine, str, Backend]:
     raise UnsupportedError(
         "a ledger is kept in a SQLite file or in PostgreSQL",
         uri=without_secrets(url),
-        cure="set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host/database",
+        cure=_CURE,
     )
 
 
@@ -189,7 +210,7 @@ class Sqlite:
             connection.exec_driver_sql(trigger)
         connection.exec_driver_sql(f"PRAGMA user_version = {tables.SCHEMA}")
 
-    def busy(self, error: DatabaseError) -> bool:
+    def busy(self, error: DBAPIError) -> bool:
         """See Backend."""
         return "locked" in str(error.orig)
 
@@ -209,7 +230,7 @@ def _listen(engine: Engine, backend: Backend) -> None:
 def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
     try:
         yield
-    except DatabaseError as error:
+    except DBAPIError as error:
         busy = backend.busy(error)
         cure = "check that it is a ledger that can be reached and written, or set WHERRY_LEDGER"
         raise StorageError(

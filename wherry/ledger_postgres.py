@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, create_engine, inspect, make_url
-from sqlalchemy.exc import ArgumentError
 
 from wherry import ledger_schema as tables
 from wherry.errors import UsageError, missing_extra
@@ -23,7 +22,7 @@ from wherry.ledger_file import BUSY_SECONDS, WRITE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-    from sqlalchemy.exc import DatabaseError
+    from sqlalchemy.exc import DBAPIError
 
 SCHEMA_NAME = "wherry"
 _LOCK = 0x7768657272790001  # `wherry` in ASCII, and which of its locks
@@ -75,7 +74,7 @@ class Postgres:
             connection.exec_driver_sql(trigger.replace("%", "%%"))
         connection.exec_driver_sql(f"COMMENT ON TABLE {SCHEMA_NAME}.statement IS '{_NOTE}{tables.SCHEMA}'")
 
-    def busy(self, error: DatabaseError) -> bool:
+    def busy(self, error: DBAPIError) -> bool:
         """See Backend."""
         state = getattr(error.orig, "sqlstate", None)
         return error.connection_invalidated or state is None or state.startswith(_BUSY)
@@ -86,12 +85,10 @@ def connect(url: str) -> tuple[Engine, str, Postgres]:
 
     Raises:
         MissingExtraError: psycopg is not installed.
-        UsageError: it is no URL, or asks for another driver.
+        UsageError: it asks for another driver.
+        ArgumentError, ValueError: SQLAlchemy cannot read it.
     """
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise UsageError("WHERRY_LEDGER is not a URL", cure="write postgresql://host/database") from error
+    parsed = make_url(url)
     if parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise UsageError(
             f"the ledger does not speak through {parsed.drivername}",

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, WherryError
 from wherry.lineage_text import SHOWN
-from wherry.outbox import after_record
 from wherry.sidecar import read_sidecar
 from wherry.store import locate
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from wherry.ledger import Edge, Ledger
     from wherry.ledger_nodes import Node
-    from wherry.receipt import CheckpointRef, Receipt
     from wherry.sidecar import Sidecar
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
@@ -53,36 +51,6 @@ class LineageTree:
             "nodes": [asdict(node) for node in self.nodes.values()],
             "edges": [asdict(edge) for edge in self.edges],
         }
-
-
-def record(receipt: Receipt) -> str:
-    """Record a conversion; a ledger that cannot be written does not undo a conversion that was committed.
-
-    Returns:
-        `recorded`, or why it was not; the reason is logged as a warning too.
-    """
-    from wherry.ledger import open_ledger, record_conversion
-
-    try:
-        with open_ledger() as ledger:
-            record_conversion(ledger, receipt)
-    except WherryError as error:
-        return _not_recorded(error)
-    after_record()
-    return "recorded"
-
-
-def record_outcome(subject: CheckpointRef, verification: Mapping[str, Any]) -> str:
-    """Record the outcome of a verification (its JSON form); like `record`, it never fails the caller."""
-    from wherry.ledger import open_ledger, record_verification
-
-    try:
-        with open_ledger() as ledger:
-            record_verification(ledger, subject, verification)
-    except WherryError as error:
-        return _not_recorded(error)
-    after_record()
-    return "recorded"
 
 
 def show(uri_or_digest: str | os.PathLike[str]) -> LineageTree:
@@ -225,8 +193,3 @@ def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, Node]]:
         target: node_of(receipt.target, receipt.finished),
     }
     return edge, {**ends, **own}
-
-
-def _not_recorded(error: WherryError) -> str:
-    _log.warning("lineage was not recorded: %s", error)
-    return f"not recorded: {error.what}"

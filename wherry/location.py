@@ -6,9 +6,11 @@ whether a put can be create-only, whether byte ranges can be read and written. `
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote
 
 from wherry.errors import HostileError, NotFoundError, storage_error
 
@@ -81,6 +83,32 @@ class Store(Protocol):
         ...
 
 
+def path_uri(path: str) -> str:
+    """A local path as it is printed and recorded: itself, or a `file://` URI where its bytes are no UTF-8 text.
+
+    Python reads bytes that the locale cannot decode as lone surrogates, which no database and no JSON reader takes.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        data = path.encode("utf-8", "surrogateescape")
+    else:
+        return path
+    try:
+        return data.decode()  # text that an ASCII locale has hidden
+    except UnicodeDecodeError:
+        return f"file://{quote(data)}"
+
+
+def native_path(text: str) -> str:
+    """A path as this process's locale spells it; the inverse of `path_uri` where that gave text."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+    return text
+
+
 @dataclass(frozen=True)
 class Location:
     """A path in a store; what every function of wherry takes once a URI has been read."""
@@ -91,7 +119,9 @@ class Location:
     @property
     def uri(self) -> str:
         """The printed form: a bare path for local files, a URI elsewhere."""
-        return self.path if self.store.capabilities.local else f"{self.store.protocol}://{self.path}"
+        return (
+            path_uri(self.path) if self.store.capabilities.local else f"{self.store.protocol}://{self.path}"
+        )
 
     @property
     def name(self) -> str:

@@ -18,27 +18,31 @@ from wherry.errors import (
     DamagedError,
     MissingExtraError,
     NotFoundError,
+    NotRecordedError,
     StorageError,
     TargetInUseError,
     WherryError,
+    internal_error,
     storage_error,
 )
 from wherry.home import ensure_home
 from wherry.lease import Lease
 from wherry.reconcile import FAILED, MADE, Todo, Work, estimate, hours, known, todo
+from wherry.recording import not_recorded
 from wherry.registry import find_format
 from wherry.store import is_live, locate
 from wherry.survey import Passed, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from wherry.config_schema import Route
     from wherry.routes import Wanted, Whereabouts
 
 # What the source is not to blame for: a full disk, missing rights or a missing extra are mended elsewhere.
-_PASSING = (NotFoundError, TargetInUseError, StorageError, MissingExtraError)
-Came = Literal["converted", "failed", "vanished", "in use"]
+_PASSING = (NotFoundError, TargetInUseError, StorageError, MissingExtraError, NotRecordedError)
+Came = Literal["converted", "not recorded", "failed", "vanished", "in use"]
+ALONE: tuple[Came, ...] = ("not recorded", "failed")  # after these each target of a work is tried by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +134,19 @@ class Report:
     def failures(self) -> list[dict[str, Any]]:
         """Errors of this night, in order; what is known to fail and was not tried is none."""
         found = [plan.error for plan in self.plans if plan.error is not None]
-        found += [
+        return found + self._errors("failed")
+
+    @property
+    def unrecorded(self) -> list[dict[str, Any]]:
+        """Errors of what was converted, but not recorded or not registered."""
+        return self._errors("not recorded")
+
+    def _errors(self, came: Came) -> list[dict[str, Any]]:
+        return [
             {**one.error, "uri": one.error["uri"] or one.source}
             for one in self.outcomes
-            if one.came == "failed" and one.error is not None
+            if one.came == came and one.error is not None
         ]
-        return found
 
     @property
     def left_to_another(self) -> bool:
@@ -202,16 +213,22 @@ def as_ours(error: BaseException, uri: str) -> WherryError:
         return error
     if isinstance(error, OSError):
         return storage_error(error, uri)
-    return WherryError(
-        f"{type(error).__name__}: {error}", uri=uri, cure="look at the log of the run", retryable=True
-    )
+    bug = internal_error(error, uri=uri, cure="look at the log of the run")
+    bug.retryable = True
+    return bug
 
 
-def came_of(work: Work, error: WherryError) -> Outcome:
-    """What an error of a work means: it vanished, another run is at it, or it failed."""
-    gone = isinstance(error, NotFoundError) and not _exists(work.source.found.uri)
-    came: Came = "vanished" if gone else "in use" if isinstance(error, TargetInUseError) else "failed"
-    return Outcome(work.route, work.source.found.uri, came, error=error.to_json())
+def came_of(work: Work, targets: Iterable[Wanted], error: WherryError) -> Outcome:
+    """What an error of a work means: not recorded, vanished, in use by another run, or failed."""
+    uri, places = work.source.found.uri, tuple[str, ...]()
+    came: Came = "failed"
+    if isinstance(error, NotRecordedError):
+        came, places = "not recorded", tuple(one.place for one in targets)
+    elif isinstance(error, TargetInUseError):
+        came = "in use"
+    elif isinstance(error, NotFoundError) and not _exists(uri):
+        came = "vanished"
+    return Outcome(work.route, uri, came, places, error=error.to_json())
 
 
 def made_notes(
@@ -264,14 +281,35 @@ def note(bodies: Iterable[dict[str, Any]]) -> None:
     """
     from wherry.ledger import open_ledger, record_event
 
+    every = list(bodies)
+    if not every:
+        return  # a ledger that cannot be used is no fault of what has nothing to say
     with open_ledger() as ledger:
-        for body in bodies:
+        for body in every:
             record_event(ledger, "note", None, body)
 
 
+def note_made(bodies: Sequence[dict[str, Any]]) -> None:
+    """Append the notes of `made_notes`, once everything else is done.
+
+    Raises:
+        NotRecordedError: the ledger cannot be written.
+    """
+    try:
+        note(bodies)
+    except WherryError as error:
+        uris = [str(body["target"]) for body in bodies]
+        raise not_recorded(error, uris, cure="run the night again, which goes on from here") from error
+
+
 def failure(report: Report) -> WherryError | None:
-    """The error that the whole night ends with: of the kind of the first one; None where nothing failed."""
-    found = report.failures
+    """The error that the whole night ends with, of the kind of the first one; None where all is done and recorded.
+
+    What failed counts before what was only not recorded.
+    """
+    found, word = report.failures, "failed"
+    if not found:
+        found, word = report.unrecorded, "not recorded"
     if not found:
         return None
     first = found[0]
@@ -280,7 +318,7 @@ def failure(report: Report) -> WherryError | None:
     }
     kind = known_kinds.get(str(first["error"]), WherryError)
     tried = len(report.outcomes)
-    what = f"{len(found)} of {max(tried, len(found))} failed; the first: {first['what']}"
+    what = f"{len(found)} of {max(tried, len(found))} {word}; the first: {first['what']}"
     return kind(what, uri=first["uri"], path=first["path"], cure=first["cure"], stage=first["stage"])
 
 

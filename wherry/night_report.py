@@ -29,6 +29,8 @@ def markdown(report: Report) -> str:
     lines += [f"\n**{plan.route.name}**: {plan.estimate}" for plan in report.plans if plan.estimate]
     failed = [(str(error["uri"]), str(error["what"]), str(error["cure"] or "")) for error in report.failures]
     lines += _table("Failed", ("where", "what", "cure"), failed)
+    bare = [(str(error["uri"]), str(error["what"]), str(error["cure"] or "")) for error in report.unrecorded]
+    lines += _table("Converted, but not recorded", ("where", "what", "cure"), bare)
     done = [(one.source, ", ".join(one.targets)) for one in report.outcomes if one.came == "converted"]
     lines += _table("Converted", ("source", "targets"), done)
     rows = [

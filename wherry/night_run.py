@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from wherry import threads
 from wherry.convert import Target, convert_all
 from wherry.ending import blame, ending
-from wherry.lineage import record
 from wherry.night import (
+    ALONE,
     Outcome,
     Report,
     as_ours,
@@ -23,10 +23,12 @@ from wherry.night import (
     failure,
     holding,
     note,
+    note_made,
     notes_of,
     plan_night,
 )
 from wherry.opaque import allowing
+from wherry.recording import registration_of
 from wherry.register import register
 from wherry.verified import comparison, verified
 
@@ -88,8 +90,8 @@ def _work(config: Config, route: Route, work: Work) -> list[Outcome]:
         return [_carry(config, route, work, work.targets)]
     except Exception as caught:  # noqa: BLE001  whatever it is, it stops this checkpoint alone
         error = as_ours(caught, work.source.found.uri)
-        outcome = came_of(work, error)
-        if outcome.came != "failed" or not work.targets[1:]:
+        outcome = came_of(work, work.targets, error)
+        if outcome.came not in ALONE or not work.targets[1:]:
             note(failed_notes(work, work.targets, error))
             return [outcome]
     return [_alone(config, route, work, one) for one in work.targets]
@@ -101,7 +103,7 @@ def _alone(config: Config, route: Route, work: Work, one: Wanted) -> Outcome:
     except Exception as caught:  # noqa: BLE001  whatever it is, it stops this target alone
         error = as_ours(caught, work.source.found.uri)
         note(failed_notes(work, (one,), error))
-        return came_of(work, error)
+        return came_of(work, (one,), error)
 
 
 def _carry(config: Config, route: Route, work: Work, targets: tuple[Wanted, ...]) -> Outcome:
@@ -118,18 +120,17 @@ def _carry(config: Config, route: Route, work: Work, targets: tuple[Wanted, ...]
         )  # fmt: skip
     for one, receipt in zip(targets, group.receipts, strict=True):
         _after(config, route, one, receipt, alias=route.alias if work.source.newest else None)
-    note(notes_of(work, targets))
+    note_made(notes_of(work, targets))
     written = sum(receipt.bytes_written for receipt in group.receipts if not receipt.already)
     return Outcome(work.route, source.uri, "converted", tuple(one.place for one in targets), written)
 
 
 def _after(config: Config, route: Route, one: Wanted, receipt: Receipt, *, alias: str | None) -> None:
     """What follows the commit of one target."""
-    if receipt.already:
-        record(receipt)
     uri = receipt.target.uri
     if route.verify != "none":
         verified(uri, **comparison(route.verify, receipt.source.uri, one.rule.family_file))
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
-        register(uri, one.model, alias=alias, tags=route.tags, **settings)
+        with registration_of(uri, one.model, alias=alias, tags=route.tags):
+            register(uri, one.model, alias=alias, tags=route.tags, **settings)

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import open_checkpoint
-from wherry.errors import IncompleteError, MismatchError
+from wherry.errors import IncompleteError, MismatchError, NotRecordedError
+from wherry.recording import record_outcome
 from wherry.registry import service
 from wherry.resolve import Resolved, proved_digest
 from wherry.sidecar import read_sidecar, unrecorded
@@ -78,10 +79,12 @@ def proved(
 
 def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress: OnProgress | None) -> None:
     """The outcome goes to the ledger, whatever it is."""
-    from wherry.lineage import record_outcome
-
     outcome = verify(uri, level=level, memory=memory, progress=progress)
-    record_outcome(sidecar.checkpoint, outcome.to_json())
+    try:
+        record_outcome(sidecar.checkpoint, outcome.to_json())
+    except NotRecordedError as error:
+        if outcome.ok:  # what is not recorded is not promoted
+            raise error.__cause__ or error from None
     if outcome.ok:
         return
     first = outcome.failed[0]

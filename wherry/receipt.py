@@ -124,7 +124,9 @@ class GroupReceipt:
         return self.receipts[0].source
 
     def to_json(self) -> dict[str, Any]:
-        """The source once, and what was done for each target."""
+        """The receipt itself where there is one target; else the source once, and what was done for each."""
+        if not self.group:
+            return self.receipts[0].to_json()
         rows = [receipt.to_json() for receipt in self.receipts]
         return {
             "schema": SCHEMA,

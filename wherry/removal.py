@@ -23,6 +23,7 @@ from wherry.sidecar import OWN_NAMES, sidecar_name, signature_name
 from wherry.staging import rename_without_replacing, sync_folder
 from wherry.steps import step_number
 from wherry.store import FsspecStore, locate
+from wherry.store_errors import library_errors
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -133,15 +134,16 @@ def _objects(uri: str, format: str) -> Generator[None]:
     fs: Any = place.store.fs
     yield
     try:
-        for name in find_format(format).commit_members:
-            marker = place.join(name)
-            if marker.exists():
-                fs.rm_file(marker.path)
-        beside = [place.parent.join(name(place.name)) for name in (sidecar_name, signature_name)]
-        fs.rm(place.path, recursive=True)
-        for one in beside:
-            if one.exists():
-                fs.rm_file(one.path)
+        with library_errors(place.store.protocol, place.path):
+            for name in find_format(format).commit_members:
+                marker = place.join(name)
+                if marker.exists():
+                    fs.rm_file(marker.path)
+            beside = [place.parent.join(name(place.name)) for name in (sidecar_name, signature_name)]
+            fs.rm(place.path, recursive=True)
+            for one in beside:
+                if one.exists():
+                    fs.rm_file(one.path)
     except OSError as error:
         raise storage_error(error, uri) from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -162,6 +163,37 @@ def proved_digest(sidecar: Sidecar) -> str:
 
     subject = sidecar.checkpoint
     return checkpoint_digest(sidecar.manifest, subject.format, subject.format_version)
+
+
+def proved_sidecar(location: Location, stage: str) -> Sidecar:
+    """The sidecar of a checkpoint, where its manifest is the one that its digest stands for.
+
+    Args:
+        location: the checkpoint.
+        stage: the verb that needs it.
+
+    Raises:
+        NotFoundError: it has none.
+        MismatchError: it was altered.
+    """
+    from wherry.sidecar import read_sidecar
+
+    sidecar = read_sidecar(location)
+    if sidecar is None:
+        raise NotFoundError(
+            "no digests are recorded for it, so nothing can be proved",
+            uri=location.uri,
+            cure=f"take stock of it first: wherry inspect --digest --write {shlex.quote(location.uri)}",
+            stage=stage,
+        )
+    if proved_digest(sidecar) != sidecar.checkpoint.checkpoint_digest:
+        raise MismatchError(
+            "the manifest beside it was altered: it is not the one that its digest stands for",
+            uri=location.uri,
+            cure="restore the checkpoint",
+            stage=stage,
+        )
+    return sidecar
 
 
 def _another(asked: _Asked, place: str) -> MismatchError:

@@ -18,7 +18,7 @@ from wherry.carrying import carry, listed
 from wherry.checkpoint import Checkpoint
 from wherry.detect import absence, resolve
 from wherry.digest import sha256_of
-from wherry.errors import IncompleteError, UnsupportedError, UsageError
+from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, UsageError
 from wherry.existing import existing_result
 from wherry.in_place import changed, replace_sidecar
 from wherry.keypath import render
@@ -27,6 +27,7 @@ from wherry.plan import DEFAULT_MEMORY
 from wherry.progress import Meter
 from wherry.proof import Asked, know, prove
 from wherry.receipt import utc_now
+from wherry.recording import LEFT_OUT, record
 from wherry.registry import rewrites
 from wherry.rewriting import Rewriting, Rewritten
 from wherry.sidecar import FOLDER_NAME, encode
@@ -109,6 +110,7 @@ def rewrite(
         IncompleteError: something that the result needs is not there.
         MismatchError: what was written is not what was read; nothing is committed, files in place are put back.
         TargetExistsError, TargetInUseError, StorageError: the target cannot be made.
+        NotRecordedError: it is committed, but the ledger cannot be used; `result` is the Rewritten.
     """
     if verify not in VERIFY:
         raise UsageError(f"verify={verify} is not possible", cure=f"choose {' or '.join(VERIFY)}")
@@ -126,11 +128,20 @@ def rewrite(
     with _ready(source, target, as_, in_place=in_place, which=which) as ready:
         there = None if in_place else _existing(ready, if_exists)
         done = there or (_in_place if in_place else _staged)(ready, asked)
-    if done.receipt is None or done.receipt.already or not lineage:
-        return done
-    from wherry.lineage import record
+    return _recorded(done, lineage=lineage)
 
-    return replace(done, receipt=replace(done.receipt, lineage=record(done.receipt)))
+
+def _recorded(done: Rewritten, *, lineage: bool) -> Rewritten:
+    """With what the ledger has of it; without digests there is nothing that could be recorded."""
+    if done.receipt is None:
+        return done
+    if not lineage:
+        return replace(done, receipt=replace(done.receipt, lineage=LEFT_OUT))
+    try:
+        return replace(done, receipt=record(done.receipt))
+    except NotRecordedError as error:
+        error.result = replace(done, receipt=error.result)
+        raise
 
 
 @contextmanager

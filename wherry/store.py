@@ -12,11 +12,12 @@ import stat
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from wherry.errors import UsageError, missing_extra, storage_error
 from wherry.folders import make_folders
-from wherry.location import Capabilities, Entry, Location
+from wherry.location import Capabilities, Entry, Location, native_path
+from wherry.store_errors import library_errors, translated
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -155,22 +156,24 @@ class FsspecStore:
     def stat(self, path: str) -> Entry | None:
         """See Store; never from a listing that fsspec has kept."""
         try:
-            self.fs.invalidate_cache(path)
-            return self._entry(self.fs.info(path))
+            with library_errors(self.protocol, path):
+                self.fs.invalidate_cache(path)
+                return self._entry(self.fs.info(path))
         except FileNotFoundError:
             return None
 
     def entries(self, path: str) -> list[Entry]:
         """See Store. Listings are never taken from fsspec's cache: another process may have written."""
-        rows = self.fs.ls(
-            path, detail=True, **({"refresh": True} if self.protocol in ("gs", "gcs", "s3", "hf") else {})
-        )
+        fresh = {"refresh": True} if self.protocol in ("gs", "gcs", "s3", "hf") else {}
+        with library_errors(self.protocol, path):
+            rows = self.fs.ls(path, detail=True, **fresh)
         found = [self._entry(row) for row in rows if row["name"].strip("/") != path.strip("/")]
         return sorted(found, key=lambda entry: entry.name)
 
     def read(self, path: str, start: int, stop: int | None) -> bytes:
         """See Store."""
-        return self.fs.cat_file(path, start=start, end=stop)
+        with library_errors(self.protocol, path):
+            return self.fs.cat_file(path, start=start, end=stop)
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store."""
@@ -180,9 +183,10 @@ class FsspecStore:
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store."""
-        if create_only and self.fs.exists(path):
+        if create_only and self.stat(path) is not None:
             raise FileExistsError(path)
-        self.fs.pipe_file(path, data, **({"mode": "create"} if create_only else {}))
+        with library_errors(self.protocol, path):
+            self.fs.pipe_file(path, data, **({"mode": "create"} if create_only else {}))
 
     def _entry(self, row: dict[str, Any]) -> Entry:
         mark = next((str(row[key]) for key in _MARKS if row.get(key)), "")
@@ -206,6 +210,8 @@ def remote_store(protocol: str) -> FsspecStore:
         raise UsageError(
             f"unknown storage protocol {protocol}://", cure="use file, gs, s3, hf or memory"
         ) from error
+    except Exception as error:
+        raise translated(error, protocol, "") or error from error
 
 
 def make_folder(location: Location) -> None:
@@ -237,9 +243,10 @@ def locate(uri: str | os.PathLike[str]) -> Location:
         )
     protocol, separator, rest = text.partition("://")
     if not separator:
-        return Location(LocalStore(), str(Path(text).absolute()))
+        return Location(LocalStore(), str(Path(native_path(text)).absolute()))
     if protocol == "file":
-        return Location(LocalStore(), str(Path(unquote(urlsplit(text).path)).absolute()))
+        data = unquote_to_bytes(urlsplit(text).path.encode("utf-8", "surrogateescape"))
+        return Location(LocalStore(), str(Path(os.fsdecode(data)).absolute()))
     if protocol == LiveStore.protocol:
         return Location(LiveStore(), rest)
     if "@" in rest.split("/")[0]:

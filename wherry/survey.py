@@ -22,6 +22,7 @@ from wherry.routes import Whereabouts, refusal, whereabouts
 from wherry.scores import score
 from wherry.sidecar import read_sidecar
 from wherry.store import FsspecStore, is_live, locate
+from wherry.store_errors import library_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -239,12 +240,13 @@ def modified(place: Location, members: Iterable[Entry]) -> datetime:
     fs: Any = place.store.fs
     paths = [place.path if member.name == place.name else f"{place.path}/{member.name}" for member in members]
     try:
-        return max(fs.modified(path) for path in paths).astimezone(UTC)
+        with library_errors(place.store.protocol, place.path):
+            return max(fs.modified(path) for path in paths).astimezone(UTC)
     except FileNotFoundError as error:
         raise NotFoundError("no such file", uri=place.uri, cure="check the path") from error
     except OSError as error:
         raise storage_error(error, place.uri) from error
-    except NotImplementedError as error:
+    except UnsupportedError as error:
         raise UnsupportedError(
             "the storage does not say when files were written", uri=place.uri, cure="select by step instead"
         ) from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.again import command
 from wherry.errors import IncompleteError, MismatchError, WherryError
-from wherry.lineage import record_outcome
+from wherry.recording import RECORDED, record_outcome
 from wherry.sidecar import read_sidecar
 from wherry.store import locate
 from wherry.verify import verify
@@ -44,19 +44,19 @@ def verified(uri: str, **how: Any) -> tuple[Verification, str]:
         The outcome, and whether the ledger has it, in words.
 
     Raises:
+        NotRecordedError: it passed, but the ledger cannot be used.
         IncompleteError: something is missing.
         MismatchError: something is not what was recorded, or not what the source holds.
     """
     outcome = verify(uri, **how)
     sidecar = read_sidecar(locate(outcome.uri))
-    recorded = (
-        record_outcome(sidecar.checkpoint, outcome.to_json())
-        if sidecar
-        else "not recorded: it has no sidecar"
-    )
-    if not outcome.ok:
-        raise _failure(outcome, sidecar)
-    return outcome, recorded
+    try:
+        if sidecar is not None:
+            record_outcome(sidecar.checkpoint, outcome.to_json())
+    finally:
+        if not outcome.ok:
+            raise _failure(outcome, sidecar)
+    return outcome, "not recorded: it has no sidecar" if sidecar is None else RECORDED
 
 
 def _failure(outcome: Verification, sidecar: Sidecar | None) -> WherryError:
