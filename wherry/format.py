@@ -45,16 +45,21 @@ class Extent:
     """A byte range of a file that holds canonical bytes of a tensor.
 
     Attributes:
-        file: URI.
+        location: the file.
         offset: of its first byte.
         length: bytes.
         crc32: CRC-32 of these bytes as their writer recorded it; None where there is none for exactly them.
     """
 
-    file: str
+    location: Location
     offset: int
     length: int
     crc32: int | None = None
+
+    @property
+    def file(self) -> str:
+        """URI of the file."""
+        return self.location.uri
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from wherry.carrying import carry_file
 from wherry.errors import TargetExistsError, storage_error
 from wherry.lease import DRAFT, NO_LINKS, Lease
-from wherry.sidecar import FOLDER_NAME
+from wherry.sidecar import FOLDER_NAME, MOST_SIDECAR
 from wherry.staging import PREFIX, sync_folder
-from wherry.store import LocalStore
+from wherry.store import LocalStore, locate
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -69,7 +69,9 @@ def replace_sidecar(folder: Location, data: bytes) -> None:
     place = Path(folder.join(FOLDER_NAME).path)
     try:
         if place.exists():
-            replace(place.with_name(f".{FOLDER_NAME}{BEFORE}"), place.read_bytes())
+            replace(
+                place.with_name(f".{FOLDER_NAME}{BEFORE}"), folder.join(FOLDER_NAME).read_whole(MOST_SIDECAR)
+            )
         replace(place, data)
     except OSError as error:
         raise storage_error(error, folder.uri) from error
@@ -105,7 +107,7 @@ def _link(place: Path, before: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        carry_file(place, before)
+        carry_file(locate(place), before)
 
 
 def replace(place: Path, data: bytes) -> None:

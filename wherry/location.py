@@ -6,7 +6,9 @@ whether a put can be create-only, whether byte ranges can be read and written. `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +16,16 @@ from wherry.errors import HostileError, NotFoundError, storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Bytes of whole files that are read: a config, and a file that goes along with the tensors.
+MOST_CONFIG = 64 << 20
+MOST_COMPANION = 1 << 30
+
+_DEEPEST = 64  # folders below one that is walked
+_MOST_VISITS = 16  # of one folder under several names, in one walk
+_BARRED_CURE = (
+    'remove it, or allow the folder where a link leads in your wherry.toml: links = ["/data/models"]'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +47,18 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file or folder: its name within its parent (or its relative path), size and change mark."""
+    """One file or folder: its name within its parent (or its relative path), size and change mark.
+
+    Attributes:
+        barred: why it must not be opened: `a FIFO`, `a link outside the checkpoint, to /etc/passwd`; empty where it
+            may. Its size is then -1, as that of a link to nothing.
+    """
 
     name: str
     size: int
     is_dir: bool
     mark: str = ""
+    barred: str = ""
 
 
 class Store(Protocol):
@@ -57,7 +75,7 @@ class Store(Protocol):
         """Children of a folder, sorted by name."""
         ...
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def read(self, path: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of a file; fewer where the file ends earlier."""
         ...
 
@@ -143,11 +161,12 @@ class Location:
         except OSError as error:
             raise storage_error(error, self.uri) from error
 
-    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+    def read(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of the file.
 
         Raises:
             NotFoundError: there is no such file.
+            HostileError: it is no regular file, or a link leads where it must not.
             StorageError: the storage failed.
         """
         try:
@@ -156,6 +175,27 @@ class Location:
             raise NotFoundError("no such file", uri=self.uri, cure="check the path") from error
         except OSError as error:
             raise storage_error(error, self.uri) from error
+
+    def read_whole(self, most: int) -> bytes:
+        """All bytes of a file that is metadata.
+
+        Args:
+            most: bytes that it may have.
+
+        Raises:
+            HostileError: it has more; and as `read`.
+            NotFoundError, StorageError: as `read`.
+        """
+        entry = self.stat() if self.store.capabilities.local else None
+        size = entry.size if entry else 0
+        data = self.read(0, most + 1) if size <= most else b""
+        if max(size, len(data)) > most:
+            raise HostileError(
+                f"{self.name} has {max(size, len(data)):,} bytes; at most {most:,} of such a file are read",
+                uri=self.uri,
+                cure="take it out of the checkpoint, or restore it",
+            )
+        return data
 
     def put(self, data: bytes) -> None:
         """Write a small file whole.
@@ -168,11 +208,42 @@ class Location:
         except OSError as error:
             raise storage_error(error, self.uri) from error
 
-    def walk(self, prefix: str = "") -> Iterator[Entry]:
-        """Every file below, with its path relative to this location."""
+    def walk(self) -> Iterator[Entry]:
+        """Every file below, with its path relative to this location; linked folders are entered.
+
+        Raises:
+            HostileError: something below must not be opened, or links lead in circles.
+        """
+        yield from self._below("", Counter())
+
+    def require_open(self, entry: Entry) -> None:
+        """Refuse a child that must not be opened.
+
+        Raises:
+            HostileError: it is a FIFO, a socket or a device, or a link that must not be followed.
+        """
+        if entry.barred:
+            raise HostileError(entry.barred, uri=self.join(entry.name).uri, cure=_BARRED_CURE)
+
+    def _below(self, prefix: str, visits: Counter[str]) -> Iterator[Entry]:
+        if self.store.capabilities.local:
+            self._require_bounded(prefix, visits)
         for entry in self.entries():
-            name = f"{prefix}{entry.name}"
+            self.require_open(entry)
             if entry.is_dir:
-                yield from self.join(entry.name).walk(f"{name}/")
+                yield from self.join(entry.name)._below(f"{prefix}{entry.name}/", visits)  # noqa: SLF001  its own
             else:
-                yield Entry(name, entry.size, is_dir=False, mark=entry.mark)
+                yield replace(entry, name=f"{prefix}{entry.name}")
+
+    def _require_bounded(self, prefix: str, visits: Counter[str]) -> None:
+        real = os.path.realpath(self.path)
+        visits[real] += 1
+        circle = visits[real] > _MOST_VISITS
+        if circle or prefix.count("/") > _DEEPEST:
+            raise HostileError(
+                "links lead to this folder again and again"
+                if circle
+                else f"more than {_DEEPEST} folders deep",
+                uri=self.uri,
+                cure="remove the links that lead back to a folder above them, or move the folder away",
+            )

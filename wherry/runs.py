@@ -61,5 +61,5 @@ def cut(extents: tuple[Extent, ...], span: Span) -> Iterator[Extent]:
         start, stop = max(span.start - position, 0), min(span.stop - position, extent.length)
         if start < stop:
             whole = stop - start == extent.length
-            yield extent if whole else Extent(extent.file, extent.offset + start, stop - start)
+            yield extent if whole else Extent(extent.location, extent.offset + start, stop - start)
         position += extent.length

@@ -9,12 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from wherry.errors import UsageError, missing_extra, storage_error
+from wherry.links import root_at
 from wherry.location import Capabilities, Entry, Location
+from wherry.open_file import loop_refusal, open_regular, opened_folder, read_regular, special
+
+if TYPE_CHECKING:
+    from wherry.links import Root
 
 LOCAL = Capabilities(atomic_rename=True, create_only_put=True, ranged_writes=True, local=True)
 OBJECTS = Capabilities(atomic_rename=False, create_only_put=True, ranged_writes=False, local=False)
@@ -31,33 +37,41 @@ _PROTOCOLS: dict[str, tuple[Capabilities, str, str]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class LocalStore:
-    """Files of this machine. Links are followed, as the Hugging Face cache needs; listings show them too."""
+    """Files of this machine, opened as `wherry.open_file` says.
 
+    Attributes:
+        root: what the user named, below which links may lead; None for files of our own.
+    """
+
+    root: Root | None = None
     protocol = "file"
     capabilities = LOCAL
 
     def stat(self, path: str) -> Entry | None:
         """See Store."""
         try:
-            return _entry(Path(path).name, Path(path).stat())
+            return _entry(Path(path).name, os.stat(path))  # noqa: PTH116  as PTH123
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise loop_refusal(path) from error
+            raise
 
     def entries(self, path: str) -> list[Entry]:
         """See Store. A dangling link is listed with size -1, so that it is never mistaken for absence."""
-        with os.scandir(path) as found:
-            return sorted((_scanned(entry) for entry in found), key=lambda entry: entry.name)
+        with opened_folder(path, self.root) as folder, os.scandir(folder) as found:
+            return sorted((self._scanned(path, entry) for entry in found), key=lambda entry: entry.name)
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read() if stop is None else file.read(max(stop - start, 0))
+        return read_regular(path, start, stop, self.root)
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file object would take four times as long
+        descriptor = open_regular(path, root=self.root)
         try:
             return os.preadv(descriptor, [buffer], start)
         finally:
@@ -66,11 +80,27 @@ class LocalStore:
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store. The file is synced; its folder is the caller's business."""
         flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if create_only else os.O_TRUNC)
-        descriptor = os.open(path, flags, 0o644)
+        descriptor = open_regular(path, flags=flags)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+    def _scanned(self, folder: str, entry: os.DirEntry[str]) -> Entry:
+        try:
+            status = entry.stat()
+        except FileNotFoundError:
+            return Entry(entry.name, -1, is_dir=False)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return Entry(entry.name, -1, is_dir=False, barred="a link that leads back to itself")
+            raise
+        if self.root is not None and entry.is_symlink():
+            path = os.path.join(folder, entry.name)  # noqa: PTH118  for each of thousands of files
+            real = os.path.realpath(path)
+            if not self.root.admits(path, real):
+                return Entry(entry.name, -1, is_dir=False, barred=f"a link outside the checkpoint, to {real}")
+        return _entry(entry.name, status)
 
 
 class LiveStore:
@@ -87,7 +117,7 @@ class LiveStore:
         """See Store."""
         raise FileNotFoundError(path)
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:  # noqa: ARG002  of the protocol
+    def read(self, path: str, start: int, stop: int) -> bytes:  # noqa: ARG002  of the protocol
         """See Store."""
         raise FileNotFoundError(path)
 
@@ -105,15 +135,10 @@ def is_live(uri: str) -> bool:
     return uri.startswith(f"{LiveStore.protocol}://")
 
 
-def _scanned(entry: os.DirEntry[str]) -> Entry:
-    try:
-        return _entry(entry.name, entry.stat())
-    except FileNotFoundError:
-        return Entry(entry.name, -1, is_dir=False)
-
-
 def _entry(name: str, status: os.stat_result) -> Entry:
-    return Entry(name, status.st_size, stat.S_ISDIR(status.st_mode), mark=str(status.st_mtime_ns))
+    barred = special(status.st_mode)
+    size = -1 if barred else status.st_size
+    return Entry(name, size, stat.S_ISDIR(status.st_mode), mark=str(status.st_mtime_ns), barred=barred)
 
 
 class FsspecStore:
@@ -141,7 +166,7 @@ class FsspecStore:
         found = [self._entry(row) for row in rows if row["name"].strip("/") != path.strip("/")]
         return sorted(found, key=lambda entry: entry.name)
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
         return self.fs.cat_file(path, start=start, end=stop)
 
@@ -183,6 +208,16 @@ def remote_store(protocol: str) -> FsspecStore:
         ) from error
 
 
+def open_local(location: Location) -> int:
+    """A descriptor of a local file to be read, which the caller closes.
+
+    Raises:
+        HostileError, OSError: as `open_regular`.
+    """
+    assert isinstance(location.store, LocalStore)
+    return open_regular(location.path, root=location.store.root)
+
+
 def make_folder(location: Location) -> None:
     """Make a local folder and its parents.
 
@@ -196,7 +231,7 @@ def make_folder(location: Location) -> None:
 
 
 def locate(uri: str | os.PathLike[str]) -> Location:
-    """Read a URI or a path.
+    """Read a URI or a path; links of a local path itself are the user's choice, those below it obey `wherry.links`.
 
     Raises:
         UsageError: an empty or relative-to-nothing URI, or one that carries credentials.
@@ -212,9 +247,9 @@ def locate(uri: str | os.PathLike[str]) -> Location:
         )
     protocol, separator, rest = text.partition("://")
     if not separator:
-        return Location(LocalStore(), str(Path(text).absolute()))
+        return local_location(text)
     if protocol == "file":
-        return Location(LocalStore(), str(Path(unquote(urlsplit(text).path)).absolute()))
+        return local_location(unquote(urlsplit(text).path))
     if protocol == LiveStore.protocol:
         return Location(LiveStore(), rest)
     if "@" in rest.split("/")[0]:
@@ -222,3 +257,14 @@ def locate(uri: str | os.PathLike[str]) -> Location:
             "a URI must not carry credentials", cure="use the storage library's own credential chain"
         )
     return Location(remote_store(protocol), rest.rstrip("/"))
+
+
+def local_location(path: str, *, configurable: bool = True) -> Location:
+    """A path of this machine, as the root of what is read below it.
+
+    Args:
+        path: relative to the working directory, or absolute.
+        configurable: whether the configuration may allow further links.
+    """
+    absolute = str(Path(path).absolute())
+    return Location(LocalStore(root_at(absolute, configurable=configurable)), absolute)

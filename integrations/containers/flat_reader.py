@@ -87,11 +87,10 @@ def companion_location(location: Location, name: str, companions: frozenset[str]
 
 def placed_tensors(header: Header, file: Location) -> dict[KeyPath, tuple[TensorSpec, tuple[Extent, ...]]]:
     """The tensors of one safetensors file with the place of each, in the order of their bytes."""
-    uri = file.uri
     return {
         (slot.name,): (
             TensorSpec((slot.name,), slot.shape, TO_OURS[slot.dtype]),
-            (Extent(uri, slot.start, slot.stop - slot.start),),
+            (Extent(file, slot.start, slot.stop - slot.start),),
         )
         for slot in header.slots
     }

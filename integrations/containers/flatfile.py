@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, storage_error
 from wherry.integrations.containers.blocks import Blocks
+from wherry.open_file import open_regular
 from wherry.staging import sync_folder
 from wherry.straight import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
 
@@ -206,8 +207,8 @@ class FlatFiles:
         with self._lock:
             if key not in self._open:
                 self._make_room()
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (DIRECT if direct else 0)
-                self._open[key] = os.open(self._folder / name, flags, 0o644)
+                flags = os.O_RDWR | os.O_CREAT | (DIRECT if direct else 0)
+                self._open[key] = open_regular(str(self._folder / name), flags=flags)
             self._open.move_to_end(key)
             self._users[key] = self._users.get(key, 0) + 1
             descriptor = self._open[key]

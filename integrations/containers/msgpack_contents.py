@@ -63,12 +63,12 @@ class Contents:
     lists: set[KeyPath] = field(default_factory=set[KeyPath])
 
 
-def gather(root: Node, file: str) -> Contents:
+def gather(root: Node, file: Location) -> Contents:
     """Sort the leaves of a tree.
 
     Args:
         root: what `msgpack_index` gave.
-        file: URI of the file in which the arrays lie.
+        file: the file in which the arrays lie.
     """
     kind = ROOT_MARKS.get(root.mark) if isinstance(root, Table) else None
     found = Contents(marked=kind is not None)
@@ -78,7 +78,7 @@ def gather(root: Node, file: str) -> Contents:
     return found
 
 
-def _sort(node: Node, path: KeyPath, file: str, found: Contents) -> None:
+def _sort(node: Node, path: KeyPath, file: Location, found: Contents) -> None:
     if isinstance(node, (Table, Sequence)):
         _sort_children(node, path, file, found)
     elif isinstance(node, Array):
@@ -95,7 +95,7 @@ def _sort(node: Node, path: KeyPath, file: str, found: Contents) -> None:
         _number(node, path, found)
 
 
-def _sort_children(node: Table | Sequence, path: KeyPath, file: str, found: Contents) -> None:
+def _sort_children(node: Table | Sequence, path: KeyPath, file: Location, found: Contents) -> None:
     if isinstance(node, Sequence):
         children = [(str(number), child) for number, child in enumerate(node.items)]
         empty = "list"

@@ -42,7 +42,7 @@ def open_file(location: Location, detection: Detection) -> Opened:
         CorruptError, UnsupportedError, HostileError: see `msgpack_index.index_file`.
     """
     _require_finished(detection)
-    contents = gather(index_file(location), location.uri)
+    contents = gather(index_file(location), location)
     reader = PlacedReader(location, contents.places, (_member(location),))
     return _opened(detection, contents, contents.specs, reader)
 
@@ -55,7 +55,7 @@ def open_with_arrays(location: Location, detection: Detection) -> Opened:
         CorruptError, UnsupportedError, HostileError: as above, or a placeholder leads out of the folder.
     """
     _require_finished(detection)
-    contents = gather(index_file(location), location.uri)
+    contents = gather(index_file(location), location)
     names = {
         path: value.removeprefix(PLACEHOLDER)
         for path, value in contents.values.items()

@@ -177,6 +177,7 @@ def _collect(folder: Location, prefix: str, own: Collection[str], found: Surroun
         elif is_weights(entry.name):
             found.left.append(Evidence(name, "weights in another form, or training state: not carried"))
         elif entry.size < 0:
+            folder.require_open(entry)
             raise IncompleteError(f"{name} is a link to nothing", uri=folder.uri, cure="fetch the file again")
         else:
             found.companions.append(Entry(name, entry.size, is_dir=False, mark=entry.mark))

@@ -161,7 +161,7 @@ def _read_bin(place: Location, contents: Contents) -> None:
 
 
 def _read_msgpack(place: Location, contents: Contents) -> None:
-    tree = gather(index_file(place), place.uri)
+    tree = gather(index_file(place), place)
     for path, spec in tree.specs.items():
         _require_new(path, place.name, contents, place)
         contents.specs[path], contents.flax[path] = spec, tree.places[path]

@@ -53,7 +53,7 @@ def msgpack_tree(file: Location) -> Tree:
     from wherry.integrations.containers.msgpack_contents import gather
     from wherry.integrations.containers.msgpack_index import index_file
 
-    return from_contents(gather(index_file(file), file.uri), file.uri)
+    return from_contents(gather(index_file(file), file), file.uri)
 
 
 def from_contents(contents: Contents, uri: str) -> Tree:

@@ -149,7 +149,7 @@ class OrbaxReader:
                 return None
             if value.length != array.zarr.chunk_nbytes + array.zarr.trailer:
                 return None
-            extents.append(Extent(self.location.member(value.file).uri, value.offset, length))
+            extents.append(Extent(self.location.member(value.file), value.offset, length))
         return tuple(extents)
 
     def cheap(self, spec: TensorSpec) -> bool:

@@ -55,7 +55,7 @@ def open_flax(place: Place, detection: Detection) -> Opened:
     """
     if place.damage is not None:
         raise place.damage
-    contents = gather(index_file(place.state), place.state.uri)
+    contents = gather(index_file(place.state), place.state)
     odd = next((path for path in contents.specs if path[0] != LEAVES), None)
     if odd is not None:
         raise CorruptError(f"an array beside {LEAVES}", uri=place.state.uri, path=render(odd))

@@ -53,7 +53,7 @@ def read_tree(file: Location) -> Tree:
     below = root.entries[layout.OPTIMIZER] if wrapped else root
     stored = stored_leaves(below, file.uri)
     _refuse_shared(stored, file)
-    contents = _without(gather(root, file.uri), 1 if wrapped else 0, set(stored))
+    contents = _without(gather(root, file), 1 if wrapped else 0, set(stored))
     return Tree(version, contents, stored)
 
 
