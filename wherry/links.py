@@ -68,7 +68,7 @@ def allowed_roots() -> tuple[str, ...]:
     from wherry.home import configured  # asked only where a link leads outside
 
     stated = os.environ.get("WHERRY_LINKS")
-    folders = filter(None, stated.split(os.pathsep)) if stated else configured("links") or ()
+    folders = [one for one in stated.split(os.pathsep) if one] if stated else configured("links") or ()
     return tuple(os.path.realpath(os.path.expanduser(folder)) for folder in folders)  # noqa: PTH111  text alone
 
 
