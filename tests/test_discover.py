@@ -37,7 +37,7 @@ class Listings:
 
     def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
         if self.active and event == "os.scandir":
-            self.folders[os.readlink(f"/proc/self/fd/{arguments[0]}")] += 1
+            self.folders[str(Path(f"/proc/self/fd/{arguments[0]}").readlink())] += 1
         if self.active and event == "open" and not arguments[2] & os.O_DIRECTORY:
             self.files[str(arguments[0])] += 1
 

@@ -1,9 +1,9 @@
 """config_trust: whether settings that lie in the working directory count.
 
-`cd` into a downloaded checkpoint must not hand it the ledger, the registry or the webhook. A file there counts only where
-the user (or root) owns it, nobody else may change it, and no checkpoint lies around it: its folder is no checkpoint and
-no run, and no folder above is a checkpoint. What does not count is named in a warning and passed over. A file that the
-user names, by `WHERRY_CONFIG` or `--config`, is the user's choice and is not judged.
+`cd` into a downloaded checkpoint must not hand it the ledger, the registry or the webhook. A file there counts only
+where the user (or root) owns it, nobody else may change it, and no checkpoint lies around it: its folder is no
+checkpoint and no run, and no folder above is a checkpoint. What does not count is named in a warning and passed over.
+A file that the user names, by `WHERRY_CONFIG` or `--config`, is the user's choice and is not judged.
 """
 
 from __future__ import annotations

@@ -23,9 +23,6 @@ MOST_COMPANION = 1 << 30
 
 _DEEPEST = 64  # folders below one that is walked
 _MOST_VISITS = 16  # of one folder under several names, in one walk
-_BARRED_CURE = (
-    'remove it, or allow the folder where a link leads in your wherry.toml: links = ["/data/models"]'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,8 @@ class Entry:
     """One file or folder: its name within its parent (or its relative path), size and change mark.
 
     Attributes:
-        barred: why it must not be opened: `a FIFO`, `a link outside the checkpoint, to /etc/passwd`; empty where it
-            may. Its size is then -1, as that of a link to nothing.
+        barred: why it must not be opened (`a FIFO`, `a link leads outside the checkpoint, to /etc/passwd`); empty
+            where it may. Its size is then -1, as that of a link to nothing.
     """
 
     name: str
@@ -208,13 +205,16 @@ class Location:
         except OSError as error:
             raise storage_error(error, self.uri) from error
 
-    def walk(self) -> Iterator[Entry]:
+    def walk(self, prefix: str = "") -> Iterator[Entry]:
         """Every file below, with its path relative to this location; linked folders are entered.
+
+        Args:
+            prefix: what is put before each path.
 
         Raises:
             HostileError: something below must not be opened, or links lead in circles.
         """
-        yield from self._below("", Counter())
+        yield from self._below(prefix, Counter())
 
     def require_open(self, entry: Entry) -> None:
         """Refuse a child that must not be opened.
@@ -223,7 +223,9 @@ class Location:
             HostileError: it is a FIFO, a socket or a device, or a link that must not be followed.
         """
         if entry.barred:
-            raise HostileError(entry.barred, uri=self.join(entry.name).uri, cure=_BARRED_CURE)
+            place = self.join(entry.name)
+            place.read(0, 1)  # what refuses it knows the cure
+            raise HostileError(entry.barred, uri=place.uri, cure="take it out of the checkpoint")
 
     def _below(self, prefix: str, visits: Counter[str]) -> Iterator[Entry]:
         if self.store.capabilities.local:

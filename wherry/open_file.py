@@ -52,8 +52,8 @@ def open_regular(path: str, *, root: Root | None = None, flags: int = os.O_RDONL
     """
     descriptor = _opened(path, flags | (os.O_NOFOLLOW if flags & _WRITING else 0), mode)
     try:
-        _require_regular(descriptor, path)
         _require_admitted(descriptor, path, root)
+        _require_regular(descriptor, path)
     except BaseException:
         os.close(descriptor)
         raise
@@ -102,7 +102,7 @@ def special(mode: int) -> str:
 
 def special_refusal(path: str, mode: int) -> HostileError:
     """The error for something that is no regular file."""
-    return HostileError(f"{special(mode) or 'a socket or a device'} in place of a file", uri=path, cure=_CURE)
+    return HostileError(f"{special(mode) or 'a device'} in place of a file", uri=path, cure=_CURE)
 
 
 def loop_refusal(path: str) -> HostileError:
@@ -120,7 +120,7 @@ def _opened(path: str, flags: int, mode: int) -> int:
         return os.open(path, flags | _ALWAYS, mode)
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise special_refusal(path, 0) from error
+            raise special_refusal(path, os.stat(path).st_mode) from error  # noqa: PTH116  as in store
         if error.errno == errno.ELOOP:
             raise (written_link_refusal if flags & os.O_NOFOLLOW else loop_refusal)(path) from error
         raise

@@ -99,7 +99,9 @@ class LocalStore:
             path = os.path.join(folder, entry.name)  # noqa: PTH118  for each of thousands of files
             real = os.path.realpath(path)
             if not self.root.admits(path, real):
-                return Entry(entry.name, -1, is_dir=False, barred=f"a link outside the checkpoint, to {real}")
+                return Entry(
+                    entry.name, -1, is_dir=False, barred=f"a link leads outside the checkpoint, to {real}"
+                )
         return _entry(entry.name, status)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.errors import IncompleteError
+from wherry.errors import HostileError, IncompleteError
 from wherry.integrations.containers.ocdbt import Reference
 from wherry.integrations.containers.ocdbt_reader import read_database
 from wherry.integrations.containers.zarr import METADATA_NAMES
@@ -21,6 +21,7 @@ from wherry.integrations.containers.zarr import METADATA_NAMES
 if TYPE_CHECKING:
     from wherry.location import Entry, Location
 
+_MOST_VALUE = 256 << 20  # bytes
 _METADATA_SUFFIXES = tuple(METADATA_NAMES.values())
 
 
@@ -72,10 +73,17 @@ class Listing:
 
         Raises:
             IncompleteError: its data file is missing or too short.
+            HostileError: it is larger than any value that is read so.
         """
         value = self.values.get(key)
         if value is None or value.inline is not None:
             return value and value.inline
+        if value.length > _MOST_VALUE:
+            raise HostileError(
+                f"{key} has {value.length:,} bytes; at most {_MOST_VALUE:,} of array metadata are read",
+                uri=self.location.uri,
+                cure="restore the checkpoint",
+            )
         reason = self.lack(key)
         if reason or value.file is None:
             raise IncompleteError(f"{key} cannot be read: {reason}", uri=self.location.uri)

@@ -44,11 +44,10 @@ def read_json(place: Location, most: int) -> dict[str, Any]:
 
     Raises:
         NotFoundError: there is no such file.
-        CorruptError: it is no JSON object, names something twice, or is larger than `most` bytes.
+        CorruptError: it is no JSON object, or names something twice.
+        HostileError: it is larger than `most` bytes.
     """
-    data = place.read(0, most + 1)
-    if len(data) > most:
-        raise CorruptError(f"{place.name} has more than {most} bytes", uri=place.uri)
+    data = place.read_whole(most)
     try:
         found = json.loads(data.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

@@ -252,6 +252,13 @@ class OrbaxReader:
             raise CorruptError(
                 f"chunk {key} has {stored} bytes, not {decoded}", uri=self.location.uri, path=spec.name
             )
+        if stored > array.zarr.most_stored:
+            raise HostileError(
+                f"chunk {key} of {decoded} bytes has {stored:,} bytes in storage",
+                uri=self.location.uri,
+                path=spec.name,
+                cure="restore the chunk from where it was trained",
+            )
         if decoded > _SMALLEST_SUSPECT and decoded > stored * MAX_EXPANSION:
             raise HostileError(
                 f"chunk {key} of {stored} bytes claims to decode to {decoded}",
