@@ -135,10 +135,8 @@ def opened(place: Location, public: EllipticCurvePublicKey) -> dict[str, Any]:
     entry = place.stat()
     if entry is None:
         raise NotFoundError("it has no signature", uri=place.uri, cure="wherry sign URI --key KEY")
-    if entry.size > _LARGEST:
-        raise CorruptError("too large for a signature", uri=place.uri)
     try:
-        return _predicate(json.loads(place.read()), public, place.uri)
+        return _predicate(json.loads(place.read_whole(_LARGEST)), public, place.uri)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, CorruptError):
             raise

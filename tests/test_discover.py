@@ -37,8 +37,8 @@ class Listings:
 
     def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
         if self.active and event == "os.scandir":
-            self.folders[os.fspath(arguments[0])] += 1
-        if self.active and event == "open":
+            self.folders[str(Path(f"/proc/self/fd/{arguments[0]}").readlink())] += 1
+        if self.active and event == "open" and not arguments[2] & os.O_DIRECTORY:
             self.files[str(arguments[0])] += 1
 
     def __enter__(self) -> Self:

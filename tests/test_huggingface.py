@@ -28,6 +28,7 @@ from wherry.errors import (
 from wherry.format import Glimpse
 from wherry.integrations.huggingface.folder import family_of
 from wherry.integrations.huggingface.weights import find_weights, is_weights
+from wherry.location import MOST_COMPANION
 from wherry.registry import find_format
 from wherry.store import locate
 
@@ -75,7 +76,10 @@ def test_corpus_facts(corpus):
         "config.json",
         "generation_config.json",
     }
-    assert json.loads(found.reader.companion("config.json").read())["model_type"] == "qwen3_moe"
+    assert (
+        json.loads(found.reader.companion("config.json").read_whole(MOST_COMPANION))["model_type"]
+        == "qwen3_moe"
+    )
     with pytest.raises(NotFoundError):
         found.reader.companion(INDEX)
     with pytest.raises(NotFoundError):
@@ -269,8 +273,9 @@ def test_step_from_the_name_or_the_trainer(tmp_path):
 
 
 def test_a_hub_cache_is_links(tmp_path):
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
-    blobs.mkdir()
+    repository = tmp_path / "models--org--name"
+    blobs, snapshot = repository / "blobs", repository / "snapshots" / "main"
+    blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
     for at, file in enumerate(sorted(sharded(tmp_path / "m").iterdir())):
         shutil.copy(file, blobs / f"blob{at}")

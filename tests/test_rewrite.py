@@ -25,6 +25,7 @@ from wherry.errors import (
 from wherry.lease import Lease
 from wherry.registry import formats, rewrites
 from wherry.rewrite import plan_rewrite
+from wherry.store import locate
 
 pytest.importorskip("torch.distributed.checkpoint")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -246,10 +247,10 @@ def test_the_ways_of_carrying(tmp_path, monkeypatch, way):
     if way == "here":
         monkeypatch.setattr(os, "copy_file_range", cannot)
     wanted = ("reflink" if way == "reflink" else "copy", len(data))
-    assert carrying.carry_file(tmp_path / "a", tmp_path / "b") == wanted
+    assert carrying.carry_file(locate(tmp_path / "a"), tmp_path / "b") == wanted
     assert (tmp_path / "b").read_bytes() == data
     with pytest.raises(FileExistsError):
-        carrying.carry_file(tmp_path / "a", tmp_path / "b")
+        carrying.carry_file(locate(tmp_path / "a"), tmp_path / "b")
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, source, monkeypatch):

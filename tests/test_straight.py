@@ -92,7 +92,9 @@ def test_the_read_back_of_a_conversion_goes_straight(tmp_path, monkeypatch):
     source = tmp_path / "a.safetensors"
     save_file({"w": np.arange(1 << 18, dtype=np.float32)}, source)
     read, real = [], spans.readinto
-    monkeypatch.setattr(spans, "readinto", lambda path, *rest: (read.append(path), real(path, *rest))[1])
+    monkeypatch.setattr(
+        spans, "readinto", lambda path, *rest, **more: (read.append(path), real(path, *rest, **more))[1]
+    )
     wherry.convert(source, tmp_path / "none", to="dcp", verify="none")
     assert read == []
     wherry.convert(source, tmp_path / "out", to="dcp")

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import UsageError
 from wherry.home import without_secrets
 from wherry.layouts import Wish
+from wherry.location import MOST_CONFIG
 from wherry.opaque import allowed_opaque
 from wherry.registry import find_format
 from wherry.store import is_live, locate
@@ -221,7 +222,7 @@ def _plain(value: Any) -> Any:
 
 
 def _file(path: str) -> dict[str, str]:
-    return {"name": _place(path), "sha256": hashlib.sha256(locate(path).read()).hexdigest()}
+    return {"name": _place(path), "sha256": hashlib.sha256(locate(path).read_whole(MOST_CONFIG)).hexdigest()}
 
 
 def _place(text: str) -> str:

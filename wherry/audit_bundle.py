@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from wherry import audit_check
 from wherry.audit_check import ANCHOR, INDEX, LEDGER, MANIFESTS, REPORT, SCHEMA
 from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
+from wherry.location import MOST_CONFIG
 from wherry.receipt import utc_now
 from wherry.staging import make_durable_folders, sync_folder
 from wherry.store import locate
@@ -148,7 +149,7 @@ def anchor_hash(anchor: str | None) -> str | None:
     if anchor is None or _is_hash(anchor):
         return anchor
     try:
-        kept = json.loads(locate(anchor).read())["hash"]
+        kept = json.loads(locate(anchor).read_whole(MOST_CONFIG))["hash"]
     except (NotFoundError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"not an anchor: {anchor!r}", cure="give the hash, or the file of `wherry ledger anchor`"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError, MismatchError, storage_error
 from wherry.folders import make_folders
+from wherry.store import open_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,6 +43,7 @@ def listed(folder: Location) -> dict[str, Entry]:
 
     Raises:
         CorruptError: a link that leads nowhere.
+        HostileError: something below must not be opened.
     """
     found = {entry.name: entry for entry in folder.walk()}
     lost = next((name for name, entry in found.items() if entry.size < 0), None)
@@ -74,9 +76,7 @@ def carry(source: Location, target: Location, names: Mapping[str, str], meter: M
         place = Path(target.member(new).path)
         try:
             make_folders(place.parent)
-            way, nbytes = carry_file(
-                Path(source.member(old).path), place, lambda n, old=old: meter.add(n, old)
-            )
+            way, nbytes = carry_file(source.member(old), place, lambda n, old=old: meter.add(n, old))
         except OSError as error:
             raise storage_error(error, place.as_posix()) from error
         done[way] += nbytes
@@ -84,7 +84,7 @@ def carry(source: Location, target: Location, names: Mapping[str, str], meter: M
 
 
 def carry_file(
-    source: Path, target: Path, report: Callable[[int], object] = lambda _count: None
+    source: Location, target: Path, report: Callable[[int], object] = lambda _count: None
 ) -> tuple[str, int]:
     """Make a new file of the same bytes, durably.
 
@@ -97,9 +97,13 @@ def carry_file(
 
     Raises:
         MismatchError: the source is being changed.
+        HostileError: the source is no regular file, or a link leads where it must not.
         OSError: the storage failed, or the target exists.
     """
-    with source.open("rb", buffering=0) as reading, target.open("xb", buffering=0) as writing:
+    with (
+        os.fdopen(open_local(source), "rb", buffering=0) as reading,
+        target.open("xb", buffering=0) as writing,
+    ):
         size = os.fstat(reading.fileno()).st_size
         way = REFLINK if _cloned(reading.fileno(), writing.fileno()) else COPY
         pieces = [size] if way == REFLINK else _copied(reading.fileno(), writing.fileno(), 0, size)
@@ -109,7 +113,7 @@ def carry_file(
         if not size == os.fstat(writing.fileno()).st_size == os.fstat(reading.fileno()).st_size:
             raise MismatchError(
                 "the file changed while it was carried over",
-                uri=str(source),
+                uri=source.uri,
                 cure="wait until nothing writes to the source",
             )
     return way, size

@@ -14,6 +14,7 @@ from wherry.keypath import KeyPath, parse, render
 from wherry.location import Location
 from wherry.opaque import allowing
 from wherry.pinned_store import PinnedStore
+from wherry.store import LocalStore
 from wherry.tensorspec import Region, TensorSpec, checked_region
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def open_checkpoint(
 
     with allowing(allow_opaque):
         location, detection = resolve(uri, format=format, step=step, item=item)
-        files = PinnedStore() if location.store.capabilities.local else None
-        place = Location(files or location.store, location.path)
+        store = location.store
+        files = PinnedStore(store.root) if isinstance(store, LocalStore) else None
+        place = Location(files or store, location.path)
         return Checkpoint(find_format(detection.format).open(place, detection), files)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.config_lines import line_of, where
 from wherry.config_routes import origin, stated
-from wherry.errors import NotFoundError, UsageError, WherryError, storage_error
+from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.home import CONFIG_ENV, ENVIRONMENT_ENV, config_file, without_secrets
+from wherry.location import MOST_CONFIG
+from wherry.store import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,6 +34,7 @@ VARIABLES = {
     "ledger": "WHERRY_LEDGER",
     "memory": "WHERRY_MEMORY",
     "shared_paths": "WHERRY_SHARED_PATHS",
+    "links": "WHERRY_LINKS",
     "mlflow.tracking_uri": "MLFLOW_TRACKING_URI",
     "mlflow.registry_uri": "MLFLOW_REGISTRY_URI",
     "notify.webhook": "WHERRY_NOTIFY_WEBHOOK",
@@ -41,7 +44,7 @@ VARIABLES = {
     "child.timeout": "WHERRY_CHILD_TIMEOUT",
     "child.memory": "WHERRY_CHILD_MEMORY",
 }
-_LISTS = ("shared_paths",)
+_LISTS = ("shared_paths", "links")
 _SECRET = ("notify.webhook",)
 # Fields of routes, policies and [audit] that may be relative.
 _PATHS = ("root", "uri", "family_file", "config", "assets", "sign", "signature", "key")
@@ -87,6 +90,7 @@ def load_config(path: str | os.PathLike[str] | None = None, env: str | None = No
     Raises:
         NotFoundError: the file that is named is not there, or it has no such environment.
         UsageError: it is no TOML, or a field is unknown or has a value that it cannot have.
+        HostileError: it is larger than any configuration.
         StorageError: it cannot be read.
     """
     file = config_file() if path is None else Path(path).expanduser().absolute()
@@ -172,9 +176,7 @@ def value_at(data: Mapping[str, Any], name: str) -> Any:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
-    except OSError as error:
-        raise storage_error(error, str(file)) from error
+        return locate(file).read_whole(MOST_CONFIG).decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"the configuration is not UTF-8: {error}", uri=str(file)) from error
 

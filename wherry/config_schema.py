@@ -7,6 +7,7 @@ has its own chain of them, and a Prefect block keeps a webhook's address.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -29,6 +30,13 @@ def _chosen(text: str) -> str:
     return text
 
 
+def _absolute(text: str) -> str:
+    if not os.path.isabs(os.path.expanduser(text)):  # noqa: PTH111, PTH117  text alone
+        raise ValueError("a folder must be absolute")
+    return text
+
+
+Folder = Annotated[str, AfterValidator(_absolute)]
 Duration = Annotated[float, BeforeValidator(duration), Field(ge=0)]
 Size = Annotated[str, BeforeValidator(_sized)]
 Template = Annotated[str, Field(min_length=1), AfterValidator(require_template)]
@@ -214,6 +222,9 @@ class Settings(Section):
     memory: Size = Field(default="128MiB", description="Budget of what is in flight.")
     shared_paths: tuple[str, ...] = Field(
         default=(), description="Folders that all workers see at the same path."
+    )
+    links: tuple[Folder, ...] = Field(
+        default=(), description="Folders into which links of checkpoints may lead; absolute."
     )
     mlflow: MlflowSettings = MlflowSettings()
     notify: NotifySettings = NotifySettings()

@@ -23,11 +23,12 @@ from wherry.errors import (
 from wherry.folders import is_staging
 from wherry.format import Absent, Glimpse
 from wherry.keypath import render
+from wherry.links import link_refusal
 from wherry.location import Location
 from wherry.registry import find_format, formats
 from wherry.resolve import meant
 from wherry.steps import Step, step_number, steps_among
-from wherry.store import locate
+from wherry.store import LocalStore, locate
 
 if TYPE_CHECKING:
     import os
@@ -96,6 +97,7 @@ def resolve(
         NotACheckpointError: no format claims it.
         AmbiguousError: several formats or items claim it equally.
         IncompleteError: it is a staging folder, or an empty step folder.
+        HostileError: the step or item is a link that must not be followed.
     """
     location = _existing(locate(meant(uri)))
     if is_staging(location.name) or is_staging(location.parent.name):
@@ -112,7 +114,7 @@ def resolve(
     found = look(Glimpse(location), rows) or _in_run(location, rows)
     if found is None:
         raise _nothing(location, format)
-    return locate(found.uri), found
+    return _rooted(location, found.uri), found
 
 
 def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
@@ -248,8 +250,25 @@ def _step_folder(location: Location, step: int) -> Location:
 
 
 def _may_be_step(entry: Entry) -> bool:
-    """Whether a child of a run can be a step: a folder, or a file with a step's full name (flax's are files)."""
-    return entry.is_dir or (step_number(entry.name) is not None and not entry.name.isdecimal())
+    """Whether a child of a run can be a step: a folder, or a file with a step's full name (flax's are files).
+
+    What must not be opened counts too, so that it is refused by name and no older step is taken in its place.
+    """
+    return (
+        entry.is_dir
+        or bool(entry.barred)
+        or (step_number(entry.name) is not None and not entry.name.isdecimal())
+    )
+
+
+def _rooted(named: Location, uri: str) -> Location:
+    """A checkpoint below what the user named, as the root of what is read of it."""
+    found = locate(uri)
+    if isinstance(found.store, LocalStore) and isinstance(named.store, LocalStore):
+        root, inner = named.store.root, found.store.root
+        if root is not None and inner is not None and not root.admits(inner.path, inner.real):
+            raise link_refusal(inner.path, inner.real)
+    return found
 
 
 def _existing(location: Location) -> Location:

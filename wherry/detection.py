@@ -13,6 +13,11 @@ Verdict: TypeAlias = Literal["ok", "incomplete", "corrupt", "malicious", "not-a-
 Kind: TypeAlias = Literal["params", "train-state", "other"]
 
 
+def verdict_of_damage(verdict: str) -> Verdict:
+    """The verdict of a checkpoint whose metadata could not be read, by that of the error; `corrupt` by default."""
+    return "incomplete" if verdict == "incomplete" else "malicious" if verdict == "malicious" else "corrupt"
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One thing that was seen: in which file (relative to the detection's URI), and what."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.detect import examine, look
-from wherry.errors import AmbiguousError, NotFoundError, WherryError
+from wherry.errors import AmbiguousError, HostileError, NotFoundError, WherryError
 from wherry.folders import is_staging
 from wherry.format import Glimpse
 from wherry.registry import formats
@@ -93,6 +93,12 @@ class _Walk:
             children = glimpse.entries if found is None else {}
         except AmbiguousError as error:
             yield from self._items(glimpse, error)
+            return
+        except HostileError as error:  # what a link in a folder reaches says nothing about the runs beside it
+            self._skip(glimpse.location, error.what)
+            yield from self._among(
+                glimpse, {name: one for name, one in glimpse.entries.items() if one.is_dir}
+            )
             return
         except WherryError as error:  # one bad folder does not end the walk
             self._skip(glimpse.location, error.what)
@@ -194,6 +200,8 @@ class _Walk:
 
 
 def _passed_over(folder: Glimpse, place: Location, entry: Entry) -> str | None:
+    if entry.barred:
+        return entry.barred
     if is_staging(entry.name):
         return "staging area of a conversion that has not finished"
     if entry.is_dir and entry.name.startswith("."):

@@ -26,11 +26,12 @@ from wherry.fetch_files import copy_files
 from wherry.fingerprint import fingerprint
 from wherry.hashing import compare, hash_checkpoint
 from wherry.in_use import in_use
+from wherry.location import MOST_COMPANION
 from wherry.plan import DEFAULT_MEMORY
 from wherry.recording import RECORDED, REFUSED, not_recorded
 from wherry.registry import find_format
 from wherry.resolve import is_model_uri, proved_digest, proved_sidecar, resolve_model
-from wherry.sidecar import read_sidecar, sidecar_location, signature_location, unrecorded
+from wherry.sidecar import MOST_SIDECAR, read_sidecar, sidecar_location, signature_location, unrecorded
 from wherry.staging import Staging
 from wherry.store import locate
 from wherry.units import parse_size
@@ -180,7 +181,7 @@ def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnP
         )
         resumed = copy_files(pairs, progress)
         _prove(subject, area.join(subject.name) if subject.name else area, memory, progress)
-        beside = sidecar_location(subject.location).read() if subject.is_file else None
+        beside = sidecar_location(subject.location).read_whole(MOST_SIDECAR) if subject.is_file else None
         staging.commit(row.commit_members, beside=beside)
     return resumed
 
@@ -197,7 +198,7 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
         if failed:
             raise _differs(subject, failed[0].path, failed[0].reason)
         for companion in manifest.companions:
-            data = copy.reader.companion(companion.name).read()
+            data = copy.reader.companion(companion.name).read_whole(MOST_COMPANION)
             if hashlib.sha256(data).hexdigest() != companion.sha256:
                 raise _differs(subject, companion.name, "the companion file is not the recorded one")
         extra = unrecorded(subject.sidecar, copy.manifest)
@@ -243,7 +244,7 @@ def _carry_signature(subject: _Subject, place: Location) -> None:
     """After the commit, and again where a kill came in between; a signature that is there is left."""
     signature, target = signature_location(subject.location), signature_location(locate(place.uri))
     if signature.exists() and not target.exists():
-        put(target, signature.read())
+        put(target, signature.read_whole(MOST_SIDECAR))
 
 
 def _record(subject: _Subject, done: Fetched) -> Fetched:

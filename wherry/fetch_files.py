@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from wherry import threads
 from wherry.errors import IncompleteError, storage_error
 from wherry.folders import make_folders
+from wherry.open_file import open_regular
 from wherry.progress import Meter
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _copy_file(source: Location, target: Path, entry: Entry, copying: _Copying) 
         there = target.stat().st_size if target.exists() else 0
         done = there if there <= entry.size else 0
         copying.meter.add(done, entry.name)
-        with target.open("r+b" if there else "wb") as file:
+        with os.fdopen(open_regular(str(target), flags=os.O_RDWR | os.O_CREAT), "r+b") as file:
             file.truncate(done)
             file.seek(done)
             _append(source, file, entry, done, copying)

@@ -45,23 +45,21 @@ class Extent:
     """A byte range of a file that holds canonical bytes of a tensor.
 
     Attributes:
-        file: URI.
+        location: the file, in the store of its checkpoint, which opens it once.
         offset: of its first byte.
         length: bytes.
         crc32: CRC-32 of these bytes as their writer recorded it; None where there is none for exactly them.
-        location: the file in the store of its checkpoint, which opens it once; by default `file` is located anew.
     """
 
-    file: str
+    location: Location
     offset: int
     length: int
     crc32: int | None = None
-    location: Location | None = field(default=None, compare=False, repr=False)
 
-    @classmethod
-    def of(cls, location: Location, offset: int, length: int, crc32: int | None = None) -> Extent:
-        """A byte range of a file that a reader has located."""
-        return cls(location.uri, offset, length, crc32, location)
+    @property
+    def file(self) -> str:
+        """URI of the file."""
+        return self.location.uri
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,12 +46,20 @@ def ensure_home() -> Path:
 
 
 def config_file() -> Path | None:
-    """The configuration: what `WHERRY_CONFIG` names, else `wherry.toml` in the working directory or the home."""
+    """The configuration: what `WHERRY_CONFIG` names, else `wherry.toml` in the working directory or the home.
+
+    One in the working directory is passed over where `wherry.config_trust` says that it does not count.
+    """
     given = os.environ.get(CONFIG_ENV)
     if given:
         return Path(given).expanduser().absolute()
-    places = (Path(CONFIG_NAME).absolute(), home() / CONFIG_NAME)
-    return next((place for place in places if place.is_file()), None)
+    here, own = Path(CONFIG_NAME).absolute(), home() / CONFIG_NAME
+    if here != own and os.path.lexists(here):
+        from wherry.config_trust import counts
+
+        if counts(here):
+            return here
+    return own if own.is_file() else None
 
 
 def configured(name: str) -> Any:

@@ -16,8 +16,9 @@ from wherry.durable import replace
 from wherry.errors import TargetExistsError, storage_error
 from wherry.folders import PREFIX
 from wherry.lease import NO_LINKS, Lease
-from wherry.sidecar import FOLDER_NAME
+from wherry.sidecar import FOLDER_NAME, MOST_SIDECAR
 from wherry.staging import sync_folder
+from wherry.store import locate
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -69,7 +70,9 @@ def replace_sidecar(folder: Location, data: bytes) -> None:
     place = Path(folder.join(FOLDER_NAME).path)
     try:
         if place.exists():
-            replace(place.with_name(f".{FOLDER_NAME}{BEFORE}"), place.read_bytes())
+            replace(
+                place.with_name(f".{FOLDER_NAME}{BEFORE}"), folder.join(FOLDER_NAME).read_whole(MOST_SIDECAR)
+            )
         replace(place, data)
     except OSError as error:
         raise storage_error(error, folder.uri) from error
@@ -105,7 +108,7 @@ def _link(place: Path, before: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        carry_file(place, before)
+        carry_file(locate(place), before)
 
 
 def _undo(home: Path, kept: list[str], new: list[str]) -> None:

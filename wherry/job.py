@@ -20,6 +20,7 @@ from wherry.fingerprint import fingerprint
 from wherry.format import Glimpse
 from wherry.hashing import Hashes, compare, hash_checkpoint
 from wherry.journal import Journal, open_journal
+from wherry.location import MOST_COMPANION
 from wherry.output import Output
 from wherry.receipt import Receipt, software, utc_now
 from wherry.references import reference, source_reference
@@ -171,7 +172,7 @@ def _by_source(plan: Plan) -> dict[KeyPath, TensorSpec]:
 def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
     copied: list[Companion] = []
     for companion in job.plan.manifest.companions:
-        data = job.checkpoint.reader.companion(companion.name).read()
+        data = job.checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
         if len(data) != companion.size:
             raise MismatchError("a companion file changed during the conversion", uri=job.checkpoint.uri)
         place = staged.member(f"{job.row.companion_folder}{companion.name}")

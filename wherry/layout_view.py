@@ -20,6 +20,7 @@ from wherry.families import (
 )
 from wherry.families.outfit import config_file, facts_beside, outfit, source_config, target_config
 from wherry.layouts import CONTAINERS, NONE, SCAN
+from wherry.location import MOST_CONFIG
 from wherry.relaid import Relaid
 from wherry.sidecar import read_sidecar
 from wherry.store import locate
@@ -115,7 +116,7 @@ def _config(checkpoint: Checkpoint, wish: Wish) -> dict[str, Any] | None:
     if CONFIG not in {companion.name for companion in checkpoint.manifest.companions}:
         return None
     try:
-        found = json.loads(checkpoint.reader.companion(CONFIG).read())
+        found = json.loads(checkpoint.reader.companion(CONFIG).read_whole(MOST_CONFIG))
     except ValueError as error:
         raise UsageError(
             f"{CONFIG} is not JSON: {error}", uri=checkpoint.uri, cure="give --config FILE"

@@ -20,6 +20,7 @@ from wherry.detection import Detection, Evidence
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.format import Absent, Extent, Opened
 from wherry.location import Entry
+from wherry.store import locate
 from wherry.tensorspec import region_shape, region_within, shared_region
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class LiveReader:
         self._placed = placed
         self._mark = mark
         self._maps: dict[str, mmap.mmap] = {}
+        self._places: dict[str, Location] = {}
         self._lock = threading.Lock()
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
@@ -97,7 +99,9 @@ class LiveReader:
             if first != expected:
                 return None
             elements = math.prod(box.sizes)
-            found.append(Extent(box.file, box.start, dtypes.canonical_size(spec.dtype, elements)))
+            found.append(
+                Extent(self._located(box.file), box.start, dtypes.canonical_size(spec.dtype, elements))
+            )
             expected += elements
         return tuple(found) if expected == spec.size else None
 
@@ -141,6 +145,9 @@ class LiveReader:
 
         dtype, elements = dtypes.numpy_dtype(spec.dtype), math.prod(box.sizes)
         return np.frombuffer(self._mapped(box.file), dtype, elements, box.start).reshape(box.sizes)
+
+    def _located(self, file: str) -> Location:
+        return self._places.setdefault(file, locate(file))
 
     def _mapped(self, file: str) -> mmap.mmap:
         with self._lock:

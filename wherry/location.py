@@ -7,6 +7,7 @@ whether a put can be create-only, whether byte ranges can be read and written. `
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +17,13 @@ from wherry.errors import HostileError, NotFoundError, storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Bytes of whole files that are read: a config, and a file that goes along with the tensors.
+MOST_CONFIG = 64 << 20
+MOST_COMPANION = 1 << 30
+
+_DEEPEST = 64  # folders below one that is walked
+_MOST_VISITS = 16  # of one folder under several names, in one walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +49,13 @@ class Entry:
 
     Attributes:
         name: within its parent, or its relative path.
-        size: bytes.
+        size: bytes; -1 of a link to nothing and of what must not be opened.
         is_dir: whether it is a folder.
         mark: time of the last modification (local files), ETag or generation; part of fingerprints.
         inode: device and inode of a local file; two files of one name and mark differ by it.
         changed: time of the last change of the inode in nanoseconds, which no program can set; 0 where there is none.
+        barred: why it must not be opened (`a FIFO`, `a link leads outside the checkpoint, to /etc/passwd`); empty
+            where it may.
     """
 
     name: str
@@ -54,6 +64,7 @@ class Entry:
     mark: str = ""
     inode: str = ""
     changed: int = 0
+    barred: str = ""
 
 
 class Store(Protocol):
@@ -70,7 +81,7 @@ class Store(Protocol):
         """Children of a folder, sorted by name."""
         ...
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def read(self, path: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of a file; fewer where the file ends earlier."""
         ...
 
@@ -184,11 +195,12 @@ class Location:
         except OSError as error:
             raise storage_error(error, self.uri) from error
 
-    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+    def read(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of the file.
 
         Raises:
             NotFoundError: there is no such file.
+            HostileError: it is no regular file, or a link leads where it must not.
             StorageError: the storage failed.
         """
         try:
@@ -197,6 +209,27 @@ class Location:
             raise NotFoundError("no such file", uri=self.uri, cure="check the path") from error
         except OSError as error:
             raise storage_error(error, self.uri) from error
+
+    def read_whole(self, most: int) -> bytes:
+        """All bytes of a file that is metadata.
+
+        Args:
+            most: bytes that it may have.
+
+        Raises:
+            HostileError: it has more; and as `read`.
+            NotFoundError, StorageError: as `read`.
+        """
+        entry = self.stat() if self.store.capabilities.local else None
+        size = entry.size if entry else 0
+        data = self.read(0, most + 1) if size <= most else b""
+        if max(size, len(data)) > most:
+            raise HostileError(
+                f"{self.name} has {max(size, len(data)):,} bytes; at most {most:,} of such a file are read",
+                uri=self.uri,
+                cure="take it out of the checkpoint, or restore it",
+            )
+        return data
 
     def put(self, data: bytes) -> None:
         """Write a small file whole.
@@ -210,10 +243,46 @@ class Location:
             raise storage_error(error, self.uri) from error
 
     def walk(self, prefix: str = "") -> Iterator[Entry]:
-        """Every file below, with its path relative to this location."""
+        """Every file below, with its path relative to this location; linked folders are entered.
+
+        Args:
+            prefix: what is put before each path.
+
+        Raises:
+            HostileError: something below must not be opened, or links lead in circles.
+        """
+        yield from self._below(prefix, Counter())
+
+    def require_open(self, entry: Entry) -> None:
+        """Refuse a child that must not be opened.
+
+        Raises:
+            HostileError: it is a FIFO, a socket or a device, or a link that must not be followed.
+        """
+        if entry.barred:
+            place = self.join(entry.name)
+            place.read(0, 1)  # what refuses it knows the cure
+            raise HostileError(entry.barred, uri=place.uri, cure="take it out of the checkpoint")
+
+    def _below(self, prefix: str, visits: Counter[str]) -> Iterator[Entry]:
+        if self.store.capabilities.local:
+            self._require_bounded(prefix, visits)
         for entry in self.entries():
-            name = f"{prefix}{entry.name}"
+            self.require_open(entry)
             if entry.is_dir:
-                yield from self.join(entry.name).walk(f"{name}/")
+                yield from self.join(entry.name)._below(f"{prefix}{entry.name}/", visits)  # noqa: SLF001  its own
             else:
-                yield replace(entry, name=name)
+                yield replace(entry, name=f"{prefix}{entry.name}")
+
+    def _require_bounded(self, prefix: str, visits: Counter[str]) -> None:
+        real = os.path.realpath(self.path)
+        visits[real] += 1
+        circle = visits[real] > _MOST_VISITS
+        if circle or prefix.count("/") > _DEEPEST:
+            raise HostileError(
+                "links lead to this folder again and again"
+                if circle
+                else f"more than {_DEEPEST} folders deep",
+                uri=self.uri,
+                cure="remove the links that lead back to a folder above them, or move the folder away",
+            )

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from wherry.descriptors import Descriptors
 from wherry.errors import MismatchError
+from wherry.open_file import open_regular, read_descriptor
 from wherry.store import LocalStore, entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from wherry.links import Root
     from wherry.location import Entry
 
 CHANGED_CURE = "convert it again once nothing writes to it"
@@ -27,7 +29,8 @@ CHANGED_CURE = "convert it again once nothing writes to it"
 class PinnedStore(LocalStore):
     """Local files that are opened once; `close` releases them."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Root | None) -> None:
+        super().__init__(root)
         self._descriptors = Descriptors(self._open)
         self._first: dict[str, Entry] = {}
 
@@ -35,11 +38,10 @@ class PinnedStore(LocalStore):
         """What the file at a path was when it was opened first; None where nothing was read of it."""
         return self._first.get(path)
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
         with self.descriptor(path) as descriptor:
-            size = os.fstat(descriptor).st_size
-            return _read(descriptor, start, size if stop is None else min(stop, size))
+            return read_descriptor(descriptor, start, stop)
 
     @contextmanager
     def descriptor(self, path: str) -> Generator[int]:
@@ -47,7 +49,7 @@ class PinnedStore(LocalStore):
 
         Raises:
             MismatchError: another file is at the path now.
-            OSError: the file could not be opened.
+            HostileError, OSError: as `open_regular`.
         """
         with self._descriptors.using(path) as descriptor:
             yield descriptor
@@ -60,20 +62,9 @@ class PinnedStore(LocalStore):
         self.close()
 
     def _open(self, path: str) -> int:
-        with super().descriptor(path) as opened:
-            now = entry_of(Path(path).name, os.fstat(opened))
-            if now.is_dir:
-                raise IsADirectoryError(path)
-            first = self._first.setdefault(path, now)
-            if now.inode != first.inode:
-                raise MismatchError("the file was replaced while it was read", uri=path, cure=CHANGED_CURE)
-            return os.dup(opened)
-
-
-def _read(descriptor: int, start: int, stop: int) -> bytes:
-    """Bytes of a file; fewer where it ends earlier."""
-    pieces: list[bytes] = []
-    while start < stop and (piece := os.pread(descriptor, stop - start, start)):
-        pieces.append(piece)
-        start += len(piece)
-    return b"".join(pieces)
+        descriptor = open_regular(path, root=self.root)
+        now = entry_of(Path(path).name, os.fstat(descriptor))
+        if self._first.setdefault(path, now).inode != now.inode:
+            os.close(descriptor)
+            raise MismatchError("the file was replaced while it was read", uri=path, cure=CHANGED_CURE)
+        return descriptor

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.crc32 import PieceCrc
 from wherry.errors import CorruptError
-from wherry.spans import place_of
 
 if TYPE_CHECKING:
     from wherry.checkpoint import Checkpoint
@@ -88,7 +87,7 @@ class Recorded:
 
 
 def _read(extent: Extent, start: int, stop: int) -> memoryview:
-    data = place_of(extent).read(extent.offset + start, extent.offset + stop)
+    data = extent.location.read(extent.offset + start, extent.offset + stop)
     if len(data) != stop - start:
         raise CorruptError("the file ends before this tensor does", uri=extent.file)
     return memoryview(data)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from wherry.digest import checkpoint_digest, weights_digest
 from wherry.existing import present_fingerprint
 from wherry.hashing import hash_checkpoint
+from wherry.location import MOST_COMPANION
 from wherry.receipt import CheckpointRef
 from wherry.sidecar import read_sidecar
 from wherry.store import locate
@@ -84,5 +85,5 @@ def source_reference(
 
 def digested(checkpoint: Checkpoint, companion: Companion) -> Companion:
     """A companion with the digest of its bytes."""
-    data = checkpoint.reader.companion(companion.name).read()
+    data = checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
     return replace(companion, sha256=hashlib.sha256(data).hexdigest())

@@ -113,8 +113,13 @@ def service(name: str) -> Any:
 
     Raises:
         MissingExtraError: the package that it needs is not installed.
+        HostileError: Prefect is needed, and would take its settings from a checkpoint's folder.
     """
     module, package, extra = _SERVICES[name]
+    if package == "prefect":
+        from wherry.config_trust import require_own_prefect_settings
+
+        require_own_prefect_settings()
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry import dtypes
@@ -20,7 +20,7 @@ from wherry.detect import ReckoningReader
 from wherry.families import Projected, target_manifest
 from wherry.format import Absent, Extent, Opened
 from wherry.layout_bands import cut_multiples, stacked_grid
-from wherry.location import Location
+from wherry.location import Entry, Location
 from wherry.manifest import Companion
 from wherry.mapping import Ignored
 from wherry.raw_region import fill_region
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from wherry.families.outfit import Outfit
     from wherry.keypath import KeyPath
-    from wherry.location import Entry
     from wherry.relayout import Pieces, Stored
     from wherry.values import Bound
 
@@ -187,7 +186,7 @@ class RelaidReader:
     def companion(self, name: str) -> Location:
         """See Reader."""
         if name in self._files:
-            return Location(_Made(self._files), name)
+            return Location(_Made(files=self._files), name)
         return self._source.reader.companion(name)
 
     def members(self) -> Iterator[Entry]:
@@ -234,15 +233,19 @@ class RelaidReader:
         return memoryview(held)[:nbytes]
 
 
+@dataclass(frozen=True, slots=True)
 class _Made(LocalStore):
     """Files that exist in memory only, until they are copied beside the target."""
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = files
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def stat(self, path: str) -> Entry | None:
         """See Store."""
-        return self._files[path][start:stop]
+        return Entry(path, len(self.files[path]), is_dir=False) if path in self.files else None
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """See Store."""
+        return self.files[path][start:stop]
 
 
 def _banded(path: KeyPath, spec: TensorSpec, projected: Projected) -> TensorSpec:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry import dtypes
+from wherry.format import Extent
 from wherry.relayout import Copy, Stored, copies
 from wherry.tensorspec import Region, Span, TensorSpec, region_shape
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wherry.families import Projected
-    from wherry.format import Extent
 
 
 def runs(stored: Stored, projected: Projected) -> list[tuple[TensorSpec, Span]] | None:
@@ -62,6 +61,5 @@ def cut(extents: tuple[Extent, ...], span: Span) -> Iterator[Extent]:
         start, stop = max(span.start - position, 0), min(span.stop - position, extent.length)
         if start < stop:
             whole = stop - start == extent.length
-            part = replace(extent, offset=extent.offset + start, length=stop - start, crc32=None)
-            yield extent if whole else part
+            yield extent if whole else Extent(extent.location, extent.offset + start, stop - start)
         position += extent.length

@@ -74,12 +74,8 @@ def _objects(folder: Location) -> Iterator[dict[str, Any]]:
         entry = place.stat()
         if entry is None or entry.is_dir:
             continue  # most systems write only one of them
-        if entry.size > _LARGEST:
-            raise CorruptError(
-                f"{name} has {entry.size} bytes", uri=place.uri, cure="it states no metrics; move it"
-            )
         try:
-            data = json.loads(place.read())
+            data = json.loads(place.read_whole(_LARGEST))
         except (ValueError, RecursionError) as error:
             raise CorruptError(f"{name} is not JSON: {error}", uri=place.uri, cure="restore it") from error
         if isinstance(data, dict):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wherry.errors import storage_error
+from wherry.open_file import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -20,7 +21,7 @@ def descriptor(path: str | Path, flags: int) -> Generator[int]:
     Raises:
         OSError: the storage failed.
     """
-    opened = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    opened = open_regular(str(path), flags=flags, mode=0o600)
     try:
         yield opened
     finally:

@@ -34,6 +34,7 @@ OWN_NAMES = frozenset(
     {FOLDER_NAME, SIGNATURE_NAME}
 )  # what wherry puts into a folder is no part of a checkpoint
 SCHEMA = 1
+MOST_SIDECAR = 1 << 30  # bytes; that of 100,000 tensors has 60 MB
 _SHA256_BYTES = 32
 
 
@@ -88,7 +89,7 @@ def read_sidecar(location: Location) -> Sidecar | None:
     """
     place = sidecar_location(location)
     try:
-        data = json.loads(place.read())
+        data = json.loads(place.read_whole(MOST_SIDECAR))
     except NotFoundError:
         return None
     except (ValueError, RecursionError) as error:

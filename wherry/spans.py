@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError, storage_error
-from wherry.store import locate
+from wherry.store import LocalStore
 from wherry.straight import readinto
 from wherry.tensorspec import Span
 
@@ -58,32 +58,23 @@ def read_span(
         start, stop = max(span.start, position), min(span.stop, position + extent.length)
         if start < stop:
             part = buffer[start - span.start : stop - span.start]
-            _fill(extent, start - position, part, spec, straight=straight)
+            _fill(extent.location, extent.offset + start - position, part, spec, straight=straight)
         position += extent.length
     if position < span.stop:
         raise CorruptError(f"its bytes end at {position}, {spec.nbytes} were expected", path=spec.name)
 
 
-@lru_cache(1024)
-def _located(file: str) -> Location:
-    """A file's location; short reads would spend more on its path than on its bytes."""
-    return locate(file)
-
-
-def place_of(extent: Extent) -> Location:
-    """The file of an extent, in the store of its checkpoint where the reader named it."""
-    return extent.location or _located(extent.file)
-
-
-def _fill(extent: Extent, start: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
-    location = place_of(extent)
-    read = readinto if straight and location.store.capabilities.local else location.store.readinto
-    filled, offset = 0, extent.offset + start
+def _fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
+    store = location.store
+    read = (
+        partial(readinto, root=store.root) if straight and isinstance(store, LocalStore) else store.readinto
+    )
+    filled = 0
     while filled < len(buffer):
         try:
             count = read(location.path, offset + filled, buffer[filled:])
         except OSError as error:
-            raise storage_error(error, extent.file) from error
+            raise storage_error(error, location.uri) from error
         if count == 0:
-            raise CorruptError("the file ends before this tensor does", uri=extent.file, path=spec.name)
+            raise CorruptError("the file ends before this tensor does", uri=location.uri, path=spec.name)
         filled += count

@@ -34,6 +34,7 @@ from wherry.raw_region import fill_region
 from wherry.regions import FillingReader, RegionReader
 from wherry.scratch import writing
 from wherry.spans import raw_bytes
+from wherry.store import locate
 from wherry.units import show_size
 
 if TYPE_CHECKING:
@@ -159,8 +160,12 @@ class Spill:
         bands = list(self._overlapping(spec, span))
         for band in bands:
             self._complete(spec, band, stopped)
-        before = Extent("", 0, bands[0].span.start)  # what lies there is not asked for
-        yield (before, *(Extent(str(band.path), 0, band.span.nbytes) for band in bands))
+        places = [locate(str(band.path)) for band in bands]
+        before = Extent(places[0], 0, bands[0].span.start)  # what lies there is not asked for
+        yield (
+            before,
+            *(Extent(place, 0, band.span.nbytes) for place, band in zip(places, bands, strict=True)),
+        )
         for band in bands:
             self._read(spec, band, min(span.stop, band.span.stop) - max(span.start, band.span.start))
 

@@ -10,17 +10,22 @@ import errno
 import os
 import stat
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from wherry.errors import UsageError, missing_extra, storage_error
 from wherry.folders import make_folders
+from wherry.links import root_at
 from wherry.location import Capabilities, Entry, Location, native_path
+from wherry.open_file import loop_refusal, open_regular, opened_folder, read_regular, special
 from wherry.store_errors import library_errors, translated
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from wherry.links import Root
 
 LOCAL = Capabilities(atomic_rename=True, create_only_put=True, ranged_writes=True, local=True)
 OBJECTS = Capabilities(atomic_rename=False, create_only_put=True, ranged_writes=False, local=False)
@@ -40,33 +45,41 @@ _PROTOCOLS: dict[str, tuple[Capabilities, str, str]] = {
 _MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
 
 
+@dataclass(frozen=True)
 class LocalStore:
-    """Files of this machine. Links are followed, as the Hugging Face cache needs; listings show them too."""
+    """Files of this machine, opened as `wherry.open_file` says.
 
+    Attributes:
+        root: what the user named, below which links may lead; None for files of our own.
+    """
+
+    root: Root | None = None
     protocol = "file"
     capabilities = LOCAL
 
     def stat(self, path: str) -> Entry | None:
         """See Store."""
         try:
-            return entry_of(Path(path).name, Path(path).stat())
+            return entry_of(Path(path).name, os.stat(path))  # noqa: PTH116  as PTH123
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise loop_refusal(path) from error
+            raise
 
     def entries(self, path: str) -> list[Entry]:
         """See Store. A dangling link is listed with size -1, so that it is never mistaken for absence."""
-        with os.scandir(path) as found:
-            return sorted((_scanned(entry) for entry in found), key=lambda entry: entry.name)
+        with opened_folder(path, self.root) as folder, os.scandir(folder) as found:
+            return sorted((self._scanned(path, entry) for entry in found), key=lambda entry: entry.name)
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read() if stop is None else file.read(max(stop - start, 0))
+        return read_regular(path, start, stop, self.root)
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store."""
-        with self.descriptor(path) as descriptor:  # a file object would take four times as long
+        with self.descriptor(path) as descriptor:
             return os.preadv(descriptor, [buffer], start)
 
     @contextmanager
@@ -74,9 +87,9 @@ class LocalStore:
         """A descriptor to read a file by while the block runs.
 
         Raises:
-            OSError: the file could not be opened.
+            HostileError, OSError: as `open_regular`.
         """
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path, root=self.root)
         try:
             yield descriptor
         finally:
@@ -85,11 +98,29 @@ class LocalStore:
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store. The file is synced; its folder is the caller's business."""
         flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if create_only else os.O_TRUNC)
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = open_regular(path, flags=flags)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+    def _scanned(self, folder: str, entry: os.DirEntry[str]) -> Entry:
+        try:
+            status = entry.stat()
+        except FileNotFoundError:
+            return Entry(entry.name, -1, is_dir=False)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return Entry(entry.name, -1, is_dir=False, barred="a link that leads back to itself")
+            raise
+        if self.root is not None and entry.is_symlink():
+            path = os.path.join(folder, entry.name)  # noqa: PTH118  for each of thousands of files
+            real = os.path.realpath(path)
+            if not self.root.admits(path, real):
+                return Entry(
+                    entry.name, -1, is_dir=False, barred=f"a link leads outside the checkpoint, to {real}"
+                )
+        return entry_of(entry.name, status)
 
 
 class LiveStore:
@@ -106,7 +137,7 @@ class LiveStore:
         """See Store."""
         raise FileNotFoundError(path)
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:  # noqa: ARG002  of the protocol
+    def read(self, path: str, start: int, stop: int) -> bytes:  # noqa: ARG002  of the protocol
         """See Store."""
         raise FileNotFoundError(path)
 
@@ -124,22 +155,17 @@ def is_live(uri: str) -> bool:
     return uri.startswith(f"{LiveStore.protocol}://")
 
 
-def _scanned(entry: os.DirEntry[str]) -> Entry:
-    try:
-        return entry_of(entry.name, entry.stat())
-    except FileNotFoundError:
-        return Entry(entry.name, -1, is_dir=False)
-
-
 def entry_of(name: str, status: os.stat_result) -> Entry:
     """The entry of a local file or folder from what the system says of it."""
+    barred = special(status.st_mode)
     return Entry(
         name,
-        status.st_size,
+        -1 if barred else status.st_size,
         stat.S_ISDIR(status.st_mode),
         mark=str(status.st_mtime_ns),
         inode=f"{status.st_dev}:{status.st_ino}",
         changed=status.st_ctime_ns,
+        barred=barred,
     )
 
 
@@ -170,7 +196,7 @@ class FsspecStore:
         found = [self._entry(row) for row in rows if row["name"].strip("/") != path.strip("/")]
         return sorted(found, key=lambda entry: entry.name)
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
         with library_errors(self.protocol, path):
             return self.fs.cat_file(path, start=start, end=stop)
@@ -214,6 +240,16 @@ def remote_store(protocol: str) -> FsspecStore:
         raise translated(error, protocol, "") or error from error
 
 
+def open_local(location: Location) -> int:
+    """A descriptor of a local file to be read, which the caller closes.
+
+    Raises:
+        HostileError, OSError: as `open_regular`.
+    """
+    assert isinstance(location.store, LocalStore)
+    return open_regular(location.path, root=location.store.root)
+
+
 def make_folder(location: Location) -> None:
     """Make a local folder and its parents, but never a staging area.
 
@@ -227,7 +263,7 @@ def make_folder(location: Location) -> None:
 
 
 def locate(uri: str | os.PathLike[str]) -> Location:
-    """Read a URI or a path.
+    """Read a URI or a path; links of a local path itself are the user's choice, those below it obey `wherry.links`.
 
     Raises:
         UsageError: an empty or relative-to-nothing URI, or one that carries credentials.
@@ -243,10 +279,11 @@ def locate(uri: str | os.PathLike[str]) -> Location:
         )
     protocol, separator, rest = text.partition("://")
     if not separator:
-        return Location(LocalStore(), str(Path(native_path(text)).absolute()))
+        return local_location(native_path(text))
     if protocol == "file":
-        data = unquote_to_bytes(urlsplit(text).path.encode("utf-8", "surrogateescape"))
-        return Location(LocalStore(), str(Path(os.fsdecode(data)).absolute()))
+        return local_location(
+            os.fsdecode(unquote_to_bytes(urlsplit(text).path.encode("utf-8", "surrogateescape")))
+        )
     if protocol == LiveStore.protocol:
         return Location(LiveStore(), rest)
     if "@" in rest.split("/")[0]:
@@ -254,3 +291,14 @@ def locate(uri: str | os.PathLike[str]) -> Location:
             "a URI must not carry credentials", cure="use the storage library's own credential chain"
         )
     return Location(remote_store(protocol), rest.rstrip("/"))
+
+
+def local_location(path: str, *, configurable: bool = True) -> Location:
+    """A path of this machine, as the root of what is read below it.
+
+    Args:
+        path: relative to the working directory, or absolute.
+        configurable: whether the configuration may allow further links.
+    """
+    absolute = str(Path(path).absolute())
+    return Location(LocalStore(root_at(absolute, configurable=configurable)), absolute)

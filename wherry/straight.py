@@ -10,9 +10,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from typing import NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.scratch import descriptor
+from wherry.open_file import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from wherry.links import Root
 
 BLOCK = 4096  # what every file system here takes; devices ask for 512 or 4096
 DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
@@ -47,38 +53,48 @@ def lies_on_block(view: memoryview) -> bool:
     return not view.readonly and ctypes.addressof(ctypes.c_char.from_buffer(view)) % BLOCK == 0
 
 
-def readinto(path: str, offset: int, buffer: memoryview) -> int:
+def readinto(path: str, offset: int, buffer: memoryview, *, root: Root | None = None) -> int:
     """Fill a buffer from a local file, whole blocks past the page cache where that goes.
 
     Args:
         path: the file.
         offset: of the first byte.
         buffer: takes them.
+        root: what the user named, for a file of a checkpoint; see `open_regular`.
 
     Returns:
         How many bytes there were; fewer than the buffer holds at the end of the file.
 
     Raises:
-        OSError: the storage failed.
+        HostileError, OSError: as `open_regular`.
     """
     parts = cut(offset, len(buffer))
     body = buffer[parts.body - offset : parts.tail - offset]
-    with descriptor(path, os.O_RDONLY) as plain:
+    with _descriptor(path, os.O_RDONLY, root) as plain:
         if not DIRECT or len(body) < _LEAST or not lies_on_block(body):
             return _filled(plain, offset, buffer)
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is to be read ahead into the cache
         done = _filled(plain, offset, buffer[: parts.body - offset])
         if done < parts.body - offset:
             return done
-        done += _straight(path, plain, parts.body, body)
+        done += _straight(path, root, plain, parts.body, body)
         return done if done < parts.tail - offset else done + _filled(plain, parts.tail, buffer[done:])
 
 
-def _straight(path: str, plain: int, offset: int, body: memoryview) -> int:
+@contextmanager
+def _descriptor(path: str, flags: int, root: Root | None) -> Generator[int]:
+    opened = open_regular(path, root=root, flags=flags)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _straight(path: str, root: Root | None, plain: int, offset: int, body: memoryview) -> int:
     """Whole blocks; from the cache after all where the file system refuses, or the file ends within a block."""
     done = 0
     try:
-        with descriptor(path, os.O_RDONLY | DIRECT) as direct:
+        with _descriptor(path, os.O_RDONLY | DIRECT, root) as direct:
             while done < len(body) and done % BLOCK == 0:
                 count = os.preadv(direct, [body[done:]], offset + done)
                 if not count:

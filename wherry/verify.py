@@ -27,6 +27,7 @@ from wherry.detect import describe_absent, resolve
 from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
 from wherry.hashing import Failure, Measured, compare, hash_checkpoint
 from wherry.keypath import render
+from wherry.location import MOST_COMPANION
 from wherry.mapping import parameters_of
 from wherry.opaque import allowed_opaque
 from wherry.plan import DEFAULT_MEMORY
@@ -299,7 +300,7 @@ def _differences(
 def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
     for companion in sidecar.manifest.companions:
         try:
-            data = checkpoint.reader.companion(companion.name).read()
+            data = checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
         except NotFoundError:
             yield Failure(companion.name, "the companion file is gone")
             continue

@@ -24,6 +24,7 @@ from wherry.integrations.containers.flatfile import SMALL, FlatFiles
 from wherry.integrations.containers.listing import list_ocdbt
 from wherry.integrations.containers.ocdbt import Reference, Value, encode_database
 from wherry.integrations.containers.ocdbt_reader import MANIFEST
+from wherry.open_file import open_regular
 from wherry.staging import sync_folder
 from wherry.store import locate
 
@@ -263,7 +264,7 @@ def _make(folder: Path) -> None:
 
 
 def _write_file(path: Path, data: memoryview, size: int = 0) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    descriptor = open_regular(str(path), flags=os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         done = 0
         while done < len(data):

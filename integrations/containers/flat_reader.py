@@ -90,7 +90,7 @@ def placed_tensors(header: Header, file: Location) -> dict[KeyPath, tuple[Tensor
     return {
         (slot.name,): (
             TensorSpec((slot.name,), slot.shape, TO_OURS[slot.dtype]),
-            (Extent.of(file, slot.start, slot.stop - slot.start),),
+            (Extent(file, slot.start, slot.stop - slot.start),),
         )
         for slot in header.slots
     }

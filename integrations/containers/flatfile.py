@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from wherry.descriptors import Descriptors
 from wherry.errors import StorageError, storage_error
 from wherry.integrations.containers.blocks import Blocks
+from wherry.open_file import open_regular
 from wherry.staging import sync_folder
 from wherry.straight import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
 
@@ -197,8 +198,8 @@ class FlatFiles:
 
     def _open_file(self, key: tuple[str, bool]) -> int:
         name, direct = key
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (DIRECT if direct else 0)
-        return os.open(self._folder / name, flags, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | (DIRECT if direct else 0)
+        return open_regular(str(self._folder / name), flags=flags)
 
 
 def _allocate(descriptor: int, size: int) -> None:

@@ -89,7 +89,7 @@ def read_header(location: Location) -> GgufHeader:
         key = cursor.text(_LONGEST_KEY)
         _keep(header, key, cursor.value(cursor.number("I"), 0))
     rows = [_row(cursor) for _ in range(cursor.plausible(tensors, 24))]
-    _place(header, rows, cursor)
+    _place(header, rows, cursor, location)
     return header
 
 
@@ -111,7 +111,9 @@ def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, tuple(reversed(extents)), cursor.number("I"), cursor.number("Q")
 
 
-def _place(header: GgufHeader, rows: list[tuple[str, tuple[int, ...], int, int]], cursor: _Cursor) -> None:
+def _place(
+    header: GgufHeader, rows: list[tuple[str, tuple[int, ...], int, int]], cursor: _Cursor, location: Location
+) -> None:
     alignment = header.metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise cursor.corrupt(f"has the alignment {alignment!r}")
@@ -129,7 +131,7 @@ def _place(header: GgufHeader, rows: list[tuple[str, tuple[int, ...], int, int]]
         if base + end > cursor.end:
             raise cursor.corrupt(f"has {cursor.end} bytes; tensor {name!r} ends at {base + end}")
         header.specs[spec.path] = spec
-        header.places[spec.path] = (Extent.of(cursor.location, base + offset, spec.nbytes),)
+        header.places[spec.path] = (Extent(location, base + offset, spec.nbytes),)
     header.types = [TYPES[number] for number in sorted({row[2] for row in rows})]
 
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, overload
 
-from wherry.errors import CorruptError, storage_error
+from wherry.errors import CorruptError, NotFoundError, storage_error
 from wherry.store import LocalStore
 
 if TYPE_CHECKING:
@@ -71,6 +71,32 @@ class PagedFile:
         return page
 
 
+def mapped_file(location: Location, length: int, offset: int = 0) -> mmap.mmap:
+    """A local file in memory, to be read.
+
+    Args:
+        location: the file.
+        length: bytes of it; 0 for all.
+        offset: of the first one, on a page.
+
+    Raises:
+        NotFoundError: there is no such file.
+        CorruptError: it is shorter than that.
+        HostileError: it is no regular file, or a link leads where it must not.
+        StorageError: the storage failed.
+    """
+    assert isinstance(location.store, LocalStore)
+    try:
+        with location.store.descriptor(location.path) as descriptor:
+            return mmap.mmap(descriptor, length, access=mmap.ACCESS_READ, offset=offset)
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise NotFoundError("no such file", uri=location.uri, cure="check the path") from error
+    except OSError as error:
+        raise storage_error(error, location.uri) from error
+    except ValueError as error:
+        raise CorruptError("the file became shorter while it was opened", uri=location.uri) from error
+
+
 @contextmanager
 def walked(location: Location) -> Generator[Source]:
     """A file's bytes, to be looked at here and there.
@@ -80,16 +106,9 @@ def walked(location: Location) -> Generator[Source]:
     """
     entry = location.stat()
     size = entry.size if entry else 0
-    store = location.store
-    if not isinstance(store, LocalStore) or not size:
+    if not isinstance(location.store, LocalStore) or not size:
         yield PagedFile(location, size)
         return
-    try:
-        with store.descriptor(location.path) as opened:
-            mapped = mmap.mmap(opened, 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise storage_error(error, location.uri) from error
-    except ValueError as error:
-        raise CorruptError("the file became empty while it was opened", uri=location.uri) from error
+    mapped = mapped_file(location, 0)
     with mapped:
         yield mapped

@@ -10,20 +10,18 @@ Names in references are data: they are checked before any file is opened by them
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.errors import IncompleteError
+from wherry.errors import HostileError, IncompleteError
 from wherry.integrations.containers.ocdbt import Reference
 from wherry.integrations.containers.ocdbt_reader import read_database
 from wherry.integrations.containers.zarr import METADATA_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from wherry.location import Entry, Location
 
-    from wherry.location import Location
-
+_MOST_VALUE = 256 << 20  # bytes
 _METADATA_SUFFIXES = tuple(METADATA_NAMES.values())
 
 
@@ -54,7 +52,7 @@ class Listing:
 
     location: Location
     values: dict[str, Value]
-    _sizes: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    _entries: dict[str, dict[str, Entry]] = field(default_factory=dict[str, dict[str, "Entry"]])
 
     def lack(self, key: str) -> str | None:
         """Why a value cannot be read, or None where its bytes are there."""
@@ -75,28 +73,48 @@ class Listing:
 
         Raises:
             IncompleteError: its data file is missing or too short.
+            HostileError: it is larger than any value that is read so.
         """
         value = self.values.get(key)
         if value is None or value.inline is not None:
             return value and value.inline
+        if value.length > _MOST_VALUE:
+            raise HostileError(
+                f"{key} has {value.length:,} bytes; at most {_MOST_VALUE:,} of array metadata are read",
+                uri=self.location.uri,
+                cure="restore the checkpoint",
+            )
         reason = self.lack(key)
         if reason or value.file is None:
             raise IncompleteError(f"{key} cannot be read: {reason}", uri=self.location.uri)
         return self.location.member(value.file).read(value.offset, value.offset + value.length)
 
     def size(self, file: str) -> int | None:
-        """Bytes of a file; None where it is missing."""
+        """Bytes of a file; None where it is missing.
+
+        Raises:
+            HostileError: it must not be opened.
+        """
         folder, _, name = file.rpartition("/")
-        if folder not in self._sizes:
-            place = self.location.member(folder) if folder else self.location
-            self._sizes[folder] = {entry.name: entry.size for entry in place.entries() if not entry.is_dir}
-        return self._sizes[folder].get(name)
+        place = self.location.member(folder) if folder else self.location
+        if folder not in self._entries:
+            self._entries[folder] = {entry.name: entry for entry in place.entries() if not entry.is_dir}
+        entry = self._entries[folder].get(name)
+        if entry is None:
+            return None
+        place.require_open(entry)
+        return entry.size
 
 
 def list_files(location: Location) -> Listing:
-    """The values of a store with one file per key."""
-    seen: set[str] = set()
-    return Listing(location, {name: Value(size, name) for name, size in _files(location, "", seen)})
+    """The values of a store with one file per key, all of which tensorstore may open.
+
+    Raises:
+        HostileError: something in it must not be opened.
+    """
+    return Listing(
+        location, {one.name: Value(one.size, one.name) for one in location.walk() if one.size >= 0}
+    )
 
 
 def list_ocdbt(location: Location) -> Listing:
@@ -129,16 +147,3 @@ def _require_node(listing: Listing, node: Reference) -> None:
             uri=listing.location.uri,
             cure="copy the checkpoint again, or use another step",
         )
-
-
-def _files(location: Location, prefix: str, seen: set[str]) -> Iterator[tuple[str, int]]:
-    """Every file below with its size; a folder that a link leads back to is entered once."""
-    real = os.path.realpath(location.path) if location.store.capabilities.local else location.path
-    if real in seen:
-        return
-    seen.add(real)
-    for entry in location.entries():
-        if entry.is_dir:
-            yield from _files(location.join(entry.name), f"{prefix}{entry.name}/", seen)
-        elif entry.size >= 0:
-            yield f"{prefix}{entry.name}", entry.size

@@ -84,7 +84,7 @@ def _sort(node: Node, path: KeyPath, file: Location, found: Contents) -> None:
     elif isinstance(node, Array):
         tags = SCALAR_TAG if node.code == SCALAR else None
         found.specs[path] = TensorSpec(path, node.shape, node.dtype, tags=tags)
-        found.places[path] = tuple(Extent.of(file, piece.offset, piece.length) for piece in node.pieces)
+        found.places[path] = tuple(Extent(file, piece.offset, piece.length) for piece in node.pieces)
     elif isinstance(node, Blob):
         found.values[path] = f"<bytes of {node.piece.length}>"
     elif node.value is None:

@@ -129,10 +129,12 @@ def _walk(
 
 def _unsealed(location: Location, place: Reference | None, magic: int) -> bytes:
     """The body of a node or manifest."""
-    start, stop = (0, None) if place is None else (place.offset, place.offset + place.length)
     if location.entry is None:
         raise IncompleteError(f"no {location.name}", uri=location.uri, cure=_CURE)
-    data = location.read(start, stop)
+    if place is None:
+        data = location.read_whole(_MOST_BYTES)
+    else:
+        data = location.read(place.offset, place.offset + place.length)
     if not data:
         raise IncompleteError("the file is empty", uri=location.uri, cure=_CURE)
     whole = len(data) >= 18 and struct.unpack_from(">IxxxxxxxxBB", data)  # noqa: PLR2004  the smallest

@@ -103,10 +103,10 @@ class _Held:
         """See Store."""
         raise NotADirectoryError(path)
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
         del path
-        return self._data[slice(start, start if stop is None else stop)]
+        return self._data[slice(start, stop)]
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
         """See Store."""

@@ -131,7 +131,7 @@ def _add(
         raise corrupt(
             f"says that {name} has {size} bytes; {spec.dtype}{list(shape)} has {spec.nbytes}", index.uri
         )
-    bundle.specs[spec.path], bundle.places[spec.path] = spec, (Extent.of(place, offset, size),)
+    bundle.specs[spec.path], bundle.places[spec.path] = spec, (Extent(place, offset, size),)
 
 
 def _text(data: bytes, crc: int, name: str, uri: str) -> str:

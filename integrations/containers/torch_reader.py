@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from wherry import dtypes
-from wherry.errors import CorruptError, storage_error
+from wherry.errors import CorruptError
 from wherry.format import Extent
 from wherry.integrations.containers.flat_reader import companion_location
+from wherry.integrations.containers.inert_source import mapped_file
 from wherry.integrations.containers.raw import read_region, read_stored
 from wherry.store import LocalStore
 
@@ -76,7 +77,7 @@ class TorchReader:
             return None
         width = dtypes.bits(tensor.dtype) // 8
         crc = tensor.crc if tensor.crc and tensor.whole else None
-        return (Extent.of(tensor.file, tensor.start + tensor.offset * width, spec.nbytes, crc),)
+        return (Extent(tensor.file, tensor.start + tensor.offset * width, spec.nbytes, crc),)
 
     def absent(self) -> Iterable[Absent]:
         """See Reader; opening has found every storage whole."""
@@ -173,11 +174,8 @@ def _bytes(tensor: PlacedTensor, start: int, stop: int, spec: TensorSpec) -> Gen
         return
     page = begin - begin % mmap.ALLOCATIONGRANULARITY
     try:
-        with file.store.descriptor(file.path) as opened:
-            mapped = mmap.mmap(opened, end - page, access=mmap.ACCESS_READ, offset=page)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError):
-            raise storage_error(error, file.uri) from error
+        mapped = mapped_file(file, end - page, page)
+    except CorruptError as error:
         raise CorruptError("the file ends before this tensor does", uri=file.uri, path=spec.name) from error
     with mapped, memoryview(mapped) as whole, whole[begin - page :] as part:
         yield part

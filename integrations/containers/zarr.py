@@ -31,6 +31,7 @@ METADATA_NAMES = {2: ".zarray", 3: "zarr.json"}
 MAX_RANK = 32
 MAX_BYTES = 1 << 62
 MAX_CHUNK_BYTES = 1 << 40
+_SPARE = 1 << 20  # bytes of headers, indices and checksums
 MAX_EXPANSION = 1 << 15  # zstd, the densest codec here, needs 4 bytes for a block of 128 KiB
 
 # Our dtype name → zarr 2 string. Types without a numpy string go by name; zarr 3 goes by name throughout.
@@ -94,6 +95,12 @@ class ZarrArray:
     def chunk_nbytes(self) -> int:
         """Bytes of one decoded chunk, padding included."""
         return dtypes.canonical_size(self.dtype, math.prod(self.chunks))
+
+    @property
+    def most_stored(self) -> int:
+        """Bytes that a stored chunk can have: codecs and the index of a shard add some to what does not compress."""
+        parts = math.prod(self.chunks) // math.prod(self.inner) if self.inner else 1
+        return 2 * self.chunk_nbytes + (parts << 10) + _SPARE
 
     @property
     def grid(self) -> tuple[int, ...]:

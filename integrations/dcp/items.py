@@ -58,10 +58,10 @@ class _Window:
         """See Store."""
         return self._store.entries(path)
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
         for at, held in ((self._tail_at, self._tail), (self._head_at, self._head)):
-            if at <= start and stop is not None and stop <= at + len(held):
+            if at <= start and stop <= at + len(held):
                 return held[start - at : stop - at]
         return self._store.read(path, start, stop)
 

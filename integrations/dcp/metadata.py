@@ -11,22 +11,28 @@ Source: torch/distributed/checkpoint/metadata.py, default_planner.py, filesystem
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wherry.errors import CorruptError, UnsupportedError
 from wherry.integrations.containers.inert_pickle import load
+from wherry.integrations.containers.inert_source import walked
 from wherry.integrations.containers.inert_values import Global, Record
 from wherry.integrations.containers.torch_values import DTYPES
 from wherry.integrations.dcp.pickled import METADATA_RULES, OLD_PROPERTIES, STRIDED
 from wherry.integrations.dcp.transforms import require_known
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from wherry.integrations.containers.inert_values import Source
     from wherry.location import Location
 
 _OURS = {torch: ours for torch, ours, _ in DTYPES}
 _PROPERTIES = (5, 6)
 _MAX_RANK = 64
+_HELD = 256 << 20  # bytes of a metadata file that are read whole; a larger one is mapped
 _INTEGER = frozenset({int})
 Offsets: TypeAlias = tuple[int, ...] | None
 
@@ -105,11 +111,22 @@ def load_state(location: Location) -> dict[str, Any]:
         HostileError: a global that is not allowed, or limits of the inert machine.
         CorruptError: it is not one object of that class.
     """
-    data = location.read()
-    root, end = load(data, METADATA_RULES, location.uri)
-    if end != len(data):
-        raise _corrupt(f"{len(data) - end} bytes after the pickle", location.uri)
+    with _metadata(location) as data:
+        root, end = load(data, METADATA_RULES, location.uri)
+        if end != len(data):
+            raise _corrupt(f"{len(data) - end} bytes after the pickle", location.uri)
     return state_of(root, "Metadata")
+
+
+@contextmanager
+def _metadata(location: Location) -> Generator[Source]:
+    """The bytes of a metadata file: held where that is little, as held ones are the fastest to interpret."""
+    entry = location.stat()
+    if entry is None or entry.size <= _HELD:
+        yield location.read_whole(_HELD)
+    else:
+        with walked(location) as data:
+            yield data
 
 
 def _merge(index: Index, state: dict[str, Any]) -> None:

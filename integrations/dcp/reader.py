@@ -254,7 +254,7 @@ def _extent(piece: Piece) -> Extent:
     for extent in placed.shape:
         length *= extent
     crc = placed.crc if placed.crc and placed.whole else None
-    return Extent.of(placed.file, placed.start + placed.offset * width, length, crc)
+    return Extent(placed.file, placed.start + placed.offset * width, length, crc)
 
 
 def _text(region: Region) -> str:

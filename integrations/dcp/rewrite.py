@@ -64,7 +64,7 @@ def _for_torch(location: Location, detection: Detection, value: str | None) -> C
 
 
 def _require_other(location: Location, marks: list[str], text: bytes) -> None:
-    if marks == [METADATA] and location.join(METADATA).read() == text:
+    if marks == [METADATA] and location.join(METADATA).read(0, len(text) + 1) == text:
         raise UsageError("its metadata is so already", uri=location.uri, cure="load it as it is")
 
 

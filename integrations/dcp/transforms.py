@@ -100,10 +100,10 @@ class Inflated:
         """See Store."""
         return self._file.store.entries(path)
 
-    def read(self, path: str, start: int, stop: int | None) -> bytes:
+    def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store; offsets are those of the decompressed item."""
         del path
-        stop = self.size if stop is None else min(stop, self.size)
+        stop = min(stop, self.size)
         for at, held in ((0, self._head), (self.size - len(self._tail), self._tail)):
             if at <= start and stop <= at + len(held):
                 return held[start - at : stop - at]

@@ -44,11 +44,10 @@ def read_json(place: Location, most: int) -> dict[str, Any]:
 
     Raises:
         NotFoundError: there is no such file.
-        CorruptError: it is no JSON object, names something twice, or is larger than `most` bytes.
+        CorruptError: it is no JSON object, or names something twice.
+        HostileError: it is larger than `most` bytes.
     """
-    data = place.read(0, most + 1)
-    if len(data) > most:
-        raise CorruptError(f"{place.name} has more than {most} bytes", uri=place.uri)
+    data = place.read_whole(most)
     try:
         found = json.loads(data.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -177,6 +176,7 @@ def _collect(folder: Location, prefix: str, own: Collection[str], found: Surroun
         elif is_weights(entry.name):
             found.left.append(Evidence(name, "weights in another form, or training state: not carried"))
         elif entry.size < 0:
+            folder.require_open(entry)
             raise IncompleteError(f"{name} is a link to nothing", uri=folder.uri, cure="fetch the file again")
         else:
             found.companions.append(Entry(name, entry.size, is_dir=False, mark=entry.mark))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError
 from wherry.integrations.native import UnsafeLibraryError
+from wherry.location import MOST_CONFIG
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
     except ImportError:
         return None
     file = folder / CONFIG
-    stated = inert_config(json.loads(locate(str(file)).read())) if file.exists() else {}
+    stated = inert_config(json.loads(locate(str(file)).read_whole(MOST_CONFIG))) if file.exists() else {}
     names: list[str] = stated.get("architectures") or []
     kind: Any = getattr(transformers, names[0], None) if names else None
     if not _is_one_of(kind, transformers.PreTrainedModel):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from wherry.detection import Detection, Evidence, Verdict
+from wherry.detection import Detection, Evidence, Verdict, verdict_of_damage
 from wherry.errors import AmbiguousError, WherryError
 from wherry.format import Glimpse
 from wherry.integrations.orbax import layout, marks, opening, tree
@@ -145,7 +145,7 @@ def _verdict(
     except OSError:
         raise
     except WherryError as error:
-        return "incomplete" if error.verdict == "incomplete" else "corrupt", error.what, metadata
+        return verdict_of_damage(error.verdict), error.what, metadata
     if location.store.protocol in _RENAMELESS and layout.COMMITTED not in names | around:
         return (
             "incomplete",

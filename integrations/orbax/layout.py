@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wherry.errors import CorruptError, HostileError, IncompleteError
+from wherry.errors import CorruptError, IncompleteError
 from wherry.folders import is_staging
 from wherry.format import Glimpse
 
@@ -193,10 +193,7 @@ def read_json(location: Location) -> JsonObject:
         CorruptError: it is not a JSON object.
         HostileError: it is larger than any real one.
     """
-    entry = location.entry
-    if entry is not None and entry.size > MAX_JSON_BYTES:
-        raise HostileError(f"{location.name} of {entry.size} bytes", uri=location.uri)
-    data = location.read()
+    data = location.read_whole(MAX_JSON_BYTES)
     if not data.strip():
         raise IncompleteError(
             f"{location.name} is empty, as after a power failure", uri=location.uri, cure="use another step"

@@ -75,7 +75,7 @@ def fill(
         (key,) = array.chunk_keys(common)
         value = listing.values[key]
         assert value.file is not None
-        extents = (Extent.of(location.member(value.file), value.offset, chunk.nbytes),)
+        extents = (Extent(location.member(value.file), value.offset, chunk.nbytes),)
         inside = region_within(common, cell)
         if common == region:
             _read(chunk, extents, inside, buffer)

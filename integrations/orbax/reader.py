@@ -149,7 +149,7 @@ class OrbaxReader:
                 return None
             if value.length != array.zarr.chunk_nbytes + array.zarr.trailer:
                 return None
-            extents.append(Extent.of(self.location.member(value.file), value.offset, length))
+            extents.append(Extent(self.location.member(value.file), value.offset, length))
         return tuple(extents)
 
     def cheap(self, spec: TensorSpec) -> bool:
@@ -251,6 +251,13 @@ class OrbaxReader:
         if array.zarr.raw and stored != decoded + array.zarr.trailer:
             raise CorruptError(
                 f"chunk {key} has {stored} bytes, not {decoded}", uri=self.location.uri, path=spec.name
+            )
+        if stored > array.zarr.most_stored:
+            raise HostileError(
+                f"chunk {key} of {decoded} bytes has {stored:,} bytes in storage",
+                uri=self.location.uri,
+                path=spec.name,
+                cure="restore the chunk from where it was trained",
             )
         if decoded > _SMALLEST_SUSPECT and decoded > stored * MAX_EXPANSION:
             raise HostileError(

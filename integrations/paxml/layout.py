@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from wherry.detection import verdict_of_damage
 from wherry.errors import IncompleteError, WherryError
 from wherry.format import Glimpse
 from wherry.integrations.orbax import layout as orbax
@@ -77,8 +78,7 @@ class Place:
     def verdict(self) -> tuple[Verdict, str | None]:
         """What names alone tell of its health."""
         if self.damage is not None:
-            incomplete = self.damage.verdict == "incomplete"
-            return "incomplete" if incomplete else "corrupt", self.damage.what
+            return verdict_of_damage(self.damage.verdict), self.damage.what
         if orbax.uncommitted(self.home.name) or _TEMPORARY.fullmatch(self.home.name):
             return "incomplete", "the folder has the name of a save that was never committed"
         protocol = self.home.store.protocol

@@ -17,6 +17,7 @@ from wherry.families.config_files import parse_config, render_config
 from wherry.families.telling import tell
 from wherry.families.writing import Written, contradictions, written_config
 from wherry.layout_expr import evaluate
+from wherry.location import MOST_CONFIG
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any
         **beside,
         **{one: place for one, place in above.items() if place.exists()},
     }.items():
-        found = parse_config(name, location.read())
+        found = parse_config(name, location.read_whole(MOST_CONFIG))
         if config_system(found, [system]):
             return found, name
     return None, "no config"
@@ -184,7 +185,7 @@ def config_file(path: str) -> dict[str, Any]:
         UsageError: it cannot be read.
     """
     location = locate(path)
-    return parse_config(location.name, location.read())
+    return parse_config(location.name, location.read_whole(MOST_CONFIG))
 
 
 def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> System | None:
@@ -243,7 +244,7 @@ def _assets(uri: str | None) -> dict[str, bytes]:
                 uri=folder.uri,
                 cure="take it out of the folder",
             )
-    files = {entry.name: folder.member(entry.name).read() for entry in entries}
+    files = {entry.name: folder.member(entry.name).read_whole(_MOST) for entry in entries}
     if not files:
         raise NotFoundError(
             "no tokenizer, template, generation config or licence is here",
