@@ -99,7 +99,6 @@ def test_an_output_that_cannot_be_written_is_said():
 
 
 def test_an_interrupt_stays_130(tmp_path):
-    os.mkfifo(tmp_path / "config.json")
     done = command("formats", env=with_bug(tmp_path, "KeyboardInterrupt()"))
     assert (done.returncode, "Traceback" in done.stderr) == (130, False)
     assert "interrupted before it was done" in done.stderr

@@ -109,6 +109,52 @@ def test_failure_ends_failed_with_text_and_cure(server, source, tmp_path, monkey
     assert not (tmp_path / "o").exists()
 
 
+def test_what_is_committed_and_not_recorded_ends_failed_with_the_cure_and_is_shown(
+    server, source, tmp_path, monkeypatch
+):
+    from wherry.flows import convert as module
+    from wherry.tasks.lineage import lineage
+
+    monkeypatch.setattr(module, "lineage", lineage.with_options(retries=0))
+    monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path}")
+    target = tmp_path / "orbax"
+    spec = ConvertSpec(source=str(source), target=str(target), to="orbax", verify="none")
+    state = convert_checkpoint(spec, return_state=True)
+    assert state.is_failed()
+    error = state.result(raise_on_failure=False)
+    assert isinstance(error, NotRecordedError), error
+    assert error.cure.endswith(f"run: wherry ledger record {target}")
+    assert error.cure in state.message
+    found = artifacts(state.state_details.flow_run_id)
+    shown = {row["what"]: row["value"] for row in json.loads(found["wherry-conversion"].data)}
+    assert (shown["target"], shown["lineage"]) == (str(target), "not recorded")
+    failed = {row["what"]: row["value"] for row in json.loads(found["wherry-failure"].data)}
+    assert failed["exit_code"] == "12"
+    monkeypatch.delenv("WHERRY_LEDGER")
+    again = convert_checkpoint(spec)
+    assert (again["receipt"]["already"], len(again["lineage"]["edges"])) == (True, 1)
+
+
+def test_what_is_not_registered_ends_failed_with_the_cure(server, source, tmp_path, monkeypatch):
+    from wherry.flows import convert as module
+    from wherry.tasks import register as task
+
+    def gone(*_, **__):
+        raise StorageError("MLflow cannot be reached", cure="start it")
+
+    monkeypatch.setattr(task, "enter", gone)
+    monkeypatch.setattr(module, "register", task.register.with_options(retries=0))
+    spec = ConvertSpec(
+        source=str(source), target=str(tmp_path / "o"), to="orbax", model_name="m", verify="none"
+    )
+    state = convert_checkpoint(spec, return_state=True)
+    error = state.result(raise_on_failure=False)
+    assert isinstance(error, NotRecordedError), error
+    assert error.what == "done, but not registered: MLflow cannot be reached"
+    assert error.cure.startswith(f"start it; then run: wherry register {tmp_path / 'o'} --name m")
+    assert len(error.result["lineage"]["edges"]) == 1, "the ledger was told nevertheless"
+
+
 def test_unknown_fields_and_levels_are_refused():
     good = {"source": "/a", "target": "/b", "to": "orbax"}
     assert ConvertSpec(**good).memory == "128MiB"

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from tests.command_support import command, cure_of, small
+from tests.command_support import command, cure_of, key_pair, small
 from wherry import export_handle, night_run, recording
 from wherry import ledger as ledgers
 from wherry.convert import Target, convert_all
@@ -168,24 +168,13 @@ def test_what_fails_in_the_middle_names_only_what_is_missing(source, tmp_path, m
 
 
 def test_what_is_not_recorded_is_signed_and_told_as_no_failure(source, tmp_path, broken, monkeypatch):
-    pytest.importorskip("cryptography")
     told = []
     monkeypatch.setattr(import_module("wherry.convert"), "report_failure", lambda *words: told.append(words))
-    key = tmp_path / "key.pem"
-    key.write_bytes(private_key())
+    key, _public = key_pair(tmp_path)
     with pytest.raises(NotRecordedError):
         wherry.convert(source, tmp_path / "out", to="orbax", sign=key)
     assert (tmp_path / "out" / "wherry.sig").exists()
     assert told == []
-
-
-def private_key():
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1()).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
 
 
 def test_a_copy_of_a_sidecar_that_was_altered_is_not_recorded(source, tmp_path):
