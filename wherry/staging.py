@@ -240,14 +240,14 @@ class Staging:
     def _take_up(self) -> Path | None:
         """The area that must be copied, if any; see `area.take_up`."""
         same = [left for left in self._left() if left.identity and left.identity == self._identity]
-        former = None
+        self._new, former = True, None
         for left in sorted(same, key=self._progress, reverse=True):
             reason = distrusted(left.path)
             if reason is None:
                 former = take_up(left, self._area, self._lease.dead)
+                self._new = former is not None
                 break
             self.discarded = f"what an interrupted run left was not taken up: {reason}"
-        self._new = former is not None or not self._area.exists()
         if self._new:
             self._area.mkdir(mode=0o700)
         return former
