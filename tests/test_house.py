@@ -27,7 +27,7 @@ SCRIPTS = [ROOT / "infra" / name for name in ("test", "demo", "bench", "screensh
 MODULES = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ROOMS]
 HEAVY = {"prefect", "mlflow", "torch", "jax", "tensorstore", "orbax", "flax", "transformers", "sqlalchemy"}
 TERMINAL = {"rich", "click"}
-LONGEST_FILE, LONGEST_FUNCTION = 300, 60
+LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 
 
 def label(path: Path) -> str:
