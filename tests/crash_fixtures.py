@@ -40,7 +40,7 @@ def source(request, sources):
     return sources[request.getfixturevalue("to") if "to" in request.fixturenames else "huggingface"]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def key():
     """Children outlive the home of a test, and what one leaves the other takes up: one user, one key."""
     with pytest.MonkeyPatch.context() as patch:

@@ -275,3 +275,27 @@ def test_a_format_without_rewrites(tmp_path, source):
         wherry.rewrite(tmp_path / "b.npz", tmp_path / "c", as_=FOR_TORCH)
     with pytest.raises((UnsupportedError, UsageError)):
         wherry.rewrite(tmp_path / "b.npz", tmp_path / "c", as_="")
+
+
+def test_in_place_leaves_a_folder_that_another_run_took_over(tmp_path):
+    from types import SimpleNamespace
+
+    from wherry.in_place import changed
+    from wherry.store import locate
+
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config").write_text("old")
+    change = SimpleNamespace(files={"config": b"new"}, made=(), finish=lambda _folder: None)
+    lease = tmp_path / ".wherry-checkpoint.lease"
+    with (
+        pytest.raises(TargetInUseError, match="another run took over"),
+        changed(locate(folder), change),
+    ):
+        lease.unlink()
+        lease.write_text("theirs")
+        (folder / "config").write_text("theirs")
+        raise ValueError("the proof failed")
+    assert (folder / "config").read_text() == "theirs"
+    assert (folder / "config.before").read_text() == "old"
+    assert lease.read_text() == "theirs"

@@ -68,7 +68,7 @@ def test_a_stop_while_an_area_is_opened_gives_the_lease_back(tmp_path, monkeypat
         raise Cancelled
 
     with monkeypatch.context() as patch:
-        patch.setattr(Staging, "_set_aside_others", stop)
+        patch.setattr(staging, "open_area", stop)
         with pytest.raises(Cancelled), Staging(locate(tmp_path / "out"), ID):
             pytest.fail("it was opened")
     assert os.listdir(tmp_path) == []

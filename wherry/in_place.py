@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from wherry.carrying import carry_file
 from wherry.durable import replace
 from wherry.errors import TargetExistsError, storage_error
-from wherry.folders import PREFIX
-from wherry.lease import NO_LINKS, Lease
+from wherry.lease import NO_LINKS
 from wherry.sidecar import FOLDER_NAME, MOST_SIDECAR
-from wherry.staging import sync_folder
+from wherry.staging import lease_of, sync_folder
 from wherry.store import locate
 
 if TYPE_CHECKING:
@@ -45,17 +44,19 @@ def changed(folder: Location, change: Change) -> Generator[None]:
     home = Path(folder.path)
     new = [name for name in (*change.files, *change.made) if not (home / name).exists()]
     kept: list[str] = []
-    with Lease(home.parent / f"{PREFIX}{home.name}.lease", folder.uri):
+    with lease_of(home.parent, folder) as held:
         try:
-            for name, data in change.files.items():
-                if keep(home / name):
-                    kept.append(name)
-                replace(home / name, data)
-            change.finish(folder)
-            sync_folder(home)
+            with held.exclusive():
+                for name, data in change.files.items():
+                    if keep(home / name):
+                        kept.append(name)
+                    replace(home / name, data)
+                change.finish(folder)
+                sync_folder(home)
             yield
         except BaseException as error:
-            _undo(home, kept, new)
+            with held.exclusive():  # a folder that another run has taken over is left as it is
+                _undo(home, kept, new)
             if isinstance(error, OSError):
                 raise storage_error(error, folder.uri) from error
             raise

@@ -121,7 +121,7 @@ class Journal:
         Raises:
             StorageError: the storage failed.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._descriptor = os.open(self.path, flags, 0o600)
             os.ftruncate(self._descriptor, size)

@@ -17,10 +17,9 @@ from wherry.checkpoint import open_checkpoint
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error
 from wherry.folders import PREFIX, is_staging
 from wherry.in_use import is_in_use
-from wherry.lease import Lease
 from wherry.registry import find_format
 from wherry.sidecar import OWN_NAMES, sidecar_name, signature_name
-from wherry.staging import rename_without_replacing, sync_folder
+from wherry.staging import lease_of, rename_without_replacing, sync_folder
 from wherry.steps import step_number
 from wherry.store import FsspecStore, locate
 from wherry.store_errors import library_errors
@@ -88,15 +87,16 @@ def _foreign(place: Location, format: str) -> list[str]:
 @contextmanager
 def _hidden(path: Path, checkpoint: str) -> Generator[None]:
     """A local checkpoint under another name."""
-    with Lease(path.parent / f"{PREFIX}{path.name}.lease", str(path)):
+    with lease_of(path.parent, locate(path)) as held:
         hidden = path.with_name(f"{PREFIX}{path.name}.{secrets.token_hex(4)}")
         beside = {} if path.is_dir() else _beside(path, hidden)
         moved: list[tuple[Path, Path]] = []
         try:
-            for source, target in ((path, hidden), *beside.items()):
-                rename_without_replacing(source, target)
-                moved.append((source, target))
-            sync_folder(path.parent)
+            with held.exclusive():
+                for source, target in ((path, hidden), *beside.items()):
+                    rename_without_replacing(source, target)
+                    moved.append((source, target))
+                sync_folder(path.parent)
             _require_unread(_moved_to(checkpoint, path, hidden))  # somebody may have begun before the rename
             yield
         except BaseException as error:

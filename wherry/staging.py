@@ -29,18 +29,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from wherry.area import (
-    JOURNAL,
-    REPLACED,
-    SIDECAR,
-    SPILL,
-    copy_area,
-    distrusted,
-    left_for,
-    remove,
-    set_aside,
-    take_up,
-)
+from wherry.area import JOURNAL, REPLACED, SIDECAR, SPILL, remove, set_aside
 from wherry.errors import (
     StorageError,
     TargetExistsError,
@@ -50,18 +39,15 @@ from wherry.errors import (
     storage_error,
 )
 from wherry.folders import PREFIX
-from wherry.journal import signed_lines
-from wherry.key import journal_key
 from wherry.lease import Lease
 from wherry.location import Location
 from wherry.sidecar import sidecar_name
 from wherry.store import LocalStore
+from wherry.takeover import complete, open_area
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from types import TracebackType
-
-    from wherry.area import Left
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -224,57 +210,16 @@ class Staging:
     def _open_area(self) -> None:
         """Take up what an earlier run of this conversion left, or make a new area; discard the rest."""
         with self._lease.exclusive():  # so that nothing of a run that has taken over is touched
-            former = self._take_up()
-            aside = self._set_aside_others(former)
+            found = open_area(self._area, self.target.name, self._identity, self._lease)
+        self._new, self.discarded = found.is_new, found.discarded
         self.require_held()  # where the storage has no locks
-        found = self._area.lstat()
-        self._inode = (found.st_dev, found.st_ino)
-        if former is not None:
-            copy_area(former, self._area)
-            aside.append(set_aside(former))
-        for path in (*aside, *(self._area / name for name in (SPILL, SIDECAR, REPLACED))):
-            remove(path)
-        if not os.path.lexists(
-            self.location.path
-        ):  # a loss of power in the commit can leave neither name of it
-            remove(self.journal)
-
-    def _take_up(self) -> Path | None:
-        """The area that must be copied, if any; see `area.take_up`."""
-        same = [left for left in self._left() if left.identity and left.identity == self._identity]
-        former = None
-        for left in sorted(same, key=self._progress, reverse=True):
-            reason = distrusted(left.path)
-            if reason is None:
-                former = take_up(left, self._area, self._lease.dead)
-                break
-            self.discarded = f"what an interrupted run left was not taken up: {reason}"
-        self._new = former is not None or not self._area.exists()
-        if self._new:
-            self._area.mkdir(mode=0o700)
-        return former
-
-    def _progress(self, left: Left) -> tuple[int, bool]:
-        lines = [] if distrusted(left.path) else signed_lines(left.path / JOURNAL, journal_key())[0]
-        return len(lines), left.is_abandoned(self._lease.dead)
-
-    def _set_aside_others(self, former: Path | None) -> list[Path]:
-        """What other conversions to this target left: the lease says that nobody works on it."""
-        aside: list[Path] = []
-        for left in self._left():
-            if left.path in (self._area, former):
-                continue
-            if left.path.lstat().st_uid not in (os.geteuid(), self._lease.uid):
-                self.discarded = f"{left.path.name} belongs to another user and was left"
-            elif left.is_draft:
-                aside.append(left.path)
-            else:
-                aside.append(set_aside(left.path))
-                self.discarded = self.discarded or "an interrupted run had another source, plan or option"
-        return aside
-
-    def _left(self) -> list[Left]:
-        return list(left_for(self._parent, self.target.name))
+        status = self._area.lstat()
+        self._inode = (status.st_dev, status.st_ino)
+        complete(found, self._area)
+        if not os.path.lexists(self.location.path):
+            remove(
+                self.journal
+            )  # a loss of power during the commit can leave neither name of what was staged
 
     def _remove_area(self) -> None:
         with suppress(FileNotFoundError):
