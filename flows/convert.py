@@ -2,7 +2,8 @@
 
 Load it as `flows/convert.py:convert_checkpoint` or `wherry.flows.convert.convert_checkpoint`. It may be run again
 after a crash: a finished conversion is recognised, and a registered version is found. A failure ends the flow as
-Failed, with the error's text and cure in the state's message and in a table artifact.
+Failed, with the error's text and cure in the state's message and in a table artifact. So does a conversion that is
+committed but not recorded or not registered (exit code 12); then a second artifact shows what is committed.
 """
 
 from collections.abc import Generator, Iterable, Mapping

@@ -3,7 +3,7 @@
 discover → subtract → fan out → one summary. Each checkpoint is a task of its own with the steps of the convert flow in
 it; what fails or vanishes is a row of the summary and stops nothing. Where a conversion to several targets fails, each
 target is tried alone, so that one that cannot be made does not hold up the others. The run ends as Failed where
-anything failed, with the first error and its cure.
+anything failed, or was converted but not recorded, with the first error and its cure.
 """
 
 from contextlib import ExitStack
