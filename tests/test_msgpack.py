@@ -147,16 +147,14 @@ def test_a_sparse_file_is_indexed_without_reading_its_arrays(tmp_path, monkeypat
             file.write(b"\xa1" + name + b"\xc9" + struct.pack(">I", len(inner) + size) + b"\x01" + inner)
             file.seek(size, 1)
         file.truncate()
-    location = locate(place)
-    read = []
-    fetch = LocalStore.read
+    read, fetch = [], LocalStore.read
 
     def counted(store, path, start, stop):
         read.append(stop - start)
         return fetch(store, path, start, stop)
 
     monkeypatch.setattr(LocalStore, "read", counted)
-    found = dict(leaves(index_file(location)))
+    found = dict(leaves(index_file(locate(place))))
     assert [leaf.shape for leaf in found.values()] == [(size,), (size,)]
     assert sum(read) < 8192
 
