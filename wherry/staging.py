@@ -222,8 +222,14 @@ class Staging:
             )  # a loss of power during the commit can leave neither name of what was staged
 
     def _remove_area(self) -> None:
-        with suppress(FileNotFoundError):
+        """Remove the area under a name that no run takes up; where it cannot be renamed, while none can take over."""
+        try:
             remove(set_aside(self._area))
+        except FileNotFoundError:
+            return  # taken over at this moment
+        except OSError:
+            with suppress(TargetInUseError), self._lease.exclusive():
+                remove(self._area)
 
     def _resumable(self, cause: BaseException | None) -> bool:
         """Whether the same conversion can go on with what is in the area."""
@@ -237,8 +243,8 @@ class Staging:
     def _release(self) -> None:
         """Give the area up for a later run: nothing in it is open any more."""
         remove(self.spill)
-        with suppress(TargetInUseError, FileNotFoundError), self._lease.exclusive():
-            self._area.rename(self._released)
+        with suppress(TargetInUseError, OSError), self._lease.exclusive():
+            self._area.rename(self._released)  # else its name keeps the token, and the next run copies it
 
     def _is_lost(self) -> bool:
         try:

@@ -35,8 +35,10 @@ _TWICE = 0.25
 
 
 def staging_place(folder: Path, name: str = "out") -> Location:
-    """Where the engine would stage a target of this name."""
-    return locate(folder / f".wherry-{name}.0123abcd")
+    """Where the engine would stage a target of this name; the staging area is there."""
+    area = folder / f".wherry-{name}.0123abcd-89abcdef"
+    area.mkdir(mode=0o700, exist_ok=True)
+    return locate(area / name)
 
 
 def start(sample: Sample, place: Location) -> Writer:
