@@ -120,6 +120,13 @@ def test_a_manifest_that_gives_another_digest_is_found(bundle):
     assert "another checkpoint digest" in check_bundle(rewritten(bundle, change)).problems[0]
 
 
+def test_a_manifest_that_is_left_out_under_a_new_index_is_found(bundle):
+    cut = rewritten(bundle, lambda name, data: None if name.startswith("manifests/") else data)
+    problems = check_bundle(cut).problems
+    assert len(problems) == 2
+    assert all(one.startswith("manifests/") and one.endswith(": it is missing") for one in problems)
+
+
 def test_files_that_are_changed_missing_or_added_are_named(bundle):
     cut = rewritten(bundle, lambda name, data: None if name == "report.md" else data, index=False)
     assert check_bundle(cut).problems == ["report.md: it is missing"]
