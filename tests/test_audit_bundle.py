@@ -20,7 +20,7 @@ from wherry.cli_audit import audit as command
 from wherry.digest import checkpoint_digest
 from wherry.errors import NotFoundError, UsageError
 from wherry.ledger import head, open_ledger
-from wherry.manifest import from_json
+from wherry.manifest import Companion, Manifest, from_json
 
 
 @pytest.fixture
@@ -80,6 +80,11 @@ def test_the_second_hand_computes_what_the_engine_computes(tmp_path):
     data = json.loads((tmp_path / "odd" / "wherry.json").read_text())
     expected = checkpoint_digest(from_json(data["manifest"]), "orbax", receipt.target.format_version)
     assert audit_check.checkpoint_digest(data["manifest"], data["checkpoint"]) == expected
+    full = Manifest(
+        {}, values={("step",): 7, ("a", "b/c"): "é"}, empties={("n",): "none"}, companions=(Companion("x", 1, "00"),)
+    )  # fmt: skip
+    reference = {"format": "orbax", "format_version": None}
+    assert audit_check.checkpoint_digest(full.to_json(), reference) == checkpoint_digest(full, "orbax", None)
     for path in [("a/b",), ("~", "", "~1"), ()]:
         assert audit_check._parts(wherry.keypath.render(path)) == list(path)
 
@@ -113,6 +118,13 @@ def test_a_manifest_that_gives_another_digest_is_found(bundle):
         return data.replace(b'"layer.w"', b'"layer.v"') if name.startswith("manifests/") else data
 
     assert "another checkpoint digest" in check_bundle(rewritten(bundle, change)).problems[0]
+
+
+def test_a_manifest_that_is_left_out_under_a_new_index_is_found(bundle):
+    cut = rewritten(bundle, lambda name, data: None if name.startswith("manifests/") else data)
+    problems = check_bundle(cut).problems
+    assert len(problems) == 2
+    assert all(one.startswith("manifests/") and one.endswith(": it is missing") for one in problems)
 
 
 def test_files_that_are_changed_missing_or_added_are_named(bundle):

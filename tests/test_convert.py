@@ -135,6 +135,26 @@ def test_read_back_finds_what_the_disk_did_to_the_bytes(model, tmp_path, monkeyp
     assert sorted(os.listdir(tmp_path)) == ["model"]
 
 
+@pytest.mark.parametrize("change", ["more", "less"])
+def test_read_back_finds_tensors_that_nobody_planned(model, tmp_path, monkeypatch, change):
+    import importlib
+
+    job = importlib.import_module("wherry.job")
+    real = job.finish
+
+    def other(writer):
+        real(writer)
+        (staged,) = tmp_path.glob(".wherry-*/model.safetensors")
+        tensors = load_file(staged)
+        tensors.pop(min(tensors)) if change == "less" else tensors.update(extra=np.ones(3, np.float32))
+        save_file(tensors, staged, {"format": "pt"})
+
+    monkeypatch.setattr(job, "finish", other)
+    with pytest.raises(MismatchError, match="read-back has another structure"):
+        wherry.convert(model, tmp_path / "out", to="hf")
+    assert sorted(os.listdir(tmp_path)) == ["model"]
+
+
 def test_split_makes_a_tree_and_join_takes_it_apart(model, tmp_path):
     wherry.convert(model, tmp_path / "tree", to="orbax", options={"split": "."})
     assert ("model", "layers", "0", "weight") in read_all(tmp_path / "tree")

@@ -90,12 +90,19 @@ def test_weights_digest_is_about_paths_and_content():
 
 
 def test_checkpoint_digest_covers_container_companions_and_leaves():
-    manifest = Manifest({}, companions=(Companion("config.json", 2, "00"),))
+    config, form = (Companion("config.json", 2, "00"),), ("huggingface", "single safetensors")
+    base = Manifest({}, companions=config)
     variants = [
-        (manifest, "huggingface", "single safetensors"),
-        (manifest, "orbax", "single safetensors"),
-        (manifest, "huggingface", "sharded safetensors"),
-        (Manifest({}, companions=(Companion("config.json", 2, "01"),)), "huggingface", "single safetensors"),
-        (Manifest({}, values={("s",): "x"}), "huggingface", "single safetensors"),
+        (base, *form),
+        (base, "orbax", form[1]),
+        (base, form[0], "sharded safetensors"),
+        (Manifest({}, companions=(Companion("config.json", 2, "01"),)), *form),
+        (Manifest({}, companions=(Companion("other.json", 2, "00"),)), *form),
+        (Manifest({}), *form),
+        (Manifest({}, companions=config, values={("s",): "x"}), *form),
+        (Manifest({}, companions=config, values={("s",): "y"}), *form),
+        (Manifest({}, companions=config, values={("t",): "x"}), *form),
+        (Manifest({}, companions=config, empties={("s",): "none"}), *form),
+        (Manifest({}, companions=config, empties={("s",): "dict"}), *form),
     ]
     assert len({checkpoint_digest(*variant) for variant in variants}) == len(variants)

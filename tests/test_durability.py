@@ -111,6 +111,26 @@ def test_without_reading_back_the_journal_alone_is_believed(small, tmp_path, nam
         assert wherry.verify(root / name, level="digest", against=source).ok, loss.call
 
 
+def test_an_area_whose_journal_is_gone_is_made_anew(small, tmp_path):
+    """What else lies in it may be of any run, and must not be committed."""
+    source, root = small("orbax"), tmp_path / "disk"
+    root.mkdir()
+    found, digest = losses(source, root, root / "orbax")
+    next(loss for loss in found if any(isinstance(kept.held, dict) for kept in loss.tree.values())).restore(
+        root
+    )
+    for path in root.rglob(".wherry-*"):
+        if path.is_file():
+            path.unlink()
+        elif path.parent == root:
+            (path / "left-behind").write_text("of another run")
+    assert [path.name for path in root.rglob("left-behind")]
+    with faults.small_steps():
+        receipt = wherry.convert(source, root / "orbax", to="orbax", lineage=False)
+    assert (receipt.resumed_bytes, receipt.target.checkpoint_digest) == (0, digest)
+    assert not list(root.rglob("left-behind"))
+
+
 # What the rules see: each sync that is left out breaks one of them.
 
 

@@ -13,6 +13,8 @@ from tests.durability_support import make_source, watched
 from tests.orbax_support import copied, needs_corpus
 from wherry.audit import audit
 from wherry.inspect import inspect
+from wherry.ledger import open_ledger, record_event
+from wherry.removal import removing
 
 STATE = {"w": np.arange(60_000, dtype=np.float32), "b": np.ones(3, np.int32)}
 
@@ -83,6 +85,17 @@ def signing_keys(folder):
     from tests.test_signing import write_keys
 
     return write_keys(folder, ec.generate_private_key(ec.SECP256R1()))[0]
+
+
+@pytest.mark.parametrize("name", ["orbax", "safetensors"])
+def test_a_removal_is_durable_before_it_is_recorded(tmp_path, name):
+    uri = tmp_path / "disk" / name
+    uri.parent.mkdir()
+    made = wherry.convert(make_source(name, tmp_path / "source"), uri, to=name).target
+    with watched(tmp_path / "disk") as disk, removing(str(uri), str(uri), name), open_ledger() as ledger:
+        record_event(ledger, "deletion", made, {"reason": "test"})
+    assert list((tmp_path / "disk").iterdir()) == []
+    assert disk.broken == []
 
 
 def test_evidence(tmp_path):

@@ -18,6 +18,7 @@ from wherry.cli import cli
 from wherry.home import ledger_url
 from wherry.ledger import Anchor, check_chain, head, open_ledger, record_conversion, record_event
 from wherry.ledger_append import content_of, hash_of
+from wherry.ledger_outbox import delivered, seal_of
 
 pytest_plugins = ["tests.ledger_support"]  # its fixtures
 NOTES = 6
@@ -181,6 +182,44 @@ def test_a_chain_that_was_written_anew_whole_is_noticed_by_an_anchor_alone(notes
     rewrite(notes, rows)
     assert fault_of(notes) == (None, 0)
     assert fault_of(notes, Anchor(kept.hash)) == (None, 9)
+
+
+def relinked(rows, first):
+    """The statements with right hashes and links from one on."""
+    for place in range(first, len(rows)):
+        rows[place] = {**rows[place], "prev": rows[place - 1]["hash"]}
+        rows[place]["hash"] = hash_of(rows[place])
+    return rows
+
+
+def test_a_content_digest_that_was_altered_under_a_new_chain(notes):
+    """By it a statement is found that was made already, so it must be that of the body."""
+    rows = rows_of(notes)
+    rows[2]["content"] = "3" * 64
+    rewrite(notes, relinked(rows, 2))
+    assert fault_of(notes) == ("statement 3: its content digest is not that of its body", 5)
+
+
+def test_a_statement_of_a_newer_schema(notes):
+    """Which rows it tells, this version cannot know."""
+    rows = rows_of(notes)
+    rows[2]["schema"] = tables.SCHEMA + 1
+    rewrite(notes, relinked(rows, 2))
+    newer = f"statement 3: it is of schema {tables.SCHEMA + 1}, which a newer wherry reads"
+    assert fault_of(notes) == (newer, 5)
+
+
+@pytest.mark.parametrize("number", [-1, NOTES + 1])
+def test_a_cursor_under_its_own_seal_that_skips_what_is_to_come(notes, number):
+    with open_ledger(notes) as ledger:
+        delivered(ledger, "openlineage", NOTES)
+        assert check_chain(ledger).altered is None
+    with open_ledger(notes) as ledger, ledger.read() as connection:
+        row = dict(connection.execute(tables.projection.select()).mappings().one())
+    seal = seal_of({**row, "delivered": number})
+    altered(notes, f"UPDATE projection SET delivered = {number}, seal = '{seal}'")
+    said = f"projection openlineage: statement {number} was delivered, and there is none"
+    assert fault_of(notes) == (said, 5)
 
 
 def test_a_tail_that_was_cut_off_is_noticed_by_an_anchor_alone(notes):

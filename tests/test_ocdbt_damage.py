@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,68 @@ def test_what_was_cut_off_is_found(tmp_path, size):
         with pytest.raises(wherry.WherryError) as caught:
             read(tmp_path)
         assert caught.value.exit_code == 5
+
+
+# Metadata that contradicts itself under right checksums, as a forger writes it.
+
+
+def sealed_anew(data, change):
+    """A node or manifest that was changed, with the checksum of what it is now."""
+    changed = bytearray(change(bytearray(data[:-4])))
+    return bytes(changed) + struct.pack("<I", ocdbt.crc32c(bytes(changed)))
+
+
+def with_magic(data):
+    data[:4] = struct.pack(">I", 0x0CDB1234)  # that of a node of the tree of versions
+    return data
+
+
+def with_length(data):
+    data[4:12] = struct.pack("<Q", len(data) + 5)
+    return data
+
+
+def test_a_right_checksum_does_not_make_it_a_node_or_manifest(tmp_path):
+    written_by_us(tmp_path, 1000)
+    for file, start, stop in metadata_of(tmp_path):
+        before = (tmp_path / file).read_bytes()
+        for change in (with_magic, with_length):
+            forged = sealed_anew(before[start:stop], change)
+            (tmp_path / file).write_bytes(before[:start] + forged + before[stop:])
+            with pytest.raises(CorruptError, match="not an OCDBT node of the promised length"):
+                read(tmp_path)
+        (tmp_path / file).write_bytes(before)
+
+
+def forge(folder, monkeypatch, name, change):
+    """Write a database of several nodes by an encoder of which one function is changed."""
+    real = getattr(ocdbt, name)
+    monkeypatch.setattr(ocdbt, name, lambda *arguments: change(real, *arguments))
+    written_by_us(folder, 3)
+
+
+def test_heights_that_do_not_fall(tmp_path, monkeypatch):
+    forge(tmp_path, monkeypatch, "_interior", lambda real, children, height: real(children, height + 1))
+    with pytest.raises(CorruptError, match="heights do not fall"):
+        read(tmp_path)
+
+
+def test_keys_that_are_not_in_order(tmp_path, monkeypatch):
+    forge(tmp_path, monkeypatch, "_keys", lambda real, keys, *rest: real([*keys[1:], keys[0]], *rest))
+    with pytest.raises(CorruptError, match="not in order"):
+        read(tmp_path)
+
+
+def test_a_key_below_a_node_that_begins_after_it(tmp_path, monkeypatch):
+    """The first key of a child is not below that by which its parent names it."""
+
+    def change(real, children, height):
+        first = min(children[-1].key + b"~", b"~")
+        return real([*children[:-1], children[-1]._replace(key=first)], height)
+
+    forge(tmp_path, monkeypatch, "_interior", change)
+    with pytest.raises(CorruptError, match="not in order"):
+        read(tmp_path)
 
 
 # A checkpoint: what each command says.

@@ -130,6 +130,15 @@ def test_extensions_of_the_registry_are_refused(name):
             load(data, RULES[name], "x")
 
 
+@pytest.mark.parametrize("how", ["INST", "OBJ"])
+@pytest.mark.parametrize("name", [name for name in sorted(RULES) if RULES[name].allowed])
+def test_opcodes_that_make_objects_are_refused_for_what_is_on_the_list_too(name, how):
+    data = spelled("collections", "OrderedDict")
+    assert load(data["GLOBAL"], RULES[name], "x")[0] == {}
+    with pytest.raises(HostileError, match="makes objects of classes"):
+        load(data[how], RULES[name], "x")
+
+
 class Evil:
     def __reduce__(self):
         return eval, ("1",)

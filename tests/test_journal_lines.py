@@ -1,0 +1,65 @@
+"""The journal believes only whole lines of the very same conversion."""
+
+from __future__ import annotations
+
+import pytest
+
+from wherry.journal import Done, open_journal
+from wherry.tensorspec import Span
+
+HEADER = {"plan": "p", "source": "s", "version": "1"}
+ROWS = [Done((f"tensor {number}",), Span(0, 8), {0: bytes([number]) * 32}) for number in range(3)]
+
+
+def written(path, rows=ROWS, header=HEADER):
+    """A journal with a line for each row, closed; its path."""
+    journal = open_journal(path, header)
+    for row in rows:
+        journal.record([row])
+    journal.close()
+    return path
+
+
+def found(path, header=HEADER):
+    """What a later run finds done, and why nothing where it is nothing."""
+    journal = open_journal(path, header)
+    journal.close()
+    return list(journal.done), journal.reason
+
+
+def test_what_was_recorded_is_found(tmp_path):
+    assert found(written(tmp_path / "journal")) == (ROWS, None)
+
+
+@pytest.mark.parametrize("name", HEADER)
+def test_another_conversion_finds_nothing_and_says_why(tmp_path, name):
+    path = written(tmp_path / "journal")
+    done, reason = found(path, {**HEADER, name: "another"})
+    assert done == []
+    assert name in reason
+    assert found(path, {**HEADER, name: "another"}) == ([], None), "it was begun anew"
+
+
+def test_a_torn_line_is_forgotten_whole_and_the_next_one_is_not_joined_to_it(tmp_path):
+    path = written(tmp_path / "journal")
+    whole = path.read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for stop in range(last, len(whole)):
+        path.write_bytes(whole[:stop])
+        assert found(path) == (ROWS[:2], None), stop
+        assert found(written(path, ROWS[2:])) == (ROWS, None), stop
+
+
+def test_a_line_whose_end_is_missing_is_torn_even_where_it_reads_well(tmp_path):
+    path = written(tmp_path / "journal")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert found(path) == (ROWS[:2], None)
+
+
+@pytest.mark.parametrize("line", [b"nonsense", b"[]", b'{"done": 1}', b'{"done": [[]]}', b"\xff\xfe"])
+def test_a_line_that_cannot_be_read_makes_all_of_it_worthless(tmp_path, line):
+    path = written(tmp_path / "journal")
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    done, reason = found(path)
+    assert done == []
+    assert reason

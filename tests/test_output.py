@@ -1,0 +1,89 @@
+"""An output records a move only once its bytes are durable and every leaf that it touches has its digest."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from wherry.digest import LEAF, LeafHasher
+from wherry.errors import StorageError
+from wherry.journal import open_journal
+from wherry.move import Move
+from wherry.output import Output
+from wherry.tensorspec import Span, TensorSpec
+
+HEADER = {"plan": "p"}
+SPEC = TensorSpec(("w",), (LEAF + LEAF // 2,), "uint8")
+CUT = LEAF // 4  # inside the first leaf
+
+
+class Storage:
+    """A writer that keeps nothing but the order of calls."""
+
+    def __init__(self):
+        self.calls = []
+        self.error = None
+
+    def write(self, path, where, data):
+        self.calls.append("write")
+
+    def sync(self):
+        if self.error is not None:
+            raise self.error
+        self.calls.append("sync")
+
+
+@pytest.fixture
+def storage():
+    return Storage()
+
+
+@pytest.fixture
+def journal(tmp_path):
+    opened = open_journal(tmp_path / "journal", HEADER)
+    yield opened
+    opened.close()
+
+
+def deliver(output, hasher, start, stop):
+    move = Move(SPEC.path, Span(start, stop), None)
+    hasher.update(start, memoryview(bytes(stop - start)))
+    output.deliver(move, memoryview(bytes(stop - start)))
+    output.delivered(move, {SPEC.path: hasher})
+
+
+def recorded(tmp_path):
+    again = open_journal(tmp_path / "journal", HEADER)
+    again.close()
+    return {row.span: dict(row.leaves) for row in again.done}
+
+
+def test_a_move_waits_for_the_digests_of_all_its_leaves(tmp_path, storage, journal):
+    output, hasher = Output(storage, {SPEC.path: SPEC}, journal), LeafHasher(SPEC)
+    hashers = {SPEC.path: hasher}
+    deliver(output, hasher, 0, CUT)
+    output.settle(hashers)
+    assert recorded(tmp_path) == {}, "the first leaf is not hashed to its end"
+    deliver(output, hasher, LEAF, SPEC.nbytes)
+    output.settle(hashers)
+    last = hashlib.sha256(bytes(LEAF // 2)).digest()
+    assert recorded(tmp_path) == {(LEAF, SPEC.nbytes): {1: last}}
+    deliver(output, hasher, CUT, LEAF)
+    output.settle(hashers)
+    first = hashlib.sha256(bytes(LEAF)).digest()
+    assert recorded(tmp_path) == {
+        (0, CUT): {0: first}, (CUT, LEAF): {0: first}, (LEAF, SPEC.nbytes): {1: last}
+    }  # fmt: skip
+
+
+def test_what_could_not_be_synced_is_never_recorded(tmp_path, storage, journal):
+    output, hasher = Output(storage, {SPEC.path: SPEC}, journal), LeafHasher(SPEC)
+    deliver(output, hasher, 0, LEAF)
+    storage.error = StorageError("the disk failed", retryable=True)
+    output.settle({SPEC.path: hasher})
+    assert output.error is storage.error
+    storage.error = None
+    output.settle({SPEC.path: hasher})
+    assert recorded(tmp_path) == {}, "a later sync says nothing of what an earlier one lost"
+    assert not output.wants(Move(SPEC.path, Span(LEAF, SPEC.nbytes), None))
