@@ -57,8 +57,8 @@ def test_nothing_else_is_opened_and_no_call_waits(tmp_path, root):
         ("zero", HostileError, "outside" if root else "a device"),
         ("s", HostileError, "a socket"),
         ("loop", HostileError, "back to itself"),
-        ("folder", IsADirectoryError, ""),
-        ("none", FileNotFoundError, ""),
+        ("folder", IsADirectoryError, None),
+        ("none", FileNotFoundError, None),
     ):
         with pytest.raises(error, match=match):
             open_regular(str(tmp_path / name), root=kept)
