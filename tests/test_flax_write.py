@@ -51,7 +51,7 @@ def written(folder, sample):
     writers.write_pieces(writer, writers.repeated(samples.pieces(sample)))
     writer.finish()
     writer.close()
-    return folder / staging.name
+    return Path(staging.path)
 
 
 def test_flax_restores_every_dtype_bit_equal(tmp_path):
