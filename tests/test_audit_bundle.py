@@ -120,6 +120,21 @@ def test_a_manifest_that_gives_another_digest_is_found(bundle):
     assert "another checkpoint digest" in check_bundle(rewritten(bundle, change)).problems[0]
 
 
+def test_a_checkpoint_that_no_statement_names_is_found(bundle):
+    """A row that a forger adds to the report, without a manifest or a model that would contradict it."""
+    other = "f" * 64
+
+    def change(name, data):
+        if name != "report.json":
+            return data
+        report = json.loads(data)
+        row = {**report["checkpoints"][0], "checkpoint_digest": other, "models": [], "manifest": False}
+        return json.dumps({**report, "checkpoints": [*report["checkpoints"], row]}).encode()
+
+    [problem] = check_bundle(rewritten(bundle, change)).problems
+    assert f"no statement speaks of checkpoint {other}" in problem
+
+
 def test_a_manifest_that_is_left_out_under_a_new_index_is_found(bundle):
     cut = rewritten(bundle, lambda name, data: None if name.startswith("manifests/") else data)
     problems = check_bundle(cut).problems
