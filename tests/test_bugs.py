@@ -210,7 +210,7 @@ def test_errors_of_storage_libraries(protocol, error, words, cure, retryable, ca
     def fails(*_, **__):
         raise error
 
-    store.fs = types.SimpleNamespace(info=fails, ls=fails, cat_file=fails)
+    store.fs = types.SimpleNamespace(info=fails, ls=fails, cat_file=fails, invalidate_cache=str)
     with pytest.raises(StorageError, match=words) as caught:
         getattr(place, call)()
     assert (caught.value.uri, caught.value.retryable) == (f"{protocol}://bucket/model", retryable)
@@ -223,7 +223,7 @@ def test_a_repository_that_is_not_there_is_absent():
     def fails(*_, **__):
         raise NO_REPOSITORY
 
-    place.store.fs = types.SimpleNamespace(info=fails)
+    place.store.fs = types.SimpleNamespace(info=fails, invalidate_cache=str)
     assert place.stat() is None
 
 

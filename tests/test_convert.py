@@ -124,7 +124,7 @@ def test_read_back_finds_what_the_disk_did_to_the_bytes(model, tmp_path, monkeyp
 
     def damage(writer):
         real(writer)
-        (staged,) = tmp_path.glob(".wherry-*/model.safetensors")
+        (staged,) = tmp_path.glob(".wherry-*/out/model.safetensors")
         data = bytearray(staged.read_bytes())
         data[-3] ^= 1
         staged.write_bytes(data)
@@ -144,7 +144,7 @@ def test_read_back_finds_tensors_that_nobody_planned(model, tmp_path, monkeypatc
 
     def other(writer):
         real(writer)
-        (staged,) = tmp_path.glob(".wherry-*/model.safetensors")
+        (staged,) = tmp_path.glob(".wherry-*/out/model.safetensors")
         tensors = load_file(staged)
         tensors.pop(min(tensors)) if change == "less" else tensors.update(extra=np.ones(3, np.float32))
         save_file(tensors, staged, {"format": "pt"})
