@@ -212,7 +212,7 @@ def test_errors_of_storage_libraries(protocol, error, words, cure, retryable, ca
 
     store.fs = types.SimpleNamespace(info=fails, ls=fails, cat_file=fails, invalidate_cache=str)
     with pytest.raises(StorageError, match=words) as caught:
-        getattr(place, call)()
+        getattr(place, call)(*((0, 1) if call == "read" else ()))
     assert (caught.value.uri, caught.value.retryable) == (f"{protocol}://bucket/model", retryable)
     assert cure in caught.value.cure
 

@@ -43,7 +43,7 @@ _INTERVAL = 0.1  # seconds between two looks at the child
 _MOST_OUTPUT = 256 << 20  # bytes that a child may print
 _TAIL = 1 << 16  # bytes of the standard error that are kept
 _PASSED = frozenset(
-    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
+    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONUTF8"}
 )
 _PASSED_PREFIXES = (
     *("LC_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "JAX_", "XLA_", "TPU_", "LIBTPU_", "PJRT_"),
