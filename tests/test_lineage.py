@@ -153,7 +153,7 @@ def test_a_chain_of_two_thousand_is_told_whole():
 
 def test_no_lineage_leaves_no_ledger(source, tmp_path):
     wherry.convert(source, tmp_path / "orbax", to="orbax", lineage=False)
-    assert not home().exists()
+    assert not (home() / "ledger.db").exists()
 
 
 def test_home_is_private(monkeypatch, tmp_path):

@@ -74,7 +74,8 @@ def test_t5x_computes_what_t5x_computed(case, tmp_path):
     expected = json.loads((CORPUS / case / "expected.json").read_text())
     source = CORPUS / case / "checkpoint" / expected["uri"]
     wherry.convert(source, tmp_path / "out", to="huggingface", only="params", lineage=False)
-    found = logits(loaded(tmp_path / "out"), *T5X_INPUTS) * T5X[case]
+    model = loaded(tmp_path / "out").double()  # in float32 processors differ by more than what is asked for
+    found = logits(model, *T5X_INPUTS) * T5X[case]
     assert np.abs(found - np.load(CORPUS / case / "logits.npy")).max() < 1e-4
 
 
