@@ -41,7 +41,7 @@ def seen(**more):
     return json.loads(done.output)
 
 
-def gone(pids, within=10.0):
+def gone(pids, within=30.0):
     """Whether processes end within so many seconds; a zombie that nobody reaps has ended."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
