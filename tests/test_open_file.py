@@ -157,8 +157,9 @@ def test_the_sidecar_and_what_users_name(model, tmp_path):
         config_file(str(tmp_path / "config.json"))
 
 
-# Modules that read no checkpoint by a path: their own parts, what the user names, /proc, staging and the ledger.
+# Modules that read no checkpoint by a path: their own parts, what the user names, /proc, staging, keys and the ledger.
 OWN = {
+    "wherry/area.py", "wherry/child.py", "wherry/cli_errors.py", "wherry/key.py", "wherry/lease_watch.py",
     "wherry/audit_bundle.py", "wherry/audit_check.py", "wherry/axis_names.py", "wherry/cli_ledger.py",
     "wherry/doctor.py", "wherry/families/__init__.py", "wherry/journal.py", "wherry/lease.py",
     "wherry/lineage_page.py", "wherry/policy.py", "wherry/shares.py", "wherry/snapshot.py", "wherry/staging.py",

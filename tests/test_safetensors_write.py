@@ -19,12 +19,12 @@ from tests.formats_support import (
     opened,
     write_all,
 )
+from wherry.descriptors import MOST_OPEN
 from wherry.errors import (
     StorageError,
     UnrepresentableError,
     UsageError,
 )
-from wherry.integrations.containers import flatfile
 from wherry.integrations.containers.flatfile import FlatFiles
 from wherry.manifest import Manifest
 from wherry.tensorspec import Span, TensorSpec
@@ -235,7 +235,7 @@ def test_few_descriptors_for_many_files(tmp_path):
     files = FlatFiles(tmp_path, dict.fromkeys(names, 8))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: files.write(name, 0, b"01234567"), names * 3))
-    assert len(list(Path("/proc/self/fd").iterdir())) - before <= flatfile._MOST_OPEN
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= MOST_OPEN
     files.finish()
     files.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -22,7 +22,7 @@ def contents(folder):
 def test_a_foreign_checkpoint_can_be_verified_and_fetched_afterwards(tmp_path):
     folder = model_folder(tmp_path / "theirs")
     before = contents(folder)
-    with pytest.raises(NotFoundError, match="could not be proved"):
+    with pytest.raises(NotFoundError, match="no digests are recorded"):
         wherry.fetch(folder, tmp_path / "copy")
     seen = wherry.inspect(folder, write=True).manifest
     sidecar = read_sidecar(locate(folder))
