@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 EIGHT_DEVICES = """
-import json, sys
+import json, os, sys
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import NamedSharding, PartitionSpec as P
 import wherry
@@ -42,8 +42,8 @@ for handle, truth in zip(handles, truths):
         mu = checkpoint.read(("opt_state", "0", "mu", "dense", "kernel"))
         assert mu.any() and receipt.target.step == handle.step
 print(json.dumps([[one.step, one.receipt.target.tensors, one.receipt.source.format_version] for one in handles]))
-from jax.extend.backend import clear_backends
-clear_backends()  # a thread of XLA that is still awake when the interpreter ends aborts the process, once in many runs
+sys.stdout.flush()
+os._exit(0)  # a thread of XLA that is still awake when the interpreter ends aborts the process, once in many runs
 """
 
 TORCH_RANKS = """
