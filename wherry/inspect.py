@@ -74,12 +74,12 @@ def inspect(
         return open_checkpoint(uri, format=format, step=step, item=item)
 
     with settled_checkpoint(open_it) if write else open_it() as checkpoint:
-        budget, pin = parse_size(memory), take_pin(checkpoint)
+        budget, pin = parse_size(memory), take_pin(checkpoint) if write else None
         wanted = digest or write
         hashes = hash_checkpoint(checkpoint, memory=budget, progress=progress) if wanted else Hashes({})
         flat = flat_hashes(checkpoint, memory=budget, progress=progress) if sha256 else {}
         manifest = checkpoint.manifest.with_digests(hashes.digests)
-        if write:
+        if pin is not None:
             from wherry.stock import take_stock
 
             manifest = take_stock(checkpoint, hashes, pin)
