@@ -11,11 +11,11 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from pydantic import BaseModel, ConfigDict, Field
 
-from wherry.audit_text import counted
-from wherry.ending import Ending
+from wherry.auditor.text import counted
 from wherry.errors import MismatchError
 from wherry.tasks.audit import audit as audit_task
 from wherry.tasks.ending import ending
+from wherry.watch.ending import Ending
 
 
 class AuditSpec(BaseModel):

@@ -17,11 +17,12 @@ from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectAlreadyExists
 
-from wherry.config import load_config
+from wherry.config.config import load_config
+from wherry.core.units import show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
-from wherry.recording import registration_of
-from wherry.stores import limits_of
+from wherry.ledger.recording import registration_of
+from wherry.storage.bucket_names import limits_of
 from wherry.tasks.assets import asset_events
 from wherry.tasks.common import show_failure
 from wherry.tasks.convert import convert
@@ -31,8 +32,7 @@ from wherry.tasks.lineage import lineage
 from wherry.tasks.plan import plan
 from wherry.tasks.register import register
 from wherry.tasks.verify import verify
-from wherry.units import show_seconds, show_size
-from wherry.verified import comparison
+from wherry.verifier.verified import comparison
 
 __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
 

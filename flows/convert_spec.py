@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from wherry.config_schema import VerifyLevel  # noqa: TC001  pydantic reads it
-from wherry.config_values import settings_of
+from wherry.config.schema import VerifyLevel  # noqa: TC001  pydantic reads it
+from wherry.config.values import settings_of
 
 _FORMATS = ["safetensors", "huggingface", "orbax", "dcp", "maxtext", "t5x", "flax-msgpack"]
 

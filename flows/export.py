@@ -12,12 +12,12 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 from pydantic import BaseModel, ConfigDict, Field
 
-from wherry.config_schema import MlflowSettings
-from wherry.config_use import in_force
+from wherry.config.schema import MlflowSettings
+from wherry.config.use import in_force
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert import chain, summary
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
-from wherry.night import note_made
+from wherry.routes.night import note_made
 from wherry.tasks.common import run_logger
 from wherry.tasks.ending import ending
 from wherry.tasks.export import routed

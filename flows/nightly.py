@@ -19,12 +19,12 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict, Field
 
-from wherry.config_schema import Route
-from wherry.config_use import in_force
+from wherry.config.schema import Route
+from wherry.config.use import in_force
 from wherry.errors import WherryError
 from wherry.flows.convert import chain
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
-from wherry.night import (
+from wherry.routes.night import (  # fmt: skip
     ALONE,
     Outcome,
     Plan,
@@ -38,10 +38,10 @@ from wherry.night import (
     note_made,
     notes_of,
     plan_night,
-)  # fmt: skip
-from wherry.night_report import markdown
-from wherry.reconcile import Work
-from wherry.routes import Config, Wanted, chosen_routes
+)
+from wherry.routes.reconcile import Work
+from wherry.routes.report import markdown
+from wherry.routes.routes import Config, Wanted, chosen_routes
 from wherry.tasks.ending import ending
 
 

@@ -11,7 +11,7 @@ from prefect.artifacts import create_link_artifact, create_table_artifact
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from wherry.errors import WherryError
-from wherry.policy import Policy
+from wherry.models.policy import Policy
 from wherry.tasks.common import show_failure
 from wherry.tasks.ending import ending
 from wherry.tasks.promote import promote as promote_task

@@ -129,7 +129,7 @@ def use(folder: Path) -> bool:
 
 
 def damage(folder: Path) -> None:
-    from wherry.resolve import resolve_model
+    from wherry.ledger.resolve import resolve_model
 
     tell.title("6. A bit flips on disk, in the champion")
     tell.flipped(site.flip(folder, resolve_model(CHAMPION).uri), site.DAMAGED, site.LEAF)
@@ -162,9 +162,9 @@ def refuse() -> bool:
 
 
 def ask(folder: Path) -> None:
-    from wherry.lineage import show
-    from wherry.lineage_answers import impact, render_impact, render_why, why
-    from wherry.lineage_page import page
+    from wherry.lineage.answers import impact, render_impact, render_why, why
+    from wherry.lineage.lineage import show
+    from wherry.lineage.page import page
 
     product = f"models:/{site.TORCH_MODEL}@candidate"
     tell.title(f"9. Where did it come from? (wherry lineage why {product})")
@@ -177,7 +177,7 @@ def ask(folder: Path) -> None:
 def _standing() -> str:
     """The candidate; in a story that is told again it is the champion already."""
     from wherry.errors import NotFoundError
-    from wherry.resolve import resolve_model
+    from wherry.ledger.resolve import resolve_model
 
     candidate = f"models:/{site.JAX_MODEL}@candidate"
     try:
@@ -191,7 +191,7 @@ def _promoted(subject: str, alias: str) -> dict[str, Any] | BaseException:
     """What the promote flow returns, or the error that it ends with."""
     from wherry.flows.promote import PromoteSpec
     from wherry.flows.promote import promote as flow
-    from wherry.policy import Policy
+    from wherry.models.policy import Policy
 
     spec = PromoteSpec(subject=subject, to_alias=alias, policy=Policy.model_validate(POLICY))
     state = flow(spec, return_state=True)

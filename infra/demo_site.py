@@ -132,7 +132,7 @@ def _put(done: Flip, byte: int) -> None:
 def _byte_of(checkpoint: str, tensor: str, leaf: int) -> tuple[Path, int]:
     """A byte within one leaf of a tensor, as a place in a file."""
     import wherry
-    from wherry.digest import LEAF as LEAF_BYTES
+    from wherry.core.digest import LEAF as LEAF_BYTES
 
     with wherry.open(checkpoint) as opened:
         extents = opened.reader.extents(opened.spec((tensor,)))
@@ -149,7 +149,7 @@ def _byte_of(checkpoint: str, tensor: str, leaf: int) -> tuple[Path, int]:
 def _train(folder: Path, step: int) -> None:
     """A step of the second system's run: other values in one tensor, written as Orbax."""
     import wherry
-    from wherry.sidecar import FOLDER_NAME
+    from wherry.storage.sidecar import FOLDER_NAME
 
     with _draft(folder) as draft:
         _nudge(draft / "model.safetensors", 1 + step / 1e5)

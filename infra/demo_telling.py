@@ -81,8 +81,8 @@ def night(done: dict[str, Any]) -> None:
 
 def versions(names: Iterable[str]) -> None:
     """What the registry has of these models."""
-    from wherry.home import mlflow_registry_uri, mlflow_tracking_uri
-    from wherry.registry import service
+    from wherry.formats.registry import service
+    from wherry.storage.home import mlflow_registry_uri, mlflow_tracking_uri
 
     wanted = set(names)
     for one in service("mlflow").registered(mlflow_tracking_uri(), mlflow_registry_uri()):
@@ -119,7 +119,7 @@ def ended(state: State[Any]) -> None:
 
 def findings(evidence: Path) -> None:
     """The errors of an audit, from its evidence, and whether that can be checked offline."""
-    from wherry.audit_bundle import check_bundle
+    from wherry.auditor.bundle import check_bundle
 
     with zipfile.ZipFile(evidence) as bundle:
         report = json.loads(bundle.read("report.json"))

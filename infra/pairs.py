@@ -18,18 +18,18 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.convert import convert
+from wherry.converter.convert import convert
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
-from wherry.layouts import NONE, Wish
-from wherry.manifest import Manifest
-from wherry.registry import checked_options, find_format, formats
-from wherry.store import locate
-from wherry.tensorspec import Span, TensorSpec
+from wherry.formats.registry import checked_options, find_format, formats
+from wherry.storage.stores import locate
+from wherry.view.choose import NONE, Wish
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.keypath import KeyPath
+    from wherry.core.keypath import KeyPath
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -19,11 +19,11 @@ import yaml
 from click.testing import CliRunner
 
 from wherry.cli import cli
-from wherry.config import VARIABLES
-from wherry.config_schema import Settings
-from wherry.console_formats import COLUMNS, format_cells
+from wherry.cli.console_formats import COLUMNS, format_cells
+from wherry.config.config import VARIABLES
+from wherry.config.schema import Settings
 from wherry.families import families, load_family
-from wherry.registry import formats
+from wherry.formats.registry import formats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

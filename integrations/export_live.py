@@ -12,20 +12,20 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.errors import UnrepresentableError, UnsupportedError, WherryError
-from wherry.output import as_bytes
-from wherry.snapshot import Box, LiveTensor
+from wherry.live.snapshot import Box, LiveTensor
+from wherry.mover.output import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
 
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Value
+    from wherry.core.tensorspec import TensorSpec
     from wherry.integrations.live.trees import Leaf
-    from wherry.keypath import KeyPath
-    from wherry.manifest import Value
-    from wherry.tensorspec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from wherry.errors import NotFoundError, StorageError, UsageError, WherryError
-from wherry.home import sqlite_file, without_secrets
+from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

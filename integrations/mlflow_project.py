@@ -12,19 +12,19 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError
-from wherry.home import mlflow_tracking_uri, without_secrets
 from wherry.integrations.mlflow_promote import promoting
 from wherry.integrations.mlflow_read import find_digest, look_up
-from wherry.ledger import open_ledger, statements
-from wherry.register import enter
-from wherry.resolve import resolve_model
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
+from wherry.ledger.record import open_ledger, statements
+from wherry.ledger.resolve import resolve_model
+from wherry.models.register import enter
+from wherry.storage.home import mlflow_tracking_uri, without_secrets
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wherry.ledger_statements import Statement
+    from wherry.ledger.statements import Statement
 
 _log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ import urllib.request
 from base64 import b64encode
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.emit import opener
+from wherry.core.emit import opener
+from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, StorageError, UsageError
-from wherry.home import without_secrets
 from wherry.integrations.mlflow_aliases import aliases
 from wherry.integrations.mlflow_client import DELETED_TAG, DIGEST_TAG, Stores, opened, quoted
 from wherry.integrations.mlflow_versions import lowest
-from wherry.receipt import utc_now
+from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

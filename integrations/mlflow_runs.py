@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from mlflow.entities import LoggedModelInput, LoggedModelOutput
 from mlflow.exceptions import MlflowException
 
-from wherry.home import ensure_home, mlflow_artifacts, sqlite_file
 from wherry.integrations.mlflow_client import (
     ATTEMPT_TAG,
     DIGEST_TAG,
@@ -28,6 +27,7 @@ from wherry.integrations.mlflow_client import (
     absent_is_fine,
     quoted,
 )
+from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
 
-    from wherry.receipt import CheckpointRef
-    from wherry.sidecar import Sidecar
+    from wherry.core.receipt import CheckpointRef
+    from wherry.storage.sidecar import Sidecar
 
 LOGGED_MODEL_TAG = "wherry.logged_model"
 SOURCE_MODEL_TAG = "wherry.source_model"

@@ -27,7 +27,6 @@ from mlflow.exceptions import MlflowException
 
 from wherry import __version__
 from wherry.errors import StorageError
-from wherry.home import sqlite_file
 from wherry.integrations.mlflow_aliases import aliases, exclusive, moved, set_tag, tagged
 from wherry.integrations.mlflow_client import (
     ABSENT,
@@ -43,7 +42,8 @@ from wherry.integrations.mlflow_client import (
     quoted,
 )
 from wherry.integrations.mlflow_runs import forget_run, record_run
-from wherry.store import locate
+from wherry.storage.home import sqlite_file
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
     from wherry.integrations.mlflow_runs import Recorded
-    from wherry.sidecar import Sidecar
+    from wherry.storage.sidecar import Sidecar
 
 ADOPTED_TAG = "wherry.adopted"
 WITHDRAWN_TAG = "wherry.withdrawn"
@@ -263,7 +263,7 @@ def _our_tags(sidecar: Sidecar, uri: str) -> dict[str, str]:
         DIGEST_TAG: subject.checkpoint_digest,
         "wherry.weights_digest": subject.weights_digest,
         "wherry.uri": uri,
-        "wherry.format": subject.format,
+        "wherry.formats.format": subject.format,
         "wherry.format_version": subject.format_version or "",
         "wherry.version": __version__,
         "wherry.fetch": shlex.join(["wherry", "fetch", by_digest, "TARGET"]),
@@ -281,7 +281,7 @@ def _description(tags: Mapping[str, str]) -> str:
     """What the version's page says first: what it is, and how to get it. MLflow's own loader does not apply."""
     version = f" ({tags['wherry.format_version']})" if tags["wherry.format_version"] else ""
     made = f", made of `{tags['wherry.source_uri']}`" if "wherry.source_uri" in tags else ""
-    lines = [f"A checkpoint in format {tags['wherry.format']}{version}{made}. Fetch and verify it:"]
+    lines = [f"A checkpoint in format {tags['wherry.formats.format']}{version}{made}. Fetch and verify it:"]
     lines.append(f"```\n{tags['wherry.fetch']}\n```")
     if "wherry.load" in tags:
         lines.append(f"Load it where it lies, `{tags['wherry.uri']}`:\n```\n{tags['wherry.load']}\n```")

@@ -20,8 +20,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from wherry import __version__
+from wherry.core.receipt import CheckpointRef, utc_now
 from wherry.errors import WherryError
-from wherry.home import configured
 from wherry.integrations.openlineage_datasets import (
     PRODUCER,
     SPEC,
@@ -32,15 +32,15 @@ from wherry.integrations.openlineage_datasets import (
     schema_of,
 )
 from wherry.integrations.openlineage_transport import transport
-from wherry.receipt import CheckpointRef, utc_now
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
+from wherry.storage.home import configured
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from wherry.ledger_statements import Statement
-    from wherry.sidecar import Sidecar
+    from wherry.ledger.statements import Statement
+    from wherry.storage.sidecar import Sidecar
 
 NAMESPACE = "wherry"
 _RUNS = uuid.UUID("5f1c2f0e-8f0b-5d6a-9c55-0f2f5c7d3a11")  # of ours, for run ids made from hashes

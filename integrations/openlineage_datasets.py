@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wherry import __version__
+from wherry.core.keypath import render
 from wherry.errors import UsageError
-from wherry.keypath import render
-from wherry.spelling import NAMES, RENAMED
-from wherry.store import locate
+from wherry.storage.stores import locate
+from wherry.tree.spelling import NAMES, RENAMED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.receipt import CheckpointRef
-    from wherry.sidecar import Sidecar
+    from wherry.core.receipt import CheckpointRef
+    from wherry.storage.sidecar import Sidecar
 
 SPEC = "2-0-2"
 PRODUCER = f"urn:wherry:{__version__}"

@@ -19,9 +19,9 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request
 
-from wherry.emit import opener
+from wherry.core.emit import opener
 from wherry.errors import StorageError, UsageError, storage_error
-from wherry.home import without_secrets
+from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -3,7 +3,7 @@
 In this order, since each step needs those before it: preflight, work pools, global concurrency limits, deployments,
 automations. The deployments are made by Prefect's own `prefect deploy --all`, so that `prefect.yaml` means exactly
 what Prefect's documentation says; what it left out is found afterwards, since it passes over faulty entries with a
-mere warning. That command runs in a child process (see `wherry.child`): entrypoints of deployments are modules that are
+mere warning. That command runs in a child process (see `wherry.runtime.child`): entrypoints of deployments are modules that are
 installed, since the child stands in an empty folder.
 """
 
@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from wherry import child, preflight
-from wherry.config import load_config
+from wherry.config.config import load_config
 from wherry.errors import NotFoundError, StorageError, UsageError, storage_error
-from wherry.home import config_file
 from wherry.integrations.prefect_automations import ensure_automations, notification_block, read_automations
 from wherry.integrations.prefect_pools import Outcome, Pool, ensure_pools, read_pools
+from wherry.runtime import child
+from wherry.storage.home import config_file
+from wherry.watch import preflight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

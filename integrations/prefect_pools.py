@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wherry.errors import UsageError, storage_error
-from wherry.preflight import POOL_TYPES
+from wherry.watch.preflight import POOL_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,19 +25,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry import threads
-from wherry.durable import put
+from wherry.core.progress import Meter
 from wherry.errors import MismatchError, NotFoundError, storage_error
 from wherry.integrations.signing_bundle import IDENTITY, hint, load_key, load_public_key, opened, sealed
-from wherry.progress import Meter
-from wherry.sidecar import SIGNATURE_NAME, read_sidecar, signature_location
-from wherry.store import locate
+from wherry.runtime import threads
+from wherry.storage.durable import put
+from wherry.storage.sidecar import SIGNATURE_NAME, read_sidecar, signature_location
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     import os
 
-    from wherry.location import Location
-    from wherry.progress import OnProgress
+    from wherry.core.progress import OnProgress
+    from wherry.storage.location import Location
 
 __all__ = ["Signed", "identity", "load_key", "load_public_key", "require", "sign", "verify"]
 
@@ -197,15 +197,15 @@ def require(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> 
 
 
 def _resolved(uri: str | os.PathLike[str]) -> Location:
-    from wherry.detect import resolve
+    from wherry.formats.detect import resolve
 
     return resolve(uri)[0]
 
 
 def _identity(location: Location) -> dict[str, Any]:
     """What binds the signature to the checkpoint's digests; empty where it has no sidecar."""
-    from wherry.checkpoint import open_checkpoint
-    from wherry.existing import present_fingerprint
+    from wherry.converter.existing import present_fingerprint
+    from wherry.formats.checkpoint import open_checkpoint
 
     sidecar = read_sidecar(location)
     if sidecar is None:

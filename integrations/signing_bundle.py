@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from prefect.assets import Asset, AssetProperties, add_asset_metadata, materialize
 
-from wherry.home import without_secrets
+from wherry.storage.home import without_secrets
 from wherry.tasks.common import run_logger
 
 _LONGEST = 512  # characters of a key

@@ -6,8 +6,8 @@ from typing import Any
 
 from prefect import task
 
-from wherry.audit import audit as look
-from wherry.audit_text import markdown
+from wherry.auditor.audit import audit as look
+from wherry.auditor.text import markdown
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 

@@ -13,11 +13,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
+from wherry.core.units import show_size
 from wherry.errors import WherryError
-from wherry.units import show_size
 
 if TYPE_CHECKING:
-    from wherry.progress import OnProgress, Progress
+    from wherry.core.progress import OnProgress, Progress
 
 _INTERVAL = 1.0  # seconds between two updates of an artifact: each is a request and a row
 

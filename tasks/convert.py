@@ -6,12 +6,12 @@ from typing import Any
 
 from prefect import task
 
-from wherry.convert import Target
-from wherry.convert import convert_all as carry_out
+from wherry.converter.convert import Target
+from wherry.converter.convert import convert_all as carry_out
+from wherry.core.opaque import allowing
 from wherry.errors import NotRecordedError
-from wherry.layouts import Wish
-from wherry.opaque import allowing
 from wherry.tasks.common import STEP, progress_artifact, run_logger
+from wherry.view.choose import Wish
 
 
 @task(name="convert", **STEP)
@@ -25,9 +25,9 @@ def convert(
 
     Args:
         source: the checkpoint or run folder.
-        targets: for each target the fields of `wherry.convert.Target`, with `wish` as the fields of a Wish.
+        targets: for each target the fields of `wherry.converter.convert.Target`, with `wish` as the fields of a Wish.
         opaque: classes in pickles that may pass unread.
-        common: further arguments of `wherry.convert.convert_all`.
+        common: further arguments of `wherry.converter.convert.convert_all`.
 
     Returns:
         The JSON form of the receipt of each target, in order. Where the ledger cannot be used their `lineage` says so,

@@ -6,8 +6,8 @@ from typing import Any
 
 from prefect import task
 
-from wherry.detect import detect as look
-from wherry.opaque import allowing
+from wherry.core.opaque import allowing
+from wherry.formats.detect import detect as look
 from wherry.tasks.common import STEP, run_logger
 
 

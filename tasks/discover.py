@@ -6,8 +6,8 @@ from typing import Any
 
 from prefect import task
 
-from wherry.discover import Skipped
-from wherry.discover import discover as find
+from wherry.formats.discover import Skipped
+from wherry.formats.discover import discover as find
 from wherry.tasks.common import STEP, run_logger
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from prefect.runtime import flow_run
 
-from wherry import ending as engine
-from wherry.preflight import refuse_here
 from wherry.tasks.common import run_logger
+from wherry.watch import ending as engine
+from wherry.watch.preflight import refuse_here
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[engine.Ending]:
-    """Tell and note how a flow run ends; around all that the flow does. See `wherry.ending`.
+    """Tell and note how a flow run ends; around all that the flow does. See `wherry.watch.ending`.
 
     It is no task: where the server itself is the trouble, that must not keep the message from going out.
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from prefect import task
 
 from wherry.errors import WherryError
-from wherry.night import made_notes
-from wherry.routes import chosen_routes, explain, load_config
-from wherry.scores import score
+from wherry.routes.night import made_notes
+from wherry.routes.routes import chosen_routes, explain, load_config
+from wherry.routes.scores import score
 from wherry.tasks.common import STEP, run_logger
 
 if TYPE_CHECKING:
-    from wherry.config_schema import Route, Settings
-    from wherry.routes import Explanation
+    from wherry.config.schema import Route, Settings
+    from wherry.routes.routes import Explanation
 
 _NIGHTLY = "best"  # a choice among steps that are all there; one step alone cannot tell
 

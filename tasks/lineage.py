@@ -6,10 +6,10 @@ from typing import Any
 
 from prefect import task
 
+from wherry.core.receipt import from_json
 from wherry.errors import NotRecordedError
-from wherry.lineage import show
-from wherry.receipt import from_json
-from wherry.recording import record
+from wherry.ledger.recording import record
+from wherry.lineage.lineage import show
 from wherry.tasks.common import STEP, run_logger
 
 

@@ -1,4 +1,4 @@
-"""notify, as Prefect knows it: its notification blocks as a channel; see `wherry.notify`."""
+"""notify, as Prefect knows it: its notification blocks as a channel; see `wherry.watch.notify`."""
 
 from __future__ import annotations
 

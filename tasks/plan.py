@@ -6,12 +6,12 @@ from typing import Any
 
 from prefect import task
 
-from wherry.layouts import Wish
-from wherry.opaque import allowing
-from wherry.plan import plan as make
-from wherry.preflight import refuse_here
+from wherry.converter.plan import plan as make
+from wherry.core.opaque import allowing
+from wherry.core.units import show_size
 from wherry.tasks.common import STEP, run_logger
-from wherry.units import show_size
+from wherry.view.choose import Wish
+from wherry.watch.preflight import refuse_here
 
 # The rest of a plan names every tensor, which is more than a result of a task should hold.
 _KEPT = (

@@ -6,8 +6,8 @@ from typing import Any
 
 from prefect import task
 
-from wherry.promote import promote as carry_out
-from wherry.promote import rollback as go_back
+from wherry.models.promote import promote as carry_out
+from wherry.models.promote import rollback as go_back
 from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 
@@ -38,7 +38,7 @@ def rollback(name: str, **chosen: Any) -> dict[str, Any]:
 
     Args:
         name: the registered model.
-        chosen: further arguments of `wherry.promote.rollback`.
+        chosen: further arguments of `wherry.models.promote.rollback`.
 
     Returns:
         The JSON form of the rollback.

@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect import task
 
-from wherry.register import register as enter
+from wherry.models.register import register as enter
 from wherry.tasks.common import STEP, run_logger
 
 

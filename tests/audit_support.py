@@ -11,13 +11,13 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.digest import tensor_digest
-from wherry.existing import present_fingerprint
-from wherry.ledger import add_conversion, add_registration, open_ledger, record_registration
-from wherry.receipt import CheckpointRef, Receipt, utc_now
-from wherry.references import reference
-from wherry.sidecar import Sidecar, encode, sidecar_location
-from wherry.store import locate
+from wherry.converter.existing import present_fingerprint
+from wherry.converter.references import reference
+from wherry.core.digest import tensor_digest
+from wherry.core.receipt import CheckpointRef, Receipt, utc_now
+from wherry.ledger.record import add_conversion, add_registration, open_ledger, record_registration
+from wherry.storage.sidecar import Sidecar, encode, sidecar_location
+from wherry.storage.stores import locate
 
 REGISTRY = "https://registry.example"
 
@@ -59,10 +59,10 @@ def kinds(report: object) -> set[str]:
 
 def fake_registry(monkeypatch, *rows: tuple) -> None:
     """A model registry that has these versions."""
-    from wherry import audit_registry
+    from wherry.auditor import registrations
 
     service = SimpleNamespace(registered=lambda *_: iter(rows))
-    monkeypatch.setattr(audit_registry, "service", lambda _name: service)
+    monkeypatch.setattr(registrations, "service", lambda _name: service)
 
 
 def many(folder: Path, count: int) -> list[CheckpointRef]:

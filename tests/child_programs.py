@@ -72,7 +72,7 @@ def import_nothing(*names) -> None:
 
 def wait_for(verb, *words) -> None:
     """Run a child and wait for it: the parent of tests that interrupt one."""
-    from wherry import child
+    from wherry.runtime import child
 
     child.run("tests.child_programs", [verb, *words], purpose="it", limits=child.Limits(_FOR_EVER, 16 << 30))
 

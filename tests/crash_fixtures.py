@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.crash_support import convert
-from wherry.registry import find_format
-from wherry.store import locate
+from wherry.formats.registry import find_format
+from wherry.storage.stores import locate
 from wherry.testing import samples, writers
 from wherry.testing.children import Children
 

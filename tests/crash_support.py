@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import wherry
-from wherry.clean import clean
 from wherry.errors import StorageError
-from wherry.registry import find_format, formats
-from wherry.sidecar import sidecar_name
+from wherry.formats.registry import find_format, formats
+from wherry.staging.clean import clean
+from wherry.storage.sidecar import sidecar_name
 from wherry.testing import faults
 from wherry.testing.children import Order
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WRITTEN = [name for name, row in formats().items() if row.create is not None]
 FAILING = [place for place in faults.PLACES if place.split(":")[1] not in ("unlink", "rmdir")]
-RENAME = "wherry.staging:rename_without_replacing"
+RENAME = "wherry.staging.staging:rename_without_replacing"
 
 
 def own_container(name):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sqlalchemy import Engine, event
 
-from wherry.registry import find_format
-from wherry.store import locate
+from wherry.formats.registry import find_format
+from wherry.storage.stores import locate
 from wherry.testing import faults, samples, writers
 from wherry.testing.durability import Disk
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import wherry
+from wherry.core.keypath import parse
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import WherryError
 from wherry.families import convert_layout, load_family
-from wherry.families.sorting import tied_keys
+from wherry.families.scalars import tied_keys
 from wherry.families.templates import templates
-from wherry.keypath import parse
-from wherry.manifest import Manifest
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from wherry.families.schema import Family
@@ -74,7 +74,7 @@ def made(
 
 def carried(projected, read, limit=None):
     """Everything of a projection, band by band."""
-    from wherry.layout_bands import bands
+    from wherry.layout.cuts import bands
 
     tensors = {}
     for path, stored in projected.targets.items():

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
-from wherry.format import Glimpse, Opened
-from wherry.registry import checked_options, find_format
-from wherry.store import locate
-from wherry.tensorspec import Span
+from wherry.formats.format import Glimpse, Opened
+from wherry.formats.registry import checked_options, find_format
+from wherry.storage.stores import locate
 
 CORPUS = Path(os.environ.get("WHERRY_CORPUS", Path(__file__).parent.parent.parent / "shared" / "corpus"))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wherry.registry import formats
+from wherry.formats.registry import formats
 
 if TYPE_CHECKING:
     from pathlib import Path

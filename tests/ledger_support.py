@@ -11,7 +11,9 @@ from dataclasses import replace
 import pytest
 
 from tests.postgres_support import new_database, postgres_server
-from wherry.ledger import (
+from wherry.core.receipt import CheckpointRef, Receipt
+from wherry.ledger.cursors import delivered
+from wherry.ledger.record import (
     claim_registration,
     drop_claim,
     open_ledger,
@@ -20,8 +22,6 @@ from wherry.ledger import (
     record_registration,
     record_verification,
 )
-from wherry.ledger_outbox import delivered
-from wherry.receipt import CheckpointRef, Receipt
 
 REGISTRY = "https://models.example"
 _numbers = itertools.count()

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from wherry import ledger, ledger_schema
-from wherry.receipt import CheckpointRef, Receipt
+from wherry.core.receipt import CheckpointRef, Receipt
+from wherry.ledger import record, schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 REGISTRY = "https://models.example"
 # The modules that look at the clock, by schema.
-_CLOCKS = ("ledger_append", "ledger_outbox") if ledger_schema.SCHEMA > 1 else ("ledger",)
+_CLOCKS = ("ledger_append", "ledger_outbox") if schema.SCHEMA > 1 else ("ledger",)
 
 
 def digest(text: str) -> str:
@@ -66,7 +66,7 @@ def conversion(source: CheckpointRef, target: CheckpointRef, minute: int) -> Rec
     )
 
 
-def fill(opened: ledger.Ledger) -> None:
+def fill(opened: record.Ledger) -> None:
     """Two runs of conversions, a copy, an overwritten place, verifications, a registration and two claims."""
     run, orbax, hf = (
         node("run/100", "t5x", step=100),
@@ -74,36 +74,36 @@ def fill(opened: ledger.Ledger) -> None:
         node("run-hf", "huggingface"),
     )
     copy = replace(orbax, uri="/archive/run-orbax")
-    ledger.record_conversion(opened, conversion(run, orbax, 10))
-    ledger.record_conversion(opened, conversion(orbax, hf, 20))
-    ledger.record_conversion(opened, conversion(orbax, copy, 30))
-    ledger.record_verification(opened, hf, {"level": "present", "verdict": "ok", "ok": True})
-    ledger.record_verification(opened, hf, {"level": "digest", "verdict": "altered", "ok": False})
+    record.record_conversion(opened, conversion(run, orbax, 10))
+    record.record_conversion(opened, conversion(orbax, hf, 20))
+    record.record_conversion(opened, conversion(orbax, copy, 30))
+    record.record_verification(opened, hf, {"level": "present", "verdict": "ok", "ok": True})
+    record.record_verification(opened, hf, {"level": "digest", "verdict": "altered", "ok": False})
     alone = node("only-verified", "dcp")
-    ledger.record_verification(opened, alone, {"level": "digest", "verdict": "ok", "ok": True})
-    ledger.claim_registration(opened, hf, REGISTRY, "model")
-    ledger.record_registration(opened, hf, REGISTRY, "model", "1")
-    ledger.claim_registration(opened, orbax, REGISTRY, "model")
-    ledger.claim_registration(opened, alone, REGISTRY, "dropped")
-    ledger.drop_claim(opened, alone, REGISTRY, "dropped")
+    record.record_verification(opened, alone, {"level": "digest", "verdict": "ok", "ok": True})
+    record.claim_registration(opened, hf, REGISTRY, "model")
+    record.record_registration(opened, hf, REGISTRY, "model", "1")
+    record.claim_registration(opened, orbax, REGISTRY, "model")
+    record.claim_registration(opened, alone, REGISTRY, "dropped")
+    record.drop_claim(opened, alone, REGISTRY, "dropped")
     later = replace(node("run-2", "t5x"), uri=run.uri)
-    ledger.record_conversion(opened, conversion(later, node("run-2-hf", "huggingface"), 40))
-    ledger.record_conversion(
+    record.record_conversion(opened, conversion(later, node("run-2-hf", "huggingface"), 40))
+    record.record_conversion(
         opened, conversion(run, orbax, 10)
     )  # seen again: it is the first run's place now
-    if ledger_schema.SCHEMA > 1:
+    if schema.SCHEMA > 1:
         fill_events(opened, hf, node("run-2-hf", "huggingface"))
 
 
-def fill_events(opened: ledger.Ledger, promoted: CheckpointRef, gone: CheckpointRef) -> None:
+def fill_events(opened: record.Ledger, promoted: CheckpointRef, gone: CheckpointRef) -> None:
     """What schema 2 brought: events, tombstones and the cursors of projections."""
-    from wherry import ledger_outbox
+    from wherry.ledger import cursors
 
-    ledger.record_event(opened, "promotion", promoted, {"name": "model", "version": "1", "alias": "champion"})
-    ledger.record_event(opened, "deletion", gone, {"reason": "keep_last", "by": "prune"})
-    ledger.record_event(opened, "note", None, {"text": "about no checkpoint"})
-    ledger_outbox.delivered(opened, "openlineage", 4)
-    ledger_outbox.failed(opened, "openlineage", 5, "nobody listens")
+    record.record_event(opened, "promotion", promoted, {"name": "model", "version": "1", "alias": "champion"})
+    record.record_event(opened, "deletion", gone, {"reason": "keep_last", "by": "prune"})
+    record.record_event(opened, "note", None, {"text": "about no checkpoint"})
+    cursors.delivered(opened, "openlineage", 4)
+    cursors.failed(opened, "openlineage", 5, "nobody listens")
 
 
 def in_order(lines: Iterable[str]) -> list[str]:
@@ -119,12 +119,12 @@ def main(folder: Path) -> None:
         file = Path(scratch) / "ledger.db"
         for module in _CLOCKS:
             stack.enter_context(patch(f"wherry.{module}.utc_now", lambda: next(ticks)))
-        with ledger.open_ledger(f"sqlite:///{file}") as opened:
+        with record.open_ledger(f"sqlite:///{file}") as opened:
             fill(opened)
         with closing(sqlite3.connect(file)) as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             lines = [f"PRAGMA user_version = {version};", *in_order(connection.iterdump())]
-    target = folder / f"ledger-{ledger_schema.SCHEMA}.sql"
+    target = folder / f"ledger-{schema.SCHEMA}.sql"
     target.write_text("\n".join(lines) + "\n")
     print(f"{target}: {target.stat().st_size} bytes")
 

@@ -16,17 +16,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import WherryError
-from wherry.format import Glimpse
+from wherry.formats.format import Glimpse
+from wherry.formats.registry import checked_options
 from wherry.integrations.formats.orbax import FORMATS
-from wherry.manifest import Manifest
-from wherry.registry import checked_options
-from wherry.store import locate
-from wherry.tensorspec import TensorSpec
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from wherry.format import Opened
-    from wherry.keypath import KeyPath
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.format import Opened
 
 ORBAX = FORMATS[0]
 CORPUS = Path(os.environ.get("WHERRY_CORPUS", Path(__file__).parents[2] / "shared" / "corpus"))

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import wherry
 from tests import orbax_support as support
 from tests.orbax_support import expectation
-from wherry.keypath import parse
+from wherry.core.keypath import parse
 
 
 def renamed(done):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import wherry
 from wherry.errors import WherryError
-from wherry.store import locate
+from wherry.storage.stores import locate
 
 PATIENCE = 30
 MARKER = b"what only this user may read"

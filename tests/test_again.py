@@ -15,18 +15,18 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from tests.families_support import llama
-from wherry import receipt as receipts
-from wherry.again import command, stated
 from wherry.cli import cli
-from wherry.convert import Target, convert_all
+from wherry.converter.command import command, stated
+from wherry.converter.convert import Target, convert_all
+from wherry.core import receipt as receipts
+from wherry.core.opaque import allowing
 from wherry.errors import CorruptError, UsageError
-from wherry.layouts import Wish
-from wherry.ledger import open_ledger, record_conversion, statements
-from wherry.ledger_conversions import asked_in
-from wherry.lineage_stale import stale
-from wherry.opaque import allowing
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
+from wherry.ledger.conversions import asked_in
+from wherry.ledger.record import open_ledger, record_conversion, statements
+from wherry.lineage.stale import stale
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+from wherry.view.choose import Wish
 
 MINE = 'extends = "llama"\nname = "mine"\nabout = "ours"\n'
 

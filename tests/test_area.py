@@ -14,12 +14,12 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from tests.crash_support import WRITTEN, convert, options_of
-from wherry import area, lease_watch, staging
-from wherry.clean import clean
 from wherry.errors import StorageError, TargetInUseError
-from wherry.folders import make_folders
-from wherry.staging import Staging
-from wherry.store import locate
+from wherry.staging import area, lease_watch, staging
+from wherry.staging.clean import clean
+from wherry.staging.staging import Staging
+from wherry.storage.folders import make_folders
+from wherry.storage.stores import locate
 
 pytest_plugins = ("tests.crash_fixtures",)
 ID = "0123abcd"
@@ -46,7 +46,7 @@ def interrupt(model, target, monkeypatch, **options):
             raise Cancelled
 
     with monkeypatch.context() as patch:
-        patch.setattr("wherry.progress._INTERVAL", 0)
+        patch.setattr("wherry.core.progress._INTERVAL", 0)
         with pytest.raises(Cancelled):
             convert_slowly(model, target, progress=report, **options)
     (left,) = target.parent.glob(".wherry-*")
@@ -85,7 +85,7 @@ def test_what_this_user_left_is_taken_up(model, target, monkeypatch):
     inode = left.stat().st_ino
     seen = []
     with monkeypatch.context() as patch:
-        patch.setattr("wherry.progress._INTERVAL", 0)
+        patch.setattr("wherry.core.progress._INTERVAL", 0)
         receipt = convert_slowly(
             model,
             target,
@@ -232,7 +232,7 @@ def test_logs_are_copied_before_the_data_that_they_speak_of(tmp_path, monkeypatc
 
 
 def test_a_copy_leaves_holes_and_keeps_the_size(tmp_path):
-    from wherry.carrying import copy_written
+    from wherry.storage.copy import copy_written
 
     source = tmp_path / "source"
     with source.open("wb") as file:

@@ -12,7 +12,7 @@ pytest.importorskip("prefect", reason="prefect is not installed")
 from prefect import flow
 from prefect.client.orchestration import get_client
 
-from wherry.receipt import CheckpointRef, Receipt
+from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.tasks import assets
 from wherry.tasks.assets import asset_events, asset_key, asset_of
 

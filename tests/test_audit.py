@@ -13,12 +13,12 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests import audit_support as support
-from wherry.audit import audit
+from wherry.auditor.audit import audit
+from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, TargetExistsError, UsageError
-from wherry.ledger import check_chain, open_ledger, record_event, statements
-from wherry.receipt import utc_now
-from wherry.sidecar import sidecar_location
-from wherry.store import locate
+from wherry.ledger.record import check_chain, open_ledger, record_event, statements
+from wherry.storage.sidecar import sidecar_location
+from wherry.storage.stores import locate
 
 
 def only(report, kind):
@@ -234,8 +234,8 @@ def test_the_audit_is_stated_in_the_ledger(tmp_path):
 
 
 def test_an_unreadable_store_is_said_not_raised(tmp_path):
-    from wherry.audit_known import Known, KnownPlace, Subject
-    from wherry.audit_places import look_at
+    from wherry.auditor.known import Known, KnownPlace, Subject
+    from wherry.auditor.places import look_at
 
     digest = "a" * 64
     known = Known(subjects={digest: Subject(digest, digest, "npz", None, "params", None, 1, 1, 1)})

@@ -13,14 +13,14 @@ from click.testing import CliRunner
 
 import wherry
 from tests import audit_support as support
-from wherry import audit_check
-from wherry.audit import audit
-from wherry.audit_bundle import check_bundle
-from wherry.cli_audit import audit as command
-from wherry.digest import checkpoint_digest
+from wherry.auditor import check
+from wherry.auditor.audit import audit
+from wherry.auditor.bundle import check_bundle
+from wherry.cli.audit import audit as command
+from wherry.core.digest import checkpoint_digest
+from wherry.core.manifest import Companion, Manifest, from_json
 from wherry.errors import NotFoundError, UsageError
-from wherry.ledger import head, open_ledger
-from wherry.manifest import Companion, Manifest, from_json
+from wherry.ledger.record import head, open_ledger
 
 
 @pytest.fixture
@@ -79,14 +79,14 @@ def test_the_second_hand_computes_what_the_engine_computes(tmp_path):
     receipt = wherry.convert(tmp_path / "odd.npz", tmp_path / "odd", to="orbax")
     data = json.loads((tmp_path / "odd" / "wherry.json").read_text())
     expected = checkpoint_digest(from_json(data["manifest"]), "orbax", receipt.target.format_version)
-    assert audit_check.checkpoint_digest(data["manifest"], data["checkpoint"]) == expected
+    assert check.checkpoint_digest(data["manifest"], data["checkpoint"]) == expected
     full = Manifest(
         {}, values={("step",): 7, ("a", "b/c"): "é"}, empties={("n",): "none"}, companions=(Companion("x", 1, "00"),)
     )  # fmt: skip
     reference = {"format": "orbax", "format_version": None}
-    assert audit_check.checkpoint_digest(full.to_json(), reference) == checkpoint_digest(full, "orbax", None)
+    assert check.checkpoint_digest(full.to_json(), reference) == checkpoint_digest(full, "orbax", None)
     for path in [("a/b",), ("~", "", "~1"), ()]:
-        assert audit_check._parts(wherry.keypath.render(path)) == list(path)
+        assert check._parts(wherry.core.keypath.render(path)) == list(path)
 
 
 def lines(data, change):

@@ -11,15 +11,15 @@ from click.testing import CliRunner
 
 import wherry
 from tests import audit_support as support
-from wherry import audit_bytes
-from wherry.audit import audit
-from wherry.audit_text import markdown, summary
+from wherry.auditor import bytes as audit_bytes
+from wherry.auditor.audit import audit
+from wherry.auditor.text import markdown, summary
 from wherry.cli import cli
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, missing_extra
-from wherry.hashing import Failure
-from wherry.ledger import open_ledger, statements
-from wherry.native import NoAnswerError
-from wherry.verify import Verification
+from wherry.ledger.record import open_ledger, statements
+from wherry.mover.hashing import Failure
+from wherry.verifier.native import NoAnswerError
+from wherry.verifier.verify import Verification
 
 
 def only(report, kind):

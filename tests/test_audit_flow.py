@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import audit_support as support
-from wherry.audit_bundle import check_bundle
+from wherry.auditor.bundle import check_bundle
 from wherry.errors import MismatchError, UsageError
 
 pytest.importorskip("prefect")
@@ -17,10 +17,10 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.flows import load_flow_from_entrypoint
 
-from wherry import notify
-from wherry.ending import Ending
 from wherry.flows.audit import AuditSpec, audit, say
 from wherry.tasks.notify import tell
+from wherry.watch import notify
+from wherry.watch.ending import Ending
 
 ROOT = Path(__file__).parent.parent
 pytestmark = [pytest.mark.server]

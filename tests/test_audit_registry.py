@@ -9,8 +9,8 @@ import pytest
 
 import wherry
 from tests import audit_support as support
-from wherry.audit import audit
-from wherry.home import mlflow_registry_uri
+from wherry.auditor.audit import audit
+from wherry.storage.home import mlflow_registry_uri
 
 
 def row(receipt, name="model", version="1", aliases=(), **tags):
@@ -77,7 +77,7 @@ def test_altered_tags_and_versions_that_one_side_lacks(tmp_path, monkeypatch):
 
 
 def test_a_registry_that_cannot_be_asked_is_said(tmp_path, monkeypatch):
-    from wherry import audit_registry
+    from wherry.auditor import registrations
     from wherry.errors import missing_extra
 
     def missing(_name):
@@ -85,7 +85,7 @@ def test_a_registry_that_cannot_be_asked_is_said(tmp_path, monkeypatch):
 
     receipt = support.converted(tmp_path)
     support.registered(receipt)
-    monkeypatch.setattr(audit_registry, "service", missing)
+    monkeypatch.setattr(registrations, "service", missing)
     report = audit(registry_uri=support.REGISTRY)
     assert "needs the package mlflow" in of(report, "registry-not-asked")[0].what
     Path(receipt.target.uri).unlink()
@@ -93,7 +93,7 @@ def test_a_registry_that_cannot_be_asked_is_said(tmp_path, monkeypatch):
 
 
 def test_a_claim_that_was_never_finished(tmp_path):
-    from wherry.ledger import claim_registration, open_ledger
+    from wherry.ledger.record import claim_registration, open_ledger
 
     receipt = support.converted(tmp_path)
     with open_ledger() as ledger:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from wherry.axis_names import mesh_axes, named, rules_of, settled
+from wherry.core.manifest import Manifest, from_json
+from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.errors import MismatchError, UsageError
 from wherry.integrations.flax import partitioning
-from wherry.manifest import Manifest, from_json
-from wherry.tensorspec import Sharding, TensorSpec
+from wherry.tree.axes import mesh_axes, named, rules_of, settled
 
 RULES = (("embed", "data"), ("mlp", "model"), ("layers", None))
 

@@ -216,14 +216,14 @@ def test_full_disk(tiny_disk, tmp_path, to):
 def test_disk_that_fills_up_while_writing(model, tmp_path, to, monkeypatch):
     """The same without mounting: the system call that would fail on a full disk fails."""
     import wherry as library
-    from wherry import store
     from wherry.errors import StorageError
+    from wherry.storage import stores
 
     def full(*_arguments, **_options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    monkeypatch.setattr(store.os, "fdatasync", full)
+    monkeypatch.setattr(stores.os, "fdatasync", full)
     with pytest.raises(StorageError, match="No space") as caught:
         library.convert(model, tmp_path / "to" / "out", to=to)
     assert not caught.value.retryable

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.command_support import command, small
-from wherry.cli_errors import as_ours
+from wherry.cli.errors import as_ours
 from wherry.errors import StorageError, UnsupportedError, UsageError
-from wherry.ledger import open_ledger
-from wherry.store import FsspecStore, locate
-from wherry.store_errors import translated
+from wherry.ledger.record import open_ledger
+from wherry.storage.errors import translated
+from wherry.storage.stores import FsspecStore, locate
 
 # A module that Python imports at its start; it breaks one verb as a bug would.
 BUG = """
@@ -25,7 +25,7 @@ from importlib.abc import MetaPathFinder
 
 class Finder(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "wherry.formats_asked" or name == "wherry.console_formats":
+        if name == "wherry.formats_asked" or name == "wherry.cli.console_formats":
             thread = threading.Thread(target=lambda: 1 / 0)
             thread.start()
             thread.join()

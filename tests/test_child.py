@@ -16,9 +16,9 @@ import pytest
 
 import wherry
 from tests.test_house import MODULES, label
-from wherry import child
-from wherry.child import Limits, NoAnswerError
 from wherry.errors import UsageError
+from wherry.runtime import child
+from wherry.runtime.child import Limits, NoAnswerError
 
 PROGRAMS = "tests.child_programs"
 AMPLE = Limits(seconds=120, memory=4 << 30)
@@ -190,7 +190,7 @@ STARTERS = {"wherry/child.py", "wherry/testing/children.py", "wherry/interpreter
 
 @pytest.mark.parametrize("path", MODULES, ids=label)
 def test_only_one_module_starts_processes(path):
-    """Whatever else wants a child takes `wherry.child`, so that none is started without its safeguards."""
+    """Whatever else wants a child takes `wherry.runtime.child`, so that none is started without its safeguards."""
     if label(path) in STARTERS:
         return
     tree = ast.parse(path.read_text())

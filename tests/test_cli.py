@@ -143,7 +143,7 @@ def all_errors(cls):
 
 
 def test_readme_lists_every_format_with_what_works():
-    from wherry.registry import formats
+    from wherry.formats.registry import formats
 
     text = README.read_text()
     for name, row in formats().items():

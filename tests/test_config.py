@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from wherry import home
 from wherry.cli import cli
-from wherry.config import load_config
-from wherry.config_values import duration, moment, render, select
+from wherry.config.config import load_config
+from wherry.config.values import duration, moment, render, select
 from wherry.errors import NotFoundError, UsageError
+from wherry.storage import home
 
 ROUTE = '[routes.a]\nroot = "runs"\n[[routes.a.targets]]\nformat = "hf"\nuri = "out/{run}/{step}"\n'
 
@@ -199,7 +199,7 @@ def test_what_routes_state_is_shown_with_its_origin(toml, tmp_path):
 
 
 def test_the_home_costs_nothing_without_a_file(tmp_path):
-    script = "import sys; from wherry.home import ledger_url; ledger_url(); print('pydantic' in sys.modules)"
+    script = "import sys; from wherry.storage.home import ledger_url; ledger_url(); print('pydantic' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True
     )
@@ -223,7 +223,7 @@ def test_values():
 
 
 def test_every_field_is_described():
-    from wherry.config_schema import Contents
+    from wherry.config.schema import Contents
 
     schema = Contents.model_json_schema()
     tables = {"Contents": schema, **schema["$defs"]}
@@ -240,9 +240,9 @@ def test_every_field_is_described():
 def test_every_level_of_verify_can_be_asked_for_and_no_other():
     from typing import get_args
 
-    from wherry.config_schema import VerifyLevel
-    from wherry.policy import Level
-    from wherry.verify import LEVELS
+    from wherry.config.schema import VerifyLevel
+    from wherry.models.policy import Level
+    from wherry.verifier.verify import LEVELS
 
     assert get_args(VerifyLevel) == ("none", *LEVELS)
     assert get_args(Level) == LEVELS

@@ -14,16 +14,17 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry import config_trust, home
-from wherry.config import load_config
-from wherry.config_trust import require_own_prefect_settings
+from wherry.config import trust
+from wherry.config.config import load_config
+from wherry.config.trust import require_own_prefect_settings
 from wherry.errors import HostileError, NotFoundError, UsageError
-from wherry.registry import service
+from wherry.formats.registry import service
+from wherry.storage import home
 
 
 @pytest.fixture(autouse=True)
 def judged_anew():
-    config_trust._counts.cache_clear()
+    trust._counts.cache_clear()
 
 
 @pytest.fixture
@@ -135,17 +136,17 @@ def test_of_others_or_open_to_others(own, tmp_path, monkeypatch, caplog):
     own.chmod(0o664)
     assert load_config().file == str(own)
     tmp_path.chmod(0o777)
-    config_trust._counts.cache_clear()
+    trust._counts.cache_clear()
     assert load_config().file is None
     assert f"everybody may change {tmp_path}" in caplog.text
     tmp_path.chmod(0o1777)
-    config_trust._counts.cache_clear()
+    trust._counts.cache_clear()
     assert load_config().file == str(own)
 
 
 def test_the_owner_is_the_user_or_root(own, monkeypatch, caplog):
     mine = os.geteuid()
-    statuses = config_trust._statuses
+    statuses = trust._statuses
 
     def owned(uid, name):
         def of(path):
@@ -159,8 +160,8 @@ def test_the_owner_is_the_user_or_root(own, monkeypatch, caplog):
 
     for name in ("wherry.toml", own.parent.name):
         for uid, counts in ((mine, True), (0, True), (mine + 1, False)):
-            config_trust._counts.cache_clear()
-            monkeypatch.setattr(config_trust, "_statuses", owned(uid, name))
+            trust._counts.cache_clear()
+            monkeypatch.setattr(trust, "_statuses", owned(uid, name))
             assert (load_config().file is not None) is counts
     assert "belongs to another user" in caplog.text
 
@@ -225,9 +226,7 @@ def test_prefect_takes_no_settings_of_a_checkpoint(tmp_path, monkeypatch, name):
 
 
 def test_without_a_file_nothing_is_imported(tmp_path):
-    code = (
-        "import sys, wherry.home; wherry.home.ledger_url(); print([m for m in sys.modules if 'trust' in m])"
-    )
+    code = "import sys, wherry.storage.home; wherry.storage.home.ledger_url(); print([m for m in sys.modules if 'trust' in m])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )

@@ -7,7 +7,7 @@ import pytest
 from tests.formats_support import cases, expected, opened, place
 from tests.variants_support import FURTHER, WRITTEN, each_variant, words
 from wherry.errors import UnsupportedError
-from wherry.registry import find_format, formats
+from wherry.formats.registry import find_format, formats
 from wherry.testing import readers, samples, writers
 
 

@@ -10,10 +10,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
-from wherry.convert import Target, convert_all
+from wherry.converter.convert import Target, convert_all
 from wherry.errors import MismatchError, TargetExistsError, UnrepresentableError, UsageError
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
 
 TENSORS = {
     "model.layers.0.weight": np.arange(300_000, dtype="<f4").reshape(300, 1000),
@@ -119,7 +119,7 @@ def test_a_source_that_changed_since_we_wrote_it_is_refused(model, tmp_path):
 def test_read_back_finds_what_the_disk_did_to_the_bytes(model, tmp_path, monkeypatch):
     import importlib
 
-    job = importlib.import_module("wherry.job")
+    job = importlib.import_module("wherry.converter.job")
     real = job.finish
 
     def damage(writer):
@@ -139,7 +139,7 @@ def test_read_back_finds_what_the_disk_did_to_the_bytes(model, tmp_path, monkeyp
 def test_read_back_finds_tensors_that_nobody_planned(model, tmp_path, monkeypatch, change):
     import importlib
 
-    job = importlib.import_module("wherry.job")
+    job = importlib.import_module("wherry.converter.job")
     real = job.finish
 
     def other(writer):
@@ -251,11 +251,11 @@ def test_requests_that_make_no_sense_are_usage_errors(model, tmp_path, wrong):
 
 
 def test_several_targets_are_made_in_one_pass(model, tmp_path, monkeypatch):
-    from wherry import mover
+    from wherry.mover import carrier
 
     read = []
-    real = mover.read_span
-    monkeypatch.setattr(mover, "read_span", lambda *a, **k: (read.append(a[1].nbytes), real(*a, **k)))
+    real = carrier.read_span
+    monkeypatch.setattr(carrier, "read_span", lambda *a, **k: (read.append(a[1].nbytes), real(*a, **k)))
     targets = [
         Target(str(tmp_path / "a"), "orbax"),
         Target(str(tmp_path / "b"), "hf", {"max_shard_size": "1MB"}),

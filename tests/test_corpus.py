@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import wherry
+from wherry.core.keypath import render
 from wherry.errors import CorruptError, NotFoundError, WherryError
-from wherry.keypath import render
-from wherry.registry import formats
+from wherry.formats.registry import formats
 
 ROOT = Path(os.environ.get("WHERRY_CORPUS", Path(__file__).resolve().parents[2] / "shared/corpus"))
 WHOLE = ("ok", "ok-but-altered")

@@ -27,8 +27,8 @@ from tests.crash_support import (
     spread,
     written,
 )
-from wherry import lease_watch
 from wherry.errors import TargetInUseError
+from wherry.staging import lease_watch
 from wherry.testing import faults
 from wherry.testing.faults import Fault, Faults
 

@@ -9,7 +9,7 @@ import wherry
 from tests.formats_support import canonical, opened
 from tests.torch_support import as_bytes, every_dtype, meta, torch
 from wherry.errors import CorruptError, HostileError
-from wherry.format import StreamingReader
+from wherry.formats.format import StreamingReader
 from wherry.testing.readers import check_reader
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")

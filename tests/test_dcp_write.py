@@ -10,13 +10,13 @@ import pytest
 import wherry
 from tests.formats_support import canonical, copy, create, opened, place
 from tests.torch_support import as_bytes, every_dtype, meta, same, save, torch
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import (
     IncompleteError,
     UnrepresentableError,
 )
-from wherry.journal import Done, open_journal
-from wherry.manifest import Manifest
-from wherry.tensorspec import Span, TensorSpec
+from wherry.staging.journal import Done, open_journal
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")

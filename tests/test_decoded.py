@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.checkpoint import Checkpoint
-from wherry.crew import StoppedError
-from wherry.decoded import CanonicalReader, Decoded
-from wherry.format import Opened
-from wherry.hashing import hash_checkpoint
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.format import Opened
+from wherry.mover.decoded import CanonicalReader, Decoded
+from wherry.mover.hashing import hash_checkpoint
+from wherry.runtime.crew import StoppedError
 
 SHAPE = (1024, 768)  # 3 MiB: more than is decoded again and again
 

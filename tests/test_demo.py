@@ -14,11 +14,11 @@ from safetensors.numpy import load_file, save_file
 import wherry
 from tests.demo_support import first_story, tell
 from tests.infra_support import load
-from wherry.digest import LEAF
+from wherry.core.digest import LEAF
 from wherry.errors import MismatchError
-from wherry.routes import load_config
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
+from wherry.routes.routes import load_config
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
 
 TENSOR = "embeddings.word_embeddings.weight"
 CHAPTERS = (

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wherry import digest
-from wherry.digest import LeafHasher, checkpoint_digest, tensor_digest, weights_digest
-from wherry.manifest import Companion, Manifest
-from wherry.tensorspec import TensorSpec
+from wherry.core import digest
+from wherry.core.digest import LeafHasher, checkpoint_digest, tensor_digest, weights_digest
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.tensorspec import TensorSpec
 
 LEAF = digest.LEAF
 
@@ -25,7 +25,7 @@ def small_leaves(monkeypatch):
 
 
 def independent(spec, data):
-    """The tensor digest as the docstring of wherry.digest words it, written a second time."""
+    """The tensor digest as the docstring of wherry.core.digest words it, written a second time."""
     leaves = [hashlib.sha256(data[start : start + 64]).hexdigest() for start in range(0, len(data), 64)]
     text = json.dumps([spec.dtype, list(spec.shape), leaves], separators=(",", ":"))
     return hashlib.sha256(f"wherry tensor 1\n{text}".encode()).hexdigest()

@@ -19,9 +19,9 @@ from safetensors.numpy import save_file
 import wherry
 from tests.formats_support import CORPUS, expected
 from wherry.cli import cli
-from wherry.console_formats import dtype_words, format_cells
-from wherry.registry import formats
-from wherry.steps import step_number, unfinished
+from wherry.cli.console_formats import dtype_words, format_cells
+from wherry.core.steps import step_number, unfinished
+from wherry.formats.registry import formats
 
 STEPS = 10_000
 
@@ -198,7 +198,7 @@ def test_single_files_of_several_systems(tmp_path):
 
 
 def test_a_folder_that_cannot_be_read_does_not_end_the_walk(tmp_path, monkeypatch):
-    from wherry.store import LocalStore
+    from wherry.storage.stores import LocalStore
 
     model(tmp_path / "good")
     (tmp_path / "bad").mkdir()

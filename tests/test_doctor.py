@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from wherry import doctor
-from wherry.ledger import open_ledger, record_conversion
-from wherry.receipt import CheckpointRef, Receipt
+from wherry.core.receipt import CheckpointRef, Receipt
+from wherry.ledger.record import open_ledger, record_conversion
+from wherry.watch import doctor
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,7 @@ def test_the_fastapi_that_breaks_prefect_is_named(fastapi, broken, monkeypatch):
 
 def test_nothing_heavy_is_imported():
     script = (
-        "import json, sys; from wherry.doctor import diagnose; diagnose()\n"
+        "import json, sys; from wherry.watch.doctor import diagnose; diagnose()\n"
         "print(json.dumps(sorted({'prefect', 'mlflow', 'torch', 'jax', 'flax'} & set(sys.modules))))"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

@@ -11,8 +11,8 @@ import wherry
 from tests.crash_support import spread, written
 from tests.durability_support import at_journal_or_commit, forgetting, is_journal, make_source, watched
 from tests.variants_support import WRITTEN, each_variant
-from wherry.convert import Target, convert_all
-from wherry.registry import find_format
+from wherry.converter.convert import Target, convert_all
+from wherry.formats.registry import find_format
 from wherry.testing import faults
 from wherry.testing.durability import Disk
 

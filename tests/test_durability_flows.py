@@ -11,10 +11,10 @@ import wherry
 from tests import audit_support, orbax_support
 from tests.durability_support import make_source, watched
 from tests.orbax_support import copied, needs_corpus
-from wherry.audit import audit
-from wherry.inspect import inspect
-from wherry.ledger import open_ledger, record_event
-from wherry.removal import removing
+from wherry.auditor.audit import audit
+from wherry.ledger.record import open_ledger, record_event
+from wherry.routes.removal import removing
+from wherry.verifier.inspect import inspect
 
 STATE = {"w": np.arange(60_000, dtype=np.float32), "b": np.ones(3, np.int32)}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from wherry import ending as module
-from wherry.config_use import in_force
-from wherry.ending import blame, ending
+from wherry.config.use import in_force
 from wherry.errors import CorruptError
-from wherry.home import config_file, configured
-from wherry.metrics import measure
+from wherry.storage.home import config_file, configured
+from wherry.watch import ending as module
+from wherry.watch.ending import blame, ending
+from wherry.watch.metrics import measure
 
 
 @pytest.fixture

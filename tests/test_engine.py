@@ -5,12 +5,13 @@ import inspect
 
 import pytest
 
-from wherry import errors, manifest, units
+from wherry import errors
+from wherry.core import manifest, units
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.steps import step_number, steps_among
+from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.errors import HostileError, UsageError, WherryError, storage_error
-from wherry.manifest import Companion, Manifest
-from wherry.steps import step_number, steps_among
-from wherry.store import locate
-from wherry.tensorspec import Sharding, TensorSpec
+from wherry.storage.stores import locate
 
 TREE = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, WherryError)]
 

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 import wherry
-from wherry import dtypes, export_run, snapshot
+from wherry.core import dtypes
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import StorageError, TargetExistsError, UnrepresentableError, UnsupportedError, UsageError
-from wherry.lineage import show
-from wherry.lineage_stale import stale
-from wherry.live_checkpoint import LiveReader
-from wherry.snapshot import Box, LiveTensor, Snapshot
-from wherry.store import locate
-from wherry.tensorspec import TensorSpec
+from wherry.lineage.lineage import show
+from wherry.lineage.stale import stale
+from wherry.live import run, snapshot
+from wherry.live.checkpoint import LiveReader
+from wherry.live.snapshot import Box, LiveTensor, Snapshot
+from wherry.storage.stores import locate
 
 
 def state_of(seed=0):
@@ -41,8 +42,8 @@ def held(uri):
 @pytest.mark.parametrize("where", ["host", "disk"])
 def test_a_snapshot_is_a_true_copy(tmp_path, monkeypatch, where):
     gate = threading.Event()
-    convert = export_run.convert_opened
-    monkeypatch.setattr(export_run, "convert_opened", lambda *a, **k: gate.wait(30) and convert(*a, **k))
+    convert = run.convert_opened
+    monkeypatch.setattr(run, "convert_opened", lambda *a, **k: gate.wait(30) and convert(*a, **k))
     state, truth = state_of(), state_of()
     handle = wherry.export(state, tmp_path / "run" / "step", to="orbax", snapshot=where, step=12)
     assert not handle.done()
@@ -127,7 +128,7 @@ def test_a_failure_in_the_background_leaves_nothing(tmp_path, monkeypatch, caplo
     def broken(*_, **__):
         raise StorageError("storage failed: No space left on device", cure="free some space")
 
-    monkeypatch.setattr(export_run, "convert_opened", broken)
+    monkeypatch.setattr(run, "convert_opened", broken)
     told = []
     handle = wherry.export(state_of(), tmp_path / "t", to="orbax", snapshot="disk", on_done=told.append)
     assert handle.wait(30)
@@ -157,7 +158,7 @@ def test_memory_that_is_not_there_is_said_before_the_copy(tmp_path, monkeypatch)
 
 def test_result_has_a_bound(tmp_path, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(export_run, "convert_opened", lambda *_, **__: gate.wait(30))
+    monkeypatch.setattr(run, "convert_opened", lambda *_, **__: gate.wait(30))
     handle = wherry.export(state_of(), tmp_path / "t", to="orbax")
     assert not handle.wait(0.01)
     with pytest.raises(TimeoutError, match="has not ended"):

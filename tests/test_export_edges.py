@@ -7,11 +7,11 @@ import pytest
 
 import wherry
 from tests.test_export import held, state_of
-from wherry import export_run
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import StorageError
-from wherry.live_checkpoint import LiveReader
-from wherry.snapshot import Placed, Snapshot
-from wherry.tensorspec import TensorSpec
+from wherry.live import run
+from wherry.live.checkpoint import LiveReader
+from wherry.live.snapshot import Placed, Snapshot
 
 
 def test_tied_weights_are_copied_once_and_said_to_be_tied(tmp_path):
@@ -55,7 +55,7 @@ def test_parts_that_overlap_are_no_whole():
 
 
 def test_a_thread_that_cannot_start_is_a_failure_like_any_other(tmp_path, monkeypatch):
-    from wherry import export_handle
+    from wherry.live import handle as export_handle
 
     def refuse(self):
         raise RuntimeError("can't start new thread")
@@ -70,9 +70,9 @@ def test_a_thread_that_cannot_start_is_a_failure_like_any_other(tmp_path, monkey
 def test_a_spool_is_leased_and_an_outcome_that_cannot_be_told_changes_nothing(
     tmp_path, monkeypatch, committed
 ):
-    from wherry import shares
+    from wherry.live import shares
 
-    real, leases = export_run.convert_opened, []
+    real, leases = run.convert_opened, []
 
     def convert(*given, **named):
         leases.extend(tmp_path.glob(".wherry-*.spool/writer.lease"))
@@ -83,7 +83,7 @@ def test_a_spool_is_leased_and_an_outcome_that_cannot_be_told_changes_nothing(
     def refuse(*_given):
         raise StorageError("there is no space for the outcome")
 
-    monkeypatch.setattr(export_run, "convert_opened", convert)
+    monkeypatch.setattr(run, "convert_opened", convert)
     monkeypatch.setattr(shares, "_put", refuse)
     handle = wherry.export(state_of(), tmp_path / "a.npz", to="npz", options={"join": "."}, snapshot="disk")
     assert handle.wait(60)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import wherry
-from wherry.ending import ending
 from wherry.errors import NotFoundError, UnrepresentableError
-from wherry.ledger import open_ledger
-from wherry.ledger_statements import statements
-from wherry.night import plan_night
-from wherry.prune import prune
-from wherry.routes import load_config
+from wherry.ledger.record import open_ledger
+from wherry.ledger.statements import statements
+from wherry.routes.night import plan_night
+from wherry.routes.prune import prune
+from wherry.routes.routes import load_config
+from wherry.watch.ending import ending
 
 pytest.importorskip("prefect")
 
@@ -202,8 +202,8 @@ def test_the_form_has_a_description_for_every_field():
 
 @pytest.mark.server
 def test_on_a_server_it_converts_tells_and_is_noted(server, source, tmp_path, monkeypatch):
-    from wherry import ending as telling
-    from wherry.metrics import measure
+    from wherry.watch import ending as telling
+    from wherry.watch.metrics import measure
 
     told = []
     monkeypatch.setattr(telling, "send", lambda _, notice, page: told.append((notice, page)))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import wherry
-from wherry.clean import clean
 from wherry.integrations.export_live import _jax_bytes
-from wherry.snapshot import Snapshot
+from wherry.live.snapshot import Snapshot
+from wherry.staging.clean import clean
 
 jax = pytest.importorskip("jax")
 

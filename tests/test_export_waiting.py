@@ -17,13 +17,14 @@ import pytest
 
 import wherry
 from tests.test_export import held
-from wherry import export_handle, shares
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import MismatchError, StorageError, UsageError, WherryError
 from wherry.integrations import export_live, export_processes
-from wherry.lease import Lease
-from wherry.shares import Ticket
-from wherry.snapshot import Snapshot
-from wherry.tensorspec import TensorSpec
+from wherry.live import handle as export_handle
+from wherry.live import shares
+from wherry.live.shares import Ticket
+from wherry.live.snapshot import Snapshot
+from wherry.staging.lease import Lease
 
 STATE = {"w": np.arange(6, dtype=np.float32)}
 QUICK = 0.2

@@ -182,7 +182,7 @@ def test_bad_family_files(tmp_path, text, match):
 
 
 def test_a_family_file_cannot_run_code():
-    from wherry.layout_expr import evaluate
+    from wherry.layout.expr import evaluate
 
     for text in (
         "__import__('os').system('true')",

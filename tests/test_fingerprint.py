@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from wherry.fingerprint import fingerprint
-from wherry.location import Entry
-from wherry.sidecar import OWN_NAMES
-from wherry.store import locate
+from wherry.formats.fingerprint import fingerprint
+from wherry.storage.location import Entry
+from wherry.storage.sidecar import OWN_NAMES
+from wherry.storage.stores import locate
 
 BASE = [Entry("a", 1, is_dir=False, mark="1"), Entry("b", 2, is_dir=False, mark="2")]
 PLACE = locate("/checkpoints/x")

@@ -14,8 +14,8 @@ from wherry.errors import StorageError
 from wherry.integrations.containers import flatfile
 from wherry.integrations.containers.blocks import Blocks
 from wherry.integrations.containers.flatfile import FlatFiles
-from wherry.pool import Pool
-from wherry.straight import BLOCK, cut
+from wherry.mover.pool import Pool
+from wherry.storage.direct import BLOCK, cut
 
 SIZE = 70 * BLOCK + 123
 

@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec
 import wherry
 from tests.flax_support import hashes, restored, same_leaves, saved
 from tests.orbax_support import CORPUS, needs_corpus
-from wherry.axis_names import rules_of
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.flax.boxes import partition_specs
-from wherry.manifest import Manifest
-from wherry.tensorspec import TensorSpec
+from wherry.tree.axes import rules_of
 
 
 class LinenNet(nn.Module):

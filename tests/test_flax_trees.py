@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec
 import wherry
 from tests.flax_support import hashes, restored, same_leaves, saved
 from tests.orbax_support import CORPUS, needs_corpus
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import MismatchError, NotFoundError, UsageError
 from wherry.integrations.flax import partitioning
 from wherry.integrations.flax.boxes import boxed, named_leaves, partition_specs
-from wherry.manifest import Manifest
-from wherry.tensorspec import TensorSpec
 
 RULES = (("embed", "data"), ("mlp", "model"), ("layers", None))
 RULES_TEXT = "embed:data,mlp:model,layers:-"

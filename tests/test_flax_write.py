@@ -22,13 +22,13 @@ from tests.formats_support import (
     place,
     write_all,
 )
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UsageError, WherryError
+from wherry.formats.registry import checked_options, find_format
 from wherry.integrations.containers import msgpack_layout
 from wherry.integrations.containers.msgpack_contents import SCALAR_TAG
-from wherry.manifest import Manifest
-from wherry.registry import checked_options, find_format
-from wherry.tensorspec import Span, TensorSpec
 from wherry.testing import samples, writers
 
 serialization = pytest.importorskip("flax.serialization", reason="flax is not installed")

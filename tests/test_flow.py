@@ -22,12 +22,12 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.flows import load_flow_from_entrypoint
 
-from wherry import ending
+from wherry.core.progress import Progress
 from wherry.flows.convert import ConvertSpec, convert_checkpoint, summary
-from wherry.ledger import check_chain, open_ledger
-from wherry.progress import Progress
+from wherry.ledger.record import check_chain, open_ledger
 from wherry.tasks import common
 from wherry.tasks.common import retryable
+from wherry.watch import ending
 
 ROOT = Path(__file__).parent.parent
 pytestmark = [pytest.mark.server]
@@ -191,7 +191,7 @@ def test_only_retryable_errors_are_retried():
 def test_a_failed_verification_fails_the_task(source, tmp_path, monkeypatch):
     import wherry
     from wherry.errors import MismatchError
-    from wherry.lineage import show
+    from wherry.lineage.lineage import show
     from wherry.tasks import verify as module
 
     monkeypatch.setattr(module, "progress_artifact", lambda *_: None)

@@ -14,10 +14,10 @@ import pytest
 import wherry
 from tests.formats_support import create, write_all
 from tests.generations_support import loaded
-from wherry.manifest import Manifest
-from wherry.registry import find_format
-from wherry.store import locate
-from wherry.tensorspec import TensorSpec
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
+from wherry.formats.registry import find_format
+from wherry.storage.stores import locate
 from wherry.testing import samples, writers
 from wherry.testing.samples import random_bytes
 

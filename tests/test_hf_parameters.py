@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.huggingface.parameters import expected_elements, expected_parameters
-from wherry.tensorspec import TensorSpec
 
 SMALL = {
     "hidden_size": 32,

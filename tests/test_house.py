@@ -119,8 +119,8 @@ LOAD = """
 import importlib, json, sys
 for name in json.loads(sys.argv[1]):
     importlib.import_module(name)
-if "wherry.registry" in sys.modules:
-    sys.modules["wherry.registry"].formats()
+if "wherry.formats.registry" in sys.modules:
+    sys.modules["wherry.formats.registry"].formats()
 print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 """
 

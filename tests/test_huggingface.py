@@ -25,12 +25,12 @@ from wherry.errors import (
     NotFoundError,
     UnsupportedError,
 )
-from wherry.format import Glimpse
+from wherry.formats.format import Glimpse
+from wherry.formats.registry import find_format
 from wherry.integrations.huggingface.folder import family_of
 from wherry.integrations.huggingface.weights import find_weights, is_weights
-from wherry.location import MOST_COMPANION
-from wherry.registry import find_format
-from wherry.store import locate
+from wherry.storage.location import MOST_COMPANION
+from wherry.storage.stores import locate
 
 ONES = {"a": np.ones((2, 3), "f4"), "b": np.arange(4, dtype="i8")}
 INDEX = "model.safetensors.index.json"

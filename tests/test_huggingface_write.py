@@ -18,13 +18,13 @@ from tests.formats_support import (
     opened,
     place,
 )
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import (
     UsageError,
 )
+from wherry.formats.registry import checked_options, find_format
 from wherry.integrations.huggingface.sharding import natural_key
-from wherry.manifest import Companion, Manifest
-from wherry.registry import checked_options, find_format
-from wherry.tensorspec import Span, TensorSpec
 
 INDEX = "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

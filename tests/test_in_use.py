@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.in_use import in_use, is_in_use
+from wherry.staging.in_use import in_use, is_in_use
 
 
 def checkpoint(folder, run, step):
@@ -35,8 +35,8 @@ def test_in_use_is_seen_while_it_lasts(tmp_path, wherry_home):
 
 
 def test_a_reader_of_an_item_keeps_its_whole_step(tmp_path, monkeypatch):
-    from wherry import removal
     from wherry.errors import TargetInUseError
+    from wherry.routes import removal
 
     step = tmp_path / "run" / "1"
     uri = wherry.convert(checkpoint(tmp_path, "a", 1), step / "items", to="orbax", lineage=False).target.uri
@@ -68,7 +68,7 @@ def test_what_wherry_did_not_write_needs_no_mark(tmp_path, wherry_home):
 
 
 def test_where_nothing_can_lie_beside_it_the_home_knows(tmp_path, monkeypatch, caplog, wherry_home):
-    from wherry import in_use as module
+    from wherry.staging import in_use as module
 
     uri = made(tmp_path)
     monkeypatch.setattr(module, "_beside", lambda _location: None)  # as on an object store
@@ -86,7 +86,7 @@ def test_a_dead_reader_does_not_hold(tmp_path):
     import sys
 
     uri = made(tmp_path)
-    script = f"import os; from wherry.in_use import in_use\nwith in_use({uri!r}): os._exit(0)"
+    script = f"import os; from wherry.staging.in_use import in_use\nwith in_use({uri!r}): os._exit(0)"
     subprocess.run([sys.executable, "-c", script], check=True)
     assert list(tmp_path.glob(".wherry-made.*.reading")), "it was killed and left its mark"
     assert not is_in_use(uri)

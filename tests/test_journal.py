@@ -7,10 +7,10 @@ import os
 
 import pytest
 
-from wherry import key
+from wherry.core.tensorspec import Span
 from wherry.errors import TargetInUseError, UsageError
-from wherry.journal import Done, open_journal
-from wherry.tensorspec import Span
+from wherry.staging import key
+from wherry.staging.journal import Done, open_journal
 
 HEADER = {"plan": "p", "source": "s", "version": "1"}
 ROWS = [Done(("w", str(number)), Span(0, 8), {0: bytes(32)}) for number in range(4)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wherry.journal import Done, open_journal
-from wherry.tensorspec import Span
+from wherry.core.tensorspec import Span
+from wherry.staging.journal import Done, open_journal
 
 HEADER = {"plan": "p", "source": "s", "version": "1"}
 ROWS = [Done((f"tensor {number}",), Span(0, 8), {0: bytes([number]) * 32}) for number in range(3)]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wherry.core.keypath import joined_names, parse, render
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.keypath import joined_names, parse, render
 
 paths = st.lists(st.text(alphabet="ab/~.2 é", max_size=4), max_size=4).map(tuple)
 

@@ -38,8 +38,8 @@ for module, names in ((os, ("fsync", "fdatasync", "pwrite", "mkdir", "rename", "
     for name in names:
         setattr(module, name, deadly(getattr(module, name)))
 import wherry.output, wherry.threads
-wherry.threads.worker_count = lambda: 1  # one thread and no clock: every run makes the same calls
-wherry.output._GROUP_SECONDS, wherry.output._GROUP_BYTES = 1e9, 3 << 20
+wherry.runtime.threads.worker_count = lambda: 1  # one thread and no clock: every run makes the same calls
+wherry.mover.output._GROUP_SECONDS, wherry.mover.output._GROUP_BYTES = 1e9, 3 << 20
 convert(source, target, to=to, lineage=False)
 print(calls)
 """
@@ -171,8 +171,8 @@ class Cancelled(BaseException):
 @pytest.fixture
 def stop(monkeypatch):
     """A function that stops the run which called it as progress, once half of a stage is done."""
-    monkeypatch.setattr("wherry.progress._INTERVAL", 0)
-    monkeypatch.setattr("wherry.threads.worker_count", lambda: 1)
+    monkeypatch.setattr("wherry.core.progress._INTERVAL", 0)
+    monkeypatch.setattr("wherry.runtime.threads.worker_count", lambda: 1)
 
     def handler(*_):
         raise Cancelled
@@ -260,8 +260,8 @@ def test_two_runs_on_one_target_exclude_each_other(source, tmp_path):
 
 
 def test_clean_leaves_the_area_of_a_living_job_however_old(tmp_path):
-    from wherry.clean import clean
-    from wherry.lease import Lease
+    from wherry.staging.clean import clean
+    from wherry.staging.lease import Lease
 
     area = tmp_path / ".wherry-8.0123abcd"
     area.mkdir()
@@ -272,7 +272,7 @@ def test_clean_leaves_the_area_of_a_living_job_however_old(tmp_path):
 
 
 def test_clean_removes_what_a_kill_left_and_nothing_else(source, tmp_path):
-    from wherry.clean import clean
+    from wherry.staging.clean import clean
 
     run(source, tmp_path / "out", "hf", 6)
     wherry.convert(source, tmp_path / "kept", to="hf")

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wherry.core.tensorspec import TensorSpec, region_shape
 from wherry.errors import UsageError
-from wherry.layout import parse_layout, skeleton, skeletons
-from wherry.layout_bands import bands, stacked_grid
-from wherry.relayout import Piece, Pieces, Stored, copies, gather
-from wherry.tensorspec import TensorSpec, region_shape
+from wherry.layout.copies import Piece, Pieces, Stored, copies, gather
+from wherry.layout.cuts import bands, stacked_grid
+from wherry.layout.layout import parse_layout, skeleton, skeletons
 
 AXES = ("layer", "head", "half", "pair", "embed")
 LLAMA = {

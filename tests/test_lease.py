@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import wherry
-from wherry import lease, lease_watch
 from wherry.errors import StorageError, TargetInUseError
-from wherry.lease import Lease
-from wherry.lease_watch import Verdict, Watch, judge
+from wherry.staging import lease, lease_watch
+from wherry.staging.lease import Lease
+from wherry.staging.lease_watch import Verdict, Watch, judge
 
 KILLED = """
 import os, pathlib, sys

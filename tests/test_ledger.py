@@ -8,7 +8,8 @@ import pytest
 
 from tests.ledger_support import REGISTRY, conversion, digest, node
 from wherry.errors import UsageError
-from wherry.ledger import (
+from wherry.ledger.nodes import digest_at, digests_starting, nodes, registered_nodes, verifications
+from wherry.ledger.record import (
     GENESIS,
     ancestors,
     check_chain,
@@ -24,7 +25,6 @@ from wherry.ledger import (
     record_verification,
     statements,
 )
-from wherry.ledger_nodes import digest_at, digests_starting, nodes, registered_nodes, verifications
 
 pytest_plugins = ["tests.ledger_support"]  # its fixtures
 
@@ -177,7 +177,7 @@ def test_statements_in_order_by_kind_and_up_to_a_moment(url, monkeypatch):
 
 
 def test_statements_come_page_by_page_and_meet_what_is_appended(url, monkeypatch):
-    monkeypatch.setattr("wherry.ledger_statements._PAGE", 2)
+    monkeypatch.setattr("wherry.ledger.statements._PAGE", 2)
     with open_ledger(url) as ledger:
         for number in range(5):
             record_event(ledger, "note", None, {"number": number})
@@ -198,7 +198,7 @@ def test_digests_are_found_by_their_beginning(url):
 
 
 def test_more_nodes_than_one_query_takes(url, monkeypatch):
-    monkeypatch.setattr("wherry.ledger_nodes._AT_ONCE", 2)
+    monkeypatch.setattr("wherry.ledger.nodes._AT_ONCE", 2)
     with open_ledger(url) as ledger:
         for number in range(3):
             record_conversion(ledger, conversion(f"s{number}", f"t{number}"))

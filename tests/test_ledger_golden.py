@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests import make_golden_ledger as golden
-from wherry import ledger_schema as tables
 from wherry.errors import CorruptError
-from wherry.ledger import ancestors, check_chain, head, open_ledger, record_conversion, statements
-from wherry.ledger_conversions import conversions_of
-from wherry.ledger_file import schema_of
-from wherry.ledger_nodes import digest_at, nodes
+from wherry.ledger import schema as tables
+from wherry.ledger.conversions import conversions_of
+from wherry.ledger.database import schema_of
+from wherry.ledger.nodes import digest_at, nodes
+from wherry.ledger.record import ancestors, check_chain, head, open_ledger, record_conversion, statements
 
 FOLDER = Path(__file__).parent / "golden"
 KEPT = sorted(FOLDER.glob("ledger-*.sql"))

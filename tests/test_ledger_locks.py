@@ -12,15 +12,9 @@ from sqlalchemy import select
 
 from tests.ledger_support import altered, conversion
 from tests.postgres_support import new_database
-from wherry import ledger_schema as tables
 from wherry.errors import CorruptError, StorageError, UnsupportedError, UsageError
-from wherry.ledger import (
-    check_chain,
-    head,
-    open_ledger,
-    record_conversion,
-    record_event,
-)
+from wherry.ledger import schema as tables
+from wherry.ledger.record import check_chain, head, open_ledger, record_conversion, record_event
 
 pytest_plugins = ["tests.ledger_support"]  # its fixtures
 
@@ -70,7 +64,7 @@ def test_a_writer_waits_for_the_one_before_it_and_reads_what_that_committed(url)
             second.start()
             time.sleep(0.3)
             assert not done
-            from wherry.ledger_append import append
+            from wherry.ledger.append import append
 
             append(connection, "note", {"is": "first"})
         second.join(timeout=60)
@@ -81,7 +75,7 @@ def test_a_writer_waits_for_the_one_before_it_and_reads_what_that_committed(url)
 def test_a_failed_statement_leaves_nothing(url):
     with open_ledger(url) as ledger:
         with pytest.raises(KeyError), ledger.write() as connection:
-            from wherry.ledger_append import append
+            from wherry.ledger.append import append
 
             append(connection, "verification", {"subject": {"uri": "/c"}})
         assert head(ledger).seq == 0

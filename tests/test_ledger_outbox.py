@@ -9,7 +9,10 @@ from sqlalchemy import event
 
 from tests.ledger_support import conversion, digest, filled, node
 from wherry.errors import UsageError
-from wherry.ledger import (
+from wherry.ledger.conversions import conversions_of, converted_sources, last_conversions
+from wherry.ledger.cursors import cursors, delivered, failed, pending, rewind
+from wherry.ledger.nodes import digest_at, digests_starting, nodes
+from wherry.ledger.record import (
     ancestors,
     check_chain,
     claim_registration,
@@ -22,9 +25,6 @@ from wherry.ledger import (
     record_verification,
     statements,
 )
-from wherry.ledger_conversions import conversions_of, converted_sources, last_conversions
-from wherry.ledger_nodes import digest_at, digests_starting, nodes
-from wherry.ledger_outbox import cursors, delivered, failed, pending, rewind
 
 
 @pytest.fixture

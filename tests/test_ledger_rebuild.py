@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.lineage_support import answers, run
-from wherry.cli_ledger import ledger as ledger_commands
+from wherry.cli.ledger import ledger as ledger_commands
 from wherry.errors import StorageError, TargetExistsError, UsageError
-from wherry.home import home
-from wherry.ledger import check_chain, head, open_ledger, record_event, record_registration, statements
-from wherry.ledger_rebuild import LOST, rebuild
-from wherry.lineage_answers import impact, why
-from wherry.register import register
+from wherry.ledger.rebuild import LOST, rebuild
+from wherry.ledger.record import check_chain, head, open_ledger, record_event, record_registration, statements
+from wherry.lineage.answers import impact, why
+from wherry.models.register import register
+from wherry.storage.home import home
 
 pytest_plugins = ["tests.lineage_support"]  # its fixtures
 
@@ -31,7 +31,7 @@ def test_a_rebuilt_ledger_gives_the_same_answers(chain, safetensors_source, tmp_
         )
     ]
     service = SimpleNamespace(registered=lambda *_uris: iter(registered))
-    monkeypatch.setattr("wherry.registry.service", lambda name: service)
+    monkeypatch.setattr("wherry.formats.registry.service", lambda name: service)
     with open_ledger() as ledger:
         record_registration(ledger, chain.second.target, "https://models.example", "model", "1")
     before = [(answers(why(one)), answers(impact(one))) for one in asked]
@@ -59,14 +59,20 @@ def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path
     (tmp_path / "out").rename(tmp_path / "archive")
     shutil.copytree(tmp_path / "archive" / "orbax", tmp_path / "archive" / "copy")
     (tmp_path / "archive" / "last.npz.wherry.json").write_text("no sidecar any more")
-    tags = {"wherry.checkpoint_digest": "f" * 64, "wherry.uri": "gs://bucket/model", "wherry.format": "orbax"}
+    tags = {
+        "wherry.checkpoint_digest": "f" * 64,
+        "wherry.uri": "gs://bucket/model",
+        "wherry.formats.format": "orbax",
+    }
     row = SimpleNamespace(name="model", version="2", tags=tags, aliases=())
 
     def registered(*_uris):
         yield row
         raise StorageError("the registry went away")
 
-    monkeypatch.setattr("wherry.registry.service", lambda name: SimpleNamespace(registered=registered))
+    monkeypatch.setattr(
+        "wherry.formats.registry.service", lambda name: SimpleNamespace(registered=registered)
+    )
     done = rebuild([tmp_path / "archive"], tracking_uri="https://user:secret@models.example")
     assert (done.conversions, done.places, done.partial) == (2, 3, ("f" * 64,))
     assert {row["reason"].split(":")[0] for row in done.unreadable} == {
@@ -99,7 +105,7 @@ def test_what_prune_emptied_is_gone_in_the_rebuilt_ledger_too(chain, tmp_path, m
         for number, receipt in enumerate((chain.first, chain.third))
     ]
     service = SimpleNamespace(registered=lambda *_uris: iter(rows))
-    monkeypatch.setattr("wherry.registry.service", lambda name: service)
+    monkeypatch.setattr("wherry.formats.registry.service", lambda name: service)
     done = rebuild([tmp_path / "out"])
     assert (done.partial, done.registrations) == ((), 2), "its child's sidecar knows it"
     gone = {

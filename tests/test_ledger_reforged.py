@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from tests import audit_support
 from tests.ledger_support import altered, conversion, filled
 from tests.test_audit_bundle import rewritten
-from wherry import ledger_schema as tables
-from wherry.audit import audit
-from wherry.audit_bundle import check_bundle
+from wherry.auditor.audit import audit
+from wherry.auditor.bundle import check_bundle
 from wherry.cli import cli
-from wherry.home import ledger_url
-from wherry.ledger import Anchor, check_chain, head, open_ledger, record_conversion, record_event
-from wherry.ledger_append import content_of, hash_of
-from wherry.ledger_outbox import delivered, seal_of
+from wherry.ledger import schema as tables
+from wherry.ledger.append import content_of, hash_of
+from wherry.ledger.cursors import delivered, seal_of
+from wherry.ledger.record import Anchor, check_chain, head, open_ledger, record_conversion, record_event
+from wherry.storage.home import ledger_url
 
 pytest_plugins = ["tests.ledger_support"]  # its fixtures
 NOTES = 6

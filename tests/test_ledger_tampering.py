@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.ledger_support import REGISTRY, altered, conversion, digest, filled
-from wherry import ledger_schema as tables
 from wherry.errors import StorageError
-from wherry.ledger import (
-    Anchor,
-    check_chain,
-    head,
-    open_ledger,
-    record_conversion,
-    record_event,
-)
+from wherry.ledger import schema as tables
+from wherry.ledger.record import Anchor, check_chain, head, open_ledger, record_conversion, record_event
 
 pytest_plugins = ["tests.ledger_support"]  # its fixtures
 

@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.errors import AmbiguousError, NotFoundError, NotRecordedError
-from wherry.home import ensure_home, home, sqlite_file, without_secrets
-from wherry.ledger import Edge, check_chain, open_ledger, record_conversion
-from wherry.ledger_nodes import Node
-from wherry.lineage import LineageTree, show
-from wherry.lineage_text import render
-from wherry.recording import record, record_outcome
+from wherry.ledger.nodes import Node
+from wherry.ledger.record import Edge, check_chain, open_ledger, record_conversion
+from wherry.ledger.recording import record, record_outcome
+from wherry.lineage.lineage import LineageTree, show
+from wherry.lineage.text import render
+from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
 
 
 @pytest.fixture(autouse=True)

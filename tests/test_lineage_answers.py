@@ -10,15 +10,15 @@ import pytest
 
 import wherry
 from tests.lineage_support import run
-from wherry.cli_lineage import lineage as lineage_commands
+from wherry.cli.lineage import lineage as lineage_commands
 from wherry.errors import NotFoundError
-from wherry.ledger import open_ledger, record_event, record_registration
-from wherry.lineage_answers import impact, render_impact, render_why, why
+from wherry.ledger.record import open_ledger, record_event, record_registration
+from wherry.lineage.answers import impact, render_impact, render_why, why
 
 pytest_plugins = ["tests.lineage_support"]  # its fixtures
 
 
-RESOLVE = import_module("wherry.resolve")  # the door has a verb of this name
+RESOLVE = import_module("wherry.ledger.resolve")  # the door has a verb of this name
 
 
 def test_why_goes_up_to_the_first_known_source(chain):
@@ -73,7 +73,7 @@ def test_a_model_uri_is_answered_by_its_digest(chain, monkeypatch):
     )
     monkeypatch.setattr(RESOLVE, "resolve_model", deleted)
     monkeypatch.setattr(
-        "wherry.registry.service", lambda name: SimpleNamespace(registered=lambda *_uris: [row])
+        "wherry.formats.registry.service", lambda name: SimpleNamespace(registered=lambda *_uris: [row])
     )
     assert why("models:/model@champion").root == why("models:/model/3").root == digest
     with pytest.raises(NotFoundError, match="deleted"):

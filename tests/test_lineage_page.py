@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from tests.browser_support import chromium
-from wherry.ledger import Edge
-from wherry.ledger_nodes import Node, Place, Registered, Verified
-from wherry.lineage import LineageTree
-from wherry.lineage_page import page
+from wherry.ledger.nodes import Node, Place, Registered, Verified
+from wherry.ledger.record import Edge
+from wherry.lineage.lineage import LineageTree
+from wherry.lineage.page import page
 
 TIME = "2026-11-21T09:12:44.120+00:00"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

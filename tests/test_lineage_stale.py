@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from tests.lineage_support import kinds, run
-from wherry import lineage_stale
-from wherry.cli_lineage import lineage as lineage_commands
-from wherry.ledger import open_ledger, record_event
-from wherry.lineage_stale import stale
+from wherry.cli.lineage import lineage as lineage_commands
+from wherry.ledger.record import open_ledger, record_event
+from wherry.lineage import stale as lineage_stale
+from wherry.lineage.stale import stale
 
 pytest_plugins = ["tests.lineage_support"]  # its fixtures
 

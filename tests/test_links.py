@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.formats_support import CORPUS, place
-from wherry import carrying
 from wherry.errors import HostileError, IncompleteError
-from wherry.store import LocalStore, locate
+from wherry.storage import copy
+from wherry.storage.stores import LocalStore, locate
 
 SECRET = b"what only this user may read"
 TENSORS = {"a": np.arange(12, dtype="f4").reshape(3, 4), "b": np.ones(5, "i8")}
@@ -305,11 +305,11 @@ def test_what_lies_beside_one_file(tmp_path, outside):
 def test_rewriting_and_signing_follow_the_rule(orbax, outside, tmp_path):
     signing = pytest.importorskip("wherry.integrations.signing")
     (orbax / "note").symlink_to(outside / "secret.txt")
-    for look in (carrying.listed, signing._names):
+    for look in (copy.listed, signing._names):
         with pytest.raises(HostileError, match="outside"):
             look(locate(orbax))
     with pytest.raises(HostileError, match="outside"):
-        carrying.carry_file(locate(orbax).join("note"), tmp_path / "copy")
+        copy.carry_file(locate(orbax).join("note"), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 

@@ -10,15 +10,15 @@ import pytest
 import tensorstore as ts
 
 import wherry
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.integrations.containers import kvstore, zarr, zarr_new
 from wherry.integrations.containers.listing import Listing, Value
 from wherry.integrations.maxtext import shape
 from wherry.integrations.orbax import hosts
 from wherry.integrations.orbax.reader import StoredArray
 from wherry.integrations.orbax.tree import tree_json
-from wherry.manifest import Manifest
-from wherry.store import locate
-from wherry.tensorspec import Sharding, TensorSpec
+from wherry.storage.stores import locate
 
 
 def look(*shapes):

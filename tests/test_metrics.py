@@ -13,12 +13,12 @@ from click.testing import CliRunner
 
 import wherry
 from tests import audit_support as support
-from wherry.audit import audit
-from wherry.cli_audit import metrics as command
+from wherry.auditor.audit import audit
+from wherry.cli.audit import metrics as command
 from wherry.errors import StorageError
-from wherry.ledger import open_ledger, record_event
-from wherry.metrics import after_run, measure, note_run, text, write
-from wherry.metrics_ledger import HELP, Sample
+from wherry.ledger.record import open_ledger, record_event
+from wherry.watch.metrics import after_run, measure, note_run, text, write
+from wherry.watch.metrics_ledger import HELP, Sample
 
 _LINE = re.compile(r'[a-z_]+(\{([a-z_]+="([^"\\\n]|\\.)*",?)+\})? -?[\d.e+-]+')
 

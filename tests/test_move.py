@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wherry import move
+from wherry.core.tensorspec import TensorSpec, checked_region, row_bands
 from wherry.errors import UsageError
-from wherry.move import cells, chunk_count, largest_move, moves_of, region_span
-from wherry.tensorspec import TensorSpec, checked_region, row_bands
+from wherry.mover import move
+from wherry.mover.move import cells, chunk_count, largest_move, moves_of, region_span
 
 shapes = st.lists(st.integers(1, 9), max_size=3).map(tuple)
 

@@ -25,7 +25,7 @@ from wherry.integrations.containers.msgpack_index import (
     leaves,
     sequences,
 )
-from wherry.store import LocalStore, locate
+from wherry.storage.stores import LocalStore, locate
 
 
 def test_arrays_are_placed_and_not_read():

@@ -13,11 +13,11 @@ import pytest
 
 import wherry
 from tests.command_support import command, key_pair, small
-from wherry.digest import canonical_json
-from wherry.ledger import check_chain, open_ledger
-from wherry.lineage import show
-from wherry.location import native_path, path_uri
-from wherry.store import locate
+from wherry.core.digest import canonical_json
+from wherry.ledger.record import check_chain, open_ledger
+from wherry.lineage.lineage import show
+from wherry.storage.location import native_path, path_uri
+from wherry.storage.stores import locate
 
 LOCALES = {
     "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},

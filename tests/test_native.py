@@ -10,7 +10,7 @@ import pytest
 
 import wherry
 from wherry.errors import UnsupportedError
-from wherry.native import NoAnswerError, Seen
+from wherry.verifier.native import NoAnswerError, Seen
 
 EIGHT = "--xla_force_host_platform_device_count=8"
 
@@ -105,7 +105,7 @@ def test_a_child_that_comes_to_no_answer_says_nothing_of_the_checkpoint(source, 
 
 def test_absence_is_found_before_anything_is_loaded(source, tmp_path, monkeypatch):
     target = made(source, tmp_path / "target", "npz")
-    monkeypatch.setattr("wherry.native.native", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr("wherry.verifier.native.native", lambda *_, **__: pytest.fail("it was loaded"))
     target.write_bytes(target.read_bytes()[:-40])
     assert not wherry.verify(target, level="native").ok
 

@@ -19,12 +19,12 @@ import pytest
 import wherry
 from tests.attack_support import ATTACKS, Payload, hostile_modules
 from tests.formats_support import CORPUS
-from wherry import child
+from wherry.core.opaque import allowing
 from wherry.errors import UsageError, WherryError
+from wherry.formats.registry import find_format
 from wherry.integrations.native import LOADERS
-from wherry.opaque import allowing
-from wherry.registry import find_format
-from wherry.store import locate
+from wherry.runtime import child
+from wherry.storage.stores import locate
 from wherry.testing import samples, writers
 
 for package in ("torch", "transformers", "safetensors", "orbax.checkpoint", "flax"):
@@ -203,7 +203,7 @@ def test_allow_opaque_of_the_command_line_ends_with_2(tmp_path):
 
 
 def test_looking_for_a_package_imports_nothing(tmp_path, monkeypatch, marker):
-    from wherry.native import _is_installed
+    from wherry.verifier.native import _is_installed
 
     (tmp_path / "outer").mkdir()
     (tmp_path / "outer" / "__init__.py").write_text(f"open({str(marker)!r}, 'w')")
@@ -257,7 +257,7 @@ def test_a_loader_without_end_or_measure_is_stopped(function, tmp_path, monkeypa
 
 
 def test_limits_follow_the_checkpoint_and_the_machine(monkeypatch):
-    from wherry import native
+    from wherry.verifier import native
 
     monkeypatch.setattr(native, "available_memory", lambda: 100 << 30)
     assert native._memory(1 << 30) == 10 << 30

@@ -20,10 +20,10 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.flows import load_flow_from_entrypoint
 
 from wherry.flows.nightly import NightlySpec, nightly
-from wherry.ledger import check_chain, open_ledger
-from wherry.ledger_conversions import converted_sources
-from wherry.night import holding
-from wherry.routes import load_config
+from wherry.ledger.conversions import converted_sources
+from wherry.ledger.record import check_chain, open_ledger
+from wherry.routes.night import holding
+from wherry.routes.routes import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [pytest.mark.server]
@@ -50,7 +50,7 @@ uri = "out/{{run}}/{{step}}-orbax"
 
 @pytest.fixture
 def told(monkeypatch):
-    from wherry import ending
+    from wherry.watch import ending
 
     notices = []
     monkeypatch.setattr(ending, "send", lambda _, notice, page: notices.append((notice, page)))

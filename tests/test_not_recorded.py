@@ -14,17 +14,19 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.command_support import command, cure_of, key_pair, small
-from wherry import export_handle, night_run, recording
-from wherry import ledger as ledgers
-from wherry.convert import Target, convert_all
+from wherry.converter.convert import Target, convert_all
 from wherry.errors import CorruptError, MismatchError, NotRecordedError, StorageError, UsageError
-from wherry.ledger import has_conversion, open_ledger
-from wherry.ledger_statements import statements
-from wherry.lineage import show
-from wherry.night import Outcome, Report, failure
-from wherry.night_report import markdown
-from wherry.routes import load_config
-from wherry.verified import verified
+from wherry.ledger import record as ledgers
+from wherry.ledger import recording
+from wherry.ledger.record import has_conversion, open_ledger
+from wherry.ledger.statements import statements
+from wherry.lineage.lineage import show
+from wherry.live import handle as export_handle
+from wherry.routes import night_run
+from wherry.routes.night import Outcome, Report, failure
+from wherry.routes.report import markdown
+from wherry.routes.routes import load_config
+from wherry.verifier.verified import verified
 
 LATE = "recorded now; the ledger did not have it"
 
@@ -169,7 +171,9 @@ def test_what_fails_in_the_middle_names_only_what_is_missing(source, tmp_path, m
 
 def test_what_is_not_recorded_is_signed_and_told_as_no_failure(source, tmp_path, broken, monkeypatch):
     told = []
-    monkeypatch.setattr(import_module("wherry.convert"), "report_failure", lambda *words: told.append(words))
+    monkeypatch.setattr(
+        import_module("wherry.converter.convert"), "report_failure", lambda *words: told.append(words)
+    )
     key, _public = key_pair(tmp_path)
     with pytest.raises(NotRecordedError):
         wherry.convert(source, tmp_path / "out", to="orbax", sign=key)
@@ -204,7 +208,7 @@ def test_a_verification_that_passed_and_was_not_recorded(source, tmp_path, broke
 
 
 def test_an_export_keeps_the_receipt_and_raises_with_it(tmp_path, broken, monkeypatch, caplog):
-    emit = import_module("wherry.emit")
+    emit = import_module("wherry.core.emit")
     posted = []
     monkeypatch.setattr(emit, "emit", lambda uri, **how: posted.append((uri, how["event"], how["payload"])))
     handle = wherry.export({"w": np.ones((4, 4), np.float32)}, tmp_path / "out.npz", to="npz", emit=True)

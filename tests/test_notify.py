@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from wherry import notify
 from wherry.errors import missing_extra
-from wherry.notify import Channels, Notice, channels, message, payload, send
+from wherry.watch import notify
+from wherry.watch.notify import Channels, Notice, channels, message, payload, send
 
 FAILED = Notice(
     "nightly: 2 failed", {"converted": 3, "failed": 2}, "it broke", "mend it", "https://ui.example/run/1"

@@ -13,11 +13,11 @@ import pytest
 
 import wherry
 from tests.formats_support import assert_as_expected, cases, copy, create, expected, opened, place, write_all
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnrepresentableError, UnsupportedError
-from wherry.format import StreamingReader
-from wherry.manifest import Manifest
-from wherry.registry import find_format
-from wherry.tensorspec import TensorSpec
+from wherry.formats.format import StreamingReader
+from wherry.formats.registry import find_format
 from wherry.testing import readers
 
 if TYPE_CHECKING:

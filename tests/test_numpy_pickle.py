@@ -23,9 +23,9 @@ from tests.formats_support import (
     place,
 )
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
-from wherry.format import Glimpse
-from wherry.registry import find_format
-from wherry.store import locate, remote_store
+from wherry.formats.format import Glimpse
+from wherry.formats.registry import find_format
+from wherry.storage.stores import locate, remote_store
 from wherry.testing import readers
 
 PROTOCOLS = [0, 1, 2, 3, 4, 5]

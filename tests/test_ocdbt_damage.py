@@ -23,7 +23,7 @@ from wherry.integrations.containers import ocdbt
 from wherry.integrations.containers.listing import list_ocdbt
 from wherry.integrations.containers.ocdbt import Reference, encode_database
 from wherry.integrations.containers.ocdbt_reader import read_database
-from wherry.store import locate
+from wherry.storage.stores import locate
 
 ts = pytest.importorskip("tensorstore")
 

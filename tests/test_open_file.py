@@ -14,11 +14,11 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.errors import HostileError, NotFoundError, WherryError
-from wherry.families.outfit import config_file
-from wherry.links import root_at
-from wherry.open_file import open_regular, opened_folder, read_regular
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
+from wherry.families.companions import config_file
+from wherry.storage.links import root_at
+from wherry.storage.open_file import open_regular, opened_folder, read_regular
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
 
 ROOT = Path(__file__).resolve().parent.parent
 HUGE = 64 << 30

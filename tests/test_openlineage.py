@@ -15,12 +15,12 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.core.receipt import CheckpointRef
 from wherry.errors import UsageError
 from wherry.integrations import openlineage
 from wherry.integrations.openlineage_datasets import described, named
-from wherry.ledger import open_ledger, record_event, record_registration, record_verification
-from wherry.ledger_statements import statements
-from wherry.receipt import CheckpointRef
+from wherry.ledger.record import open_ledger, record_event, record_registration, record_verification
+from wherry.ledger.statements import statements
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 
 from tests import orbax_support as support
 from tests.orbax_support import ORBAX
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UsageError
+from wherry.formats.registry import checked_options
 from wherry.integrations.orbax.partition import chunks_for, parts_along, shard_chunks
-from wherry.registry import checked_options
-from wherry.tensorspec import TensorSpec
 
 MESH = "mesh:data=4,model=2"
 MIB = 1 << 20

@@ -29,8 +29,8 @@ from wherry.errors import (
     DamagedError,
     IncompleteError,
 )
-from wherry.format import Glimpse
-from wherry.store import locate
+from wherry.formats.format import Glimpse
+from wherry.storage.stores import locate
 
 FAMILY = ("orbax", "maxtext", "penzai", "t5x-orbax")
 # Cases whose arrays lie in a msgpack tree, wholly or in part: refused by name.
@@ -117,7 +117,7 @@ def test_generations(case, writer):
 @needs_corpus
 def test_detection_does_without_tensorstore():
     code = (
-        "import sys; from wherry.format import Glimpse; from wherry.store import locate\n"
+        "import sys; from wherry.formats.format import Glimpse; from wherry.storage.stores import locate\n"
         "from wherry.integrations.formats.orbax import FORMATS\n"
         "assert FORMATS[0].detect(Glimpse(locate(sys.argv[1]))).verdict == 'ok'\n"
         "assert 'tensorstore' not in sys.modules and 'jax' not in sys.modules\n"

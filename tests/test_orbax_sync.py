@@ -11,8 +11,8 @@ import pytest
 
 from tests import orbax_support as support
 from tests.orbax_support import ORBAX
-from wherry.registry import checked_options
-from wherry.store import locate
+from wherry.formats.registry import checked_options
+from wherry.storage.stores import locate
 
 PLACES = ("fsync", "fdatasync")
 HELD = "held back"

@@ -11,7 +11,7 @@ import orbax.checkpoint.experimental.v1 as ocp1
 
 from tests import orbax_support as support
 from tests.orbax_support import opened
-from wherry.tensorspec import TensorSpec
+from wherry.core.tensorspec import TensorSpec
 
 
 def test_numbers_come_back_as_the_values_they_were(tmp_path):

@@ -19,12 +19,12 @@ import pytest
 
 from tests import orbax_support as support
 from tests.orbax_support import ORBAX, assert_same_tree, full_manifest, nested, opened, sample, small_chunks
+from wherry.core.tensorspec import Span
 from wherry.errors import StorageError, UnrepresentableError, UsageError
-from wherry.format import Glimpse
-from wherry.location import MOST_COMPANION
-from wherry.registry import checked_options
-from wherry.store import locate
-from wherry.tensorspec import Span
+from wherry.formats.format import Glimpse
+from wherry.formats.registry import checked_options
+from wherry.storage.location import MOST_COMPANION
+from wherry.storage.stores import locate
 
 FORMS = list(product(("2", "3"), (True, False), ("none", "zstd")))
 

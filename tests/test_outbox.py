@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry import outbox
 from wherry.cli import cli
 from wherry.errors import StorageError, UsageError
-from wherry.ledger import open_ledger, record_event
-from wherry.ledger_outbox import cursors
+from wherry.ledger import deliver
+from wherry.ledger.cursors import cursors
+from wherry.ledger.record import open_ledger, record_event
 
 
 @pytest.fixture
@@ -64,20 +64,20 @@ def server():
 def test_a_conversion_is_told_at_once(source, tmp_path, events):
     wherry.convert(source, tmp_path / "orbax", to="orbax")
     assert [event["eventType"] for event in events()] == ["START", "COMPLETE"]
-    [done] = outbox.deliver()
+    [done] = deliver.deliver()
     assert (done.statements, done.failed) == (0, None)
     assert len(events()) == 2, "what was delivered is not delivered again"
 
 
 def test_nothing_is_done_where_nothing_is_configured(source, tmp_path):
     wherry.convert(source, tmp_path / "orbax", to="orbax")
-    assert outbox.deliver() == []
+    assert deliver.deliver() == []
     with open_ledger() as ledger:
         assert cursors(ledger) == []
     with pytest.raises(UsageError, match="nobody says where"):
-        outbox.deliver("openlineage")
+        deliver.deliver("openlineage")
     with pytest.raises(UsageError, match="no projection"):
-        outbox.deliver("nobody")
+        deliver.deliver("nobody")
 
 
 def test_the_configuration_names_the_destination(source, tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_destination_that_fails_does_not_fail_the_conversion(source, tmp_path,
     target = tmp_path / "folder"
     target.mkdir()
     monkeypatch.setenv("WHERRY_OPENLINEAGE", str(target))
-    with caplog.at_level(logging.WARNING, "wherry.outbox"):
+    with caplog.at_level(logging.WARNING, "wherry.ledger.deliver"):
         assert wherry.convert(source, tmp_path / "orbax", to="orbax").lineage == "recorded"
     assert "was not told" in caplog.text
     with open_ledger() as ledger:
@@ -122,13 +122,13 @@ def test_delivery_stops_at_what_failed_and_goes_on_there(events, monkeypatch):
         return True
 
     monkeypatch.setattr("wherry.integrations.openlineage.projection", lambda _destination: take)
-    [first] = outbox.deliver("openlineage")
+    [first] = deliver.deliver("openlineage")
     assert (first.statements, first.cursor, first.failed) == (59, 59, "the destination is away")
     broken.clear()
-    [second] = outbox.deliver("openlineage")
+    [second] = deliver.deliver("openlineage")
     assert (second.statements, second.cursor, second.failed) == (61, 120, None)
     assert taken == list(range(1, 121))
-    [third] = outbox.deliver("openlineage", again=True)
+    [third] = deliver.deliver("openlineage", again=True)
     assert third.statements == 120
     assert taken == [*range(1, 121), *range(1, 121)]
 
@@ -147,9 +147,9 @@ def test_a_crash_delivers_again_and_loses_nothing(events, monkeypatch):
 
     monkeypatch.setattr("wherry.integrations.openlineage.projection", lambda _destination: take)
     with pytest.raises(KeyboardInterrupt):
-        outbox.deliver()
+        deliver.deliver()
     crash.clear()
-    outbox.deliver()
+    deliver.deliver()
     assert sorted(set(taken)) == list(range(1, 71))
     assert taken.count(10) == 1
     assert taken.count(60) == 2, "at least once"
@@ -172,7 +172,7 @@ def test_a_server_that_refuses_or_sends_elsewhere_is_an_error(source, tmp_path, 
     assert wherry.convert(source, tmp_path / "orbax", to="orbax").lineage == "recorded"
     for status in (400, 503):
         server.status = status
-        [done] = outbox.deliver()
+        [done] = deliver.deliver()
         assert done.failed == f"the OpenLineage server answered {status}"
         assert done.destination == f"{server.url}/own/path"
     assert {path for path, _, _ in server.seen} <= {"/own/path?token=t"}
@@ -182,7 +182,7 @@ def test_a_server_that_refuses_or_sends_elsewhere_is_an_error(source, tmp_path, 
 def test_a_server_that_is_not_there_is_an_error(source, tmp_path, monkeypatch):
     monkeypatch.setenv("WHERRY_OPENLINEAGE", "http://127.0.0.1:9")
     assert wherry.convert(source, tmp_path / "orbax", to="orbax").lineage == "recorded"
-    assert "cannot be reached" in outbox.deliver()[0].failed
+    assert "cannot be reached" in deliver.deliver()[0].failed
 
 
 def test_the_command_says_what_was_delivered(source, tmp_path, events, capsys, monkeypatch):

@@ -11,8 +11,8 @@ from tests.families_support import made
 from tests.test_outfit_configs import LLAMA
 from wherry.errors import MismatchError, NotFoundError, UnrepresentableError
 from wherry.families import load_family
-from wherry.families.outfit import config_system, matches
-from wherry.layouts import Wish
+from wherry.families.companions import config_system, matches
+from wherry.view.choose import Wish
 
 np = pytest.importorskip("numpy")
 safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")

@@ -8,9 +8,9 @@ from tests.families_support import SIZES, made
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families import convert_layout, families, load_family
 from wherry.families.config_files import parse_config, render_config
-from wherry.families.telling import tell
-from wherry.families.writing import known_names, written_config
-from wherry.layout_expr import evaluate
+from wherry.families.config_written import known_names, written_config
+from wherry.families.facts import tell
+from wherry.layout.expr import evaluate
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 20, "num_hidden_layers": 3, "hidden_size": 12, "num_attention_heads": 4,

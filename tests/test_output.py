@@ -6,12 +6,12 @@ import hashlib
 
 import pytest
 
-from wherry.digest import LEAF, LeafHasher
+from wherry.core.digest import LEAF, LeafHasher
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import StorageError
-from wherry.journal import open_journal
-from wherry.move import Move
-from wherry.output import Output
-from wherry.tensorspec import Span, TensorSpec
+from wherry.mover.move import Move
+from wherry.mover.output import Output
+from wherry.staging.journal import open_journal
 
 HEADER = {"plan": "p"}
 SPEC = TensorSpec(("w",), (LEAF + LEAF // 2,), "uint8")

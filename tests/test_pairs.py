@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from tests.infra_support import ROOT, load
-from wherry.registry import find_format
+from wherry.formats.registry import find_format
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 
 import wherry
 from tests.formats_support import assert_as_expected, cases, expected, opened, place
+from wherry.core.keypath import parse
+from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.paxml import naming, treedef
-from wherry.keypath import parse
-from wherry.tensorspec import TensorSpec
 
 FLAX = "paxml-gpt3-l3-flax"
 needs_corpus = pytest.mark.skipif(not cases("paxml-flax"), reason="the corpus is not here; set WHERRY_CORPUS")

@@ -19,9 +19,9 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.formats_support import cases, create, expected, opened, place
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
-from wherry.manifest import Manifest
-from wherry.tensorspec import TensorSpec
 
 V11, V12 = "paxml-gpt3-l3-v11-gda-zarr", "paxml-gpt3-l3-v12-gda-ocdbt"
 SOURCES = [case for case in (V11, V12) if case in cases("paxml")]

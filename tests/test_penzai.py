@@ -13,11 +13,11 @@ import wherry
 from tests import orbax_support as support
 from tests.orbax_support import CORPUS, cases, expectation, needs_corpus
 from wherry.errors import CorruptError, UnrepresentableError
-from wherry.format import Glimpse
+from wherry.formats.format import Glimpse
+from wherry.formats.registry import checked_options
 from wherry.integrations.formats.penzai import FORMATS
 from wherry.integrations.penzai import names
-from wherry.registry import checked_options
-from wherry.store import locate
+from wherry.storage.stores import locate
 
 PENZAI = FORMATS[0]
 WHOLE = [case for case in cases("penzai") if expectation(case)["verdict"] == "ok"]

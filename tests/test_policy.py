@@ -12,11 +12,11 @@ import pytest
 import wherry
 from tests.registry_support import converted
 from wherry.errors import MismatchError, UsageError
-from wherry.ledger import open_ledger, record_conversion, record_verification
-from wherry.policy import Facts, Policy, judge, policy_of
-from wherry.registry import service
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
+from wherry.formats.registry import service
+from wherry.ledger.record import open_ledger, record_conversion, record_verification
+from wherry.models.policy import Facts, Policy, judge, policy_of
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
 
 pytest.importorskip("mlflow")
 

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from wherry.pool import Pool
+from wherry.mover.pool import Pool
 
 MIB = 1 << 20
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wherry import preflight
 from wherry.errors import UsageError
+from wherry.watch import preflight
 
 CLEAN = {
     "target": "gs://runs/a",
@@ -124,7 +124,7 @@ def test_the_command_says_the_same(monkeypatch):
 
     from click.testing import CliRunner
 
-    from wherry.cli_deploy import preflight as command
+    from wherry.cli.deploy import preflight as command
 
     monkeypatch.setenv("WHERRY_LEDGER", "postgresql://db/wherry")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")

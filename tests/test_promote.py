@@ -14,10 +14,10 @@ import wherry
 from tests.registry_support import converted, flip_a_bit
 from wherry.cli import cli
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetInUseError, UsageError
-from wherry.home import mlflow_tracking_uri
-from wherry.ledger import check_chain, open_ledger, statements
-from wherry.sidecar import encode, read_sidecar
-from wherry.store import locate
+from wherry.ledger.record import check_chain, open_ledger, statements
+from wherry.storage.home import mlflow_tracking_uri
+from wherry.storage.sidecar import encode, read_sidecar
+from wherry.storage.stores import locate
 
 mlflow = pytest.importorskip("mlflow")
 aliases = pytest.importorskip("wherry.integrations.mlflow_aliases")
@@ -184,7 +184,7 @@ def test_a_ledger_that_fails_moves_everything_back(candidate, client, name, tmp_
     if verb == "rollback":
         wherry.promote(f"models:/{name}@candidate")
     before, tags = held(client, name), client.get_model_version(name, "2").tags
-    monkeypatch.setattr("wherry.ledger.record_event", broken)
+    monkeypatch.setattr("wherry.ledger.record.record_event", broken)
     with pytest.raises(StorageError, match="ledger is gone"):
         wherry.rollback(name) if verb == "rollback" else wherry.promote(f"models:/{name}@candidate")
     assert held(client, name) == before

@@ -13,13 +13,13 @@ from safetensors.numpy import save_file
 
 from wherry.cli import cli
 from wherry.errors import StorageError
-from wherry.in_use import in_use
-from wherry.ledger import check_chain, open_ledger
-from wherry.ledger_nodes import digest_at, nodes
-from wherry.ledger_statements import statements
-from wherry.night_run import run_night
-from wherry.prune import prune
-from wherry.routes import load_config
+from wherry.ledger.nodes import digest_at, nodes
+from wherry.ledger.record import check_chain, open_ledger
+from wherry.ledger.statements import statements
+from wherry.routes.night_run import run_night
+from wherry.routes.prune import prune
+from wherry.routes.routes import load_config
+from wherry.staging.in_use import in_use
 
 CONFIG = """
 [routes.r]
@@ -154,7 +154,7 @@ def refuse(*_args):
 
 
 def test_a_failed_tombstone_puts_everything_back(night, tmp_path, monkeypatch):
-    from wherry import ledger
+    from wherry.ledger import record as ledger
 
     loaded = night()
     before = left(tmp_path)
@@ -166,7 +166,7 @@ def test_a_failed_tombstone_puts_everything_back(night, tmp_path, monkeypatch):
 
 
 def test_a_job_that_begins_meanwhile_wins(night, tmp_path, monkeypatch):
-    from wherry import removal
+    from wherry.routes import removal
 
     loaded = night()
     before = left(tmp_path)
@@ -180,10 +180,10 @@ def test_a_job_that_begins_meanwhile_wins(night, tmp_path, monkeypatch):
 def test_an_alias_and_a_foreign_registry_hold(night, tmp_path, monkeypatch):
     from types import SimpleNamespace
 
-    from wherry import prune_registry
-    from wherry.ledger import record_registration
-    from wherry.sidecar import read_sidecar
-    from wherry.store import locate
+    from wherry.ledger.record import record_registration
+    from wherry.routes import prune_registry
+    from wherry.storage.sidecar import read_sidecar
+    from wherry.storage.stores import locate
 
     loaded = night()
     subjects = [
@@ -212,7 +212,7 @@ def test_an_alias_and_a_foreign_registry_hold(night, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(prune_registry, "service", lambda _name: fake)
     with monkeypatch.context() as patch:
-        patch.setattr("wherry.ledger.record_event", refuse)
+        patch.setattr("wherry.ledger.record.record_event", refuse)
         assert actions(prune(loaded.routes, dry_run=False))[3] == "failed"
     assert marked == [], "what stays is not marked as deleted"
     done = prune(loaded.routes, dry_run=False)
@@ -233,7 +233,7 @@ def test_what_somebody_else_put_there_stays(night, tmp_path):
 
 
 def test_a_note_that_names_more_than_the_step_removes_nothing(night, tmp_path):
-    from wherry.ledger import record_event
+    from wherry.ledger.record import record_event
 
     loaded = night()
     with open_ledger() as ledger:
@@ -251,11 +251,11 @@ def test_a_note_that_names_more_than_the_step_removes_nothing(night, tmp_path):
 
 
 def test_what_is_registered_meanwhile_stays(night, tmp_path, monkeypatch):
-    from wherry.ledger import claim_registration
-    from wherry.sidecar import read_sidecar
-    from wherry.store import locate
+    from wherry.ledger.record import claim_registration
+    from wherry.storage.sidecar import read_sidecar
+    from wherry.storage.stores import locate
 
-    module, loaded = import_module("wherry.prune"), night()
+    module, loaded = import_module("wherry.routes.prune"), night()
     subject = read_sidecar(locate(str(tmp_path / "out" / "a" / "1.safetensors"))).checkpoint
     real = module.removing
 
@@ -273,8 +273,8 @@ def test_what_is_registered_meanwhile_stays(night, tmp_path, monkeypatch):
 
 def test_object_stores(tmp_path):
     import wherry
-    from wherry.removal import removing
-    from wherry.store import locate
+    from wherry.routes.removal import removing
+    from wherry.storage.stores import locate
 
     save_file({"w": np.ones(4, np.float32)}, tmp_path / "a.safetensors")
     for uri, to in (("memory://bucket/x/a.safetensors", "safetensors"), ("memory://bucket/x/dcp", "dcp")):

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.families_support import SIZES, made
+from wherry.core.tensorspec import TensorSpec, region_shape
 from wherry.families import convert_layout, load_family
-from wherry.layout_bands import bands
-from wherry.raw_region import fill_region
-from wherry.relayout import copies, gather, held_bytes
-from wherry.tensorspec import TensorSpec, region_shape
+from wherry.layout.copies import copies, gather, held_bytes
+from wherry.layout.cuts import bands
+from wherry.mover.regions import fill_region
 
 
 @st.composite

@@ -21,9 +21,9 @@ from safetensors.numpy import load_file, save_file
 from tests.families_support import llama
 from tests.formats_support import CORPUS, place
 from tests.infra_support import load
-from wherry.layout_view import layout_options
-from wherry.mapping import TREE_OPTIONS
-from wherry.registry import formats
+from wherry.formats.registry import formats
+from wherry.tree.mapping import TREE_OPTIONS
+from wherry.view.system import layout_options
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 USE = README.partition("## Use\n")[2]
@@ -129,7 +129,7 @@ def test_the_examples_of_flax_trees(tmp_path, monkeypatch):
     shutil.copytree(place("flax-nnx-state"), tmp_path / "nnx")
     (tmp_path / "axes.toml").write_text(shown("toml", 1))
     carried_out(shown("sh", 2))
-    from wherry.checkpoint import open_checkpoint
+    from wherry.formats.checkpoint import open_checkpoint
 
     with open_checkpoint(tmp_path / "boxes") as boxes, open_checkpoint(tmp_path / "boxed") as boxed:
         assert boxes.manifest.tensors.keys() == boxed.manifest.tensors.keys()
@@ -206,10 +206,10 @@ def test_a_format_of_another_package(monkeypatch, tmp_path):
     """The entry point that README names: such a format is detected and listed like ours."""
     from types import SimpleNamespace
 
-    from wherry import registry
-    from wherry.detect import resolve
-    from wherry.detection import Detection, Evidence
-    from wherry.format import Format, Holds
+    from wherry.core.detection import Detection, Evidence
+    from wherry.formats import registry
+    from wherry.formats.detect import resolve
+    from wherry.formats.format import Format, Holds
 
     def detect(glimpse):
         seen = Evidence(glimpse.location.name, "its first bytes")

@@ -16,13 +16,13 @@ import click
 import pytest
 
 from tests.readme_support import AUDITOR, CONTAINERS, DEPLOY, README, ROOT, SERVERS, blocks, commands, section
-from wherry import metrics_ledger
-from wherry.audit_report import KINDS
+from wherry.auditor.report import KINDS
 from wherry.cli import cli
-from wherry.config import VARIABLES
-from wherry.policy import Policy, policy_of
-from wherry.registry import formats
-from wherry.verify import LEVELS
+from wherry.config.config import VARIABLES
+from wherry.formats.registry import formats
+from wherry.models.policy import Policy, policy_of
+from wherry.verifier.verify import LEVELS
+from wherry.watch import metrics_ledger
 
 DOORS = ("For trainers", "For platform engineers", "For auditors")
 

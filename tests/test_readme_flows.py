@@ -22,8 +22,8 @@ from click.testing import CliRunner
 import wherry
 from tests.readme_support import AUDITOR, CONTAINERS, ROOT, SERVERS, TRAINER, TRIAL, blocks, commands
 from wherry.cli import main
-from wherry.ledger import open_ledger
-from wherry.ledger_check import check_chain
+from wherry.ledger.check import check_chain
+from wherry.ledger.record import open_ledger
 
 
 def told(words):

@@ -15,7 +15,7 @@ import pytest
 import wherry
 from tests.formats_support import CORPUS, assert_as_expected, canonical, cases, expected, opened, place
 from wherry.errors import CorruptError, HostileError, UnrepresentableError, UnsupportedError, UsageError
-from wherry.registry import find_format
+from wherry.formats.registry import find_format
 from wherry.testing import readers
 
 NAMES = ("gguf", "equinox", "tf-bundle")

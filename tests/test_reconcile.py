@@ -13,13 +13,13 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry import __version__
-from wherry.config_schema import Route
-from wherry.ledger import open_ledger
-from wherry.ledger_conversions import ConvertedTarget
-from wherry.night import plan_night
-from wherry.reconcile import Known, estimate, hours, known, todo
-from wherry.scores import score
-from wherry.survey import survey
+from wherry.config.schema import Route
+from wherry.ledger.conversions import ConvertedTarget
+from wherry.ledger.record import open_ledger
+from wherry.routes.night import plan_night
+from wherry.routes.reconcile import Known, estimate, hours, known, todo
+from wherry.routes.scores import score
+from wherry.routes.survey import survey
 
 
 def route(root, out="/out", **fields):
@@ -73,8 +73,8 @@ def test_the_newest_of_each_run_alone_bears_an_alias(runs):
 
 
 def test_a_target_store_out_of_reach_stops_no_other_route(runs, tmp_path, monkeypatch):
-    from wherry import night
     from wherry.errors import StorageError
+    from wherry.routes import night
 
     there = night._exists
 
@@ -189,7 +189,7 @@ def test_every_standing_of_a_target(one):
 
 
 def _request(way):
-    from wherry.routes import request_of
+    from wherry.routes.routes import request_of
 
     return request_of(way, way.targets[0])
 
@@ -237,7 +237,7 @@ def test_a_night_of_ten_thousand_is_subtracted_quickly(one):
 
 
 def test_known_reads_notes_of_the_ledger():
-    from wherry.ledger import record_event
+    from wherry.ledger.record import record_event
 
     made = {"about": "route", "route": "r", "request": "q", "target": "/t"}
     failed = {

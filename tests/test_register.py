@@ -13,11 +13,11 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.errors import MissingExtraError, NotFoundError, StorageError, UsageError
-from wherry.home import mlflow_tracking_uri
-from wherry.ledger import check_chain, open_ledger
-from wherry.lineage import show
-from wherry.sidecar import sidecar_location
-from wherry.store import locate
+from wherry.ledger.record import check_chain, open_ledger
+from wherry.lineage.lineage import show
+from wherry.storage.home import mlflow_tracking_uri
+from wherry.storage.sidecar import sidecar_location
+from wherry.storage.stores import locate
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -72,7 +72,7 @@ def test_a_version_points_at_the_bytes_and_carries_the_digests(receipt, client, 
         "wherry.weights_digest": receipt.target.weights_digest,
         "wherry.uri": receipt.target.uri,
         "wherry.plan_digest": receipt.plan_digest,
-        "wherry.format": "orbax",
+        "wherry.formats.format": "orbax",
         "wherry.format_version": receipt.target.format_version,
         "wherry.version": wherry.__version__,
         "wherry.source_uri": receipt.source.uri,
@@ -189,7 +189,7 @@ def test_sources_as_registries_take_them(receipt):
     assert versions._source(sidecar, "/models/a", "sqlite:////m.db") == "file:///models/a"
     assert versions._source(sidecar, "/models/a", "http://127.0.0.1:5000") == by_digest
     assert versions._source(sidecar, "memory://models/a", "sqlite:////m.db") == by_digest
-    page = wherry.registry.service("mlflow").page("https://user:secret@host/base/", "my model", "3")
+    page = wherry.formats.registry.service("mlflow").page("https://user:secret@host/base/", "my model", "3")
     assert page == "https://host/base/#/models/my%20model/versions/3"
 
 

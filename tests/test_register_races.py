@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.errors import StorageError
-from wherry.home import mlflow_tracking_uri
-from wherry.ledger import check_chain, open_ledger
-from wherry.lineage import show
+from wherry.ledger.record import check_chain, open_ledger
+from wherry.lineage.lineage import show
+from wherry.storage.home import mlflow_tracking_uri
 
 mlflow = pytest.importorskip("mlflow")
 versions = pytest.importorskip("wherry.integrations.mlflow_versions")
@@ -120,7 +120,7 @@ def test_a_ledger_that_fails_takes_everything_back(receipt, client, name, tmp_pa
     other = wherry.convert(tmp_path / "other.safetensors", tmp_path / "other", to="orbax")
     wherry.register(other, name, alias="candidate")
     before = len(runs(client))
-    monkeypatch.setattr("wherry.ledger.record_registration", broken)
+    monkeypatch.setattr("wherry.ledger.record.record_registration", broken)
     with pytest.raises(StorageError, match="ledger is gone"):
         wherry.register(receipt, name, alias="candidate", tags={"team": "speech"})
     assert {alias: str(v) for alias, v in client.get_registered_model(name).aliases.items()} == {
@@ -139,14 +139,14 @@ def test_a_version_that_others_adopted_stays(receipt, client, name, monkeypatch)
     """Two callers at once: the one that created the version fails later, the other has been told of it."""
     import wherry.ledger
 
-    record = wherry.ledger.record_registration
+    record = wherry.ledger.record.record_registration
 
     def adopted_then_broken(*given):
-        monkeypatch.setattr("wherry.ledger.record_registration", record)
+        monkeypatch.setattr("wherry.ledger.record.record_registration", record)
         assert not wherry.register(receipt, name).created
         raise StorageError("the ledger is gone", retryable=True)
 
-    monkeypatch.setattr("wherry.ledger.record_registration", adopted_then_broken)
+    monkeypatch.setattr("wherry.ledger.record.record_registration", adopted_then_broken)
     with pytest.raises(StorageError):
         wherry.register(receipt, name)
     [version] = client.search_model_versions(f"name = '{name}'")

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry import outbox
-from wherry.home import mlflow_registry_uri
-from wherry.ledger import check_chain, open_ledger
+from wherry.ledger import deliver
+from wherry.ledger.record import check_chain, open_ledger
+from wherry.storage.home import mlflow_registry_uri
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -33,11 +33,11 @@ def test_versions_and_aliases_come_back(tmp_path, caplog):
         wherry.register(receipt, "m")
     for version in (1, 2):
         wherry.promote(f"models:/m/{version}")
-    assert outbox.deliver("mlflow", again=True)[0].events == 0, "nothing is missing"
+    assert deliver.deliver("mlflow", again=True)[0].events == 0, "nothing is missing"
 
     client().delete_registered_model("m")
     shutil.rmtree(receipts[2].target.uri)
-    done = outbox.deliver("mlflow", again=True)[0]
+    done = deliver.deliver("mlflow", again=True)[0]
     assert done.failed is None
     assert done.events == 3, "two versions and the alias"
     assert "is not made again" in caplog.text
@@ -45,12 +45,12 @@ def test_versions_and_aliases_come_back(tmp_path, caplog):
     assert wherry.resolve("models:/m@previous").checkpoint_digest == receipts[0].target.checkpoint_digest
     tags = client().get_model_version_by_alias("m", "champion").tags
     assert tags["wherry.source_uri"] == receipts[1].source.uri
-    assert outbox.deliver("mlflow", again=True)[0].events == 0
+    assert deliver.deliver("mlflow", again=True)[0].events == 0
     with open_ledger() as ledger:
         assert check_chain(ledger).altered is None
 
 
 def test_what_another_registry_was_told_is_left_alone(tmp_path):
     wherry.register(made(tmp_path, 4), "other", registry_uri=f"sqlite:///{tmp_path}/other.db")
-    assert outbox.deliver("mlflow", again=True)[0].events == 0
+    assert deliver.deliver("mlflow", again=True)[0].events == 0
     assert not client().search_registered_models("name = 'other'")

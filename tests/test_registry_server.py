@@ -13,7 +13,7 @@ import pytest
 import wherry
 from tests.registry_support import converted, flip_a_bit, mlflow_server
 from wherry.errors import MismatchError, StorageError
-from wherry.registry import service
+from wherry.formats.registry import service
 
 mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.server

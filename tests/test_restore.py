@@ -93,7 +93,9 @@ def test_only_the_parameters_below_their_node_or_with_it(tmp_path):
 
 def test_everything_that_does_not_fit_is_named_before_a_byte_is_read(tmp_path, monkeypatch):
     saved(tmp_path / "step", {"params": linen()})
-    monkeypatch.setattr("wherry.checkpoint.Checkpoint.read", lambda *_: pytest.fail("a byte was read"))
+    monkeypatch.setattr(
+        "wherry.formats.checkpoint.Checkpoint.read", lambda *_: pytest.fail("a byte was read")
+    )
     template = {"params": {"w": np.zeros((8, 5), "f4"), "b": np.zeros(4, "f4"), "c": np.zeros(3)}}
     with pytest.raises(MismatchError) as caught:
         wherry.restore(tmp_path / "step", into=template)
@@ -149,7 +151,7 @@ def test_numbers_text_and_arrays_without_axes(tmp_path):
 
 def test_missing_chunks_stop_it_before_a_byte(tmp_path, monkeypatch):
     saved(tmp_path / "step", {"a": jnp.ones(3), "b": jnp.ones(3)})
-    from wherry.format import Absent
+    from wherry.formats.format import Absent
     from wherry.integrations.orbax.reader import OrbaxReader
 
     monkeypatch.setattr(OrbaxReader, "absent", lambda _self: iter([Absent(("a",), "0", "gone")]))
@@ -167,7 +169,7 @@ def test_sharded_arrays_read_each_shard_alone(tmp_path):
 def child_sharded(uri):
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from wherry.checkpoint import Checkpoint
+    from wherry.formats.checkpoint import Checkpoint
 
     read, regions = Checkpoint.read, []
 

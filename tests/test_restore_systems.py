@@ -66,7 +66,7 @@ def written(folder, named, axes):
     tree = {label: {"data_array": array} for label, array in named.items()}
     rows = {
         label: {"axes": list(names), "shape": list(named[label].shape), "metadata": {},
-                "path": wherry.keypath.render((label, "data_array"))}
+                "path": wherry.core.keypath.render((label, "data_array"))}
         for label, names in axes.items()
     }  # fmt: skip
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:

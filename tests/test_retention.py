@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from wherry.config_schema import Retention
-from wherry.retention import Kept, superfluous
+from wherry.config.schema import Retention
+from wherry.routes.retention import Kept, superfluous
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

@@ -11,8 +11,9 @@ import pytest
 
 import wherry
 from tests.torch_support import as_bytes, save, torch
-from wherry import carrying, in_place
 from wherry.cli import main
+from wherry.converter import in_place
+from wherry.converter.rewrite import plan_rewrite
 from wherry.errors import (
     CorruptError,
     MismatchError,
@@ -22,10 +23,10 @@ from wherry.errors import (
     UnsupportedError,
     UsageError,
 )
-from wherry.lease import Lease
-from wherry.registry import formats, rewrites
-from wherry.rewrite import plan_rewrite
-from wherry.store import locate
+from wherry.formats.registry import formats, rewrites
+from wherry.staging.lease import Lease
+from wherry.storage import copy
+from wherry.storage.stores import locate
 
 pytest.importorskip("torch.distributed.checkpoint")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -54,7 +55,7 @@ def run(*words):
 
 def flipped(monkeypatch):
     """A storage that carries files over with one byte wrong."""
-    real = carrying.carry_file
+    real = copy.carry_file
 
     def carry_file(one, other, *more):
         found = real(one, other, *more)
@@ -65,7 +66,7 @@ def flipped(monkeypatch):
             other.write_bytes(data)
         return found
 
-    monkeypatch.setattr(carrying, "carry_file", carry_file)
+    monkeypatch.setattr(copy, "carry_file", carry_file)
 
 
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing(tmp_path, source, capsys):
@@ -177,7 +178,7 @@ def test_in_place_everything_is_put_back_where_something_fails(source, monkeypat
             raise MismatchError("for the test")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    module = "wherry.rewrite" if step == "prove" else "wherry.in_place"
+    module = "wherry.rewrite" if step == "prove" else "wherry.converter.in_place"
     monkeypatch.setattr(sys.modules[module], step, refuse)
     with pytest.raises((MismatchError, StorageError)):
         wherry.rewrite(source, as_=FOR_TORCH, in_place=True)
@@ -243,21 +244,21 @@ def test_the_ways_of_carrying(tmp_path, monkeypatch, way):
     def cannot(*_args):
         raise OSError(errno.EXDEV, "no")
 
-    monkeypatch.setattr(carrying.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(copy.fcntl, "ioctl", ioctl)
     if way == "here":
         monkeypatch.setattr(os, "copy_file_range", cannot)
     wanted = ("reflink" if way == "reflink" else "copy", len(data))
-    assert carrying.carry_file(locate(tmp_path / "a"), tmp_path / "b") == wanted
+    assert copy.carry_file(locate(tmp_path / "a"), tmp_path / "b") == wanted
     assert (tmp_path / "b").read_bytes() == data
     with pytest.raises(FileExistsError):
-        carrying.carry_file(locate(tmp_path / "a"), tmp_path / "b")
+        copy.carry_file(locate(tmp_path / "a"), tmp_path / "b")
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, source, monkeypatch):
     def full(*_args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(carrying.fcntl, "ioctl", full)
+    monkeypatch.setattr(copy.fcntl, "ioctl", full)
     with pytest.raises(StorageError, match="No space"):
         wherry.rewrite(source, tmp_path / "b", as_=FOR_TORCH)
     assert names(tmp_path) == ["a"]
@@ -280,8 +281,8 @@ def test_a_format_without_rewrites(tmp_path, source):
 def test_in_place_leaves_a_folder_that_another_run_took_over(tmp_path):
     from types import SimpleNamespace
 
-    from wherry.in_place import changed
-    from wherry.store import locate
+    from wherry.converter.in_place import changed
+    from wherry.storage.stores import locate
 
     folder = tmp_path / "checkpoint"
     folder.mkdir()

@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from wherry.cli import cli
-from wherry.detection import Detection
+from wherry.core.detection import Detection
 from wherry.errors import NotFoundError, UsageError
-from wherry.night import holding
-from wherry.night_report import markdown
-from wherry.night_run import run_night
-from wherry.routes import chosen_routes, explain, load_config, whereabouts
-from wherry.routes_check import check
-from wherry.stores import limits_of, store_of
+from wherry.routes.check import check
+from wherry.routes.night import holding
+from wherry.routes.night_run import run_night
+from wherry.routes.report import markdown
+from wherry.routes.routes import chosen_routes, explain, load_config, whereabouts
+from wherry.storage.bucket_names import limits_of, store_of
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "infra" / "wherry.toml"
 BODY = """
@@ -61,9 +61,9 @@ def checkpoint(folder, run, step):
     ],
 )
 def test_run_and_name(uri, step, run, name, monkeypatch):
-    from wherry import store
+    from wherry.storage import stores
 
-    monkeypatch.setattr(store, "remote_store", lambda protocol: type("Store", (), {"protocol": protocol})())
+    monkeypatch.setattr(stores, "remote_store", lambda protocol: type("Store", (), {"protocol": protocol})())
     found = whereabouts("/runs", Detection(uri=uri, format="orbax", step=step))
     assert (found and found.run, found and found.name) == (run, name)
 
@@ -209,9 +209,9 @@ def test_config_show(tmp_path, monkeypatch):
 
 
 def test_policies_and_keys_are_checked_too(tmp_path):
-    from wherry.config_use import in_force, named_policy
-    from wherry.policy import policy_of
-    from wherry.routes_check import check
+    from wherry.config.use import in_force, named_policy
+    from wherry.models.policy import policy_of
+    from wherry.routes.check import check
 
     (tmp_path / "wherry.toml").write_text(
         '[policy.good]\nlevel = "digest"\n[policy.typo]\noptimiser = "absent"\n'

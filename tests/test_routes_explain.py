@@ -10,7 +10,7 @@ import pytest
 
 from tests.test_routes import checkpoint
 from wherry.errors import StorageError, UnsupportedError
-from wherry.routes import explain, load_config
+from wherry.routes.routes import explain, load_config
 
 CONFIG = """
 [routes.r]
@@ -54,7 +54,7 @@ def test_latest_of_steps_between_run_and_folder(tmp_path):
 
 
 def test_latest_of_steps_that_are_files(tmp_path):
-    from wherry import convert
+    from wherry.converter import convert
 
     for step in (1, 2):
         convert(
@@ -86,7 +86,12 @@ def test_since_leaves_what_is_older(tmp_path):
     ("select", "module", "name", "error"),
     [
         ("latest", "wherry.discover", "discover", StorageError("it does not answer", retryable=True)),
-        ("since 2026-03-02", "wherry.survey", "modified", UnsupportedError("the storage does not say when")),
+        (
+            "since 2026-03-02",
+            "wherry.routes.survey",
+            "modified",
+            UnsupportedError("the storage does not say when"),
+        ),
     ],
 )
 def test_what_cannot_be_told_is_taken(tmp_path, monkeypatch, select, module, name, error):

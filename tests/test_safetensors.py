@@ -30,10 +30,10 @@ from wherry.errors import (
     UnsupportedError,
     WherryError,
 )
-from wherry.format import Glimpse
+from wherry.formats.format import Glimpse
+from wherry.formats.registry import find_format
 from wherry.integrations.containers import safetensors
-from wherry.registry import find_format
-from wherry.store import locate
+from wherry.storage.stores import locate
 
 
 def file_of(tmp_path, header, data=b"", name="a.safetensors"):

@@ -19,15 +19,15 @@ from tests.formats_support import (
     opened,
     write_all,
 )
-from wherry.descriptors import MOST_OPEN
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import (
     StorageError,
     UnrepresentableError,
     UsageError,
 )
 from wherry.integrations.containers.flatfile import FlatFiles
-from wherry.manifest import Manifest
-from wherry.tensorspec import Span, TensorSpec
+from wherry.storage.descriptors import MOST_OPEN
 
 TORCH_DTYPES = [
     "bool",

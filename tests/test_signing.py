@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 import wherry
 from wherry.cli import cli
 from wherry.errors import CorruptError, MismatchError, NotFoundError, UnsupportedError, UsageError
-from wherry.sidecar import signature_location
-from wherry.store import locate
-from wherry.verify import verify as examine
+from wherry.storage.sidecar import signature_location
+from wherry.storage.stores import locate
+from wherry.verifier.verify import verify as examine
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 

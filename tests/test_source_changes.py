@@ -13,15 +13,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
-from wherry import pin as pins
 from wherry.cli import main
-from wherry.convert import Target, convert_all
+from wherry.converter.convert import Target, convert_all
 from wherry.errors import MismatchError
-from wherry.ledger import open_ledger
-from wherry.ledger_conversions import converted_sources
-from wherry.output import Output
-from wherry.registry import find_format, formats
-from wherry.store import locate
+from wherry.formats import pin as pins
+from wherry.formats.registry import find_format, formats
+from wherry.ledger.conversions import converted_sources
+from wherry.ledger.record import open_ledger
+from wherry.mover.output import Output
+from wherry.storage.stores import locate
 from wherry.testing import samples, writers
 
 WRITTEN = [name for name, row in formats().items() if row.create is not None]
@@ -159,7 +159,7 @@ def test_every_target_is_refused(monkeypatch, tmp_path, source):
 
 
 def test_a_change_just_before_the_commit_is_seen(monkeypatch, tmp_path, source):
-    from wherry import job
+    from wherry.converter import job
 
     original = job.finish
 
@@ -286,7 +286,7 @@ def test_an_object_that_is_replaced_is_refused(monkeypatch, tmp_path, source):
 
 
 def test_stock_is_not_taken_of_what_changes(monkeypatch, source):
-    module = import_module("wherry.inspect")
+    module = import_module("wherry.verifier.inspect")
     during(monkeypatch, lambda: flip_in_place(source), module, "flat_hashes")
     with pytest.raises(MismatchError):
         wherry.inspect(source, write=True, sha256=True)

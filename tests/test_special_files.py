@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.formats_support import cases, place
-from wherry.registry import find_format, formats
+from wherry.formats.registry import find_format, formats
 from wherry.testing import samples, writers
 
 # Corpus cases of few and small files, where the smallest one of a format would not show all of its forms.

@@ -19,13 +19,13 @@ from safetensors import safe_open
 
 import wherry
 from tests.large_chunks import BLOSC, BYTES3, GZIP, MIB, NONE, ZSTD, ZSTD3, converted, shards, stored, values
+from wherry.core.tensorspec import Span
 from wherry.errors import CorruptError, StorageError, UsageError
-from wherry.flowing import spans_of
-from wherry.format import StreamingReader
+from wherry.formats.format import StreamingReader
 from wherry.integrations.containers.safetensors_writer import SafetensorsWriter
-from wherry.pool import Pool
-from wherry.spill import Spill
-from wherry.tensorspec import Span
+from wherry.mover.flowing import spans_of
+from wherry.mover.pool import Pool
+from wherry.mover.source import Spill
 
 BIG = (6144, 8192)  # 96 MiB of bfloat16
 
@@ -89,7 +89,7 @@ def test_verify_and_inspect_spill_too_and_leave_nothing(tmp_path, monkeypatch):
 
 def watched(monkeypatch):
     """Names of the spill files that are opened."""
-    from wherry import spill
+    from wherry.mover import source as spill
 
     used, real = [], spill.writing
     monkeypatch.setattr(spill, "writing", lambda path: (used.append(str(path)), real(path))[1])
@@ -249,7 +249,7 @@ convert(sys.argv[1], sys.argv[2], to="safetensors", memory="16MiB", lineage=Fals
 
 
 def test_what_a_kill_leaves_goes_with_the_next_run_or_with_clean(tmp_path):
-    from wherry.clean import clean
+    from wherry.staging.clean import clean
 
     array = values((1024, 6000))
     folder = stored(tmp_path / "in", array, (1024, 3000), **ZSTD)
@@ -270,7 +270,7 @@ def test_what_a_kill_leaves_goes_with_the_next_run_or_with_clean(tmp_path):
 
 
 def test_a_stopped_pass_ends_between_two_pieces(tmp_path):
-    from wherry.crew import StoppedError
+    from wherry.runtime.crew import StoppedError
 
     folder = stored(tmp_path / "in", values((1024, 6000)), (1024, 6000), **ZSTD)
     stopped = threading.Event()

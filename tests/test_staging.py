@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from wherry import staging
+from wherry.core.steps import step_number
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError
-from wherry.folders import is_staging
-from wherry.staging import Staging
-from wherry.steps import step_number
-from wherry.store import locate
+from wherry.staging import staging
+from wherry.staging.staging import Staging
+from wherry.storage.folders import is_staging
+from wherry.storage.stores import locate
 
 ID = "0123abcd"
 

@@ -11,8 +11,8 @@ import wherry
 from tests.registry_support import flip_a_bit, model_folder
 from wherry.cli import cli
 from wherry.errors import NotFoundError, TargetExistsError
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
 
 
 def contents(folder):

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wherry import dtypes, stored_boxes
-from wherry.move import cells
-from wherry.stored_boxes import StoredBox
-from wherry.tensorspec import TensorSpec
+from wherry.core import dtypes
+from wherry.core.tensorspec import TensorSpec
+from wherry.mover import boxes as stored_boxes
+from wherry.mover.boxes import StoredBox
+from wherry.mover.move import cells
 
 DTYPES = ("uint8", "bfloat16", "float32", "complex128")
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import wherry
-from wherry import spans, straight
-from wherry.straight import BLOCK, readinto
+from wherry.mover import spans
+from wherry.storage import direct as straight
+from wherry.storage.direct import BLOCK, readinto
 
 SIZE = 5 * (64 << 10) + 777
 CONTENT = random.Random(0).randbytes(SIZE)

@@ -14,10 +14,10 @@ import wherry
 from tests.families_support import wanted_hashes
 from tests.formats_support import CORPUS, expected, place
 from tests.systems_support import carry, hashes
-from wherry.digest import weights_digest as weights_of
-from wherry.hashing import hash_checkpoint
-from wherry.keypath import render
-from wherry.layouts import Wish
+from wherry.core.digest import weights_digest as weights_of
+from wherry.core.keypath import render
+from wherry.mover.hashing import hash_checkpoint
+from wherry.view.choose import Wish
 
 needs_corpus = pytest.mark.skipif(
     not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder"

@@ -12,17 +12,17 @@ import wherry
 from tests.families_support import LLAMA as CONFIG
 from tests.families_support import SIZES, made
 from tests.systems_support import carry, hashes
-from wherry import move
 from wherry.errors import MismatchError
 from wherry.families import load_family
-from wherry.spill import Spill
+from wherry.mover import move
+from wherry.mover.source import Spill
 
 
 @pytest.fixture
 def boxes(monkeypatch):
     """Tensors that went in boxes, where those above 16 KiB do."""
-    monkeypatch.setattr("wherry.move.LARGEST_COMMON_BAND", 1 << 14)
-    monkeypatch.setattr("wherry.relaid._BAND", 1 << 13)
+    monkeypatch.setattr("wherry.mover.move.LARGEST_COMMON_BAND", 1 << 14)
+    monkeypatch.setattr("wherry.view.view._BAND", 1 << 13)
     found, cut = [], move._boxes
 
     def spied(source, grids):

@@ -25,7 +25,7 @@ from wherry.errors import (
     UsageError,
     WherryError,
 )
-from wherry.layouts import Wish
+from wherry.view.choose import Wish
 
 needs_corpus = pytest.mark.skipif(
     not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder"

@@ -7,9 +7,9 @@ import pytest
 import wherry
 from tests.formats_support import CORPUS, expected
 from wherry.errors import WherryError
-from wherry.format import Glimpse
+from wherry.formats.format import Glimpse
 from wherry.integrations.formats.t5x import FORMATS
-from wherry.store import locate
+from wherry.storage.stores import locate
 
 EXIT = {"incomplete": 5, "corrupt": 5, "malicious": 6, "not-a-checkpoint": 4, "unsupported": 4}
 CASES = [path.parent.name for path in sorted(CORPUS.glob("*t5x*/expected.json"))]

@@ -12,7 +12,7 @@ from flax import serialization
 import wherry
 from tests import t5x_support as t5x
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
-from wherry.location import MOST_COMPANION
+from wherry.storage.location import MOST_COMPANION
 from wherry.testing.readers import check_reader
 
 
@@ -49,7 +49,7 @@ def test_every_form(tmp_path, form):
     found = wherry.detect(folder / "checkpoint")
     assert (found.uri, found.verdict, found.step, found.kind) == (str(folder), "ok", 7, "train-state")
     with wherry.open(folder) as opened:
-        check_reader(wherry.format.Opened(opened.detection, opened.manifest, opened.reader))
+        check_reader(wherry.formats.format.Opened(opened.detection, opened.manifest, opened.reader))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_version_2_hides_bfloat16_in_uint16(tmp_path):
     found = wherry.detect(folder)
     assert any("bfloat16 stored as uint16" in one.seen for one in found.evidence)
     with wherry.open(folder) as opened:
-        check_reader(wherry.format.Opened(opened.detection, opened.manifest, opened.reader))
+        check_reader(wherry.formats.format.Opened(opened.detection, opened.manifest, opened.reader))
     kept = t5x.save(tmp_path / "three", hidden, version=3)
     t5x.assert_same(tensors(kept), hidden)
     assert any("kept so" in one.seen for one in wherry.detect(kept).evidence)

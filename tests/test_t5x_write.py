@@ -13,10 +13,10 @@ from flax import serialization, traverse_util
 
 import wherry
 from tests import t5x_support as t5x
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError, TargetExistsError, UnrepresentableError, UsageError
-from wherry.manifest import Manifest
-from wherry.registry import checked_options, find_format
-from wherry.tensorspec import TensorSpec
+from wherry.formats.registry import checked_options, find_format
 from wherry.testing import samples, writers
 
 EMPTIES = {"state/param_states/untouched": None, "flax_mutables/empty": {}}

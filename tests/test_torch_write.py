@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 import wherry
 from tests.formats_support import canonical, copy, create, opened
 from tests.torch_support import as_bytes, every_dtype, same, torch
-from wherry import crc32
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
 from wherry.integrations.containers import stored_zip_writer
 from wherry.integrations.containers.pickle_writer import PickleWriter
-from wherry.manifest import Manifest
-from wherry.tensorspec import Span, TensorSpec
+from wherry.mover import crc32
 
 
 def load(path):

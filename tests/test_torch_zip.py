@@ -25,9 +25,9 @@ from tests.formats_support import (
     place,
 )
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
-from wherry.format import Glimpse
-from wherry.registry import find_format
-from wherry.store import locate
+from wherry.formats.format import Glimpse
+from wherry.formats.registry import find_format
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from pathlib import Path

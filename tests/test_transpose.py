@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wherry.transpose import fused, transposed_into
+from wherry.layout.transpose import fused, transposed_into
 
 
 def check(shape, itemsize, order, seed=0):

@@ -15,9 +15,9 @@ from jax import numpy as jnp
 import wherry
 from tests.families_support import Made, carried, same
 from tests.orbax_support import CORPUS, needs_corpus, write
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, UsageError
-from wherry.tensorspec import TensorSpec
-from wherry.tree_scan import parse_scan, scanned, scanned_view
+from wherry.view.scan import parse_scan, scanned, scanned_view
 
 
 def stack(*, layers=3, names=True):

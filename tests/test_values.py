@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.value_words import Concat, Pad, Tie
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.values import Cast, Scale, Shift, Step, applied, chain, loss, parse_word, widens
+from wherry.layout.words import Cast, Scale, Shift, Step, applied, chain, loss, parse_word, widens
 
 FLOATS = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 NORMAL = st.floats(0.03125, 200, width=32) | st.floats(-200, -0.03125, width=32)

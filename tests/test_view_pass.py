@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import wherry
-from wherry import view_pass
-from wherry.crew import Crew
-from wherry.decoded import Decoded
 from wherry.errors import MismatchError
-from wherry.view_pass import groups
+from wherry.mover.decoded import Decoded
+from wherry.runtime.crew import Crew
+from wherry.view import groups as view_pass
+from wherry.view.groups import groups
 
 NAMES = [("a",), ("b",), ("c",), ("d",), ("e",)]
 

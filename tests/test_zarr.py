@@ -11,7 +11,7 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
 from wherry.integrations.containers import zarr, zarr_new
 

@@ -29,13 +29,13 @@ from tests.large_chunks import (
     stored,
     values,
 )
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import CorruptError, IncompleteError
 from wherry.integrations.containers import ocdbt, zarr, zarr_stream
-from wherry.placing import band_at, place
-from wherry.pool import Pool
-from wherry.spill import Spill
-from wherry.store import locate
-from wherry.tensorspec import Span, TensorSpec
+from wherry.mover.placing import band_at, place
+from wherry.mover.pool import Pool
+from wherry.mover.source import Spill
+from wherry.storage.stores import locate
 
 
 def spilled_bytes(folder, budget=16 * MIB, step=3 * MIB + 1):
@@ -57,7 +57,7 @@ def spilled_bytes(folder, budget=16 * MIB, step=3 * MIB + 1):
 
 
 def read(extents, span, spec):
-    from wherry.spans import read_span
+    from wherry.mover.spans import read_span
 
     buffer = bytearray(span.nbytes)
     read_span(extents, span, memoryview(buffer), spec)

@@ -1,6 +1,6 @@
 """Value words that change shapes: concat, pad and tie, each with its inverse, all exact.
 
-`wherry.relayout` carries them out as regions, without ever holding a whole tensor; these are their definitions on
+`wherry.layout.copies` carries them out as regions, without ever holding a whole tensor; these are their definitions on
 whole arrays, with which the tests compare it.
 """
 

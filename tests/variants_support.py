@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wherry.registry import find_format, formats
+from wherry.formats.registry import find_format, formats
 from wherry.testing import samples
 
 WRITTEN = [name for name, row in formats().items() if row.create is not None]

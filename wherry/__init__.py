@@ -34,39 +34,39 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wherry.audit import audit as audit
-    from wherry.audit_report import AuditReport as AuditReport
-    from wherry.checkpoint import Checkpoint as Checkpoint
-    from wherry.checkpoint import open_checkpoint
-    from wherry.convert import convert as convert
-    from wherry.detect import detect as detect
-    from wherry.detection import Detection as Detection
-    from wherry.discover import discover as discover
-    from wherry.emit import emit as emit
+    from wherry.auditor.audit import audit as audit
+    from wherry.auditor.report import AuditReport as AuditReport
+    from wherry.converter.convert import convert as convert
+    from wherry.converter.plan import Plan as Plan
+    from wherry.converter.plan import plan as plan
+    from wherry.converter.rewrite import rewrite as rewrite
+    from wherry.core.detection import Detection as Detection
+    from wherry.core.emit import emit as emit
+    from wherry.core.manifest import Manifest as Manifest
+    from wherry.core.receipt import Receipt as Receipt
+    from wherry.core.tensorspec import TensorSpec as TensorSpec
     from wherry.errors import WherryError as WherryError
-    from wherry.export import export as export
-    from wherry.export_handle import Export as Export
-    from wherry.fetch import fetch as fetch
-    from wherry.inspect import inspect as inspect
-    from wherry.lineage_answers import impact as impact
-    from wherry.lineage_answers import why as why
-    from wherry.lineage_stale import stale as stale
-    from wherry.live_store import Store as Store
-    from wherry.manifest import Manifest as Manifest
-    from wherry.plan import Plan as Plan
-    from wherry.plan import plan as plan
-    from wherry.promote import promote as promote
-    from wherry.promote import rollback as rollback
-    from wherry.prune import prune as prune
-    from wherry.receipt import Receipt as Receipt
-    from wherry.register import register as register
-    from wherry.resolve import resolve_model
-    from wherry.restore import Restored as Restored
-    from wherry.restore import restore as restore
-    from wherry.rewrite import rewrite as rewrite
-    from wherry.tensorspec import TensorSpec as TensorSpec
-    from wherry.verify import Verification as Verification
-    from wherry.verify import verify as verify
+    from wherry.formats.checkpoint import Checkpoint as Checkpoint
+    from wherry.formats.checkpoint import open_checkpoint
+    from wherry.formats.detect import detect as detect
+    from wherry.formats.discover import discover as discover
+    from wherry.ledger.resolve import resolve_model
+    from wherry.lineage.answers import impact as impact
+    from wherry.lineage.answers import why as why
+    from wherry.lineage.stale import stale as stale
+    from wherry.live.export import export as export
+    from wherry.live.handle import Export as Export
+    from wherry.live.restore import Restored as Restored
+    from wherry.live.restore import restore as restore
+    from wherry.live.store import Store as Store
+    from wherry.models.fetch import fetch as fetch
+    from wherry.models.promote import promote as promote
+    from wherry.models.promote import rollback as rollback
+    from wherry.models.register import register as register
+    from wherry.routes.prune import prune as prune
+    from wherry.verifier.inspect import inspect as inspect
+    from wherry.verifier.verify import Verification as Verification
+    from wherry.verifier.verify import verify as verify
 
     resolve = resolve_model
     open = open_checkpoint  # noqa: A001  the door's word, as in DESIGN
@@ -74,39 +74,39 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _DOOR = {
-    "AuditReport": "wherry.audit_report:AuditReport",
-    "Checkpoint": "wherry.checkpoint:Checkpoint",
-    "Detection": "wherry.detection:Detection",
-    "Export": "wherry.export_handle:Export",
-    "Manifest": "wherry.manifest:Manifest",
-    "Plan": "wherry.plan:Plan",
-    "Receipt": "wherry.receipt:Receipt",
-    "Restored": "wherry.restore:Restored",
-    "Store": "wherry.live_store:Store",
-    "TensorSpec": "wherry.tensorspec:TensorSpec",
-    "Verification": "wherry.verify:Verification",
+    "AuditReport": "wherry.auditor.report:AuditReport",
+    "Checkpoint": "wherry.formats.checkpoint:Checkpoint",
+    "Detection": "wherry.core.detection:Detection",
+    "Export": "wherry.live.handle:Export",
+    "Manifest": "wherry.core.manifest:Manifest",
+    "Plan": "wherry.converter.plan:Plan",
+    "Receipt": "wherry.core.receipt:Receipt",
+    "Restored": "wherry.live.restore:Restored",
+    "Store": "wherry.live.store:Store",
+    "TensorSpec": "wherry.core.tensorspec:TensorSpec",
+    "Verification": "wherry.verifier.verify:Verification",
     "WherryError": "wherry.errors:WherryError",
-    "audit": "wherry.audit:audit",
-    "convert": "wherry.convert:convert",
-    "detect": "wherry.detect:detect",
-    "discover": "wherry.discover:discover",
-    "emit": "wherry.emit:emit",
-    "export": "wherry.export:export",
-    "fetch": "wherry.fetch:fetch",
-    "impact": "wherry.lineage_answers:impact",
-    "inspect": "wherry.inspect:inspect",
-    "open": "wherry.checkpoint:open_checkpoint",
-    "plan": "wherry.plan:plan",
-    "promote": "wherry.promote:promote",
-    "prune": "wherry.prune:prune",
-    "register": "wherry.register:register",
-    "resolve": "wherry.resolve:resolve_model",
-    "restore": "wherry.restore:restore",
-    "rewrite": "wherry.rewrite:rewrite",
-    "rollback": "wherry.promote:rollback",
-    "stale": "wherry.lineage_stale:stale",
-    "verify": "wherry.verify:verify",
-    "why": "wherry.lineage_answers:why",
+    "audit": "wherry.auditor.audit:audit",
+    "convert": "wherry.converter.convert:convert",
+    "detect": "wherry.formats.detect:detect",
+    "discover": "wherry.formats.discover:discover",
+    "emit": "wherry.core.emit:emit",
+    "export": "wherry.live.export:export",
+    "fetch": "wherry.models.fetch:fetch",
+    "impact": "wherry.lineage.answers:impact",
+    "inspect": "wherry.verifier.inspect:inspect",
+    "open": "wherry.formats.checkpoint:open_checkpoint",
+    "plan": "wherry.converter.plan:plan",
+    "promote": "wherry.models.promote:promote",
+    "prune": "wherry.routes.prune:prune",
+    "register": "wherry.models.register:register",
+    "resolve": "wherry.ledger.resolve:resolve_model",
+    "restore": "wherry.live.restore:restore",
+    "rewrite": "wherry.converter.rewrite:rewrite",
+    "rollback": "wherry.models.promote:rollback",
+    "stale": "wherry.lineage.stale:stale",
+    "verify": "wherry.verifier.verify:verify",
+    "why": "wherry.lineage.answers:why",
 }
 
 

@@ -26,7 +26,7 @@ def kernel(size: str) -> Callable[[], float]:
     """The slowest order's time, as a multiple of the copy's; `size` other than 2.2 GB shrinks the kernel alike."""
     import numpy as np
 
-    from wherry.transpose import transposed_into
+    from wherry.layout.transpose import transposed_into
 
     shape = (max(_SHAPE[0] * int(size) // _NOMINAL, 1), *_SHAPE[1:])
     count = int(np.prod(shape))

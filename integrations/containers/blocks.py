@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wherry.straight import BLOCK
+from wherry.storage.direct import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

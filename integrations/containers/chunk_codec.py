@@ -9,13 +9,13 @@ import mmap
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from wherry import dtypes
-from wherry.output import as_array, as_bytes
-from wherry.tensorspec import region_shape
+from wherry.core import dtypes
+from wherry.core.tensorspec import region_shape
+from wherry.mover.output import as_array, as_bytes
 
 if TYPE_CHECKING:
+    from wherry.core.tensorspec import Region
     from wherry.integrations.containers.zarr_new import Compression
-    from wherry.tensorspec import Region
 
 _LEVEL = 1
 _GZIP = 31  # window bits that mean a gzip header

@@ -15,18 +15,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from wherry.area import LOG_SUFFIX
-from wherry.digest import sha256_of
+from wherry.core.digest import sha256_of
 from wherry.errors import storage_error
-from wherry.folders import make_folders
 from wherry.integrations.containers.blocks import BLOCK
 from wherry.integrations.containers.flatfile import SMALL, FlatFiles
 from wherry.integrations.containers.listing import list_ocdbt
 from wherry.integrations.containers.ocdbt import Reference, Value, encode_database
 from wherry.integrations.containers.ocdbt_reader import MANIFEST
-from wherry.open_file import open_regular
-from wherry.staging import sync_folder
-from wherry.store import locate
+from wherry.staging.area import LOG_SUFFIX
+from wherry.staging.staging import sync_folder
+from wherry.storage.folders import make_folders
+from wherry.storage.open_file import open_regular
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

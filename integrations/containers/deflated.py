@@ -12,9 +12,9 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.tensorspec import Region, TensorSpec, row_bands
 from wherry.errors import CorruptError, HostileError
-from wherry.tensorspec import Region, TensorSpec, row_bands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wherry.integrations.containers.npy import NpyHeader
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 BAND = 1 << 20
 _PIECE = 1 << 18

@@ -9,22 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import NotFoundError
-from wherry.format import Extent
+from wherry.formats.format import Extent
 from wherry.integrations.containers.raw import PACKED, read_region, read_stored, unpack_nibbles
 from wherry.integrations.containers.safetensors_dtypes import TO_OURS
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import numpy as np
 
-    from wherry.format import Absent
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region
+    from wherry.formats.format import Absent
     from wherry.integrations.containers.safetensors import Header
-    from wherry.keypath import KeyPath
-    from wherry.location import Entry, Location
-    from wherry.tensorspec import Region
+    from wherry.storage.location import Entry, Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from wherry.descriptors import Descriptors
 from wherry.errors import StorageError, storage_error
 from wherry.integrations.containers.blocks import Blocks
-from wherry.open_file import open_regular
-from wherry.staging import sync_folder
-from wherry.straight import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
+from wherry.staging.staging import sync_folder
+from wherry.storage.descriptors import Descriptors
+from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
+from wherry.storage.open_file import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,14 +15,14 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.format import Extent
-from wherry.tensorspec import TensorSpec
+from wherry.formats.format import Extent
 
 if TYPE_CHECKING:
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
+    from wherry.core.keypath import KeyPath
+    from wherry.storage.location import Location
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, overload
 
 from wherry.errors import CorruptError, NotFoundError, storage_error
-from wherry.store import LocalStore
+from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from wherry.integrations.containers.inert_values import Source
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 PAGE = 1 << 20
 _PAGES = 32

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Value
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.integrations.containers.inert_harmless import unwrapped
 from wherry.integrations.containers.inert_values import Attributes, Far, Global, Opaque, Record
-from wherry.keypath import KeyPath, render
-from wherry.manifest import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

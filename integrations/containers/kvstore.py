@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tensorstore as ts
 
     from wherry.integrations.containers.zarr import JsonObject
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 Store: TypeAlias = "ts.KvStore"
 Array: TypeAlias = "ts.TensorStore"

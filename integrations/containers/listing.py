@@ -19,7 +19,7 @@ from wherry.integrations.containers.ocdbt_reader import read_database
 from wherry.integrations.containers.zarr import METADATA_NAMES
 
 if TYPE_CHECKING:
-    from wherry.location import Entry, Location
+    from wherry.storage.location import Entry, Location
 
 _MOST_VALUE = 256 << 20  # bytes
 _METADATA_SUFFIXES = tuple(METADATA_NAMES.values())

@@ -15,24 +15,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from wherry import dtypes
-from wherry.format import Extent
+from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import TensorSpec
+from wherry.formats.format import Extent
 from wherry.integrations.containers.flat_reader import companion_location
 from wherry.integrations.containers.msgpack_index import Array, Blob, Node, Scalar, Sequence, Table, canonical
 from wherry.integrations.containers.msgpack_tree import SCALAR
 from wherry.integrations.containers.raw import PACKED, read_region
-from wherry.keypath import KeyPath
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import numpy as np
 
-    from wherry.format import Absent
-    from wherry.location import Entry, Location
-    from wherry.manifest import Value
-    from wherry.tensorspec import Region
+    from wherry.core.manifest import Value
+    from wherry.core.tensorspec import Region
+    from wherry.formats.format import Absent
+    from wherry.storage.location import Entry, Location
 
 Place: TypeAlias = "tuple[Extent, ...] | bytes"
 ROOT_MARKS = {5: "dict", 3: "list"}

@@ -36,8 +36,8 @@ from wherry.integrations.containers.msgpack_tree import (
 from wherry.integrations.containers.msgpack_walk import CHUNKED, Walk
 
 if TYPE_CHECKING:
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
+    from wherry.core.keypath import KeyPath
+    from wherry.storage.location import Location
 
 __all__ = [
     "CHUNKED",

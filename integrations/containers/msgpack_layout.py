@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.keypath import KeyPath, render
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.msgpack_contents import LIST_MARK, ROOT_MARKS, SCALAR_TAG
 from wherry.integrations.containers.msgpack_heads import (
@@ -27,13 +29,11 @@ from wherry.integrations.containers.msgpack_heads import (
 from wherry.integrations.containers.msgpack_tree import NDARRAY, SCALAR
 from wherry.integrations.containers.msgpack_walk import CHUNKED, DEEPEST
 from wherry.integrations.containers.zarr import STORABLE
-from wherry.keypath import KeyPath, render
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.manifest import Manifest
+    from wherry.core.manifest import Manifest
 
 CHUNK_LIMIT = 1 << 30
 # flax finds a dtype by its name, in numpy and in ml_dtypes; four-bit types take a byte an element, as in digests.

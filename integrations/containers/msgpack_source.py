@@ -19,7 +19,7 @@ from wherry.errors import CorruptError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 Kind: TypeAlias = Literal["nil", "bool", "int", "float", "str", "bin", "array", "map", "ext"]
 _SMALL_WINDOW = 1 << 10

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.keypath import KeyPath
+    from wherry.core.keypath import KeyPath
 
 NDARRAY, COMPLEX, SCALAR = 1, 2, 3
 

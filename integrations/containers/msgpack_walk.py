@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.integrations.containers.msgpack_tree import (
     COMPLEX,
@@ -19,7 +20,6 @@ from wherry.integrations.containers.msgpack_tree import (
     Sequence,
     Table,
 )
-from wherry.keypath import KeyPath, render
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.msgpack_source import Head, Source

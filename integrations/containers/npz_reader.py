@@ -7,29 +7,29 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from wherry import dtypes
-from wherry.crc32 import combine
+from wherry.core import dtypes
+from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.format import Block
+from wherry.formats.format import Block
 from wherry.integrations.containers.deflated import HELD, Deflated, beginning, checked_sizes
 from wherry.integrations.containers.npy import NpyHeader, read_header, text_of
 from wherry.integrations.containers.npz_writer import SUFFIX
 from wherry.integrations.containers.stored_zip import DEFLATED, STORED, data_offset, read_directory
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.containers.torch_zip import PlacedTensor
-from wherry.output import as_bytes
-from wherry.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
+from wherry.mover.crc32 import combine
+from wherry.mover.output import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     import numpy as np
 
-    from wherry.format import Absent, Extent
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Value
+    from wherry.formats.format import Absent, Extent
     from wherry.integrations.containers.stored_zip import Member
-    from wherry.keypath import KeyPath
-    from wherry.location import Entry, Location
-    from wherry.manifest import Value
+    from wherry.storage.location import Entry, Location
 
 _LONGEST_TEXT = 1 << 20
 

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from wherry.crc32 import PieceCrc, combine
+from wherry.core.keypath import render
+from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.integrations.containers.flatfile import FlatFiles
 from wherry.integrations.containers.npy import ALIGNMENT, build_header
-from wherry.keypath import render
-from wherry.tensorspec import Span
+from wherry.mover.crc32 import PieceCrc, combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.tensorspec import Region, TensorSpec
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.storage.location import Location
 
 SUFFIX = ".npy"
 _LOCAL = struct.Struct("<4s5H3I2H")

@@ -20,7 +20,7 @@ from wherry.integrations.containers.ocdbt import MANIFEST_MAGIC, NODE_MAGIC, Ref
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 MANIFEST = "manifest.ocdbt"
 _NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")

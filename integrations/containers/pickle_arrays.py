@@ -14,7 +14,7 @@ from wherry.errors import CorruptError
 from wherry.integrations.containers.inert_source import PAGE
 from wherry.integrations.containers.inert_values import Far
 from wherry.integrations.containers.torch_zip import PlacedTensor
-from wherry.location import Capabilities, Entry, Location
+from wherry.storage.location import Capabilities, Entry, Location
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.pickle_numpy import PickledArray

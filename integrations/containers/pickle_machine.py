@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.opaque import allowed_opaque
 from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
 from wherry.integrations.containers.inert_values import (
     Attributes,
@@ -21,7 +22,6 @@ from wherry.integrations.containers.inert_values import (
     Rules,
     checked_key,
 )
-from wherry.opaque import allowed_opaque
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

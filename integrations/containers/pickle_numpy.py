@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.integrations.containers.inert_harmless import HARMLESS
 from wherry.integrations.containers.inert_values import Far, Global, Record, Rules

@@ -21,7 +21,7 @@ from wherry.integrations.containers.inert_values import Global, Record, Rules
 from wherry.integrations.containers.pickle_numpy import NUMPY_RULES
 from wherry.integrations.containers.stored_zip import LOCAL_MAGIC, data_place, local_member, read_directory
 from wherry.integrations.containers.torch_values import RULES
-from wherry.store import locate
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     import os
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wherry.integrations.containers.inert_values import Source
     from wherry.integrations.containers.stored_zip import Member
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 _NPY = b"\x93NUMPY"
 _PICKLE_ENDINGS = (".pkl", ".pickle", ".metadata", ".p", ".joblib")

@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.tensorspec import Span, TensorSpec, region_shape
 from wherry.errors import UnrepresentableError
-from wherry.spans import read_span
-from wherry.tensorspec import Span, TensorSpec, region_shape
+from wherry.mover.spans import read_span
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from wherry.format import Extent
-    from wherry.tensorspec import Region
+    from wherry.core.tensorspec import Region
+    from wherry.formats.format import Extent
 
 PACKED = "float4_e2m1fn"
 _BAND = 1 << 20

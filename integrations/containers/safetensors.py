@@ -20,16 +20,16 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnrepresentableError, UnsupportedError
 from wherry.integrations.containers.safetensors_dtypes import BITS, RANK, TO_STORED
-from wherry.keypath import render
-from wherry.uncollected import uncollected
+from wherry.runtime.uncollected import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.location import Location
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.storage.location import Location
 
 MAX_HEADER = 100_000_000
 METADATA = "__metadata__"

@@ -11,19 +11,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnsupportedError, UsageError, storage_error
-from wherry.format import Option
+from wherry.formats.format import Option
 from wherry.integrations.containers import safetensors
 from wherry.integrations.containers.flatfile import FlatFiles
 from wherry.integrations.containers.raw import PACKED, pack_nibbles
-from wherry.tensorspec import Span, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.tensorspec import Region
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region
+    from wherry.storage.location import Location
 
 METADATA_FORMAT = Option("pt", "the `format` word of `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
 

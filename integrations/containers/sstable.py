@@ -18,7 +18,7 @@ from wherry.errors import CorruptError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 FOOTER = 48
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)

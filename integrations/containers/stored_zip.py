@@ -20,7 +20,7 @@ from wherry.errors import CorruptError, HostileError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 LOCAL_MAGIC = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4s5H3I2H")

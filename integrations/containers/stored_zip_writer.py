@@ -18,7 +18,7 @@ from zlib import crc32
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wherry.keypath import KeyPath
+    from wherry.core.keypath import KeyPath
 
 ALIGNMENT = 64
 _LOCAL = struct.Struct("<4s5H3I2H")

@@ -13,15 +13,15 @@ import base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.format import Extent
+from wherry.formats.format import Extent
 from wherry.integrations.containers.sstable import Bytes, corrupt, crc32c, masked, read_table
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
-    from wherry.keypath import KeyPath
-    from wherry.location import Entry, Location
-    from wherry.manifest import Value
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Value
+    from wherry.storage.location import Entry, Location
 
 INDEX = ".index"
 _STRING = 7

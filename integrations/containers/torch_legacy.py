@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.inert_pickle import load
 from wherry.integrations.containers.inert_source import walked
@@ -32,7 +32,7 @@ from wherry.integrations.containers.torch_zip import (
 if TYPE_CHECKING:
     from wherry.integrations.containers.inert_values import Source
     from wherry.integrations.containers.torch_tree import Tree
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001

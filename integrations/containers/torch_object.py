@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from wherry.core.keypath import render
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle_writer import PickleWriter
 from wherry.integrations.containers.torch_typed import Typed, emit_typed, require_written
 from wherry.integrations.containers.torch_zip_writer import emit_tensor
-from wherry.keypath import render
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.keypath import KeyPath
-    from wherry.manifest import Manifest
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
 
 _EMPTIES: Mapping[str, Any] = {"dict": {}, "list": [], "tuple": (), "none": None}
 

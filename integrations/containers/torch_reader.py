@@ -12,24 +12,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.errors import CorruptError
-from wherry.format import Extent
+from wherry.formats.format import Extent
 from wherry.integrations.containers.flat_reader import companion_location
 from wherry.integrations.containers.inert_source import mapped_file
 from wherry.integrations.containers.raw import read_region, read_stored
-from wherry.store import LocalStore
+from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
 
     import numpy as np
 
-    from wherry.format import Absent
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.format import Absent
     from wherry.integrations.containers.torch_zip import PlacedTensor
-    from wherry.keypath import KeyPath
-    from wherry.location import Entry, Location
-    from wherry.tensorspec import Region, TensorSpec
+    from wherry.storage.location import Entry, Location
 
 _PIECE = 1 << 20
 _SLAB = 16 << 20

@@ -10,8 +10,8 @@ from wherry.integrations.containers.torch_values import TorchTensor
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from wherry.detection import Kind
-    from wherry.keypath import KeyPath
+    from wherry.core.detection import Kind
+    from wherry.core.keypath import KeyPath
 
 __all__ = ["Tree", "flatten", "kind_of", "tree_kind"]
 _OPTIMIZERS = frozenset({"optimizer", "optimizers", "optim", "opt", "opt_state"})

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from wherry.core.keypath import render
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.torch_values import DTYPES
-from wherry.keypath import render
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from wherry.core.keypath import KeyPath
     from wherry.integrations.containers.pickle_writer import PickleWriter
-    from wherry.keypath import KeyPath
 
 _RECORDS = ("argparse.Namespace", "types.SimpleNamespace")
 _MAPPINGS = ("collections.defaultdict", "collections.Counter")

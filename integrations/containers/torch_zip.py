@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.keypath import KeyPath, render
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.inert_pickle import load
 from wherry.integrations.containers.stored_zip import Directory, data_offset, read_directory, read_member
 from wherry.integrations.containers.torch_tree import Tree, flatten
 from wherry.integrations.containers.torch_values import RULES, Storage, TorchTensor
-from wherry.keypath import KeyPath, render
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 PICKLE = "/data.pkl"
 CONSTANTS = "/constants.pkl"

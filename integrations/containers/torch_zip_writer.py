@@ -14,7 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.crc32 import PieceCrc
+from wherry.core.keypath import render
+from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.integrations.containers.flatfile import FlatFiles
 from wherry.integrations.containers.stored_zip_writer import (
@@ -26,16 +27,15 @@ from wherry.integrations.containers.stored_zip_writer import (
     small,
 )
 from wherry.integrations.containers.torch_values import DTYPES
-from wherry.keypath import render
-from wherry.tensorspec import Span
+from wherry.mover.crc32 import PieceCrc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.integrations.containers.pickle_writer import PickleWriter
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.tensorspec import Region, TensorSpec
+    from wherry.storage.location import Location
 
 ROOT = "archive"
 WRITABLE = frozenset(ours for _, ours, _ in DTYPES)

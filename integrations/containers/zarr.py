@@ -18,14 +18,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
 from wherry.integrations.containers.zarr_codecs import STREAMED, JsonObject, encoding3, extents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.tensorspec import Region
+    from wherry.core.tensorspec import Region
 
 METADATA_NAMES = {2: ".zarray", 3: "zarr.json"}
 MAX_RANK = 32

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, TypeAlias
 
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.integrations.containers.zarr import ZARR2_STRINGS, JsonObject
 
 Compression: TypeAlias = Literal["none", "zstd", "gzip"]

@@ -19,17 +19,17 @@ from typing import IO, TYPE_CHECKING, NoReturn, cast
 import zstandard
 from zlib_ng import zlib_ng as zlib  # inflates twice as fast
 
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.errors import CorruptError, IncompleteError
-from wherry.format import Block
+from wherry.formats.format import Block
 from wherry.integrations.containers.ocdbt import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wherry.core.tensorspec import Region
     from wherry.integrations.containers.zarr import ZarrArray
-    from wherry.location import Location
-    from wherry.tensorspec import Region
+    from wherry.storage.location import Location
 
 PIECE = 1 << 19
 _CODEC_BYTES = 1 << 18  # zstd's tables and one block; deflate's window is smaller

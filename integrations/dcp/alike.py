@@ -17,7 +17,7 @@ from wherry.integrations.containers.torch_zip import PlacedTensor
 if TYPE_CHECKING:
     from wherry.integrations.containers.stored_zip import Directory
     from wherry.integrations.dcp.metadata import Stored
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 # Of an entry of the directory: its fixed part, and where in it are the CRC and the lengths of what follows (name,
 # extra field, comment).

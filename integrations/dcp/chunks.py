@@ -14,8 +14,8 @@ from wherry.errors import CorruptError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wherry.core.tensorspec import Region
     from wherry.integrations.dcp.metadata import Chunk
-    from wherry.tensorspec import Region
 
 _MOST_CELLS = 1_000_000
 

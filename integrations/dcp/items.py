@@ -17,13 +17,13 @@ from wherry.integrations.containers.stored_zip import read_directory
 from wherry.integrations.containers.torch_zip import Archive, PlacedTensor, read_object
 from wherry.integrations.dcp.alike import Alike
 from wherry.integrations.dcp.transforms import Inflated
-from wherry.location import Entry, Location
+from wherry.storage.location import Entry, Location
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.stored_zip import Directory
     from wherry.integrations.containers.torch_tree import Tree
     from wherry.integrations.dcp.metadata import Stored
-    from wherry.location import Store
+    from wherry.storage.location import Store
 
 HEAD, TAIL = 1 << 10, 1 << 11
 _REMEMBERED = 10_000

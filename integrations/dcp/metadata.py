@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from wherry.integrations.containers.inert_values import Source
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 _OURS = {torch: ours for torch, ours, _ in DTYPES}
 _PROPERTIES = (5, 6)

@@ -13,24 +13,24 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, IncompleteError
 from wherry.integrations.containers.torch_tree import Tree
 from wherry.integrations.dcp.chunks import grid_of, with_elements
 from wherry.integrations.dcp.items import Items
 from wherry.integrations.dcp.metadata import Index, read_index
 from wherry.integrations.huggingface.weights import is_weights
-from wherry.sidecar import OWN_NAMES
-from wherry.tensorspec import TensorSpec
-from wherry.uncollected import uncollected
+from wherry.runtime.uncollected import uncollected
+from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Value
     from wherry.integrations.containers.torch_zip import PlacedTensor
-    from wherry.keypath import KeyPath
-    from wherry.manifest import Value
-    from wherry.store import Entry, Location
+    from wherry.storage.stores import Entry, Location
 
 METADATA = ".metadata"
 SUFFIX = ".distcp"

@@ -12,29 +12,29 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.tensorspec import TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, IncompleteError
-from wherry.format import Absent, Block, Extent
+from wherry.formats.format import Absent, Block, Extent
 from wherry.integrations.containers.flat_reader import companion_location
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.dcp.chunks import in_order, region_of, uncovered, with_elements
 from wherry.integrations.dcp.metadata import Chunk
 from wherry.integrations.dcp.transforms import HELD, Inflated
-from wherry.mover import as_bytes
-from wherry.tensorspec import TensorSpec, region_shape, region_within, shared_region
+from wherry.mover.carrier import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     import numpy as np
 
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region
     from wherry.integrations.containers.torch_zip import PlacedTensor
     from wherry.integrations.dcp.items import Items
     from wherry.integrations.dcp.metadata import Index
     from wherry.integrations.dcp.shards import Shards
-    from wherry.keypath import KeyPath
-    from wherry.store import Entry, Location
-    from wherry.tensorspec import Region
+    from wherry.storage.stores import Entry, Location
 
 
 class Piece(NamedTuple):

@@ -14,23 +14,23 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wherry.carrying import listed
 from wherry.errors import CorruptError, UnsupportedError, UsageError
+from wherry.formats.change import Change, Rewrite
+from wherry.formats.registry import find_format
 from wherry.integrations.containers.inert_values import Global, Record
 from wherry.integrations.containers.pickle_writer import PickleWriter
 from wherry.integrations.dcp import pickled as names
 from wherry.integrations.dcp.metadata import load_state, state_of
 from wherry.integrations.dcp.opening import METADATA, SUFFIX, metadata_names
 from wherry.integrations.dcp.writing import FORMAT, WIDEST, properties, size
-from wherry.registry import find_format
-from wherry.rewriting import Change, Rewrite
-from wherry.sidecar import OWN_NAMES
+from wherry.storage.copy import listed
+from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wherry.detection import Detection
-    from wherry.location import Location
+    from wherry.core.detection import Detection
+    from wherry.storage.location import Location
 
 PROFILES = (WIDEST, "default")
 _INFO = "_StorageInfo"

@@ -14,19 +14,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.integrations.containers import safetensors
 from wherry.integrations.containers.raw import PACKED
 from wherry.integrations.containers.safetensors_dtypes import TO_OURS
 from wherry.integrations.containers.torch_zip import PlacedTensor
 from wherry.integrations.dcp.metadata import Chunk, Described, Index, Stored
-from wherry.keypath import render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wherry.integrations.containers.safetensors import Slot
-    from wherry.location import Entry, Location
+    from wherry.storage.location import Entry, Location
 
 _SHARD = re.compile(r"shard-(\d{5})-model-\d{5}-of-\d{5}\.safetensors")
 _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"

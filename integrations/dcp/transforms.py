@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.store import READ_ONLY
+from wherry.storage.stores import READ_ONLY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wherry.integrations.dcp.metadata import Stored
-    from wherry.location import Entry, Location
+    from wherry.storage.location import Entry, Location
 
 HELD = 12 << 20  # bytes that decompressing holds: zstd's window at its usual levels, and a few pieces
 _PIECE = 1 << 20
@@ -44,7 +44,7 @@ def require_known(transforms: object, name: str) -> tuple[str, ...]:
 
 
 class Inflated:
-    """A store that holds one transformed item; see wherry.location.Store."""
+    """A store that holds one transformed item; see wherry.storage.location.Store."""
 
     def __init__(self, file: Location, stored: Stored, most: int) -> None:
         """Decompress once, to find the two ends.

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from wherry.errors import storage_error
 from wherry.integrations.containers.torch_zip_writer import ArchivesWriter
 from wherry.integrations.dcp.opening import METADATA
-from wherry.staging import sync_folder
+from wherry.staging.staging import sync_folder
 
 if TYPE_CHECKING:
     from wherry.integrations.dcp.writing import Layout
-    from wherry.store import Location
+    from wherry.storage.stores import Location
 
 
 class DcpWriter(ArchivesWriter):

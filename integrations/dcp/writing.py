@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle_writer import PickleWriter
 from wherry.integrations.containers.torch_object import build, pickled
 from wherry.integrations.containers.torch_zip_writer import place_archives
 from wherry.integrations.dcp import pickled as names
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from wherry.core.manifest import Manifest
     from wherry.integrations.containers.stored_zip_writer import ArchivePlan
-    from wherry.manifest import Manifest
 
 VERSION = "torch.distributed.checkpoint"
 NESTED = "planner_data"  # key of the nested paths in a manifest's `custom`

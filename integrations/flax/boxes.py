@@ -17,19 +17,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from wherry.axis_names import BOX_TAG, BOXES, Rules, mesh_axes
-from wherry.checkpoint import open_checkpoint
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
 from wherry.errors import MismatchError, NotFoundError, missing_extra
-from wherry.keypath import KeyPath, render
-from wherry.manifest import Manifest
-from wherry.sidecar import read_sidecar
-from wherry.store import locate
-from wherry.tree_forms import BOX, OLD_VARIABLE
+from wherry.formats.checkpoint import open_checkpoint
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+from wherry.tree.axes import BOX_TAG, BOXES, Rules, mesh_axes
+from wherry.tree.forms import BOX, OLD_VARIABLE
 
 if TYPE_CHECKING:
     import os
 
-    from wherry.tensorspec import AxisName, TensorSpec
+    from wherry.core.tensorspec import AxisName, TensorSpec
 
 
 def boxed(tree: Any, checkpoint: Manifest | str | os.PathLike[str]) -> Any:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from wherry.detection import Evidence
+from wherry.core.detection import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wherry.keypath import KeyPath
+    from wherry.core.keypath import KeyPath
 
 PREFIX = "checkpoint_"
 ARRAYS_SUFFIX = "_gda"

@@ -6,29 +6,29 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
-from wherry.detection import Evidence
+from wherry.core import dtypes
+from wherry.core.detection import Evidence
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError, NotFoundError
-from wherry.format import Opened
+from wherry.formats.format import Opened
 from wherry.integrations.containers.msgpack_contents import Contents, PlacedReader, gather
 from wherry.integrations.containers.msgpack_index import index_file
 from wherry.integrations.flax.names import ARRAYS_SUFFIX, COMMITTED, PLACEHOLDER, boxes
 from wherry.integrations.orbax.tree import kind_of
-from wherry.keypath import KeyPath, render
-from wherry.location import Entry
-from wherry.manifest import Manifest
-from wherry.tensorspec import TensorSpec
+from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import numpy as np
 
-    from wherry.detection import Detection
-    from wherry.format import Absent, Block, Extent
+    from wherry.core.detection import Detection
+    from wherry.core.tensorspec import Region
+    from wherry.formats.format import Absent, Block, Extent
     from wherry.integrations.orbax.reader import OrbaxReader
-    from wherry.location import Location
-    from wherry.tensorspec import Region
+    from wherry.storage.location import Location
 
 _STEPS = (("step",), ("state", "step"))
 _RENAMELESS = ("gs", "gcs", "s3")

@@ -17,17 +17,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wherry.axis_names import BOX_TAG, BOXES, axis_name, rules_of
-from wherry.detection import Evidence
+from wherry.core.detection import Evidence
+from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import UsageError, WherryError
-from wherry.keypath import KeyPath, parse, render
-from wherry.tensorspec import AxisName, Sharding, TensorSpec
-from wherry.tree_forms import BOX, COLLECTION, wrapped
+from wherry.tree.axes import BOX_TAG, BOXES, axis_name, rules_of
+from wherry.tree.forms import BOX, COLLECTION, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.manifest import Manifest
+    from wherry.core.manifest import Manifest
 
 FIELD = "flax_partitioning"
 BOXES_FIELD = "boxes"

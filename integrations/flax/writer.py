@@ -6,19 +6,19 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.core.keypath import render
+from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError
 from wherry.integrations.containers.flatfile import FlatFiles
 from wherry.integrations.containers.msgpack_layout import lay_out
-from wherry.keypath import render
-from wherry.tensorspec import Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.manifest import Manifest
-    from wherry.tensorspec import Region
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import Region
+    from wherry.storage.location import Location
 
 
 class FlaxWriter:

@@ -11,8 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.detection import Detection, Evidence
-from wherry.format import Format, Holds, Opened, Option
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.steps import step_number
+from wherry.core.units import parse_size
+from wherry.formats.format import Format, Holds, Opened, Option
 from wherry.integrations.containers.torch_tree import kind_of
 from wherry.integrations.containers.torch_zip_writer import WRITABLE
 from wherry.integrations.dcp.opening import METADATA, SUFFIX, Contents, metadata_names, read_contents
@@ -20,14 +23,11 @@ from wherry.integrations.dcp.reader import DcpReader
 from wherry.integrations.dcp.rewrite import REWRITES
 from wherry.integrations.dcp.writer import DcpWriter
 from wherry.integrations.dcp.writing import NESTED, VERSION, WIDEST, lay_out, metadata
-from wherry.manifest import Companion, Manifest
-from wherry.steps import step_number
-from wherry.store import make_folder
-from wherry.units import parse_size
+from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:
-    from wherry.format import Glimpse, Options
-    from wherry.store import Location
+    from wherry.formats.format import Glimpse, Options
+    from wherry.storage.stores import Location
 
 _WORDS = b"torch.distributed.checkpoint"
 _HEAD = 1 << 10

@@ -10,19 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence
-from wherry.format import Format, Holds, Opened
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.steps import step_number
+from wherry.core.tensorspec import TensorSpec
+from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.torch_tree import kind_of
 from wherry.integrations.dcp.reader import DcpReader
 from wherry.integrations.dcp.shards import missing_ranks, read_shards, require_files, shard_names
 from wherry.integrations.huggingface.folder import surroundings
-from wherry.manifest import Companion, Manifest
-from wherry.steps import step_number
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
-    from wherry.format import Glimpse
-    from wherry.location import Location
+    from wherry.formats.format import Glimpse
+    from wherry.storage.location import Location
 
 _VERSION = "safetensors pieces"
 

@@ -12,20 +12,20 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, UnsupportedError, WherryError
-from wherry.format import Format, Holds, Opened
+from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.npy import MAGIC, NpyHeader, read_header
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.containers.torch_zip import PlacedTensor
-from wherry.location import Entry
-from wherry.manifest import Manifest
-from wherry.tensorspec import TensorSpec
+from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
-    from wherry.format import Glimpse
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.format import Glimpse
+    from wherry.storage.location import Location
 
 SUFFIX = ".eqx"
 VERSION = ".npy records, no names"

@@ -11,20 +11,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence
-from wherry.format import Format, Holds
+from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import render
+from wherry.core.manifest import without_chunks
+from wherry.formats.format import Format, Holds
 from wherry.integrations.containers.msgpack_index import Glance, glance
 from wherry.integrations.containers.msgpack_layout import WRITABLE, lay_out
 from wherry.integrations.flax import names
 from wherry.integrations.flax.opening import open_file, open_with_arrays
 from wherry.integrations.flax.writer import FlaxWriter
-from wherry.keypath import render
-from wherry.manifest import without_chunks
 
 if TYPE_CHECKING:
-    from wherry.format import Glimpse, Options
-    from wherry.location import Location
-    from wherry.manifest import Manifest
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Glimpse, Options
+    from wherry.storage.location import Location
 
 VERSION = "one msgpack file"
 VERSION_WITH_ARRAYS = "msgpack with GDA placeholders and zarr2 folders"

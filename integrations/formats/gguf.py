@@ -12,17 +12,17 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Manifest
 from wherry.errors import UnsupportedError
-from wherry.format import Format, Holds, Opened
+from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat_reader import FlatReader
 from wherry.integrations.containers.gguf import MAGIC, VERSIONS, GgufHeader, read_header
-from wherry.location import Entry
-from wherry.manifest import Manifest
+from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
-    from wherry.format import Glimpse
-    from wherry.location import Location
+    from wherry.formats.format import Glimpse
+    from wherry.storage.location import Location
 
 _HEAD = struct.Struct("<4sI")
 

@@ -13,9 +13,11 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.units import parse_size
 from wherry.errors import AmbiguousError, CorruptError, IncompleteError
-from wherry.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.flat_reader import FlatReader
 from wherry.integrations.containers.msgpack_contents import PlacedReader
 from wherry.integrations.containers.safetensors_dtypes import DTYPES
@@ -38,13 +40,11 @@ from wherry.integrations.huggingface.weights import (
     find_weights,
     weight_sets,
 )
-from wherry.manifest import Companion, Manifest
-from wherry.store import make_folder
-from wherry.units import parse_size
+from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:
-    from wherry.format import Options
-    from wherry.location import Entry, Location
+    from wherry.formats.format import Options
+    from wherry.storage.location import Entry, Location
 
 _CONSOLIDATED = "consolidated safetensors"
 _CONSOLIDATOR = "torch HuggingFaceStorageWriter"

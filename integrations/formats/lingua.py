@@ -12,9 +12,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Companion, Manifest, without_chunks
+from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.torch_object import build, pickled
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.containers.torch_tree import tree_kind
@@ -26,17 +28,15 @@ from wherry.integrations.huggingface.folder import surroundings
 from wherry.integrations.lingua import folder
 from wherry.integrations.lingua.folder import CONSOLIDATED, CONSOLIDATED_FOLDER, LEAST_PARAMS, PARAMS
 from wherry.integrations.lingua.names import EMBEDDINGS, MODEL, OPTIM, deep, flat
-from wherry.location import Entry
-from wherry.manifest import Companion, Manifest, without_chunks
-from wherry.steps import step_number
-from wherry.store import make_folder
+from wherry.storage.location import Entry
+from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.format import Options
+    from wherry.formats.format import Options
     from wherry.integrations.dcp.writer import DcpWriter
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 _HEAD = 1 << 16
 _WRITER = "lingua"

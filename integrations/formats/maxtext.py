@@ -14,17 +14,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError
-from wherry.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.zarr import STORABLE
 from wherry.integrations.formats import orbax
 from wherry.integrations.maxtext import opening
 from wherry.integrations.orbax import layout
 
 if TYPE_CHECKING:
-    from wherry.detection import Detection
-    from wherry.format import Options, Writer
-    from wherry.location import Location
-    from wherry.manifest import Manifest
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Options, Writer
+    from wherry.storage.location import Location
 
 
 def detect(glimpse: Glimpse) -> Detection | None:

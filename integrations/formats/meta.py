@@ -15,23 +15,23 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.manifest import Companion, Manifest, Value
 from wherry.errors import IncompleteError
-from wherry.format import Format, Holds, Opened
+from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.containers.torch_zip import PlacedTensor, read_archive
 from wherry.integrations.huggingface.folder import surroundings
 from wherry.integrations.huggingface.weights import find_weights
-from wherry.keypath import KeyPath, parse, render
-from wherry.location import Entry
-from wherry.manifest import Companion, Manifest, Value
+from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wherry.format import Glimpse
-    from wherry.location import Location
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.format import Glimpse
+    from wherry.storage.location import Location
 
 _PART = re.compile(r"consolidated\.(\d{2})\.pth")
 _PARAMS = "params.json"

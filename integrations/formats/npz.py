@@ -11,19 +11,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Manifest
 from wherry.errors import WherryError
-from wherry.format import Format, Holds, Opened
+from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.npy import WRITABLE
 from wherry.integrations.containers.npz_reader import NpzReader, holds_floats, read_contents
 from wherry.integrations.containers.npz_writer import SUFFIX, NpzWriter
 from wherry.integrations.containers.stored_zip import LOCAL_MAGIC, first_name, read_directory
-from wherry.location import Entry
-from wherry.manifest import Manifest
+from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
-    from wherry.format import Glimpse, Options
-    from wherry.location import Location
+    from wherry.formats.format import Glimpse, Options
+    from wherry.storage.location import Location
 
 _EMPTY_MAGIC = b"PK\x05\x06"  # the end record: an archive without members has nothing else
 STORED, DEFLATED = "npz", "npz, compressed"

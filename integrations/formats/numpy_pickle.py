@@ -12,9 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import render
+from wherry.core.manifest import Manifest
+from wherry.core.opaque import allowed_opaque
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, NotACheckpointError
-from wherry.format import HEAD_BYTES, Format, Holds, Opened
+from wherry.formats.format import HEAD_BYTES, Format, Holds, Opened
 from wherry.integrations.containers.inert_pickle import load
 from wherry.integrations.containers.inert_source import walked
 from wherry.integrations.containers.inert_tree import Tree, plant
@@ -24,18 +28,14 @@ from wherry.integrations.containers.pickle_survey import one_stream
 from wherry.integrations.containers.torch_legacy import is_legacy
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.containers.torch_tree import kind_of
-from wherry.keypath import render
-from wherry.location import Entry
-from wherry.manifest import Manifest
-from wherry.opaque import allowed_opaque
-from wherry.tensorspec import TensorSpec
+from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
-    from wherry.detection import Kind
-    from wherry.format import Glimpse
+    from wherry.core.detection import Kind
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.format import Glimpse
     from wherry.integrations.containers.pickle_survey import Stream
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 _MARKS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 _TEXT_STARTS = tuple(bytes([opcode]) for opcode in b"(cid]}l")  # protocols 0 and 1 have no mark

@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.format import Format, Holds, Opened, Option
+from wherry.formats.format import Format, Holds, Opened, Option
 from wherry.integrations.containers.zarr import STORABLE
 from wherry.integrations.flax.partitioning import ruled
 from wherry.integrations.orbax import detecting, layout, opening, partition
 from wherry.integrations.orbax.rewrite import REWRITES
 
 if TYPE_CHECKING:
-    from wherry.detection import Detection
-    from wherry.format import Glimpse, Options, Writer
-    from wherry.location import Location
-    from wherry.manifest import Manifest
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Glimpse, Options, Writer
+    from wherry.storage.location import Location
 
 _STEP_ITEM = "default"
 OPTIONS = {

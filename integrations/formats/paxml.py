@@ -10,16 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError
-from wherry.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.zarr import STORABLE
 from wherry.integrations.orbax import layout as orbax
 from wherry.integrations.paxml import layout, metadata, opening
 
 if TYPE_CHECKING:
-    from wherry.detection import Detection
-    from wherry.format import Options, Writer
-    from wherry.location import Location
-    from wherry.manifest import Manifest
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Options, Writer
+    from wherry.storage.location import Location
 
 
 def detect(glimpse: Glimpse) -> Detection | None:

@@ -12,21 +12,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Evidence
+from wherry.core.detection import Evidence
 from wherry.errors import WherryError
-from wherry.format import Format, Holds, Opened
+from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.formats import orbax
 from wherry.integrations.orbax import detecting, layout, opening
 from wherry.integrations.orbax.marks import BOX, NAMED_ARRAY, wrapped
 from wherry.integrations.penzai import names
 
 if TYPE_CHECKING:
-    from wherry.detection import Detection
-    from wherry.format import Glimpse, Options, Writer
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.format import Glimpse, Options, Writer
     from wherry.integrations.orbax.tree import Tree
-    from wherry.location import Location
-    from wherry.manifest import Manifest
-    from wherry.tensorspec import TensorSpec
+    from wherry.storage.location import Location
 
 _NAMED = "axis names"
 

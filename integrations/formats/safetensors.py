@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence
-from wherry.format import Format, Holds, Opened
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Manifest
+from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers import safetensors
 from wherry.integrations.containers.flat_reader import FlatReader, placed_tensors
 from wherry.integrations.containers.safetensors_dtypes import DTYPES
@@ -20,12 +21,11 @@ from wherry.integrations.containers.safetensors_writer import (
     SafetensorsWriter,
     kept_metadata,
 )
-from wherry.location import Entry
-from wherry.manifest import Manifest
+from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
-    from wherry.format import Glimpse, Options
-    from wherry.location import Location
+    from wherry.formats.format import Glimpse, Options
+    from wherry.storage.location import Location
 
 SUFFIX = ".safetensors"
 VERSION = "single file"

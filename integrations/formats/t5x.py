@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence
-from wherry.format import Format, Glimpse, Holds, Option
+from wherry.core.detection import Detection, Evidence
+from wherry.formats.format import Format, Glimpse, Holds, Option
 from wherry.integrations.containers.zarr import STORABLE
 from wherry.integrations.formats import orbax
 from wherry.integrations.orbax import layout as orbax_layout
@@ -20,12 +20,12 @@ from wherry.integrations.t5x import item, layout
 from wherry.integrations.t5x.item import open_train_state
 from wherry.integrations.t5x.legacy import format_version, open_legacy
 from wherry.integrations.t5x.writing import prepared
-from wherry.store import locate
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from wherry.format import Options, Writer
-    from wherry.location import Location
-    from wherry.manifest import Manifest
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Options, Writer
+    from wherry.storage.location import Location
 
 LEGACY, ORBAX = "t5x-legacy", "t5x-orbax"
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Manifest
+from wherry.core.steps import step_number
 from wherry.errors import IncompleteError
-from wherry.format import Format, Holds, Opened
+from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat_reader import FlatReader
 from wherry.integrations.containers.sstable import FOOTER, MAGIC
 from wherry.integrations.containers.tensor_bundle import INDEX, read_bundle
-from wherry.location import Entry, Location
-from wherry.manifest import Manifest
-from wherry.steps import step_number
+from wherry.storage.location import Entry, Location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.format import Glimpse
+    from wherry.formats.format import Glimpse
 
 VERSION = "tensor bundle"
 _FINGERPRINT = "fingerprint.pb"

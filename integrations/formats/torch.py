@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnsupportedError, WherryError
-from wherry.format import Format, Holds, Opened
+from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.stored_zip import LOCAL_MAGIC, first_name, read_directory
 from wherry.integrations.containers.torch_legacy import is_legacy, is_tar, read_legacy
 from wherry.integrations.containers.torch_object import build, pickled
@@ -22,15 +23,14 @@ from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.containers.torch_tree import tree_kind
 from wherry.integrations.containers.torch_zip import CONSTANTS, PICKLE, read_archive, roots
 from wherry.integrations.containers.torch_zip_writer import WRITABLE, ArchivesWriter, place_archives
-from wherry.location import Entry
-from wherry.manifest import Manifest, without_chunks
+from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from wherry.format import Glimpse, Options
+    from wherry.formats.format import Glimpse, Options
     from wherry.integrations.containers.torch_zip import Archive
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 VERSION = "zip, version 3"
 _OLD_SCRIPT = "/model.json"  # of torch 1.0 and 1.1

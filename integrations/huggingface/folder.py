@@ -12,7 +12,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.detection import Evidence
+from wherry.core.detection import Evidence
+from wherry.core.steps import step_number
 from wherry.errors import CorruptError, IncompleteError
 from wherry.integrations.huggingface.weights import (
     ADAPTER_CONFIG,
@@ -21,14 +22,13 @@ from wherry.integrations.huggingface.weights import (
     find_weights,
     is_weights,
 )
-from wherry.location import Entry
-from wherry.sidecar import OWN_NAMES
-from wherry.steps import step_number
+from wherry.storage.location import Entry
+from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 _TRAINER = "trainer_state.json"
 _LARGEST_CONFIG = 16 << 20

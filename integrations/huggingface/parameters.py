@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.tensorspec import TensorSpec
 
 Config: TypeAlias = Mapping[str, Any]
 Count: TypeAlias = Callable[[Config, int], int]

@@ -17,7 +17,7 @@ from wherry.integrations.containers.raw import stored_size
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.tensorspec import TensorSpec
 
 _DIGITS = re.compile(r"(\d+)")
 

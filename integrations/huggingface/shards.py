@@ -14,7 +14,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.detection import Evidence
+from wherry.core.detection import Evidence
+from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.integrations.containers import safetensors
 from wherry.integrations.containers.flat_reader import placed_tensors
@@ -22,19 +23,18 @@ from wherry.integrations.containers.msgpack_contents import gather
 from wherry.integrations.containers.msgpack_index import index_file
 from wherry.integrations.containers.torch_zip import PlacedTensor, read_archive
 from wherry.integrations.huggingface.folder import read_json
-from wherry.keypath import render
-from wherry.location import Entry
+from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.format import Extent
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Value
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.format import Extent
     from wherry.integrations.containers.msgpack_contents import Place
     from wherry.integrations.huggingface.weights import Weights
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.manifest import Value
-    from wherry.tensorspec import TensorSpec
+    from wherry.storage.location import Location
 
 _LARGEST_INDEX = 1 << 29
 _SHARDING = "DCP_SHARDING_INFO"

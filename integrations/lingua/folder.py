@@ -16,18 +16,18 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, UnrepresentableError, UsageError
 from wherry.integrations.huggingface.folder import read_json
 from wherry.integrations.lingua.names import EMBEDDINGS, MODEL, MOMENTS, OPTIM, TIED
-from wherry.keypath import render
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.manifest import Manifest
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.storage.location import Location
 
 PARAMS = "params.json"
 CONSOLIDATED, CONSOLIDATED_FOLDER = "consolidated.pth", "consolidated"

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wherry.adapted import Adapted
+from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import UnrepresentableError
-from wherry.keypath import KeyPath, parse, render
+from wherry.formats.adapted import Adapted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from wherry.manifest import Manifest
+    from wherry.core.manifest import Manifest
 
 NESTED, _PICKLE = "planner_data", "pickle"
 MODEL, OPTIM = "model", "optim"

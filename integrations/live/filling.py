@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.errors import MismatchError
 from wherry.integrations.live.leaves import is_plain
 from wherry.integrations.live.nodes import is_torch
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.templates import Leaf
-    from wherry.tensorspec import Region
+    from wherry.core.tensorspec import Region
+    from wherry.live.match import Leaf
 
 __all__ = ["equals", "fill", "flatten", "of_value", "rebuilt", "survey"]
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.templates import Leaf
-    from wherry.tensorspec import Region
+    from wherry.core.tensorspec import Region
+    from wherry.live.match import Leaf
 
 
 def fill(

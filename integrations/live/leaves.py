@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.tensorspec import AxisName, Region, Sharding, region_shape
 from wherry.errors import UnsupportedError
 from wherry.integrations.live.nodes import is_torch
-from wherry.tensorspec import AxisName, Region, Sharding, region_shape
 
 if TYPE_CHECKING:
     from wherry.integrations.live.nodes import Facts

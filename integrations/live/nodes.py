@@ -21,7 +21,7 @@ from wherry.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wherry.tensorspec import AxisName
+    from wherry.core.tensorspec import AxisName
 
 _NNX_NAMES = ("out_sharding", "sharding_names", "sharding")
 _NNX_OBJECTS = ("Module", "Optimizer", "Pytree", "Object")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.tensorspec import TensorSpec, row_bands
 from wherry.errors import MismatchError, UnsupportedError
 from wherry.integrations.live.leaves import region_bytes
-from wherry.tensorspec import TensorSpec, row_bands
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.templates import Leaf
-    from wherry.tensorspec import Region
+    from wherry.core.tensorspec import Region
+    from wherry.live.match import Leaf
 
 _PART = 64 << 20
 

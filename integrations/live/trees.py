@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import KeyPath, render
 from wherry.errors import UnrepresentableError
 from wherry.integrations.live.leaves import dtype_of, is_plain, prng_of, shape_of, sharding_of
 from wherry.integrations.live.nodes import Facts, Node, is_penzai, is_torch, opened
-from wherry.keypath import KeyPath, render
-from wherry.templates import LABEL as _LABEL
-from wherry.templates import Leaf
+from wherry.live.match import LABEL as _LABEL
+from wherry.live.match import Leaf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Detection, Evidence, Kind
+from wherry.core.detection import Detection, Evidence, Kind
 from wherry.errors import WherryError
-from wherry.format import Opened
+from wherry.formats.format import Opened
 from wherry.integrations.maxtext import shape
 from wherry.integrations.orbax import aggregate, detecting, layout, opening, tree
 from wherry.integrations.orbax.reader import OrbaxReader
 from wherry.integrations.orbax.within import WithinReader
 
 if TYPE_CHECKING:
-    from wherry.format import Glimpse
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.format import Glimpse
+    from wherry.storage.location import Location
 
 ITEM = "items"
 NAME = "maxtext"

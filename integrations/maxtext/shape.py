@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.detection import Kind
-    from wherry.keypath import KeyPath
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.detection import Kind
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import TensorSpec
 
 WRAPPED: KeyPath = ("params", "params")
 _OTHER_ROOTS: tuple[KeyPath, ...] = (("params",), ("base",), ("model_params",), ())

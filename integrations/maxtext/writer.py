@@ -18,16 +18,16 @@ from wherry.integrations.maxtext.opening import ITEM, NAME
 from wherry.integrations.orbax import layout
 from wherry.integrations.orbax.small_files import WRITTEN, checkpoint_json
 from wherry.integrations.orbax.writer import OrbaxWriter
-from wherry.staging import sync_folder
+from wherry.staging.staging import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.format import Options
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.manifest import Manifest
-    from wherry.tensorspec import Region, Span
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import Region, Span
+    from wherry.formats.format import Options
+    from wherry.storage.location import Location
 
 _HANDLER = "orbax.checkpoint.experimental.v1._src.handlers.pytree_handler.PyTreeHandler"
 

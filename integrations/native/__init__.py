@@ -1,6 +1,6 @@
 """Native: checkpoints loaded by the systems' own libraries, in a child process, and what they gave compared.
 
-`LOADERS` says for each format which library loads it; `wherry.child` runs the module CHILD.
+`LOADERS` says for each format which library loads it; `wherry.runtime.child` runs the module CHILD.
 
 No loader may execute anything that a checkpoint holds, also not where a file is replaced between wherry's own look and
 the load: whatever a loader reads is read as data. A library that would unpickle, import or follow a name from the

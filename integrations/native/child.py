@@ -2,7 +2,7 @@
 
     python -m wherry.integrations.native.child < REQUEST > ANSWER          (JSON; a `schema` number in both)
 
-It is started by `wherry.child`, in an empty folder of its own, which is also the cache of Hugging Face's libraries, so
+It is started by `wherry.runtime.child`, in an empty folder of its own, which is also the cache of Hugging Face's libraries, so
 that nothing that was fetched earlier is executed.
 
 The request has the function, the path, and the manifest with a digest for each tensor. Each array is fetched from its
@@ -21,20 +21,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.digest import LEAF, tensor_digest
+from wherry.core.digest import LEAF, tensor_digest
+from wherry.core.keypath import render
+from wherry.core.manifest import from_json
 from wherry.integrations.live.nodes import is_torch
 from wherry.integrations.live.trees import survey
 from wherry.integrations.native import UnsafeLibraryError
-from wherry.keypath import render
-from wherry.manifest import from_json
-from wherry.output import as_bytes
-from wherry.templates import match
+from wherry.live.match import match
+from wherry.mover.output import as_bytes
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from wherry.manifest import Manifest
-    from wherry.templates import Leaf, Pair
+    from wherry.core.manifest import Manifest
+    from wherry.live.match import Leaf, Pair
 
 SCHEMA = 1
 

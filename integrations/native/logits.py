@@ -1,4 +1,4 @@
-"""Logits of two Hugging Face folders, by transformers' own classes on the same input; see `wherry.native`.
+"""Logits of two Hugging Face folders, by transformers' own classes on the same input; see `wherry.verifier.native`.
 
 Both run in float32 on one device. Weights that differ by nothing give the same numbers up to the order of sums; what a
 conversion rounded (a cast) shows as a relative error, of which `BOUND` is what float32 itself explains.

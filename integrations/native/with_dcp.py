@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.integrations.dcp.opening import read_contents
 from wherry.integrations.native.with_torch import device, require_safe_torch
-from wherry.store import locate
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from wherry.core.tensorspec import TensorSpec
     from wherry.integrations.dcp.metadata import Index
-    from wherry.tensorspec import TensorSpec
 
 
 def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:

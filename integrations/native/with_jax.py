@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.tensorspec import TensorSpec
 
 _TREE, _OLD_TREE = "_METADATA", "checkpoint"  # the second is all that Orbax had before 0.3
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError
 from wherry.integrations.native import UnsafeLibraryError
-from wherry.location import MOST_CONFIG
-from wherry.store import locate
+from wherry.storage.location import MOST_CONFIG
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.tensorspec import TensorSpec
 
 SAFE = (2, 10)  # the oldest torch whose `weights_only` is not known to run code
 CONFIG = "config.json"

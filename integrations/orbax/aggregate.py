@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wherry.core.keypath import render
 from wherry.errors import CorruptError
 from wherry.integrations.orbax import tree
 from wherry.integrations.orbax.layout import MSGPACK, TREE, Item, JsonObject
-from wherry.keypath import render
 
 if TYPE_CHECKING:
+    from wherry.core.keypath import KeyPath
     from wherry.integrations.containers.msgpack_contents import Contents
     from wherry.integrations.orbax.tree import Tree
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")
 

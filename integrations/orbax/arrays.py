@@ -16,9 +16,9 @@ from wherry.integrations.orbax.reader import StoredArray
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from wherry.core.keypath import KeyPath
     from wherry.integrations.containers.listing import Listing
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from wherry.detection import Detection, Evidence, Verdict, verdict_of_damage
+from wherry.core.detection import Detection, Evidence, Verdict, verdict_of_damage
+from wherry.core.steps import step_number
 from wherry.errors import AmbiguousError, WherryError
-from wherry.format import Glimpse
+from wherry.formats.format import Glimpse
 from wherry.integrations.orbax import layout, marks, opening, tree
-from wherry.steps import step_number
 
 if TYPE_CHECKING:
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 NEWEST = "0.12.8"
 _RENAMELESS = ("gs", "gcs", "s3")

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.tensorspec import AxisName, Region, Sharding, region_shape
 from wherry.integrations.orbax.layout import PROCESS_PREFIX
-from wherry.move import cells
-from wherry.tensorspec import AxisName, Region, Sharding, region_shape
+from wherry.mover.move import cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from wherry.core.keypath import KeyPath
     from wherry.integrations.orbax.reader import OrbaxReader, StoredArray
-    from wherry.keypath import KeyPath
 
 _CHUNKS_LOOKED_AT = 1_000_000
 _SHARES_LOOKED_AT = 2_000_000

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, IncompleteError
-from wherry.folders import is_staging
-from wherry.format import Glimpse
+from wherry.formats.format import Glimpse
+from wherry.storage.folders import is_staging
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 JsonObject: TypeAlias = dict[str, Any]
 

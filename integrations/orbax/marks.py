@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.detection import Evidence
-from wherry.tree_forms import BOX, OLD_VARIABLE, wrapped
+from wherry.core.detection import Evidence
+from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wherry.keypath import KeyPath
+    from wherry.core.keypath import KeyPath
 
 __all__ = ["BOX", "NAMED_ARRAY", "OLD_VARIABLE", "wrapped", "wrappers"]
 NAMED_ARRAY = "data_array"

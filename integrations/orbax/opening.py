@@ -11,23 +11,23 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
-from wherry.format import Glimpse, Opened
+from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.flax import partitioning
 from wherry.integrations.orbax import aggregate, layout, marks, tree, unmerged
 from wherry.integrations.orbax.arrays import Arrays, open_arrays
 from wherry.integrations.orbax.reader import OrbaxReader, StoredArray
-from wherry.keypath import KeyPath, render
-from wherry.manifest import Companion, Manifest
-from wherry.tensorspec import AxisName, Sharding, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wherry.integrations.containers.listing import Listing
     from wherry.integrations.containers.msgpack_contents import PlacedReader
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 _FETCH_AGAIN = "copy the checkpoint again, or use another step"
 

@@ -23,14 +23,14 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from wherry import dtypes
+from wherry.core import dtypes
 from wherry.errors import UsageError
 from wherry.integrations.containers.zarr_new import auto_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wherry.tensorspec import AxisName, TensorSpec
+    from wherry.core.tensorspec import AxisName, TensorSpec
 
 Entry: TypeAlias = tuple[str, ...]  # the mesh axes that one axis is split over
 

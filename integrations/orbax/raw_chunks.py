@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from wherry import dtypes
-from wherry.format import Extent
-from wherry.move import cells
-from wherry.raw_region import fill_region
-from wherry.spans import raw_bytes
-from wherry.tensorspec import TensorSpec, region_shape, region_within
+from wherry.core import dtypes
+from wherry.core.tensorspec import TensorSpec, region_shape, region_within
+from wherry.formats.format import Extent
+from wherry.mover.move import cells
+from wherry.mover.regions import fill_region
+from wherry.mover.spans import raw_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wherry.core.tensorspec import Region
     from wherry.integrations.containers.listing import Listing
     from wherry.integrations.containers.zarr import ZarrArray
-    from wherry.location import Location
-    from wherry.tensorspec import Region
+    from wherry.storage.location import Location
 
 
 class Chunked(Protocol):

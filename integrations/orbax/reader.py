@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.keypath import render
+from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError, HostileError, IncompleteError
-from wherry.format import Absent, Extent
+from wherry.formats.format import Absent, Extent
 from wherry.integrations.containers import kvstore, zarr_stream
 from wherry.integrations.containers.zarr import MAX_EXPANSION, ZarrArray
 from wherry.integrations.orbax import raw_chunks
 from wherry.integrations.orbax.layout import ASSETS, SIDECAR, SIGNATURE
-from wherry.keypath import render
-from wherry.tensorspec import Region, TensorSpec, region_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorstore as ts
 
-    from wherry.format import Block
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.format import Block
     from wherry.integrations.containers.listing import Listing
     from wherry.integrations.containers.msgpack_contents import PlacedReader
     from wherry.integrations.containers.zarr import JsonObject
-    from wherry.keypath import KeyPath
-    from wherry.location import Entry, Location
+    from wherry.storage.location import Entry, Location
 
 _OPEN_ARRAYS = 64
 _NAMED_PER_TENSOR = 1000

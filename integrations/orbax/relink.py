@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import tensorstore as ts
 
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 _NO_KEY = "no such key"
 

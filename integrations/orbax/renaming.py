@@ -15,8 +15,8 @@ from wherry.integrations.orbax.tree import MAPPING, stored_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
+    from wherry.core.keypath import KeyPath
+    from wherry.storage.location import Location
 
 __all__ = ["committed", "rewrite", "stored_name"]
 _NOTED_BY_NAME = ("prng", "axes")

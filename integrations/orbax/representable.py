@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.core.tensorspec import GRID
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.integrations.containers import zarr, zarr_new
 from wherry.integrations.orbax import partition
 from wherry.integrations.orbax.layout import reserved
 from wherry.integrations.orbax.tree import stored_name
-from wherry.keypath import KeyPath, joined_names, render
-from wherry.tensorspec import GRID
 
 if TYPE_CHECKING:
-    from wherry.format import Options
-    from wherry.manifest import Manifest
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.format import Options
 
 LOCK_SUFFIX = (
     ".__lock"  # tensorstore takes such a file for one that it has not renamed yet, and does not see it

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.carrying import listed
+from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.errors import (
     IncompleteError,
     NotFoundError,
@@ -31,19 +31,19 @@ from wherry.errors import (
     UsageError,
     storage_error,
 )
-from wherry.format import Glimpse
+from wherry.formats.change import Change, Rewrite
+from wherry.formats.format import Glimpse
 from wherry.integrations.containers.chunk_store import sync_everything
 from wherry.integrations.orbax import aggregate, layout, marks, relink, renaming
 from wherry.integrations.orbax.opening import open_item
-from wherry.keypath import KeyPath, joined_names, render
-from wherry.rewriting import Change, Rewrite
+from wherry.storage.copy import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from wherry.detection import Detection
-    from wherry.format import Opened
-    from wherry.location import Location
+    from wherry.core.detection import Detection
+    from wherry.formats.format import Opened
+    from wherry.storage.location import Location
 
 _OLD = f"{layout.PROCESS_PREFIX}0"
 _DATA = "d"

@@ -11,14 +11,14 @@ from wherry import __version__
 from wherry.errors import storage_error
 from wherry.integrations.orbax import layout
 from wherry.integrations.orbax.tree import stored_name
-from wherry.staging import sync_folder
+from wherry.staging.staging import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.manifest import Manifest
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.storage.location import Location
 
 HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 WRITTEN = b"Written by wherry.\n"

@@ -15,18 +15,18 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import KeyPath, render
+from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import CorruptError, UnsupportedError
 from wherry.integrations.orbax.layout import ARRAY_METADATAS, SHARDING, STRINGS, TREE, JsonObject, read_json
-from wherry.keypath import KeyPath, render
-from wherry.tensorspec import AxisName, Sharding, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from wherry.detection import Kind
+    from wherry.core.detection import Kind
+    from wherry.core.manifest import Manifest, Value
     from wherry.integrations.containers.msgpack_contents import Place
-    from wherry.location import Location
-    from wherry.manifest import Manifest, Value
+    from wherry.storage.location import Location
 
 SEQUENCE, MAPPING = 1, 2
 _ARRAY_TYPES = frozenset({"jax.Array", "np.ndarray", "scalar"})

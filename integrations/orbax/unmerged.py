@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.tensorspec import region_shape
 from wherry.integrations.containers.listing import Listing, list_ocdbt
 from wherry.integrations.orbax.reader import OrbaxReader
-from wherry.move import cells
-from wherry.tensorspec import region_shape
+from wherry.mover.move import cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     import numpy as np
 
-    from wherry.format import Block
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.format import Block
     from wherry.integrations.containers.msgpack_contents import PlacedReader
     from wherry.integrations.orbax.reader import StoredArray
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.tensorspec import Region, TensorSpec
+    from wherry.storage.location import Location
 
 
 def list_processes(folder: Location, databases: Iterable[str]) -> dict[str, Listing]:

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry import dtypes
+from wherry.core import dtypes
+from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.errors import UsageError, storage_error
 from wherry.integrations.containers import zarr, zarr_new
 from wherry.integrations.containers.chunk_codec import ChunkEncoder
@@ -31,16 +32,15 @@ from wherry.integrations.orbax import layout
 from wherry.integrations.orbax.representable import chunks_of, refuse_unrepresentable
 from wherry.integrations.orbax.small_files import HANDLER, WRITTEN, checkpoint_json, notes
 from wherry.integrations.orbax.tree import stored_name, tree_json
-from wherry.store import make_folder
-from wherry.tensorspec import Region, Span, TensorSpec
+from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.format import Options
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.manifest import Manifest
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Options
+    from wherry.storage.location import Location
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 

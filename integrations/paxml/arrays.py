@@ -12,24 +12,24 @@ import binascii
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import KeyPath, parse
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.format import Glimpse
+from wherry.formats.format import Glimpse
 from wherry.integrations.containers import kvstore, listing, zarr
 from wherry.integrations.orbax import layout, tree
 from wherry.integrations.orbax.reader import OrbaxReader, StoredArray
 from wherry.integrations.paxml import naming
-from wherry.keypath import KeyPath, parse
-from wherry.manifest import Companion, Manifest
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from wherry.core.tensorspec import AxisName
     from wherry.integrations.containers.listing import Listing
     from wherry.integrations.paxml.layout import Place
     from wherry.integrations.paxml.metadata import Metadata
-    from wherry.location import Location
-    from wherry.tensorspec import AxisName
+    from wherry.storage.location import Location
 
 _CURE = "copy the missing folders from where it was trained, or use another step"
 _NAMED = 3

@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.detection import Detection, Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
 from wherry.errors import CorruptError
-from wherry.format import Opened
+from wherry.formats.format import Opened
 from wherry.integrations.containers.msgpack_contents import Contents, PlacedReader, gather
 from wherry.integrations.containers.msgpack_index import index_file
 from wherry.integrations.paxml import metadata, naming
 from wherry.integrations.paxml.layout import COMMITTED, Place
 from wherry.integrations.paxml.opening import evidence
 from wherry.integrations.paxml.treedef import leaf_names
-from wherry.keypath import KeyPath, render
-from wherry.location import Entry
-from wherry.manifest import Manifest
+from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,16 +15,16 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from wherry.detection import verdict_of_damage
+from wherry.core.detection import verdict_of_damage
+from wherry.core.steps import step_number
 from wherry.errors import IncompleteError, WherryError
-from wherry.format import Glimpse
+from wherry.formats.format import Glimpse
 from wherry.integrations.orbax import layout as orbax
 from wherry.integrations.paxml import metadata, naming
-from wherry.steps import step_number
 
 if TYPE_CHECKING:
-    from wherry.detection import Verdict
-    from wherry.location import Location
+    from wherry.core.detection import Verdict
+    from wherry.storage.location import Location
 
 STATE = "state"
 MSGPACK = orbax.MSGPACK

@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError
 from wherry.integrations.orbax.layout import read_json
 from wherry.integrations.paxml.naming import OPTIMIZER, VARIABLES
-from wherry.keypath import KeyPath, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.location import Location
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.storage.location import Location
 
 JsonObject: TypeAlias = dict[str, Any]
 

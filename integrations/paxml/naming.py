@@ -13,15 +13,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import render
 from wherry.errors import UnrepresentableError
-from wherry.keypath import render
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from wherry.detection import Kind
-    from wherry.keypath import KeyPath
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.detection import Kind
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import TensorSpec
 
 SEPARATOR = "."
 VARIABLES = "mdl_vars"

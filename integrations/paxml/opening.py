@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.detection import Detection, Evidence, Kind
-from wherry.format import Glimpse, Opened
+from wherry.core.detection import Detection, Evidence, Kind
+from wherry.core.keypath import render
+from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.orbax import detecting, opening, tree
 from wherry.integrations.orbax.reader import OrbaxReader
 from wherry.integrations.orbax.within import WithinReader
 from wherry.integrations.paxml import metadata, naming
 from wherry.integrations.paxml.arrays import open_arrays
 from wherry.integrations.paxml.layout import COMMITTED, NEWEST, Layout, Place
-from wherry.keypath import render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wherry.keypath import KeyPath
-    from wherry.manifest import Manifest
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
 
 NAME = "paxml"
 _BESIDE = (metadata.FILE, COMMITTED)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import render
 from wherry.errors import UnrepresentableError
 from wherry.integrations.orbax.tree import stored_name
-from wherry.keypath import render
 
 if TYPE_CHECKING:
-    from wherry.keypath import KeyPath
-    from wherry.manifest import Manifest
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
 
 _EMPTY: dict[str, Any] = {"none": None, "dict": {}, "list": [], "tuple": []}
 # first byte of short maps, arrays and texts with the largest count that it holds, then the longer heads.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.keypath import KeyPath
+    from wherry.core.keypath import KeyPath
 
 _FIELDS = {"TrainState": ("step", "mdl_vars", "opt_states", "extra_state")}
 _CLOSING = {"[": "]", "(": ")"}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry import __version__
+from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.errors import storage_error
 from wherry.integrations.orbax import layout as orbax
 from wherry.integrations.orbax.representable import chunks_of, refuse_unrepresentable
@@ -22,16 +23,15 @@ from wherry.integrations.orbax.writer import OrbaxWriter
 from wherry.integrations.paxml import metadata, naming
 from wherry.integrations.paxml.layout import COMMITTED, STATE
 from wherry.integrations.paxml.placeholders import placeholder_file
-from wherry.keypath import KeyPath, joined_names, render
-from wherry.staging import sync_folder
+from wherry.staging.staging import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.format import Options
-    from wherry.location import Location
-    from wherry.manifest import Manifest
-    from wherry.tensorspec import Region, Span
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import Region, Span
+    from wherry.formats.format import Options
+    from wherry.storage.location import Location
 
 _OCDBT = "1.2"
 _TYPES = (bool, int, float)

@@ -18,17 +18,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import CorruptError, NotFoundError, UnrepresentableError
 from wherry.integrations.orbax.layout import TREE, JsonObject, read_json
 from wherry.integrations.orbax.marks import NAMED_ARRAY
-from wherry.keypath import KeyPath, parse, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.location import Location
-    from wherry.manifest import Manifest
-    from wherry.tensorspec import AxisName, TensorSpec
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import AxisName, TensorSpec
+    from wherry.storage.location import Location
 
 FILE = "penzai.json"
 FIELD = "penzai"

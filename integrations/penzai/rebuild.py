@@ -10,16 +10,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import MismatchError, NotFoundError, missing_extra
 from wherry.integrations.orbax.layout import TREE, read_json
 from wherry.integrations.penzai import names
-from wherry.keypath import KeyPath, parse, render
-from wherry.store import locate
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     import os
 
-    from wherry.tensorspec import AxisName
+    from wherry.core.tensorspec import AxisName
 
 
 def named_arrays(tree: Any, folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from wherry.integrations.penzai import names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.format import Options
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Options
     from wherry.integrations.orbax.layout import JsonObject
-    from wherry.location import Location
-    from wherry.manifest import Manifest
+    from wherry.storage.location import Location
 
 
 class PenzaiWriter(OrbaxWriter):

@@ -14,7 +14,7 @@ from wherry.integrations.t5x.layout import ARRAY_FOLDER_PREFIXES, MSGPACK, PINNE
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from wherry.location import Entry, Location
+    from wherry.storage.location import Entry, Location
 
 _ARRAY_METADATA = (".zarray", "zarr.json", ".zgroup")
 _OWN = frozenset(

@@ -13,23 +13,23 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Evidence
+from wherry.core.detection import Evidence
+from wherry.core.manifest import Companion
+from wherry.core.steps import step_number
 from wherry.errors import NotFoundError
-from wherry.format import HEAD_BYTES, Glimpse, Opened
+from wherry.formats.format import HEAD_BYTES, Glimpse, Opened
 from wherry.integrations.orbax import layout as orbax
 from wherry.integrations.orbax.opening import open_item
 from wherry.integrations.t5x import layout
 from wherry.integrations.t5x.beside import companions_beside
 from wherry.integrations.t5x.reader import T5xReader
 from wherry.integrations.t5x.step import checked_step
-from wherry.manifest import Companion
-from wherry.steps import step_number
 
 if TYPE_CHECKING:
-    from wherry.detection import Detection
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
     from wherry.integrations.orbax.reader import OrbaxReader
-    from wherry.location import Location
-    from wherry.manifest import Manifest
+    from wherry.storage.location import Location
 
 ITEM = "state"
 HANDLER = "t5x.checkpoints.DatasetCheckpointHandler"

@@ -14,15 +14,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wherry.format import HEAD_BYTES
+from wherry.core.steps import step_number
+from wherry.formats.format import HEAD_BYTES
 from wherry.integrations.containers.msgpack_index import Glance, glance
-from wherry.steps import step_number
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
+    from wherry.core.keypath import KeyPath
+    from wherry.storage.location import Location
 
 MSGPACK = "checkpoint"
 VERSION, OPTIMIZER, TRAIN_STATE = "version", "optimizer", "_optimizer"

@@ -14,9 +14,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.detection import Evidence
+from wherry.core.detection import Evidence
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError
-from wherry.format import Glimpse, Opened
+from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers import zarr
 from wherry.integrations.containers.msgpack_contents import PlacedReader
 from wherry.integrations.orbax.arrays import Arrays, open_arrays
@@ -29,15 +32,12 @@ from wherry.integrations.t5x.reader import T5xReader
 from wherry.integrations.t5x.step import checked_step
 from wherry.integrations.t5x.stored import as_bytes, rebuilt_metadata
 from wherry.integrations.t5x.tree import Tree, read_tree
-from wherry.keypath import KeyPath, render
-from wherry.manifest import Companion, Manifest
-from wherry.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.detection import Detection
-    from wherry.location import Location
+    from wherry.core.detection import Detection
+    from wherry.storage.location import Location
 
 _BITS_OF_BFLOAT16 = "uint16"
 _NOTHING_STATES = "no .zarray, and nothing else on disk states its shape or dtype"

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.format import Absent, Block, Extent
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, Sharding, TensorSpec
+    from wherry.formats.format import Absent, Block, Extent
     from wherry.integrations.orbax.reader import OrbaxReader
-    from wherry.keypath import KeyPath
-    from wherry.location import Entry, Location
-    from wherry.tensorspec import Region, Sharding, TensorSpec
+    from wherry.storage.location import Entry, Location
 
 
 class T5xReader:

@@ -10,11 +10,11 @@ from wherry.integrations.t5x.layout import STATE, TRAIN_STATE, stated_step
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Value
+    from wherry.core.tensorspec import TensorSpec
     from wherry.integrations.orbax.reader import OrbaxReader
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.manifest import Value
-    from wherry.tensorspec import TensorSpec
+    from wherry.storage.location import Location
 
 STEP = (STATE, "step")
 _STEPS = (STEP, (TRAIN_STATE, *STEP))

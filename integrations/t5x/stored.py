@@ -15,11 +15,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.integrations.containers import zarr
 from wherry.integrations.containers.msgpack_index import Node, Scalar, Sequence, Table
 from wherry.integrations.t5x.layout import PLACEHOLDERS
-from wherry.keypath import KeyPath, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

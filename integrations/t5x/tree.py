@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, UnsupportedError
 from wherry.integrations.containers.msgpack_contents import Contents, gather
 from wherry.integrations.containers.msgpack_index import Array, Node, Scalar, Table, index_file
 from wherry.integrations.t5x import layout
 from wherry.integrations.t5x.stored import Stored, stored_leaves
-from wherry.keypath import KeyPath, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.location import Location
+    from wherry.storage.location import Location
 
 
 @dataclass(frozen=True, slots=True)

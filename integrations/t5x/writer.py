@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.core.manifest import Manifest
 from wherry.errors import UsageError, storage_error
 from wherry.integrations.containers.chunk_store import sync_everything
 from wherry.integrations.flax.writer import FlaxWriter
@@ -20,16 +21,15 @@ from wherry.integrations.orbax.writer import OrbaxWriter
 from wherry.integrations.t5x import layout
 from wherry.integrations.t5x.item import HANDLER, ITEM
 from wherry.integrations.t5x.writing import array_names, enveloped, pointers
-from wherry.manifest import Manifest
-from wherry.store import make_folder
+from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.format import Options
-    from wherry.keypath import KeyPath
-    from wherry.location import Location
-    from wherry.tensorspec import Region, Span
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, Span
+    from wherry.formats.format import Options
+    from wherry.storage.location import Location
 
 _TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 

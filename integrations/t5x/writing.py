@@ -10,18 +10,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers import zarr, zarr_new
 from wherry.integrations.containers.msgpack_heads import packed
 from wherry.integrations.orbax.layout import reserved
 from wherry.integrations.orbax.representable import chunks_of
 from wherry.integrations.t5x import layout
-from wherry.keypath import KeyPath, joined_names, render
-from wherry.manifest import Manifest
 
 if TYPE_CHECKING:
-    from wherry.format import Options
-    from wherry.tensorspec import TensorSpec
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.format import Options
 
 _MOST_INLINE = 64 << 10
 _UNFINISHED = ".__lock"  # tensorstore's name of a file that it has not renamed yet

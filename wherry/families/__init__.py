@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UsageError
-from wherry.families.binding import Bound, bind
-from wherry.families.projecting import Projected, project, target_manifest
-from wherry.families.reading import family_of
-from wherry.families.telling import conventions_of, forms_told, require_accepted, tell
+from wherry.families.bind import Bound, bind
+from wherry.families.facts import conventions_of, forms_told, require_accepted, tell
+from wherry.families.parse import family_of
+from wherry.families.project import Projected, project, target_manifest
 from wherry.families.templates import form_choices, templates
 from wherry.families.trees import tree_family
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from wherry.core.manifest import Manifest
     from wherry.families.schema import Family, System
-    from wherry.manifest import Manifest
 
 __all__ = [
     "Bound",

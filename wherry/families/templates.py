@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from wherry.errors import UsageError
-from wherry.layout import Layout, parse_layout, without
+from wherry.layout.layout import Layout, parse_layout, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.families.reading import family_of
-from wherry.keypath import KeyPath, parse, render
-from wherry.layout import parse_layout
+from wherry.families.parse import family_of
+from wherry.layout.layout import parse_layout
 
 if TYPE_CHECKING:
+    from wherry.core.manifest import Manifest
     from wherry.families.schema import Family
-    from wherry.manifest import Manifest
 
 SYSTEM = "tree"
 _AXIS = "layer"

@@ -21,8 +21,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from wherry.child import command
 from wherry.errors import WherryError
+from wherry.runtime.child import command
 from wherry.testing.faults import ACTS, PLACES, Fault, Faults, failing, replaced, small_steps
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ class Children:
 
 def serve() -> None:
     """Be the server of `Children`: an order a line comes in, an outcome a line goes out."""
-    from wherry.registry import formats
+    from wherry.formats.registry import formats
 
-    importlib.import_module("wherry.convert")
+    importlib.import_module("wherry.converter.convert")
     formats()
     stopped: dict[int, int] = {}
     for line in sys.stdin:
@@ -195,7 +195,7 @@ def _be_child(order: Order, writing: int) -> None:
 
 
 def _obey(order: Order) -> dict[str, Any]:
-    from wherry.convert import convert
+    from wherry.converter.convert import convert
 
     if order.file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order.file_size, resource.RLIM_INFINITY))
@@ -225,8 +225,8 @@ def _surround(order: Order, stack: ExitStack) -> None:
     """The world that an order asks for."""
     stack.enter_context(small_steps(order.workers))
     if order.expiry is not None:
-        stack.enter_context(replaced("wherry.lease_watch:EXPIRY_SECONDS", order.expiry))
-        stack.enter_context(replaced("wherry.lease:_HEARTBEAT_SECONDS", order.expiry / 6))
+        stack.enter_context(replaced("wherry.staging.lease_watch:EXPIRY_SECONDS", order.expiry))
+        stack.enter_context(replaced("wherry.staging.lease:_HEARTBEAT_SECONDS", order.expiry / 6))
     if not order.locks:
         stack.enter_context(replaced("fcntl:flock", failing(errno.ENOLCK)))
     if order.ahead:

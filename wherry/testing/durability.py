@@ -27,8 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
-from wherry.folders import is_staging
-from wherry.sidecar import sidecar_name
+from wherry.storage.folders import is_staging
+from wherry.storage.sidecar import sidecar_name
 from wherry.testing.faults import replaced
 
 if TYPE_CHECKING:

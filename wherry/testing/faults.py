@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PLACES: tuple[str, ...] = (
     *(f"os:{name}" for name in ("pwrite", "write", "fsync", "fdatasync", "posix_fallocate", "ftruncate")),
     *(f"os:{name}" for name in ("mkdir", "rename", "replace", "link", "unlink", "rmdir")),
-    "wherry.staging:rename_without_replacing",
+    "wherry.staging.staging:rename_without_replacing",
 )
 WRITES = ("os:pwrite", "os:write")
 
@@ -153,7 +153,7 @@ def small_steps(workers: int | None = 1) -> Generator[None]:
         workers: threads of the mover; with one the order of all calls is the same in each run. None leaves them.
     """
     with ExitStack() as stack:
-        stack.enter_context(replaced("wherry.output:_GROUP_BYTES", 1))
+        stack.enter_context(replaced("wherry.mover.output:_GROUP_BYTES", 1))
         if workers is not None:
-            stack.enter_context(replaced("wherry.threads:worker_count", lambda: workers))
+            stack.enter_context(replaced("wherry.runtime.threads:worker_count", lambda: workers))
         yield

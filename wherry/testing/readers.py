@@ -1,4 +1,4 @@
-"""The contract of readers: what `wherry.format.Reader` and `Checkpoint` promise, checked on any opened checkpoint.
+"""The contract of readers: what `wherry.formats.format.Reader` and `Checkpoint` promise, checked on any opened checkpoint.
 
 Regions are slices of the whole; bytes are canonical (C order, little endian) whichever way they come; extents name
 exactly those bytes; wrong requests are refused with our errors; all of it from several threads.
@@ -11,18 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry import dtypes
-from wherry.checkpoint import Checkpoint
+from wherry.core import dtypes
 from wherry.errors import NotFoundError, UsageError, WherryError
-from wherry.location import MOST_COMPANION
-from wherry.store import locate
+from wherry.formats.checkpoint import Checkpoint
+from wherry.storage.location import MOST_COMPANION
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wherry.format import Opened
-    from wherry.keypath import KeyPath
-    from wherry.tensorspec import Region, TensorSpec
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.format import Opened
 
 THREADS = 8
 _REGIONS = 4

@@ -1,4 +1,4 @@
-"""The contract of writers: what `wherry.format.Writer` promises, checked for any format that is written.
+"""The contract of writers: what `wherry.formats.format.Writer` promises, checked for any format that is written.
 
 Random order, several threads, parts written twice, syncs in between, `finish` twice, a run abandoned and taken up
 by another writer: the result must hold exactly the sample, and nothing may pass for a checkpoint before `finish`.
@@ -11,21 +11,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.checkpoint import Checkpoint
-from wherry.detect import detect, examine
-from wherry.digest import checkpoint_digest
-from wherry.format import Glimpse
-from wherry.hashing import hash_checkpoint
-from wherry.location import MOST_COMPANION
-from wherry.store import locate, make_folder
+from wherry.core.digest import checkpoint_digest
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.detect import detect, examine
+from wherry.formats.format import Glimpse
+from wherry.mover.hashing import hash_checkpoint
+from wherry.storage.location import MOST_COMPANION
+from wherry.storage.stores import locate, make_folder
 from wherry.testing.readers import check_reader
 from wherry.testing.samples import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wherry.format import Opened, Writer
-    from wherry.location import Location
+    from wherry.formats.format import Opened, Writer
+    from wherry.storage.location import Location
     from wherry.testing.samples import Piece, Sample
 
 THREADS = 4

@@ -1,0 +1,266 @@
+"""audit: are the checkpoints that the ledger and the registry know still there, whole and what was recorded?
+
+What an audit looks at is decided by the ledger, not by what happens to lie in storage: so what is missing is found.
+The ledger is replayed once (as of a date, where one is given), the registry is asked once in pages, metadata is read
+side by side; bytes are read one checkpoint after the other at the speed of `verify`, which uses the whole machine
+for each. A sample takes those first whose last proof is oldest, so that audits in a row come round to every checkpoint.
+
+Findings name the tensor and the damaged leaf, the cure, and what was made of the damaged checkpoint. The outcome goes
+to the ledger, and, with everything that a third person needs to check it offline, into one evidence bundle.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from wherry import __version__
+from wherry.auditor.bundle import anchor_hash, place_for, prepare_folder, record_of, write_bundle
+from wherry.auditor.bytes import load_some, read_all
+from wherry.auditor.cure import completed
+from wherry.auditor.known import Known, KnownPlace, below, known
+from wherry.auditor.places import Looked, look_at
+from wherry.auditor.registrations import Asked, ask, compared
+from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
+from wherry.auditor.roots import findings_of, required, survey
+from wherry.auditor.signed import check_signatures, required_key
+from wherry.auditor.text import markdown
+from wherry.converter.plan import DEFAULT_MEMORY
+from wherry.core.receipt import utc_now
+from wherry.core.units import parse_size
+from wherry.errors import UsageError, WherryError
+from wherry.runtime import threads
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Generator, Iterator
+
+    from wherry.core.progress import OnProgress
+    from wherry.ledger.record import Ledger
+    from wherry.storage.sidecar import Sidecar
+
+Scope: TypeAlias = Literal["registered", "all"] | Sequence[str]
+LEVELS = ("present", "digest")
+_WORKERS = 16  # metadata waits for storage more than it computes
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The arguments of an audit."""
+
+    scope: Scope
+    level: str
+    sample: str | None
+    as_of: str | None
+    native_sample: int
+    anchor: str | None
+    tracking_uri: str | None
+    registry_uri: str | None
+    memory: int
+    key: str | None
+    record: bool
+    progress: OnProgress | None
+
+
+def audit(
+    scope: Scope = "all",
+    *,
+    level: str = "present",
+    sample: str | None = None,
+    as_of: str | None = None,
+    native_sample: int = 0,
+    bundle: str | os.PathLike[str] | None = None,
+    anchor: str | None = None,
+    tracking_uri: str | None = None,
+    registry_uri: str | None = None,
+    memory: str | int = DEFAULT_MEMORY,
+    key: str | None = None,
+    record: bool = True,
+    progress: OnProgress | None = None,
+) -> AuditReport:
+    """Audit checkpoints, registrations and the ledger itself.
+
+    Args:
+        scope: `registered` (those that model versions point at), `all` that the ledger knows, or roots; below roots
+            also what was never converted and files that belong to nothing.
+        level: `present` reads metadata, `digest` every byte.
+        sample: at level `digest`: how many are read, as a number or a share such as `10%`; all by default.
+        as_of: date or time; the ledger counts as it was then. Bytes are those of now.
+        native_sample: how many the target's own library restores.
+        bundle: where to write the evidence: a file that is not there, or a folder.
+        anchor: an earlier anchor (hash, or file of `wherry ledger anchor`) that the ledger must contain.
+        tracking_uri, registry_uri: of MLflow; where `register` goes by default.
+        memory: budget for reading bytes.
+        key: public key (PEM file) that the signatures of checkpoints that have one must fit; `audit.key` of the
+            configuration by default. Without any, signatures are not looked at.
+        record: write the outcome to the ledger.
+        progress: called a few times a second while bytes are read.
+
+    Raises:
+        UsageError: an unknown level, a sample that is none, a moment that is none.
+        NotFoundError: a root or the key does not exist.
+        TargetExistsError: the evidence would be written over something.
+        StorageError: the ledger cannot be read, or the evidence not be written.
+    """
+    from wherry.ledger.record import open_ledger
+
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
+    if sample is not None and level != "digest":
+        raise UsageError("a sample is of what is read", cure="say --level digest")
+    asked = _Asked(scope, level, sample, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri,
+                   parse_size(memory), required_key(key), record, progress)  # fmt: skip
+    started = utc_now()
+    target = None if bundle is None else place_for(bundle, started)
+    with open_ledger() as ledger, _evidence(target) as records:
+        report = _audit(asked, ledger, started, records)
+        sha256 = None
+        if target is not None and records is not None:
+            sha256 = write_bundle(target, report, markdown(report), records, ledger)
+        return _recorded(report, ledger, sha256) if record else report
+
+
+def _audit(asked: _Asked, ledger: Ledger, started: str, records: Path | None) -> AuditReport:
+    from wherry.ledger.statements import moment
+
+    clock = time.monotonic()
+    as_of = None if asked.as_of is None else moment(asked.as_of)
+    found = known(ledger, as_of)
+    registry = ask(found, asked.tracking_uri, asked.registry_uri)
+    roots = [] if isinstance(asked.scope, str) else required(asked.scope)
+    looked = _look(_chosen(asked.scope, roots, found, registry), found, records)
+    kept = ledger if asked.record else None
+    sample = _read(asked, looked, found, kept) if asked.level == "digest" else ""
+    load_some(looked, found, asked.native_sample, kept)
+    if asked.key is not None:
+        check_signatures(looked, asked.key)
+    chain, faults = _chain(ledger, found, asked.anchor)
+    findings = [
+        *faults,
+        *(finding for one in looked.values() for finding in one.findings),
+        *compared(registry, found, looked, as_of=as_of is not None),
+        *_deletions(asked.scope, roots, found),
+        *(findings_of(survey(roots, found), as_of=as_of) if roots else ()),
+    ]
+    return AuditReport(
+        scope=(asked.scope,) if isinstance(asked.scope, str) else tuple(roots),
+        level=asked.level,
+        as_of=as_of,
+        sample=sample,
+        started=started,
+        finished=utc_now(),
+        seconds=round(time.monotonic() - clock, 3),
+        wherry=__version__,
+        chain=chain,
+        checkpoints=tuple(one.row for one in looked.values()),
+        findings=tuple(_gravest_first(completed(findings, found, looked))),
+        registry=registry.uri,
+        versions=len(registry.versions),
+        history=tuple(found.history),
+    )
+
+
+def _chosen(scope: Scope, roots: Sequence[str], found: Known, registry: Asked) -> list[KnownPlace]:
+    """The places that the scope means, in the order of their URIs."""
+    places: list[KnownPlace] = sorted(found.places.values(), key=lambda place: place.uri)
+    if scope == "all":
+        return places
+    if scope == "registered":
+        meant = {version.digest for version in registry.versions}
+        meant |= {digest for digest in found.registrations if found.models(digest)}
+        return [place for place in places if place.checkpoint_digest in meant]
+    if isinstance(scope, str):
+        raise UsageError(f"unknown scope {scope!r}", cure="choose registered or all, or give roots as a list")
+    return below(places, roots)
+
+
+def _look(places: Sequence[KnownPlace], found: Known, records: Path | None) -> dict[str, Looked]:
+    """Metadata of every place, side by side."""
+    keep = None if records is None else _keeper(records)
+    with threads.executor(_WORKERS, "wherry-audit") as executor:
+        rows = executor.map(partial(look_at, known=found, keep=keep), places)
+        return {place.uri: row for place, row in zip(places, rows, strict=True)}
+
+
+def _keeper(records: Path) -> Callable[[Sidecar], None]:
+    def keep(sidecar: Sidecar) -> None:
+        (records / f"{sidecar.checkpoint.checkpoint_digest}.json").write_bytes(record_of(sidecar))
+
+    return keep
+
+
+def _read(asked: _Asked, looked: dict[str, Looked], found: Known, kept: Ledger | None) -> str:
+    return read_all(
+        looked, found, sample=asked.sample, memory=asked.memory, ledger=kept, progress=asked.progress
+    )
+
+
+def _chain(ledger: Ledger, found: Known, anchor: str | None) -> tuple[ChainProof, list[Finding]]:
+    from wherry.ledger.record import Anchor, check_chain
+
+    chain = check_chain(ledger, None if anchor is None else Anchor(anchor))
+    faults: list[Finding] = []
+    if chain.altered is not None:
+        faults.append(Finding("chain-altered", chain.altered, ledger.uri))
+    if anchor is not None and chain.anchored is None:
+        what = f"no statement of the ledger has the hash {anchor[:16]}"
+        faults.append(Finding("anchor-lost", what, ledger.uri))
+    return ChainProof(ledger.uri, found.statements, found.head, found.time, chain.altered), faults
+
+
+def _deletions(scope: Scope, roots: Sequence[str], found: Known) -> Iterator[Finding]:
+    """Tombstones of what is gone on purpose; only where the scope is wider than what is registered."""
+    if scope == "registered":
+        return
+    for row in found.history:
+        uri = row.get("uri")
+        if row["kind"] != "deletion" or uri in found.places:
+            continue
+        if scope == "all" or any(f"{uri}/".startswith(f"{root}/") for root in roots):
+            what = f"{row.get('reason') or 'no reason was given'} ({row['time']})"
+            yield Finding("deleted", what, uri, row.get("checkpoint_digest"))
+
+
+def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda one: (gravity(one.kind), one.uri or "", one.path or "", one.what))
+
+
+def _recorded(report: AuditReport, ledger: Ledger, bundle: str | None) -> AuditReport:
+    """State the audit in the ledger, the bundle's digest included: what was found cannot be unfound."""
+    from wherry.ledger.record import record_event
+
+    chain = report.chain
+    body: dict[str, Any] = {
+        "scope": list(report.scope),
+        "level": report.level,
+        "as_of": report.as_of,
+        "ok": report.ok,
+        "counts": report.counts,
+        "head": {"seq": chain.statements, "hash": chain.head},
+        "bundle_sha256": bundle,
+        "started": report.started,
+        "wherry": report.wherry,
+    }
+    try:
+        record_event(ledger, "audit", None, body)
+    except WherryError as error:
+        finding = Finding("not-recorded", error.what, ledger.uri, cure=error.cure)
+        return replace(report, findings=tuple(_gravest_first([*report.findings, finding])))
+    return report
+
+
+@contextmanager
+def _evidence(target: Path | None) -> Generator[Path | None]:
+    """A folder for the records of what is looked at, beside where the bundle will be; gone afterwards."""
+    if target is None:
+        yield None
+        return
+    prepare_folder(target.parent)
+    with tempfile.TemporaryDirectory(prefix=".wherry-audit-", dir=target.parent) as folder:
+        yield Path(folder)

@@ -1,0 +1,222 @@
+"""The evidence of an audit: one zip file that can be checked without the ledger, the registry or the storage.
+
+It holds the report (JSON and Markdown), the manifest of every checkpoint that was looked at, the ledger's statements
+from the first to the anchor, and the check itself (`wherry.audit_check`, of the standard library alone). An index
+states size and SHA-256 of each file. It appears whole or not at all, and never over another one; the ledger's own
+statement of the audit names its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.auditor import check
+from wherry.auditor.check import ANCHOR, INDEX, LEDGER, MANIFESTS, REPORT, SCHEMA
+from wherry.core.receipt import utc_now
+from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
+from wherry.staging.staging import make_durable_folders, sync_folder
+from wherry.storage.location import MOST_CONFIG
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from wherry.auditor.check import Checked
+    from wherry.auditor.report import AuditReport
+    from wherry.ledger.record import Ledger
+    from wherry.storage.sidecar import Sidecar
+
+_STAMP = (1980, 1, 1, 0, 0, 0)  # the bundle of one audit has one digest, whenever it was packed
+_README = """Evidence of an audit by wherry.
+
+Check it offline:  python {name}          (the check that is in the bundle)
+or, independent of the bundle:  wherry audit --check {name} [--anchor HASH]
+
+report.md, report.json   what was looked at and found
+manifests/               what each checkpoint held when it was recorded, with a digest per tensor
+ledger.jsonl             the ledger's statements, each chained to the one before it by its hash
+anchor.json              the end of that chain; compare it with an anchor that was kept elsewhere
+index.json               size and SHA-256 of each file
+"""
+
+
+def place_for(bundle: str | os.PathLike[str], started: str) -> Path:
+    """Where a bundle goes: the file itself, or a file named by the time in a folder (one that is there, or `NAME/`).
+
+    Raises:
+        TargetExistsError: there is something.
+        UsageError: it is not local.
+    """
+    location = locate(bundle)
+    if not location.store.capabilities.local:
+        raise UsageError(
+            "evidence is written to a local file", uri=location.uri, cure="copy it there afterwards"
+        )
+    path = Path(location.path)
+    if os.fspath(bundle).endswith("/"):
+        prepare_folder(path)
+    if path.is_dir():
+        path /= f"wherry-audit-{started[:19].replace(':', '')}.zip"
+    if path.exists():
+        raise TargetExistsError("evidence is never written over", uri=str(path), cure="choose another name")
+    return path
+
+
+def prepare_folder(path: Path) -> None:
+    """Make a folder for evidence, durably, and the parents that are missing.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    try:
+        for _made in make_durable_folders(path):
+            pass
+    except OSError as error:
+        raise storage_error(error, str(path)) from error
+
+
+def record_of(sidecar: Sidecar) -> bytes:
+    """A sidecar as the evidence holds it: without the leaves, which the tensor digests cover."""
+    receipt = sidecar.receipt.to_json() if sidecar.receipt else None
+    data = {
+        "checkpoint": asdict(sidecar.checkpoint),
+        "manifest": sidecar.manifest.to_json(),
+        "receipt": receipt,
+    }
+    return json.dumps({"schema": SCHEMA, **data}, ensure_ascii=False).encode()
+
+
+def write_bundle(path: Path, report: AuditReport, markdown: str, records: Path, ledger: Ledger) -> str:
+    """Write the evidence.
+
+    Args:
+        path: where; nothing is there.
+        report: what was found.
+        markdown: the same for people.
+        records: a folder with `<checkpoint digest>.json` (`record_of`) of those that were looked at.
+        ledger: for the statements up to those that the report rests on.
+
+    Returns:
+        SHA-256 of the bundle.
+
+    Raises:
+        StorageError: it cannot be written; nothing is left.
+    """
+    draft = path.with_name(f".wherry-{path.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(draft, "x", zipfile.ZIP_DEFLATED) as archive:
+            _fill(archive, path.name, report, markdown, records, ledger)
+        with draft.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        os.link(draft, path)  # unlike a rename, this cannot overwrite
+        sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error(error, str(path)) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return digest
+
+
+def check_bundle(bundle: str | os.PathLike[str], anchor: str | None = None) -> Checked:
+    """Check a bundle offline; `anchor` is a hash, or a file that `wherry ledger anchor` wrote.
+
+    Raises:
+        NotFoundError: it is not there.
+        StorageError: it cannot be read.
+    """
+    location = locate(bundle)
+    if location.entry is None:
+        raise NotFoundError("no such bundle", uri=location.uri, stage="audit")
+    try:
+        return check.check(location.path, anchor_hash(anchor))
+    except OSError as error:
+        raise storage_error(error, location.uri) from error
+
+
+def anchor_hash(anchor: str | None) -> str | None:
+    """The hash of an anchor that was given as such, or as the JSON file that holds it.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if anchor is None or _is_hash(anchor):
+        return anchor
+    try:
+        kept = json.loads(locate(anchor).read_whole(MOST_CONFIG))["hash"]
+    except (NotFoundError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"not an anchor: {anchor!r}", cure="give the hash, or the file of `wherry ledger anchor`"
+        ) from error
+    if not _is_hash(kept):
+        raise UsageError(f"not an anchor: {anchor!r}", cure="its `hash` is not a SHA-256")
+    return kept
+
+
+def _is_hash(text: Any) -> bool:
+    least, most = 16, 64
+    return isinstance(text, str) and least <= len(text) <= most and set(text) <= set("0123456789abcdef")
+
+
+def _fill(
+    archive: zipfile.ZipFile,
+    name: str,
+    report: AuditReport,
+    markdown: str,
+    records: Path,
+    ledger: Ledger,
+) -> None:
+    index: dict[str, dict[str, Any]] = {}
+
+    def add(member: str, pieces: Iterable[bytes]) -> None:
+        state, size = hashlib.sha256(), 0
+        info = zipfile.ZipInfo(member, _STAMP)
+        info.compress_type = zipfile.ZIP_DEFLATED
+        with archive.open(info, "w", force_zip64=True) as file:
+            for piece in pieces:
+                file.write(piece)
+                state.update(piece)
+                size += len(piece)
+        index[member] = {"size": size, "sha256": state.hexdigest()}
+
+    chain = report.chain
+    add("README.txt", [_README.format(name=name).encode()])
+    add("report.md", [markdown.encode()])
+    add(REPORT, [_text(report.to_json())])
+    add(ANCHOR, [_text({"schema": SCHEMA, "seq": chain.statements, "hash": chain.head, "time": chain.time})])
+    add("__main__.py", [Path(check.__file__).read_bytes()])
+    for record in sorted(records.iterdir()):
+        add(f"{MANIFESTS}{record.name}", [record.read_bytes()])
+    add(LEDGER, _extract(ledger, chain.statements))
+    made = {"schema": SCHEMA, "made": utc_now(), "wherry": report.wherry, "files": index}
+    archive.writestr(zipfile.ZipInfo(INDEX, _STAMP), _text(made))
+
+
+def _extract(ledger: Ledger, last: int) -> Iterator[bytes]:
+    """Every statement up to the anchor as one line; each needs the one before it, so none can be left out."""
+    from wherry.ledger.record import statements
+
+    for row in statements(ledger):
+        if row.seq > last:
+            return
+        line = {
+            "seq": row.seq,
+            "prev": row.prev,
+            "hash": row.hash,
+            "kind": row.kind,
+            "schema": row.schema,
+            "content": row.content,
+            "body": row.text,
+            "time": row.time,
+        }
+        yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
+
+
+def _text(data: dict[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()

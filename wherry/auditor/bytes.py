@@ -1,0 +1,239 @@
+"""The deep part of an audit: which checkpoints are read, reading them, and what the ledger is told of it.
+
+Bytes are read one checkpoint after the other by `verify`, which uses the whole machine for each. A sample takes those
+first whose last proof is oldest (never first), so that audits in a row come round to every checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.auditor.known import READ
+from wherry.auditor.places import SHOWN, about, troubled
+from wherry.auditor.report import Finding
+from wherry.converter.references import digested, reference
+from wherry.core.digest import LEAF
+from wherry.core.progress import Progress
+from wherry.errors import MissingExtraError, UnsupportedError, UsageError, WherryError
+from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.registry import service
+from wherry.mover.hashing import hash_checkpoint
+from wherry.runtime.child import NoAnswerError
+from wherry.verifier.verify import Verification, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.auditor.known import Known, Subject
+    from wherry.auditor.places import Looked
+    from wherry.auditor.report import Audited
+    from wherry.core.progress import OnProgress
+    from wherry.core.receipt import CheckpointRef
+    from wherry.ledger.record import Ledger
+
+# After these verdicts the bytes can still say something.
+_READABLE = ("ok", "touched", "sidecar-gone", "source-changed", "known-damage")
+# These say something of this machine and of what is installed, and nothing of the checkpoint.
+_NOT_RUN = (MissingExtraError, NoAnswerError, UnsupportedError, UsageError)
+
+
+def read_all(
+    looked: dict[str, Looked],
+    known: Known,
+    *,
+    sample: str | None,
+    memory: int,
+    ledger: Ledger | None,
+    progress: OnProgress | None,
+) -> str:
+    """Read the bytes of all, or of a sample; what came of each is recorded at once, so that nothing is read in vain.
+
+    Args:
+        looked: URI → what came of the look at metadata; what comes of the bytes takes its place.
+        known: the ledger as of the audit's moment.
+        sample: how many; see `wherry.auditor.audit.audit`.
+        memory: budget in bytes.
+        ledger: where outcomes are recorded; None records none.
+        progress: called a few times a second.
+
+    Returns:
+        How they were chosen, in words.
+    """
+    readable = oldest_proofs(looked)
+    chosen = readable[: size_of(sample, len(readable))]
+    meter = _Meter(progress, sum(looked[uri].row.nbytes for uri in chosen))
+    for uri in chosen:
+        done = read_bytes_of(looked[uri], known, memory=memory, progress=meter.report)
+        meter.done += done.row.nbytes
+        looked[uri] = done if ledger is None else _noted(done, known, ledger)
+    return f"{len(chosen)} of {len(readable)} readable ones, those with the oldest proof first"
+
+
+def load_some(looked: dict[str, Looked], known: Known, count: int, ledger: Ledger | None) -> None:
+    """Let the target's own libraries restore so many; what came of each takes its place and is recorded.
+
+    Args:
+        looked: as for `read_all`.
+        known: the ledger.
+        count: how many, those with the oldest proof first; formats that no library is known for come last.
+        ledger: where outcomes are recorded; None records none.
+    """
+    if not count:
+        return
+    loaders = service("native").LOADERS
+    order = sorted(oldest_proofs(looked), key=lambda uri: looked[uri].row.format not in loaders)
+    for uri in order[:count]:
+        done = load_natively(looked[uri])
+        tried = done.row.level == "native"
+        looked[uri] = _noted(done, known, ledger) if ledger is not None and tried else done
+
+
+def oldest_proofs(looked: dict[str, Looked]) -> list[str]:
+    """The readable places, those first whose bytes were proved longest ago; the order is the same for everybody."""
+    readable = [one.row for one in looked.values() if one.row.verdict in _READABLE]
+    readable.sort(key=lambda row: (row.verified or "", row.checkpoint_digest, row.uri))
+    return [row.uri for row in readable]
+
+
+def size_of(sample: str | None, count: int) -> int:
+    """How many of so many a sample means.
+
+    Raises:
+        UsageError: it is neither a number nor a share.
+    """
+    if sample is None:
+        return count
+    text = sample.strip()
+    try:
+        wanted = -(-count * float(text[:-1]) // 100) if text.endswith("%") else int(text)
+    except ValueError:
+        wanted = -1
+    if not 0 <= wanted < float("inf"):
+        raise UsageError(f"not a sample: {sample!r}", cure="write a number or a share such as 10%")
+    return min(int(wanted), count)
+
+
+def read_bytes_of(looked: Looked, known: Known, *, memory: int, progress: OnProgress | None) -> Looked:
+    """Read every byte of a place and compare it with the record; a source without one with the ledger's digest."""
+    clock, row = time.monotonic(), looked.row
+    subject = known.subjects[row.checkpoint_digest]
+    try:
+        if not looked.recorded:
+            found = list(_without_sidecar(row, subject, memory, progress))
+        else:
+            outcome = verify(row.uri, level="digest", format=row.format, memory=memory, progress=progress)
+            found = list(_failures(row, outcome))
+    except WherryError as error:
+        found = [troubled(row, error)]
+    return looked.with_findings(found, "digest", time.monotonic() - clock)
+
+
+def load_natively(looked: Looked) -> Looked:
+    """Let the target's own library restore it, on the devices that are there; where it cannot be tried, say so."""
+    clock, row, devices = time.monotonic(), looked.row, ""
+    try:
+        outcome = verify(row.uri, level="native", format=row.format)
+    except _NOT_RUN as error:
+        return looked.with_findings(
+            [about(row, "native-not-run", error.what, cure=error.cure)], row.level, 0.0
+        )
+    except WherryError as error:
+        found = [troubled(row, error)]
+    else:
+        found = [replace(one, kind="not-native") for one in _failures(row, outcome)]
+        devices = outcome.native.devices if outcome.native else ""
+    return looked.with_findings(found, "native", time.monotonic() - clock, devices)
+
+
+def proved(looked: Looked, known: Known) -> CheckpointRef:
+    """The node that a verification is recorded for: as the ledger knows it, at this place, with its files' mark now."""
+    from wherry.core.receipt import CheckpointRef
+
+    subject = known.subjects[looked.row.checkpoint_digest]
+    fields = {name: getattr(subject, name) for name in subject.__slots__}
+    sound = looked.row.verdict == "ok"  # the mark of damaged files must not become the expected one
+    mark = (sound and looked.fingerprint) or known.places[looked.row.uri].fingerprint
+    return CheckpointRef(uri=looked.row.uri, fingerprint=mark, **fields)
+
+
+def outcome_of(looked: Looked) -> dict[str, Any]:
+    """The outcome of a deep look as the ledger keeps verifications."""
+    failed = [one for one in looked.findings if one.severity == "error"]
+    return {
+        "uri": looked.row.uri,
+        "level": looked.row.level,
+        "verdict": looked.row.verdict if failed else "ok",
+        "ok": not failed,
+        "tensors": {
+            "checked": looked.row.tensors,
+            "failed": [{"path": one.path or "", "reason": one.what, "leaf": one.leaf} for one in failed],
+        },
+        "seconds": looked.row.seconds,
+        "bytes": looked.row.nbytes,
+        "by": "audit",
+        **({"devices": looked.row.devices} if looked.row.devices else {}),
+    }
+
+
+def _failures(row: Audited, outcome: Verification) -> Iterator[Finding]:
+    """Damage that a verification found, as findings; the leaf also in bytes."""
+    kind = "altered" if outcome.ok else outcome.verdict
+    for failure in outcome.failed:
+        where = ""
+        if failure.leaf is not None:
+            where = f", within {LEAF >> 20} MiB from byte {failure.leaf * LEAF} of the tensor on"
+        yield about(row, kind, f"{failure.reason}{where}", path=failure.path or None, leaf=failure.leaf)
+
+
+def _without_sidecar(
+    row: Audited, subject: Subject, memory: int, progress: OnProgress | None
+) -> Iterator[Finding]:
+    """Take its digest anew, as the conversion did that read it, and compare it with the ledger's."""
+    with open_checkpoint(row.uri, format=row.format) as checkpoint:
+        manifest, gone = checkpoint.manifest, {piece.path for piece in checkpoint.reader.absent()}
+        manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
+        found = hash_checkpoint(checkpoint, memory=memory, progress=progress, paths=list(manifest.tensors))
+        beside = tuple(digested(checkpoint, one) for one in manifest.companions)
+        full = manifest.with_digests(found.digests, beside)
+        node = reference(row.uri, subject.format, subject.format_version, full, "")
+    if node.checkpoint_digest == row.checkpoint_digest:
+        return
+    part = "a companion file is" if node.weights_digest == subject.weights_digest else "its tensors are"
+    kind = "altered" if row.role != READ or row.models else "source-changed"
+    yield about(
+        row, kind, f"{part} not what was recorded: the digest is {node.checkpoint_digest[:SHOWN]} now"
+    )
+
+
+def _noted(done: Looked, known: Known, ledger: Ledger) -> Looked:
+    from wherry.ledger.record import record_verification
+
+    if any(one.kind == "unreachable" for one in done.findings):
+        return done  # nothing was learnt of the bytes
+    try:
+        record_verification(ledger, proved(done, known), outcome_of(done))
+    except WherryError as error:
+        row = done.row
+        note = Finding("not-recorded", error.what, row.uri, row.checkpoint_digest, cure=error.cure)
+        return done._replace(findings=(*done.findings, note))
+    return done
+
+
+class _Meter:
+    """The progress of many verifications as one."""
+
+    def __init__(self, report: OnProgress | None, total: int) -> None:
+        self._report, self._total = report, total
+        self._clock = time.monotonic()
+        self.done = 0
+
+    def report(self, one: Progress) -> None:
+        """Take the progress of the verification that is running."""
+        if self._report is None:
+            return
+        done = min(self.done + one.done, self._total)
+        rate = done / max(time.monotonic() - self._clock, 1e-9)
+        eta = (self._total - done) / rate if rate else None
+        self._report(Progress("audit", done, self._total, rate, eta, one.current))

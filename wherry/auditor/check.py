@@ -1,0 +1,300 @@
+"""The check of an evidence bundle, offline: a module of the standard library alone, which every bundle carries too.
+
+`python BUNDLE.zip` runs the copy inside the bundle; `wherry audit --check BUNDLE.zip` runs this one, the one to trust
+when the bundle comes from somebody else. It proves that every file has the digest that the index states; that the
+ledger's extract is an unbroken chain from its first statement to the anchor that the report names; that every audited
+checkpoint and model version is stated in that chain; that every manifest gives, recomputed, the digest under which its
+checkpoint was audited. It proves nothing about storage: that is what the audit itself looked at. Compare the anchor
+with one kept elsewhere (`--anchor`): a chain that was written anew as a whole is consistent, too.
+
+Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`, written out again on purpose: by a second hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import zipfile
+import zlib
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any
+
+SCHEMA = 1
+GENESIS = "0" * 64
+INDEX, REPORT, LEDGER, ANCHOR, MANIFESTS = (
+    "index.json",
+    "report.json",
+    "ledger.jsonl",
+    "anchor.json",
+    "manifests/",
+)
+_WHOLE_MAX = 512 << 20  # bytes of a file that is read whole; hostile bundles end here
+_LINE_MAX = 64 << 20  # bytes of one statement
+_PIECE = 1 << 20
+_HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+)
+_LISTED = 100  # problems that are listed; the rest is counted
+
+
+@dataclass
+class Checked:
+    """What came of the check.
+
+    Attributes:
+        bundle: its path.
+        sha256: of the bundle itself, which the ledger's statement of the audit names.
+        files: how many the index lists.
+        statements: length of the chain.
+        head: hash of its last statement.
+        checkpoints: rows of the report.
+        manifests: how many of them are proved by a manifest.
+        findings: severity → number of findings of the report.
+        problems: what is wrong with the bundle, each naming the file; empty where it is good.
+        unlisted: how many more problems there are.
+    """
+
+    bundle: str
+    sha256: str = ""
+    files: int = 0
+    statements: int = 0
+    head: str = GENESIS
+    checkpoints: int = 0
+    manifests: int = 0
+    findings: dict[str, int] = field(default_factory=dict[str, int])
+    problems: list[str] = field(default_factory=list[str])
+    unlisted: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+    def say(self, problem: str) -> None:
+        """Note a problem."""
+        if len(self.problems) < _LISTED:
+            self.problems.append(problem)
+        else:
+            self.unlisted += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """As `wherry audit --check --json` prints it."""
+        return {"schema": SCHEMA, "ok": self.ok, **asdict(self)}
+
+
+@dataclass
+class _Stated:
+    """What the chain states: checkpoints, and (checkpoint, model version) pairs; and the hash of each statement."""
+
+    digests: set[str] = field(default_factory=set[str])
+    versions: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    hashes: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def check(bundle: str, anchor: str | None = None) -> Checked:
+    """Check a bundle; damage of any kind is a problem, never an exception, as long as the file can be read.
+
+    Args:
+        bundle: path of the zip file.
+        anchor: hash of a statement that was kept elsewhere; the chain must have it.
+    """
+    checked = Checked(bundle)
+    with open(bundle, "rb") as file:  # noqa: PTH123  a module that stands alone
+        checked.sha256 = _digest(file)
+    try:
+        with zipfile.ZipFile(bundle) as archive:
+            _check(archive, checked, anchor)
+    except _DAMAGE as error:
+        checked.say(f"not an evidence bundle, or a damaged one: {type(error).__name__}: {error}")
+    return checked
+
+
+def _check(archive: zipfile.ZipFile, checked: Checked, anchor: str | None) -> None:
+    index = _json(archive, INDEX)
+    if index["schema"] > SCHEMA:
+        checked.say(f"{INDEX}: schema {index['schema']} is newer than this check knows")
+        return
+    _check_files(archive, index["files"], checked)
+    if checked.problems:
+        return  # what was changed is named; nothing else can be said of it
+    stated = _check_chain(archive, checked)
+    report, kept = _json(archive, REPORT), _json(archive, ANCHOR)
+    _check_anchor(report, kept, checked)
+    if anchor is not None and not any(found.startswith(anchor) for found in stated.hashes):
+        checked.say(f"{LEDGER}: no statement has the hash {anchor}")
+    names = set(archive.namelist())
+    for row in report["checkpoints"]:
+        _check_row(row, names, archive, stated, checked)
+    _check_counts(report, checked)
+
+
+def _check_files(archive: zipfile.ZipFile, files: dict[str, Any], checked: Checked) -> None:
+    names = archive.namelist()
+    checked.files = len(files)
+    for name in sorted(name for name, count in Counter(names).items() if count > 1):
+        checked.say(f"{name}: it is in the bundle twice")
+    for name in sorted({*names} ^ {*files, INDEX}):
+        checked.say(f"{name}: {'not in the index' if name in names else 'it is missing'}")
+    for name in sorted({*names} & {*files}):
+        with archive.open(name) as file:
+            if _digest(file, files[name]["size"]) != files[name]["sha256"]:
+                checked.say(f"{name}: its bytes are not those that the index states")
+
+
+def _check_chain(archive: zipfile.ZipFile, checked: Checked) -> _Stated:
+    stated = _Stated()
+    with archive.open(LEDGER) as file:
+        while line := file.readline(_LINE_MAX):
+            row = json.loads(line)
+            fault = _fault(row, checked.head, checked.statements + 1)
+            if fault:
+                checked.say(f"{LEDGER}: statement {row.get('seq')}: {fault}")
+                return stated
+            checked.statements, checked.head = row["seq"], row["hash"]
+            stated.hashes[row["hash"]] = row["seq"]
+            body = json.loads(row["body"])
+            stated.digests.update(_digests(body))
+            if row["kind"] == "registration":
+                named = f"{body['name']} version {body['version']}"
+                stated.versions.add((body["checkpoint_digest"], named))
+    return stated
+
+
+def _fault(row: dict[str, Any], prev: str, seq: int) -> str | None:
+    if row["seq"] != seq:
+        return f"statement {seq} is not there"
+    if row["prev"] != prev:
+        return "it does not continue the one before it"
+    if row["content"] != _sha256_of(row["kind"], json.loads(row["body"])):
+        return "its contents were altered"
+    if row["hash"] != _sha256_of("statement", {name: row[name] for name in _HASHED}):
+        return "its hash is not that of its contents"
+    return None
+
+
+def _check_anchor(report: dict[str, Any], kept: dict[str, Any], checked: Checked) -> None:
+    chain = report["chain"]
+    if (chain["head"], chain["statements"]) != (checked.head, checked.statements):
+        checked.say(
+            f"{REPORT}: it rests on statement {chain['statements']}, the chain ends at {checked.statements}"
+        )
+    if (kept["hash"], kept["seq"]) != (checked.head, checked.statements):
+        checked.say(f"{ANCHOR}: it is not the end of the chain")
+
+
+def _check_row(
+    row: dict[str, Any], names: set[str], archive: zipfile.ZipFile, stated: _Stated, checked: Checked
+) -> None:
+    digest = row["checkpoint_digest"]
+    checked.checkpoints += 1
+    if digest not in stated.digests:
+        checked.say(f"{REPORT}: no statement speaks of checkpoint {digest} at {row['uri']}")
+    for model in row["models"]:
+        if (digest, model) not in stated.versions:
+            checked.say(f"{REPORT}: no statement says that checkpoint {digest} is {model}")
+    name = f"{MANIFESTS}{digest}.json"
+    if not row["manifest"]:
+        return
+    if name not in names:
+        checked.say(f"{name}: it is missing")
+        return
+    record = _json(archive, name)
+    if checkpoint_digest(record["manifest"], record["checkpoint"]) != digest:
+        checked.say(f"{name}: its manifest gives another checkpoint digest")
+    checked.manifests += 1
+
+
+def _check_counts(report: dict[str, Any], checked: Checked) -> None:
+    for finding in report["findings"]:
+        severity = finding["severity"]
+        checked.findings[severity] = checked.findings.get(severity, 0) + 1
+    counted = {name: report["counts"].get(f"{name}s", 0) for name in ("error", "warning", "note")}
+    if counted != {name: checked.findings.get(name, 0) for name in counted}:
+        checked.say(f"{REPORT}: its counts are not those of its findings")
+    if report["ok"] != (not checked.findings.get("error")):
+        checked.say(f"{REPORT}: it says ok={report['ok']} with {counted['error']} errors")
+
+
+def checkpoint_digest(manifest: dict[str, Any], reference: dict[str, Any]) -> str:
+    """The identity that a manifest gives, as `wherry.core.digest.checkpoint_digest` computes it."""
+    rows = sorted(
+        [_parts(tensor["path"]), tensor["digest"]] for tensor in manifest["tensors"] if tensor["digest"]
+    )
+    return _sha256_of(
+        "checkpoint",
+        {
+            "weights": _sha256_of("weights", rows),
+            "format": reference["format"],
+            "format_version": reference["format_version"],
+            "values": manifest["values"],
+            "empties": manifest["empties"],
+            "companions": {one["name"]: one["sha256"] for one in manifest["companions"]},
+        },
+    )
+
+
+def _parts(printed: str) -> list[str]:
+    """The parts of a printed key path: `~0` is `~`, `~1` is `/`, a part `~2` is empty."""
+    if not printed:
+        return []
+    return ["" if part == "~2" else part.replace("~1", "/").replace("~0", "~") for part in printed.split("/")]
+
+
+def _sha256_of(kind: str, value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return hashlib.sha256(f"wherry {kind} 1\n".encode() + text).hexdigest()
+
+
+def _digests(value: Any) -> set[str]:
+    """Every checkpoint digest that a statement names, however deep."""
+    if isinstance(value, list):
+        return set[str]().union(*(_digests(one) for one in value)) if value else set()
+    if not isinstance(value, dict):
+        return set()
+    own = value.get("checkpoint_digest")
+    return ({own} if isinstance(own, str) else set()).union(*(_digests(one) for one in value.values()))
+
+
+def _digest(file: IO[bytes], expected: int | None = None) -> str:
+    """SHA-256 of a file; of one that must have a size, no more than that and one byte is read."""
+    state, left = hashlib.sha256(), -1 if expected is None else expected + 1
+    while left and (piece := file.read(_PIECE if left < 0 else min(_PIECE, left))):
+        state.update(piece)
+        left = left if left < 0 else left - len(piece)
+    return state.hexdigest()
+
+
+def _json(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
+    with archive.open(name) as file:
+        data = file.read(_WHOLE_MAX + 1)
+    if len(data) > _WHOLE_MAX:
+        raise ValueError(f"{name} is larger than {_WHOLE_MAX} bytes")
+    return json.loads(data)
+
+
+def main(arguments: list[str]) -> int:
+    """Check a bundle and say what came of it; 0 where it is good, 1 where it is not."""
+    anchor = arguments[arguments.index("--anchor") + 1] if "--anchor" in arguments[:-1] else None
+    named = [word for word in arguments if word not in ("--anchor", anchor)]
+    checked = check(named[0] if named else sys.argv[0], anchor)
+    lines = [
+        f"{name}: {value}" for name, value in asdict(checked).items() if name not in ("problems", "unlisted")
+    ]
+    lines += [f"PROBLEM {problem}" for problem in checked.problems]
+    lines += ["the bundle is whole and consistent" if checked.ok else "the bundle is NOT what it was"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0 if checked.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""What to do about a finding, and what else it concerns.
+
+The cure is looked for in this order: an intact copy of the same checkpoint; an intact checkpoint from which it was
+made, or that has the same weights in another container, to be converted; a backup. What was made from a damaged
+checkpoint is named with the places and the model versions of each: their bytes were proved when they were made, so
+they hold their own proof, but they cannot be made again from what is damaged.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.auditor.known import descendants
+from wherry.auditor.report import Affected
+from wherry.converter.command import command_line, resolved
+from wherry.errors import WherryError
+from wherry.storage.stores import locate
+from wherry.tree.mapping import TREE_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from wherry.auditor.known import Known, Made
+    from wherry.auditor.places import Looked
+    from wherry.auditor.report import Finding
+
+# Kinds after which the bytes at a place must come from somewhere else.
+LOST = frozenset(
+    (
+        "malicious",
+        "altered",
+        "replaced",
+        "structure",
+        "gone",
+        "incomplete",
+        "corrupt",
+        "unreadable",
+        "known-damage",
+        "not-native",
+    )
+)
+_NO_COPY = "restore it from a backup; the ledger knows no other intact copy"
+_CURES = {
+    "sidecar-altered": "restore the sidecar from a backup or the evidence of an earlier audit, then audit again",
+    "sidecar-gone": "restore the sidecar from a backup or the evidence of an earlier audit",
+    "touched": "read its bytes: wherry audit --level digest",
+    "unreachable": "check that the storage is reachable from here, then audit again",
+    "chain-altered": "restore the ledger from a backup, or `wherry ledger rebuild ROOT` into a new one",
+    "anchor-lost": "somebody cut or replaced the ledger: restore it from a backup that has the anchor",
+    "unrecorded": "`wherry ledger check --anchor HASH` tells whether the ledger was cut; `rebuild` takes it over",
+    "registration-gone": "register it again: wherry register URI --name NAME",
+    "registration-unknown": "find out who registered it; `wherry ledger rebuild` takes it over",
+    "registration-pending": "run the registration again; it goes on where it stopped",
+    "registration-altered": "register it again under the recorded digest, and find out who changed the tags",
+    "registration-without-bytes": "restore the checkpoint, or delete the model version",
+}
+
+
+def completed(findings: Iterable[Finding], known: Known, looked: Mapping[str, Looked]) -> list[Finding]:
+    """The findings with cure, model versions and what was made from the damaged ones."""
+    return [_completed(finding, known, looked) for finding in findings]
+
+
+def _completed(finding: Finding, known: Known, looked: Mapping[str, Looked]) -> Finding:
+    digest = finding.checkpoint_digest
+    if finding.kind == "source-changed" and digest is not None and finding.uri is not None:
+        return replace(finding, cure=_of_the_change(digest, finding.uri, known) or finding.cure)
+    if finding.kind not in LOST or digest is None or finding.uri is None:
+        return replace(finding, cure=finding.cure or _CURES.get(finding.kind))
+    return replace(
+        finding,
+        cure=_source_of_bytes(digest, finding.uri, known, looked),
+        models=known.models(digest),
+        affected=tuple(_affected(child, known) for child in descendants(known, digest)),
+    )
+
+
+def _affected(digest: str, known: Known) -> Affected:
+    uris = tuple(place.uri for place in known.living(digest))
+    return Affected(digest, known.subjects[digest].format, uris, known.models(digest))
+
+
+def _source_of_bytes(digest: str, uri: str, known: Known, looked: Mapping[str, Looked]) -> str:
+    for copy in _intact([digest], uri, known, looked):
+        return f"fetch the intact copy: {shlex.join(['wherry', 'fetch', copy, uri])}"
+    for parent in known.parents.get(digest, ()):
+        for source in _intact([parent], uri, known, looked):
+            return _again(_request(known.made.get((parent, digest)), digest, known, source, uri), source, uri)
+    weights = known.subjects[digest].weights_digest
+    alike = [one.checkpoint_digest for one in known.subjects.values() if one.weights_digest == weights]
+    for source in _intact(alike, uri, known, looked):
+        return _again(_container(digest, known), source, uri)
+    return _NO_COPY
+
+
+def _of_the_change(digest: str, uri: str, known: Known) -> str | None:
+    """The first thing that was made of a source that is another one now; None where the ledger has none."""
+    for child in known.children.get(digest, ()):
+        how = known.made.get((digest, child))
+        if how is not None and how.source == uri:
+            asked = _request(how, child, known, uri, how.target)
+            return f"move what was made of it away and convert again: {command_line(asked, uri, how.target)}"
+    return None
+
+
+def _again(asked: Mapping[str, Any], source: str, target: str) -> str:
+    return f"move it away and convert again: {command_line(asked, source, target)}"
+
+
+def _request(made: Made | None, digest: str, known: Known, source: str, target: str) -> dict[str, Any]:
+    """What was asked for when it was made; for another place than then without what only fits that one."""
+    name = known.subjects[digest].format
+    if made is None:
+        return {"to": name}
+    asked = dict(made.asked or _resolved(name, made.options))
+    if source != made.source:
+        asked.pop("from", None)
+    if target != made.target:
+        asked.pop("into", None)
+    return asked
+
+
+def _container(digest: str, known: Known) -> dict[str, Any]:
+    """For a source with the same tensors in another container: the options of the container alone."""
+    name = known.subjects[digest].format
+    made = next((how for (_source, target), how in known.made.items() if target == digest), None)
+    if made is None:
+        return {"to": name}
+    asked = _resolved(name, made.options)
+    options = {key: value for key, value in asked.get("options", {}).items() if key not in TREE_OPTIONS}
+    return {**asked, "options": options}
+
+
+def _resolved(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return resolved(name, options)
+    except WherryError:
+        return {
+            "to": name
+        }  # a format that is not installed here, whose options nobody can tell from its defaults
+
+
+def _intact(digests: Collection[str], not_this: str, known: Known, looked: Mapping[str, Looked]) -> list[str]:
+    """Where one of some checkpoints lies, nothing bad being known of it; those whose bytes were read come first."""
+    places = [place.uri for digest in digests for place in known.living(digest) if place.uri != not_this]
+    fine = [
+        uri
+        for uri in places
+        if (looked[uri].row.verdict in ("ok", "touched") if uri in looked else _is_there(uri))
+    ]
+    return sorted(fine, key=lambda uri: (uri not in looked or looked[uri].row.level == "present", uri))
+
+
+def _is_there(uri: str) -> bool:
+    try:
+        return locate(uri).exists()
+    except WherryError:
+        return False  # a store that cannot be asked is no place to fetch from

@@ -1,0 +1,207 @@
+"""A walk below the roots of an audit: checkpoints that were never converted, and files that belong to nothing.
+
+Checkpoints are found by `discover`; what the ledger has as source or as something that wherry wrote is known. A file is
+unknown where no found checkpoint has it: not inside one, not beside it as its sidecar or as a part that its reader
+lists. Lists are cut at a bound, with a count of the rest, so that a folder of a million files is one line.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.auditor.report import Finding
+from wherry.converter.existing import present_fingerprint
+from wherry.errors import NotFoundError, WherryError
+from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.discover import Skipped, discover
+from wherry.storage.folders import is_staging
+from wherry.storage.sidecar import read_sidecar, sidecar_name, signature_name
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wherry.auditor.known import Known
+    from wherry.core.detection import Detection
+    from wherry.storage.location import Location
+
+LISTED = 1000  # findings of one kind below one root; the rest is a number
+_NANOSECONDS = 1_000_000_000
+
+
+class Waiting(NamedTuple):
+    """A checkpoint that was not converted, or changed since.
+
+    Attributes:
+        uri: where it lies.
+        format: its format.
+        step: training step, where known.
+        age: seconds since its last file was written; None where the store does not say.
+        reason: `never converted`, or what happened.
+    """
+
+    uri: str
+    format: str
+    step: int | None
+    age: float | None
+    reason: str
+
+
+@dataclass(slots=True)
+class Survey:
+    """What lies below the roots.
+
+    Attributes:
+        found: checkpoints, as `discover` reports them.
+        waiting: those that were not converted.
+        unrecorded: those whose sidecar tells of a conversion that the ledger does not have.
+        skipped: what is not counted as a checkpoint, and why.
+        unknown: files that belong to none.
+        unlisted: how many more there are.
+    """
+
+    found: list[Detection] = field(default_factory=list["Detection"])
+    waiting: list[Waiting] = field(default_factory=list[Waiting])
+    unrecorded: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    skipped: list[Skipped] = field(default_factory=list[Skipped])
+    unknown: list[str] = field(default_factory=list[str])
+    unlisted: int = 0
+
+
+def survey(roots: Sequence[str], known: Known, *, newest: bool = False, files: bool = True) -> Survey:
+    """Walk below the roots.
+
+    Args:
+        roots: URIs.
+        known: the ledger.
+        newest: of each run count only the newest complete step.
+        files: whether to look for unknown files too.
+
+    Raises:
+        NotFoundError: a root does not exist.
+    """
+    result = Survey()
+    for root in roots:
+        found = list(discover(root, on_skip=result.skipped.append, newest=newest))
+        result.found += found
+        result.waiting += (waiting for one in found if (waiting := _waiting(one, known)) is not None)
+        result.unrecorded += [row for one in found if (row := _unrecorded(one, known)) is not None]
+        if files:
+            _unknown_files(locate(root), {locate(one.uri).uri: one for one in found}, result)
+    return result
+
+
+def findings_of(result: Survey, *, as_of: str | None = None) -> Iterator[Finding]:
+    """The survey as notes of the audit; where the ledger counts as of a moment, it need not know what is there now."""
+    for uri, digest in result.unrecorded[:LISTED] if as_of is None else ():
+        yield Finding(
+            "unrecorded", "its sidecar tells of a conversion that the ledger does not have", uri, digest
+        )
+    for one in result.waiting[:LISTED]:
+        age = "" if one.age is None else f", {one.age / 3600:.1f} hours old"
+        yield Finding("unconverted", f"{one.format}{age}: {one.reason}", one.uri)
+    yield from _rest("unconverted", len(result.waiting) - LISTED)
+    for uri in result.unknown:
+        yield Finding("unknown-file", "it belongs to no checkpoint", uri)
+    yield from _rest("unknown-file", result.unlisted)
+    for skipped in result.skipped[:LISTED]:
+        yield Finding("passed-over", skipped.reason, skipped.uri)
+    yield from _rest("passed-over", len(result.skipped) - LISTED)
+
+
+def _rest(kind: str, count: int) -> Iterator[Finding]:
+    if count > 0:
+        yield Finding(kind, f"and {count} more")
+
+
+def _waiting(found: Detection, known: Known) -> Waiting | None:
+    """Why a checkpoint counts as not converted; None where it is ours, or was converted as it is now."""
+    location = locate(found.uri)
+    place = known.places.get(location.uri)
+    if place is not None and place.role == "written":
+        return None
+    try:
+        reason = _reason(location, found, known.sources)
+    except WherryError as error:
+        reason = f"{error.verdict}: {error.what}"
+    return Waiting(location.uri, found.format, found.step, age_of(location), reason) if reason else None
+
+
+def _unrecorded(found: Detection, known: Known) -> tuple[str, str] | None:
+    """URI and checkpoint digest of what wherry made, where no statement of the ledger speaks of it."""
+    location = locate(found.uri)
+    if location.uri in known.places:
+        return None
+    try:
+        sidecar = read_sidecar(location)
+    except WherryError:
+        return None  # what is wrong with it is said where it is looked at
+    if sidecar is None or sidecar.receipt is None or sidecar.checkpoint.checkpoint_digest in known.subjects:
+        return None
+    return location.uri, sidecar.checkpoint.checkpoint_digest
+
+
+def _reason(location: Location, found: Detection, sources: Mapping[str, set[str]]) -> str | None:
+    fingerprints = sources.get(location.uri)
+    if fingerprints is None:
+        sidecar = read_sidecar(location)
+        return None if sidecar is not None and sidecar.receipt is not None else "never converted"
+    with open_checkpoint(location.uri, format=found.format) as checkpoint:
+        now = present_fingerprint(checkpoint)
+    return None if now in fingerprints else "changed since it was converted"
+
+
+def age_of(location: Location) -> float | None:
+    """Seconds since the newest of its files was written; of a folder those that lie directly in it."""
+    if not location.store.capabilities.local:
+        return None
+    entries = [one for one in location.entries() if not one.is_dir] or [location.entry]
+    marks = [int(one.mark) for one in entries if one is not None and one.mark]
+    return max(time.time() - max(marks) / _NANOSECONDS, 0.0) if marks else None
+
+
+def _unknown_files(root: Location, claimed: Mapping[str, Detection], result: Survey) -> None:
+    """Every file below a root that is in no claimed checkpoint and beside none as its part."""
+    if root.uri in claimed or root.entry is None:
+        return
+    names = {entry.name: entry for entry in root.entries()}
+    parts = {
+        part for name in names if (one := claimed.get(root.join(name).uri)) for part in _beside(one, name)
+    }
+    for name, entry in names.items():
+        place = root.join(name)
+        if place.uri in claimed or name in parts or is_staging(name):
+            continue
+        if entry.is_dir:
+            _unknown_files(place, claimed, result)
+        elif len(result.unknown) < LISTED:
+            result.unknown.append(place.uri)
+        else:
+            result.unlisted += 1
+
+
+def _beside(found: Detection, name: str) -> set[str]:
+    """Names beside a checkpoint that is a file: its sidecar, its signature, and further parts that its reader lists."""
+    own = {sidecar_name(name), signature_name(name)}
+    if (entry := locate(found.uri).entry) is None or entry.is_dir:
+        return own
+    try:
+        with open_checkpoint(found.uri, format=found.format) as checkpoint:
+            return own | {member.name.split("/")[0] for member in checkpoint.reader.members()}
+    except WherryError:
+        return own  # what is wrong with it is said where it is looked at; here only names count
+
+
+def required(roots: Sequence[str]) -> list[str]:
+    """The roots as printed locations.
+
+    Raises:
+        NotFoundError: one does not exist.
+    """
+    places = [locate(root) for root in roots]
+    for place in places:
+        if place.entry is None:
+            raise NotFoundError("nothing is there", uri=place.uri, cure="check the root", stage="audit")
+    return [place.uri for place in places]

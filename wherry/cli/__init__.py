@@ -1,0 +1,330 @@
+"""The command line: the same verbs and option names as the library, with `--json` and documented exit codes.
+
+It stands on the roof and may use every room, but imports a verb only when that verb is called, so that
+`wherry --help` costs next to nothing and `wherry convert` never imports prefect or mlflow.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from wherry import __version__
+from wherry.cli.audit import audit, metrics
+from wherry.cli.deploy import deploy, preflight, serve
+from wherry.cli.emit import emit
+from wherry.cli.errors import (
+    DEBUG,
+    DEBUG_ENV,
+    as_ours,
+    document,
+    flush_output,
+    interrupted,
+    is_debugging,
+    silence,
+)
+from wherry.cli.layouts import layouts
+from wherry.cli.ledger import ledger
+from wherry.cli.lineage import lineage
+from wherry.cli.models import fetch, promote, register, resolve
+from wherry.cli.options import (
+    as_json,
+    chosen,
+    conversion,
+    matched_targets,
+    memory,
+    quiet,
+    rules,
+    settings,
+    walking,
+    writing,
+)
+from wherry.cli.projections import deliver, sign, verify_signature
+from wherry.cli.prune import prune
+from wherry.cli.rewrite import rewrite
+from wherry.cli.routes import config_group, nightly, routes
+from wherry.runtime.interpreter import tune, use_utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wherry.errors import WherryError
+
+EXIT_CODES = """\b
+Exit codes: 0 done · 2 usage · 3 not found · 4 not a checkpoint, unsupported or ambiguous
+5 incomplete or corrupt · 6 hostile · 7 cannot be represented, or something unmatched
+8 the target exists or is in use · 9 intact data differs from what was expected
+10 storage failed · 11 a needed extra is not installed
+12 done, but not recorded or not registered · 70 a bug in wherry · 130 interrupted"""
+_VERDICT_CODES = {
+    "ok": 0,
+    "incomplete": 5,
+    "corrupt": 5,
+    "malicious": 6,
+    "not-a-checkpoint": 4,
+    "unsupported": 4,
+}
+
+
+@click.group(
+    epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="wherry")
+@click.option(
+    DEBUG, is_flag=True, expose_value=False, help=f"Show the traceback of an error; {DEBUG_ENV}=1 too."
+)
+def cli() -> None:
+    """Carry model checkpoints from one training system to another and prove that nothing was lost."""
+
+
+@cli.command()
+@click.argument("root")
+@walking
+@as_json
+def discover(root: str, json_: bool, **which: Any) -> None:
+    """Find the checkpoints below ROOT."""
+    from wherry.cli import console
+    from wherry.formats.discover import Skipped, discover
+
+    skipped: list[Skipped] = []
+    console.show_found(discover(root, on_skip=skipped.append, **which), skipped, json_=json_)
+
+
+@cli.command()
+@click.argument("uri")
+@chosen
+@as_json
+def detect(uri: str, json_: bool, **which: Any) -> None:
+    """Say what lies at URI, and why."""
+    from wherry.cli import console
+    from wherry.formats.detect import detect
+
+    found = detect(uri, **which)
+    console.show_detection(found, json_=json_)
+    sys.exit(_VERDICT_CODES[found.verdict])
+
+
+@cli.command()
+@click.argument("uri")
+@click.option("--sha256", is_flag=True, help="Hash each tensor's canonical bytes as a whole.")
+@click.option("--digest", is_flag=True, help="Compute the tensor digests.")
+@click.option("--write", is_flag=True, help="Leave the digests in a sidecar beside it, for registering it.")
+@click.option("--pickles", is_flag=True, help="List instead what every pickle at URI wants to import.")
+@memory
+@quiet
+@chosen
+@as_json
+def inspect(uri: str, json_: bool, quiet: bool, pickles: bool, **arguments: Any) -> None:
+    """List what the checkpoint at URI holds."""
+    from wherry.cli import console
+    from wherry.cli import pickles as cli_pickles
+    from wherry.verifier.inspect import inspect
+
+    if pickles:
+        cli_pickles.show_pickles(uri, json_=json_)
+        return
+    with console.bar(quiet=quiet or json_) as progress:
+        inspection = inspect(uri, progress=progress, **arguments)
+    console.show_inspection(inspection, json_=json_)
+
+
+@cli.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--to", required=True, metavar="FORMAT", help="Target format.")
+@conversion
+@as_json
+def plan(
+    source: str, target: str, to: str, set_: Sequence[str], ignore: str, json_: bool, **arguments: Any
+) -> None:
+    """Say what converting SOURCE to TARGET would do; write nothing."""
+    from wherry.cli import console
+    from wherry.converter.plan import plan
+
+    found = plan(source, target, to=to, options=settings(set_), ignore=rules(ignore), **arguments)
+    console.show_plan(found, json_=json_)
+
+
+@cli.command()
+@click.argument("source")
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.option("--to", required=True, multiple=True, metavar="FORMAT", help="Format, once for each TARGET.")
+@conversion
+@writing
+@quiet
+@as_json
+def convert(
+    source: str,
+    targets: Sequence[str],
+    to: Sequence[str],
+    set_: Sequence[str],
+    ignore: str,
+    meta: Sequence[str],
+    json_: bool,
+    quiet: bool,
+    dry_run: bool,
+    no_lineage: bool,
+    into: bool,
+    as_step: int | None,
+    if_exists: str,
+    sign: str | None,
+    **arguments: Any,
+) -> None:
+    """Convert SOURCE, verify the result, commit it in one step and record the lineage.
+
+    With several targets the source is read once: `wherry convert SRC --to orbax A --to hf B`.
+    """
+    from wherry.cli import console
+    from wherry.converter.convert import convert_all
+
+    wanted = matched_targets(targets, to, settings(set_))
+    common: dict[str, Any] = {"ignore": rules(ignore), **arguments}
+    if dry_run:
+        from wherry.converter.plan import plan
+
+        for one in wanted:
+            found = plan(source, one.uri, to=one.to, options=one.options, as_step=as_step, **common)
+            console.show_plan(found, json_=json_)
+        return
+    signal.signal(signal.SIGTERM, _stop)
+    common |= {"into": into, "as_step": as_step, "if_exists": if_exists, "meta": settings(meta), "sign": sign}
+    with (
+        console.committed(console.show_receipts, json_=json_),
+        console.bar(quiet=quiet or json_) as progress,
+    ):
+        group = convert_all(source, wanted, lineage=not no_lineage, progress=progress, **common)
+    console.show_receipts(group, json_=json_)
+
+
+@cli.command()
+@click.argument("uri")
+@click.option("--level", default="present", show_default=True,
+              type=click.Choice(["structure", "present", "digest", "roundtrip", "native", "logits"]),
+              help="How far to look; up to digest each level includes those before it.")  # fmt: skip
+@click.option("--against", metavar="URI", help="Another checkpoint whose tensors it must equal.")
+@click.option("--family-file", metavar="FILE", help="What declared the family when it was made of that one.")
+@memory
+@quiet
+@chosen
+@as_json
+def verify(uri: str, json_: bool, quiet: bool, **arguments: Any) -> None:
+    """Say whether the checkpoint at URI is whole and holds what was recorded."""
+    from wherry.cli import console
+    from wherry.verifier.verify import verify
+
+    with console.bar(quiet=quiet or json_) as progress:
+        verification = verify(uri, progress=progress, **arguments)
+    console.show_verification(verification, json_=json_)
+    sys.exit(verification.exit_code)
+
+
+@cli.command()
+@click.argument("name", required=False)
+@as_json
+def formats(name: str | None, json_: bool) -> None:
+    """List the formats, or what the format NAME holds and which options it takes."""
+    from wherry.cli import console_formats as console
+    from wherry.formats.registry import find_format, formats
+
+    if name is None:
+        console.show_formats(list(formats().values()), json_=json_)
+    else:
+        console.show_format(find_format(name), json_=json_)
+
+
+@cli.command()
+@click.argument("root")
+@click.option("--dry-run", is_flag=True, help="Only list.")
+@as_json
+def clean(root: str, dry_run: bool, json_: bool) -> None:
+    """Remove what killed conversions left below ROOT."""
+    from wherry.cli import console
+    from wherry.staging.clean import clean
+
+    console.show_cleaned(clean(root, dry_run=dry_run), dry_run=dry_run, json_=json_)
+
+
+@cli.command()
+@as_json
+def doctor(json_: bool) -> None:
+    """Say what is installed, reachable and writable."""
+    from wherry.cli import console
+    from wherry.watch.doctor import diagnose
+
+    sys.exit(console.show_findings(diagnose(), json_=json_))
+
+
+cli.add_command(emit)
+cli.add_command(audit)
+cli.add_command(metrics)
+cli.add_command(layouts)
+cli.add_command(deploy)
+cli.add_command(preflight)
+cli.add_command(serve)
+cli.add_command(ledger)
+ledger.add_command(deliver)
+cli.add_command(lineage)
+cli.add_command(rewrite)
+cli.add_command(routes)
+cli.add_command(config_group)
+cli.add_command(nightly)
+cli.add_command(prune)
+cli.add_command(sign)
+cli.add_command(verify_signature)
+cli.add_command(fetch)
+cli.add_command(promote)
+cli.add_command(register)
+cli.add_command(resolve)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line; every error becomes one message and an exit code, and none a traceback."""
+    alone = arguments is None  # a process of its own
+    if alone:
+        use_utf8()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = is_debugging(words)
+    if alone and not debug:
+        silence()
+    tune()
+    try:
+        code = _run(words)
+    except Exception as error:  # noqa: BLE001  the last place where a bug can become a message
+        if debug:
+            traceback.print_exc()
+        _fail(as_ours(error, words), words)
+    except KeyboardInterrupt:  # outside of a command
+        _fail(interrupted(), words)
+    sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    code = cli.main(words, prog_name="wherry", standalone_mode=False)
+    unwritten = flush_output()
+    if unwritten is not None:
+        raise unwritten
+    return code or 0
+
+
+def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
+    error.stage = error.stage or next((word for word in words if word in cli.commands), None)
+    with suppress(OSError):  # who would read it has gone
+        if "--json" in words:
+            import json
+
+            click.echo(json.dumps(document(error)))
+        click.echo(f"error: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _stop(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Commands that ask how things stand: `audit` and `metrics`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wherry.cli.options import as_json, memory, quiet
+from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wherry.auditor.check import Checked
+    from wherry.auditor.report import AuditReport
+
+_ALTERED = 9  # exit code of intact data that differs from what was expected
+_SHOWN = 50  # findings on a terminal
+
+
+@click.command()
+@click.argument("roots", nargs=-1, metavar="[ROOT]...")
+@click.option("--registered", is_flag=True, help="Only what model versions point at.")
+@click.option(
+    "--level",
+    type=click.Choice(["present", "digest"]),
+    default="present",
+    show_default=True,
+    help="Read metadata, or every byte.",
+)
+@click.option("--sample", metavar="N|P%", help="Read so many, those with the oldest proof first.")
+@click.option(
+    "--native",
+    "native_sample",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Let the target's own library restore so many.",
+)
+@click.option("--as-of", metavar="DATE", help="The ledger counts as it was then.")
+@click.option(
+    "--bundle", metavar="FILE", help="Write the evidence: a file, or a folder for a file named by the time."
+)
+@click.option("--markdown", "markdown_", metavar="FILE", help="Write the report as Markdown.")
+@click.option("--anchor", metavar="HASH|FILE", help="An anchor kept elsewhere that the ledger must contain.")
+@click.option("--tracking-uri", help="MLflow tracking store; embedded SQLite by default.")
+@click.option("--registry-uri", help="MLflow registry; the tracking store by default.")
+@click.option(
+    "--key", metavar="PUBLIC", help="Public key (PEM) that signatures must fit; [audit] of wherry.toml."
+)
+@click.option("--no-record", is_flag=True, help="Write nothing to the ledger.")
+@click.option("--check", metavar="BUNDLE", help="Check such evidence, offline, instead.")
+@memory
+@quiet
+@as_json
+def audit(
+    roots: Sequence[str],
+    registered: bool,
+    markdown_: str | None,
+    no_record: bool,
+    check: str | None,
+    quiet: bool,
+    json_: bool,
+    **arguments: Any,
+) -> None:
+    """Say whether all checkpoints that the ledger knows (below each ROOT) are there and what was recorded.
+
+    Below roots also list what was never converted and files that belong to nothing.
+    """  # fmt: skip
+    from wherry.auditor.audit import audit as look
+    from wherry.auditor.bundle import check_bundle
+    from wherry.auditor.text import markdown
+    from wherry.cli import console
+
+    if check is not None:
+        _show_checked(check_bundle(check, arguments["anchor"]), json_=json_)
+    if registered and roots:
+        raise UsageError("--registered and roots exclude each other")
+    scope = list(roots) or ("registered" if registered else "all")
+    with console.bar(quiet=quiet or json_) as progress:
+        report = look(scope, record=not no_record, progress=progress, **arguments)
+    if markdown_ is not None:
+        Path(markdown_).write_text(markdown(report))
+    _show(report, json_=json_)
+    sys.exit(report.exit_code)
+
+
+@click.command()
+@click.argument("roots", nargs=-1, metavar="[ROOT]...")
+@click.option("--out", metavar="FILE", help="Write it in one step, for a node exporter's textfile collector.")
+@as_json
+def metrics(roots: Sequence[str], out: str | None, json_: bool) -> None:
+    """Print numbers for Prometheus: converted, failed, bytes, age of the oldest unconverted below each ROOT.
+
+    Without roots, those of the routes in wherry.toml count.
+    """
+    from wherry.cli import console
+    from wherry.watch.metrics import measure, text, write
+
+    found = measure(list(roots) or None)
+    if out is not None:
+        write(found, out)
+    elif json_:
+        console.print_json(
+            [{"name": one.name, "labels": dict(one.labels), "value": one.value} for one in found]
+        )
+    else:
+        click.echo(text(found), nl=False)
+
+
+def _show(report: AuditReport, *, json_: bool) -> None:
+    from wherry.auditor.text import summary
+    from wherry.cli import console
+
+    if json_:
+        console.print_json(report.to_json())
+        return
+    console.print_rows(summary(report))
+    for one in report.findings[:_SHOWN]:
+        tensor = f" {one.path}" if one.path else ""
+        click.echo(f"{one.severity}: {one.kind}: {one.uri or ''}{tensor}: {one.what}")
+        if one.severity != "note":
+            console.print_rows([("  cure", one.cure), ("  models", ", ".join(one.models))])
+        for child in one.affected:
+            models = f" ({', '.join(child.models)})" if child.models else ""
+            click.echo(
+                f"  was made from it: {child.format} {', '.join(child.uris) or child.checkpoint_digest}{models}"
+            )
+    if len(report.findings) > _SHOWN:
+        click.echo(f"and {len(report.findings) - _SHOWN} more; see --json or --markdown")
+
+
+def _show_checked(checked: Checked, *, json_: bool) -> None:
+    from wherry.cli import console
+
+    if json_:
+        console.print_json(checked.to_json())
+    else:
+        data = checked.to_json()
+        console.print_rows(
+            (name, value) for name, value in data.items() if name not in ("schema", "problems")
+        )
+        for problem in checked.problems:
+            click.echo(f"problem: {problem}")
+    sys.exit(0 if checked.ok else _ALTERED)

@@ -1,0 +1,298 @@
+"""What the command line prints: text through rich, or one JSON document.
+
+Every function takes a noun of the engine and says it once, in words or as the noun's own `to_json`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wherry.core.units import show_seconds, show_size
+from wherry.errors import NotRecordedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+    from wherry.converter.planned import Plan
+    from wherry.core.detection import Detection
+    from wherry.core.progress import OnProgress, Progress
+    from wherry.core.receipt import GroupReceipt, Receipt
+    from wherry.formats.discover import Skipped
+    from wherry.lineage.lineage import LineageTree
+    from wherry.models.register import Registration
+    from wherry.staging.clean import Cleaned
+    from wherry.verifier.inspect import Inspection
+    from wherry.verifier.verify import Verification
+    from wherry.watch.doctor import Finding
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_rows(rows: Iterable[tuple[str, Any]]) -> None:
+    """Name and value, one a line; rows without a value are left out."""
+    for name, value in rows:
+        if value not in (None, ""):
+            click.echo(f"{name + ':':<16}{value}")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table; on a pipe it is as wide as its contents, so that nothing is cut."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 400, markup=False, highlight=False).print(table)
+
+
+@contextmanager
+def bar(*, quiet: bool) -> Generator[OnProgress | None]:
+    """A progress bar with bytes per second and time left, on a terminal only."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    columns = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.DownloadColumn(),
+        rich_progress.TransferSpeedColumn(),
+        rich_progress.TimeRemainingColumn(),
+        rich_progress.TextColumn("{task.fields[current]}"),
+    )
+    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        tasks: dict[str, rich_progress.TaskID] = {}
+
+        def report(now: Progress) -> None:
+            if now.stage not in tasks:
+                tasks[now.stage] = shown.add_task(now.stage, total=now.total, current="")
+            shown.update(tasks[now.stage], completed=now.done, current=now.current)
+
+        yield report
+
+
+@contextmanager
+def committed(show: Callable[..., None], *, json_: bool) -> Generator[None]:
+    """Around work that may be done and not recorded: show what is done before the error is told.
+
+    Args:
+        show: prints what the work returns.
+        json_: the error's document has it all.
+    """
+    try:
+        yield
+    except NotRecordedError as error:
+        if not json_:
+            show(error.result, json_=False)
+        raise
+
+
+def show_found(found: Iterable[Detection], skipped: list[Skipped], *, json_: bool) -> None:
+    """The checkpoints below a root, as they are found; JSON is one object a line."""
+    for detection in found:
+        if json_:
+            click.echo(json.dumps(detection.to_json()))
+        else:
+            step = "" if detection.step is None else f"step {detection.step}"
+            click.echo(f"{detection.format:<14}{detection.format_version or '':<28}{step:<12}{detection.uri}")
+    for row in skipped:
+        click.echo(
+            json.dumps({"skipped": row.uri, "reason": row.reason})
+            if json_
+            else f"skipped       {row.uri}: {row.reason}"
+        )
+
+
+def show_detection(found: Detection, *, json_: bool) -> None:
+    """What was detected, with the evidence."""
+    if json_:
+        print_json(found.to_json())
+        return
+    print_rows(
+        (name.replace("_", " "), value)
+        for name, value in found.to_json().items()
+        if name not in ("also", "evidence")
+    )
+    print_rows([("also", ", ".join(found.also))])
+    for seen in found.evidence:
+        click.echo(f"  {seen.file}: {seen.seen}")
+
+
+def show_inspection(inspection: Inspection, *, json_: bool) -> None:
+    """What a checkpoint holds."""
+    if json_:
+        print_json(inspection.to_json())
+        return
+    manifest, found = inspection.manifest, inspection.detection
+    print_rows(
+        [("uri", found.uri), ("format", f"{found.format} ({found.format_version})"), ("kind", manifest.kind)]
+    )
+    print_rows(
+        [
+            ("step", manifest.step),
+            ("tensors", len(manifest.tensors)),
+            ("parameters", f"{manifest.parameters:,}"),
+        ]
+    )
+    print_rows(
+        [
+            ("bytes", show_size(manifest.nbytes)),
+            ("companions", ", ".join(c.name for c in manifest.companions)),
+        ]
+    )
+    rows = inspection.to_json()["tensors"]
+    hashed = [name for name in ("digest", "sha256") if any(row[name] for row in rows)]
+    cells = (
+        [row["path"], " x ".join(map(str, row["shape"])), row["dtype"], *(row[name] or "" for name in hashed)]
+        for row in rows
+    )
+    print_table(["tensor", "shape", "dtype", *hashed], cells)
+
+
+def show_plan(plan: Plan, *, json_: bool) -> None:
+    """What a conversion would do."""
+    data = plan.to_json()
+    if json_:
+        print_json(data)
+        return
+    parameters = data["parameters"]
+    expected = parameters["expected"]
+    says = "the config says nothing" if expected is None else f"the config says {expected:,}"
+    agrees = "as the config says" if parameters["agrees"] else says
+    print_rows([
+        ("source", f"{plan.source.uri} ({plan.source.format}, {plan.source.format_version})"),
+        ("target", f"{plan.target} ({plan.to}, {plan.format_version})"),
+        ("tensors", f"{plan.tensors:,} in {data['moves']:,} moves"),
+        ("parameters", f"{parameters['found']:,} ({agrees})"),
+        ("bytes", f"{show_size(plan.nbytes_in)} in, {show_size(plan.nbytes_out)} out"),
+        ("peak memory", show_size(plan.peak_memory)),
+        ("spill", show_size(plan.spill) if plan.spill else ""),
+        ("companions", ", ".join(data["companions"])),
+        ("renamed", f"{len(data['renamed'])} tensors" if data["renamed"] else ""),
+        ("layout", _layout_words(data["layout"])),
+        ("lossy", f"{len(plan.lossy)} tensors" if plan.lossy else ""),
+        ("verify", plan.verify),
+        ("plan digest", plan.digest),
+    ])  # fmt: skip
+    for row in data["ignored"]:
+        click.echo(f"  ignored {row['path']} by rule {row['rule']}: {row['reason']}")
+    _show_notes(plan.notes, plan.snippet)
+
+
+def _layout_words(layout: dict[str, Any] | None) -> str:
+    """Family, and both systems with their forms and conventions."""
+    if not layout:
+        return ""
+    sides = [dict(layout[side]) for side in ("from", "to")]
+    words = [
+        " ".join([side.pop("system"), *(f"{name}={text}" for name, text in side.items())]) for side in sides
+    ]
+    return f"{layout['family']}: {words[0]} → {words[1]}"
+
+
+def _show_notes(warnings: Iterable[str], snippet: str) -> None:
+    for warning in warnings:
+        click.echo(f"  warning: {warning}")
+    if snippet:
+        click.echo(snippet.rstrip())
+
+
+def show_receipts(group: GroupReceipt, *, json_: bool) -> None:
+    """What a conversion did; as JSON the receipt itself, or the group where there are several targets."""
+    if json_:
+        print_json(group.to_json())
+        return
+    for receipt in group.receipts:
+        _show_receipt(receipt)
+
+
+def _show_receipt(receipt: Receipt) -> None:
+    if receipt.already:
+        click.echo("already converted; nothing was written")
+    rate = receipt.bytes_written / receipt.seconds if receipt.seconds else 0
+    checked = receipt.verification
+    print_rows([
+        ("source", f"{receipt.source.uri} ({receipt.source.format})"),
+        ("target", f"{receipt.target.uri} ({receipt.target.format}, {receipt.target.format_version})"),
+        ("tensors", f"{receipt.target.tensors:,}"),
+        ("bytes", f"{show_size(receipt.bytes_written)} in {show_seconds(receipt.seconds)}, {show_size(rate)}/s"),
+        ("weights", receipt.target.weights_digest),
+        ("checkpoint", receipt.target.checkpoint_digest),
+        ("verified", f"every byte read back, {checked['tensors']} tensors" if checked else "not read back"),
+        ("lineage", receipt.lineage),
+    ])  # fmt: skip
+    _show_notes(receipt.warnings, receipt.snippet)
+
+
+def show_verification(verification: Verification, *, json_: bool) -> None:
+    """The outcome of a verification."""
+    if json_:
+        print_json(verification.to_json())
+        return
+    click.echo(
+        f"{verification.verdict}: {verification.checked} tensors at level {verification.level}, "
+        f"{show_size(verification.nbytes)} read in {show_seconds(verification.seconds)}"
+    )
+    if (found := verification.measured) is not None:
+        click.echo(
+            f"  {found.tensors} tensors changed as the plan said: by {found.error:.2g} at most, "
+            f"{found.share:.0%} of what their bound allows"
+        )
+    if (seen := verification.native) is not None:
+        click.echo(f"  method: {seen.evidence}; devices: {seen.devices}")
+    for failure in verification.failed:
+        click.echo(f"  {failure.path}: {failure.reason}")
+
+
+def show_registration(registration: Registration, *, json_: bool) -> None:
+    """A registered model version."""
+    if json_:
+        print_json(asdict(registration))
+    else:
+        print_rows(asdict(registration).items())
+
+
+def show_lineage(tree: LineageTree, *, json_: bool) -> None:
+    """The tree up and down from one checkpoint."""
+    from wherry.lineage.text import render
+
+    if json_:
+        print_json(tree.to_json())
+    else:
+        click.echo(render(tree))
+
+
+def show_cleaned(rows: list[Cleaned], *, dry_run: bool, json_: bool) -> None:
+    """What was removed, or would be."""
+    if json_:
+        print_json([row._asdict() for row in rows])
+        return
+    for row in rows:
+        word = (
+            "removed" if row.removed else ("would remove" if dry_run and row.reason == "dry run" else "kept")
+        )
+        click.echo(f"{word} {row.uri} ({show_size(row.nbytes)}; {row.reason})")
+
+
+def show_findings(findings: list[Finding], *, json_: bool) -> int:
+    """What is installed, reachable and writable; 1 where something is broken."""
+    if json_:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        print_table(
+            ["what", "state", "detail", "cure"], ([f.name, f.state, f.detail, f.cure or ""] for f in findings)
+        )
+    return int(any(finding.state == "broken" for finding in findings))

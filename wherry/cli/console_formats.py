@@ -1,0 +1,133 @@
+"""What the command line and README say of formats: what is read, written and held, and what loads it.
+
+All of it comes from the `Format` rows; nothing is said here of any single format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wherry.cli.console import print_json, print_rows, print_table
+from wherry.formats.registry import rewrites
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wherry.formats.format import Format
+
+COLUMNS = ("format", "system", "read", "written", "holds", "loaded by")
+_SIZES = (8, 16, 32, 64)
+# What a set of dtypes is called where a format holds all of it.
+_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("integers", tuple(f"{sign}int{size}" for sign in ("", "u") for size in _SIZES)),
+    ("4-bit integers", ("int4", "uint4")),
+    ("2-bit integers", ("int2", "uint2")),
+    ("float16 to 64", ("float16", "float32", "float64")),
+    ("complex", ("complex64", "complex128")),
+)
+# What several dtypes have in common, where a format holds some of them.
+_KINDS = (("float8", "float8_"), ("float6", "float6_"), ("float4", "float4_"))
+_PARTS = ("zero_size", "values", "empties", "companions")
+_WORDS = {"values": "values", "empties": "empty nodes", "companions": "companion files"}
+
+
+def show_formats(rows: list[Format], *, json_: bool) -> None:
+    """What is read, written and held."""
+    if json_:
+        print_json([_format_json(row) for row in rows])
+        return
+    print_table(COLUMNS, (format_cells(row) for row in rows))
+
+
+def format_cells(row: Format) -> list[str]:
+    """One row of the table of formats; `COLUMNS` names the cells."""
+    read = "yes" if row.readable else "refused"
+    return [row.name, row.title, read, "yes" if row.create else "no", held_words(row), row.loaded_by or "–"]
+
+
+def held_words(row: Format) -> str:
+    """What a format that is written holds, in a few words."""
+    if row.create is None:
+        return "–"
+    keys = {None: "trees", 1: "flat names"}.get(row.holds.depth, f"trees {row.holds.depth} deep")
+    others = [word for name, word in _WORDS.items() if getattr(row.holds, name)]
+    return "; ".join([keys, ", ".join(dtype_words(row.holds.dtypes)), *filter(None, [", ".join(others)])])
+
+
+def dtype_words(names: Iterable[str]) -> list[str]:
+    """A set of dtypes in the fewest words: groups that are complete by their names, the rest one by one."""
+    left, words = set(names), list[str]()
+    for word, group in _GROUPS:
+        if left.issuperset(group):
+            words.append(word)
+            left.difference_update(group)
+    for word, start in _KINDS:
+        some = {name for name in left if name.startswith(start)}
+        left -= some
+        words += [f"{word} ({', '.join(sorted(name.removeprefix(start) for name in some))})"] if some else []
+    return words + sorted(left)
+
+
+def show_format(row: Format, *, json_: bool) -> None:
+    """What one format holds, what loads it, and which options it takes."""
+    if json_:
+        print_json(_format_json(row))
+        return
+    print_rows(_described(row))
+    for name, option in row.options.items():
+        choices = f" ({' | '.join(option.choices)})" if option.choices else ""
+        click.echo(f"  --set {name}={option.default}{choices}  {option.help}")
+    for name, one in rewrites(row.name).items():
+        value = f"  (VALUE: {one.value})" if one.value else ""
+        click.echo(f"  rewrite --as {name}{'[=VALUE]' if one.value else ''}  {one.help}{value}")
+
+
+def _described(row: Format) -> list[tuple[str, str]]:
+    depth = row.holds.depth
+    step = row.step_folder(1000) if row.step_folder else ""
+    return [
+        ("name", row.name),
+        ("system", row.title),
+        ("aliases", ", ".join(row.aliases)),
+        ("refines", ", ".join(row.refines)),
+        ("read", "yes" if row.readable else "recognised, and refused"),
+        ("written", "yes" if row.create else "no"),
+        ("loaded by", row.loaded_by),
+        ("is", "one file" if row.single_file else "a folder"),
+        (
+            "key paths",
+            "" if row.create is None else "of any depth" if depth is None else f"of at most {depth} parts",
+        ),
+        ("dtypes", ", ".join(dtype_words(row.holds.dtypes))),
+        ("holds", ", ".join(_held(row)) if row.create else ""),
+        ("step 1000 is", step),
+        ("commit member", ", ".join(row.commit_members)),
+    ]
+
+
+def _held(row: Format) -> list[str]:
+    return [name.replace("_", " ") for name in _PARTS if getattr(row.holds, name)]
+
+
+def _format_json(row: Format) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "title": row.title,
+        "aliases": list(row.aliases),
+        "refines": list(row.refines),
+        "read": row.readable,
+        "written": row.create is not None,
+        "single_file": row.single_file,
+        "dtypes": sorted(row.holds.dtypes),
+        "depth": row.holds.depth,
+        "holds": [name for name in _PARTS if getattr(row.holds, name)],
+        "loaded_by": row.loaded_by,
+        "commit_members": list(row.commit_members),
+        "rewrites": {
+            name: {"help": one.help, "value": one.value} for name, one in rewrites(row.name).items()
+        },
+        "options": {name: asdict(option) for name, option in row.options.items()},
+    }

@@ -1,0 +1,105 @@
+"""How the command line ends: any exception as an error with a cure, its JSON document, and the standard output."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from wherry.errors import (
+    InterruptedRunError,
+    NotRecordedError,
+    StorageError,
+    UsageError,
+    WherryError,
+    internal_error,
+    storage_error,
+)
+from wherry.storage.home import without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DEBUG = "--debug"
+DEBUG_ENV = "WHERRY_DEBUG"
+_PRINTERS = ("click", "rich")
+_OUTPUT = "standard output"
+
+
+def is_debugging(words: Sequence[str]) -> bool:
+    """Whether tracebacks are wanted."""
+    return DEBUG in words or os.environ.get(DEBUG_ENV, "0") not in ("", "0")
+
+
+def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
+    """Any exception as an error with a cure."""
+    if isinstance(error, WherryError):
+        return error
+    if isinstance(error, click.ClickException):
+        return UsageError(error.format_message(), cure="see `wherry --help`")
+    if isinstance(error, click.Abort):
+        return interrupted()
+    if isinstance(error, OSError) and _was_printing(error):
+        flush_output()
+        return storage_error(error, _OUTPUT)
+    if isinstance(error, MemoryError):
+        return StorageError("there is not enough memory", cure="give it more, or state less with --memory")
+    shown = [without_secrets(word) if "://" in word else word for word in words if word != DEBUG]
+    return internal_error(
+        error, cure=f"report it with the traceback: {shlex.join(['wherry', DEBUG, *shown])}"
+    )
+
+
+def _was_printing(error: OSError) -> bool:
+    """Whether it came out of the libraries that print."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _PRINTERS
+
+
+def interrupted() -> InterruptedRunError:
+    """The error for Ctrl-C and SIGTERM."""
+    return InterruptedRunError(
+        "interrupted before it was done", cure="run the same command again; it goes on where it stopped"
+    )
+
+
+def document(error: WherryError) -> dict[str, Any]:
+    """The error; where the work is done, its own document with the error in it."""
+    if isinstance(error, NotRecordedError) and error.result is not None:
+        return {**error.result.to_json(), "error": error.to_json()}
+    return error.to_json()
+
+
+def flush_output() -> StorageError | None:
+    """Write out what was printed; why that cannot be done, unless the reader has enough, as `head` does."""
+    stream: TextIO | None = sys.stdout  # None where it was closed before the start
+    if stream is None:
+        return None
+    try:
+        stream.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the interpreter flushes again at its end
+        return None if isinstance(error, BrokenPipeError) else storage_error(error, _OUTPUT)
+    return None
+
+
+def silence() -> None:
+    """Threads, finalizers and loggers print tracebacks by themselves; what matters is raised by who waits for it."""
+    threading.excepthook = lambda _arguments: None
+    sys.unraisablehook = lambda _arguments: None
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_OneLine())
+
+
+class _OneLine(logging.Formatter):
+    """What libraries log is told in one line; their tracebacks are left out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message alone."""
+        return " ".join(record.getMessage().split())

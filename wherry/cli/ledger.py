@@ -1,0 +1,176 @@
+"""`wherry ledger`: is it whole, where does it end, and how is it brought back?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wherry.cli.options import as_json
+from wherry.errors import UsageError, storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wherry.ledger.record import Anchor
+
+SCHEMA = 1
+_ALTERED, _CUT = 5, 9  # it contradicts itself; intact data differs from what was expected
+_LEAST = 16  # hex digits of a hash that tell one statement from all others
+_named = click.option(
+    "--ledger", "url", metavar="URL", help="SQLAlchemy URL; WHERRY_LEDGER or the home's by default."
+)
+
+
+@click.group()
+def ledger() -> None:
+    """Look after the ledger: the one source of truth of the lineage."""
+
+
+@ledger.command()
+@click.option(
+    "--anchor",
+    metavar="FILE|HASH",
+    help="What `ledger anchor` printed before: it must still be in the chain.",
+)
+@_named
+@as_json
+def check(anchor: str | None, url: str | None, json_: bool) -> None:
+    """Recompute the chain and every row that it tells; name the first that was altered.
+
+    Ends with 5 where a row was altered, with 9 where the anchor is not in the chain.
+    """
+    from wherry.cli import console
+    from wherry.ledger.record import check_chain, open_ledger
+
+    kept = None if anchor is None else _anchor(anchor)
+    with open_ledger(url) as opened:
+        chain = check_chain(opened, kept)
+        uri = opened.uri
+    cut = kept is not None and chain.anchored is None
+    if json_:
+        console.print_json(
+            {"schema": SCHEMA, "ledger": uri, **asdict(chain), "ok": not (chain.altered or cut)}
+        )
+    else:
+        console.print_rows([
+            ("ledger", uri),
+            ("statements", chain.statements),
+            ("head", chain.head),
+            ("chain", f"ALTERED: {chain.altered}" if chain.altered else "whole, and every row is as it was told"),
+            ("anchor", _said(chain.anchored, chain.statements) if kept else ""),
+        ])  # fmt: skip
+    sys.exit(_ALTERED if chain.altered else _CUT if cut else 0)
+
+
+@ledger.command()
+@_named
+def anchor(url: str | None) -> None:
+    """Print number, hash and time of the last statement as JSON, to be kept where nobody can alter it."""
+    from wherry.cli import console
+    from wherry.ledger.record import head, open_ledger
+
+    with open_ledger(url) as opened:
+        console.print_json({"schema": SCHEMA, "ledger": opened.uri, **asdict(head(opened))})
+
+
+@ledger.command()
+@_named
+@as_json
+def migrate(url: str | None, json_: bool) -> None:
+    """Bring a ledger to the schema of this version; statements stay as they are.
+
+    A SQLite ledger is migrated whenever it is opened; a shared one only by this. Older versions of wherry cannot use
+    it afterwards.
+    """
+    from wherry.cli import console
+    from wherry.ledger.database import schema_of
+    from wherry.ledger.record import head, open_ledger
+
+    with open_ledger(url, migrating=True) as opened:
+        rows = {"ledger": opened.uri, "version": schema_of(opened), "statements": head(opened).seq}
+    console.print_json({"schema": SCHEMA, **rows}) if json_ else console.print_rows(rows.items())
+
+
+@ledger.command()
+@click.argument("roots", nargs=-1, required=True, metavar="ROOT...")
+@click.option("--no-registry", is_flag=True, help="Do not ask MLflow for registrations.")
+@click.option("--tracking-uri", help="MLflow tracking store; as for `wherry register`.")
+@click.option("--registry-uri", help="MLflow registry; as for `wherry register`.")
+@_named
+@as_json
+def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: bool, **stores: Any) -> None:
+    """Write a new ledger from what lies beside the checkpoints below each ROOT, and from MLflow's tags.
+
+    The new chain begins with a statement of what was recovered and what was not. A ledger that has statements is
+    never written: move it away first.
+    """
+    from wherry.cli import console
+    from wherry.ledger.rebuild import rebuild
+
+    found = rebuild(roots, ledger=url, registry=not no_registry, **stores)
+    if json_:
+        console.print_json(found.to_json())
+        return
+    console.print_rows([
+        ("ledger", found.ledger),
+        ("checkpoints", found.checkpoints),
+        ("conversions", f"{found.conversions}, {found.edges} edges"),
+        ("places", found.places),
+        ("registrations", found.registrations),
+        ("lost", "; ".join(found.lost)),
+        ("head", found.head),
+    ])  # fmt: skip
+    for digest in found.partial:
+        click.echo(f"  {digest[:12]} is known by the registry's tags alone")
+    for row in found.unreadable:
+        click.echo(f"  not read: {row['uri']}: {row['reason']}")
+
+
+@ledger.command("record")
+@click.argument("uris", nargs=-1, required=True, metavar="URI...")
+@_named
+@as_json
+def record_(uris: Sequence[str], url: str | None, json_: bool) -> None:
+    """Record each committed checkpoint from its sidecar, where a conversion or copy could not.
+
+    What the ledger has already is left as it is.
+    """
+    from wherry.cli import console
+    from wherry.ledger.recording import record_sidecar
+
+    rows = [record_sidecar(uri, ledger=url) for uri in uris]
+    if json_:
+        console.print_json(
+            {"schema": SCHEMA, "recorded": [{"uri": uri, "lineage": word} for uri, word in rows]}
+        )
+        return
+    for uri, word in rows:
+        click.echo(f"{uri}: {word}")
+
+
+def _anchor(text: str) -> Anchor:
+    """A hash, or a file that `ledger anchor` wrote."""
+    from wherry.ledger.record import Anchor
+
+    if len(text) >= _LEAST and set(text) <= set("0123456789abcdef"):
+        return Anchor(text)
+    try:
+        data = json.loads(Path(text).read_text(encoding="utf-8"))
+        return Anchor(str(data["hash"]), int(data["seq"]))
+    except OSError as error:
+        raise storage_error(error, text) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"not an anchor: {text}", cure="give the file or the hash that `wherry ledger anchor` printed"
+        ) from error
+
+
+def _said(anchored: int | None, statements: int) -> str:
+    if anchored is None:
+        return "NOT in this chain: statements were cut off, or the chain is another one"
+    return f"statement {anchored} is as it was kept; {statements - anchored} came after it"

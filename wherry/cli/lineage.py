@@ -1,0 +1,98 @@
+"""`wherry lineage`: where a checkpoint came from, what was made of it, and what is stale."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from wherry.cli.options import as_json
+from wherry.errors import storage_error
+
+_ABOUT = "X is a URI, a digest (8 hex digits or more) or models:/NAME@ALIAS."
+_STALE_CODE = 9  # intact data differs from what was expected
+
+
+@click.group()
+def lineage() -> None:
+    """Ask where a checkpoint came from and what was made of it."""
+
+
+@lineage.command("show", epilog=_ABOUT)
+@click.argument("x")
+@click.option(
+    "--html", "html_file", metavar="FILE", help="Write a page to look at and search; needs no network."
+)
+@as_json
+def show_(x: str, html_file: str | None, json_: bool) -> None:
+    """Print the tree up and down from X."""
+    from wherry.cli import console
+    from wherry.lineage.lineage import show
+
+    tree = show(x)
+    if html_file is not None:
+        from wherry.lineage.page import page
+
+        _write(html_file, page(tree))
+    if json_ or html_file is None:
+        console.show_lineage(tree, json_=json_)
+    else:
+        click.echo(html_file)
+
+
+@lineage.command("why", epilog=_ABOUT)
+@click.argument("x")
+@as_json
+def why_(x: str, json_: bool) -> None:
+    """Say what produced X: every conversion above it, with options, software and proof."""
+    from wherry.cli import console
+    from wherry.lineage.answers import render_why, why
+
+    found = why(x)
+    console.print_json(found.to_json()) if json_ else click.echo(render_why(found))
+
+
+@lineage.command("impact", epilog=_ABOUT)
+@click.argument("x")
+@as_json
+def impact_(x: str, json_: bool) -> None:
+    """Say what was derived from X, and which model versions and places are concerned."""
+    from wherry.cli import console
+    from wherry.lineage.answers import impact, render_impact
+
+    found = impact(x)
+    console.print_json(found.to_json()) if json_ else click.echo(render_impact(found))
+
+
+@lineage.command("stale", epilog=_ABOUT)
+@click.argument("x", required=False)
+@click.option("--config", metavar="FILE", help="The routes; found as in `wherry routes` by default.")
+@as_json
+def stale_(x: str | None, config: str | None, json_: bool) -> None:
+    """List what converting again would give differently; only X and what it became, or everything.
+
+    Ends with 9 where something is stale.
+    """
+    from wherry.cli import console
+    from wherry.lineage.stale import SCHEMA, stale
+
+    found = stale(x, config=config)
+    if json_:
+        console.print_json({"schema": SCHEMA, "stale": [one.to_json() for one in found]})
+    else:
+        for one in found:
+            click.echo(f"{one.uri} ({one.format}, {one.checkpoint_digest[:12]})")
+            for reason in one.reasons:
+                click.echo(f"  {reason.kind}: {reason.detail}")
+            if one.cure:
+                click.echo(f"  once the target is moved away: {one.cure}")
+        click.echo(f"{len(found)} stale" if found else "nothing is stale")
+    sys.exit(_STALE_CODE if found else 0)
+
+
+def _write(file: str, text: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise storage_error(error, file) from error

@@ -1,0 +1,165 @@
+"""`wherry register`, `wherry promote`, `wherry resolve` and `wherry fetch`: the commands, and what they print."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wherry.cli.options import as_json, memory, quiet, settings
+from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wherry.models.fetch import Fetched
+    from wherry.models.promote import Promotion
+
+_tracking = click.option("--tracking-uri", help="MLflow tracking store; embedded SQLite by default.")
+_registry = click.option("--registry-uri", help="MLflow registry; the tracking store by default.")
+
+
+@click.command()
+@click.argument("uri")
+@click.option("--name", required=True, help="Registered model.")
+@click.option("--alias", help="Alias to set on the version.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag of the version.")
+@_tracking
+@_registry
+@as_json
+def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> None:
+    """Register the checkpoint at URI in MLflow by reference; no bytes are copied."""
+    from wherry.cli import console
+    from wherry.models import register as enter
+
+    console.show_registration(enter(uri, tags=settings(tags), **arguments), json_=json_)
+
+
+@click.command()
+@click.argument("subject")
+@click.option("--rollback", is_flag=True, help="SUBJECT is a registered model: give the alias back.")
+@click.option("--name", help="Registered model, where SUBJECT is a checkpoint's URI.")
+@click.option("--to", "alias", default="champion", show_default=True, metavar="ALIAS", help="Alias to give.")
+@click.option("--policy", metavar="NAME|FILE",
+              help="Gates that it must pass: a policy of wherry.toml, or a TOML or JSON file.")  # fmt: skip
+@click.option("--level", type=click.Choice(["structure", "present", "digest"]),
+              help="Level of the verification: digest to promote, present to roll back, by default.")  # fmt: skip
+@_tracking
+@_registry
+@click.option("--to-registry-uri", help="Another MLflow registry to promote into.")
+@memory
+@quiet
+@as_json
+def promote(
+    subject: str,
+    rollback: bool,
+    name: str | None,
+    alias: str,
+    policy: str | None,
+    level: str | None,
+    to_registry_uri: str | None,
+    json_: bool,
+    quiet: bool,
+    **arguments: Any,
+) -> None:
+    """Read SUBJECT again, judge it by the policy and give it an alias; what had it becomes `previous`.
+
+    SUBJECT is models:/NAME@ALIAS, models:/NAME/VERSION or, with --name, a checkpoint's URI.
+    """
+    from wherry import rollback as go_back
+    from wherry.cli import console
+    from wherry.models import promote as carry_out
+
+    if rollback and (name or policy or to_registry_uri):
+        raise UsageError("a rollback takes no --name, --policy or --to-registry-uri")
+    arguments |= {"level": level} if level else {}
+    with console.bar(quiet=quiet or json_) as progress:
+        if rollback:
+            done = go_back(subject, alias=alias, progress=progress, **arguments)
+        else:
+            further: dict[str, Any] = {"name": name, "gates": policy, "to_registry_uri": to_registry_uri}
+            done = carry_out(subject, to_alias=alias, progress=progress, **further, **arguments)
+    _show_promotion(done, json_=json_)
+
+
+@click.command()
+@click.argument("model")
+@_tracking
+@_registry
+@as_json
+def resolve(model: str, json_: bool, **arguments: Any) -> None:
+    """Print where the checkpoint lies that MODEL means.
+
+    MODEL is models:/NAME@ALIAS, models:/NAME/VERSION or wherry://sha256/DIGEST.
+    """
+    from dataclasses import asdict
+
+    from wherry.cli import console
+    from wherry.ledger import resolve as look_up
+
+    found = look_up(model, **arguments)
+    if json_:
+        console.print_json({"schema": 1, **asdict(found)})
+    else:
+        click.echo(found.uri)
+
+
+@click.command()
+@click.argument("uri")
+@click.argument("target")
+@memory
+@quiet
+@as_json
+def fetch(uri: str, target: str, json_: bool, quiet: bool, **arguments: Any) -> None:
+    """Copy the checkpoint at URI to TARGET and prove the copy by the recorded digests.
+
+    URI may be models:/NAME@ALIAS. An interrupted copy is taken up again.
+    """
+    from wherry.cli import console
+    from wherry.models import fetch as copy
+
+    with console.committed(_show_fetched, json_=json_), console.bar(quiet=quiet or json_) as progress:
+        done = copy(uri, target, progress=progress, **arguments)
+    _show_fetched(done, json_=json_)
+
+
+def _show_fetched(done: Fetched, *, json_: bool) -> None:
+    from wherry.cli import console
+    from wherry.core.units import show_seconds, show_size
+
+    if json_:
+        console.print_json(done.to_json())
+        return
+    if done.already:
+        click.echo("already there; verified, nothing was copied")
+    console.print_rows([
+        ("source", done.source),
+        ("copy", done.uri),
+        ("checkpoint", done.checkpoint_digest),
+        ("files", f"{done.files:,}, {show_size(done.nbytes)} in {show_seconds(done.seconds)}"),
+        ("resumed", show_size(done.resumed_bytes) if done.resumed_bytes else ""),
+        ("lineage", done.lineage),
+    ])  # fmt: skip
+
+
+def _show_promotion(done: Promotion, *, json_: bool) -> None:
+    from wherry.cli import console
+
+    if json_:
+        console.print_json(done.to_json())
+        return
+    if done.already:
+        click.echo("it was there already; nothing was moved")
+    console.print_rows([
+        ("model", f"{done.name} version {done.version}"),
+        ("alias", done.alias),
+        ("replaced", f"version {done.replaced}" if done.replaced else "nothing"),
+        ("checkpoint", done.uri),
+        ("digest", done.checkpoint_digest),
+        ("verified", f"at level {done.level}"),
+        ("by", done.by),
+        ("registry", done.registry),
+        ("page", done.page),
+    ])  # fmt: skip
+    for gate in done.gates:
+        click.echo(f"  {gate.gate}: asked for {gate.asked}, found {gate.found}")

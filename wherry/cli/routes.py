@@ -1,0 +1,124 @@
+"""The command line of routes and configuration: check what is stated, explain what it means, do a night's work."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from wherry.cli.options import as_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def _located(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--env", metavar="NAME", help="Environment [env.NAME]; WHERRY_ENV by default."),
+        click.option("--config", metavar="FILE",
+                     help="The wherry.toml; WHERRY_CONFIG, ./wherry.toml or the home's by default."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@click.group()
+def routes() -> None:
+    """Say what goes where, as what: the routes of wherry.toml."""
+
+
+@routes.command("check")
+@_located
+@click.option("--reach", is_flag=True, help="Look at paths on object stores too.")
+@as_json
+def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) -> None:
+    """Check the configuration: every field, format, option, family and file that a route names."""
+    from wherry.routes.check import check
+    from wherry.routes.routes import load_config
+
+    loaded = load_config(config, env)
+    problems = check(loaded, reach=reach)
+    if json_:
+        click.echo(
+            json.dumps({"file": loaded.file, "problems": [one.to_json() for one in problems]}, indent=1)
+        )
+    else:
+        for one in problems:
+            click.echo(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
+        click.echo(
+            f"{loaded.file or 'no wherry.toml'}: {len(loaded.routes)} routes, {len(problems)} problems"
+        )
+    sys.exit(2 if any(one.severity == "error" for one in problems) else 0)
+
+
+@routes.command("explain")
+@click.argument("uri")
+@_located
+@as_json
+def routes_explain(uri: str, config: str | None, env: str | None, json_: bool) -> None:
+    """Say which routes take the checkpoint at URI, and what they make of it."""
+    from wherry.routes.routes import explain, load_config
+
+    rows = explain(uri, load_config(config, env))
+    if json_:
+        click.echo(json.dumps([row.to_json() for row in rows], indent=1))
+        return
+    for row in rows:
+        click.echo(f"{row.route}: {'takes it' if row.takes else 'does not take it'}: {row.reason}")
+        for one in row.targets:
+            model = f", registered as {one.model}" if one.model else ""
+            click.echo(f"  {one.rule.format} → {one.place}{model}")
+
+
+@click.group("config")
+def config_group() -> None:
+    """Ask for the configuration."""
+
+
+@config_group.command("show")
+@_located
+@as_json
+def config_show(config: str | None, env: str | None, json_: bool) -> None:
+    """Print each setting with its value and where the value comes from; secrets are masked."""
+    from wherry.routes.routes import load_config
+
+    loaded = load_config(config, env)
+    rows = [{"setting": name, "value": value, "origin": origin} for name, value, origin in loaded.rows()]
+    if json_:
+        shown = {"file": loaded.file, "env": loaded.env, "settings": rows}
+        click.echo(json.dumps({**shown, "routes": [route.name for route in loaded.routes]}, indent=1))
+        return
+    click.echo(f"file: {loaded.file or 'none'}; environment: {loaded.env or 'none'}")
+    width = max(len(row["setting"]) for row in rows)
+    for row in rows:
+        click.echo(f"{row['setting']:<{width}}  {row['value'] or '-'}  ({row['origin']})")
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[ROUTE]...")
+@_located
+@click.option("--dry-run", is_flag=True, help="Only say what is to do: count, bytes, hours.")
+@click.option("--go", is_flag=True, help="Convert on a route's first night too, however much waits.")
+@click.option("--retry-failed", is_flag=True, help="Try again what failed for good with the same files.")
+@as_json
+def nightly(
+    names: tuple[str, ...], config: str | None, env: str | None, json_: bool, dry_run: bool, **how: bool
+) -> None:
+    """Convert what the routes ask for and the ledger does not have; without Prefect, as the flow does it."""
+    from wherry.config.use import in_force
+    from wherry.routes.night import failure
+    from wherry.routes.night_run import run_night
+    from wherry.routes.report import markdown
+    from wherry.routes.routes import chosen_routes
+
+    with in_force(config, env) as loaded:
+        report = run_night(loaded, chosen_routes(loaded, names), dry_run=dry_run, **how)
+    click.echo(json.dumps(report.to_json(), indent=1) if json_ else markdown(report), nl=json_)
+    error = failure(report)
+    if error is not None:
+        if not json_:
+            click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)

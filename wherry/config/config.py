@@ -1,0 +1,297 @@
+"""config: `wherry.toml`, where it lies, what it says for one environment, and where each value comes from.
+
+The file is the one that `WHERRY_CONFIG` names, else `wherry.toml` in the working directory, else in the home. A table
+`[env.NAME]` lays its values over those of the file when `WHERRY_ENV` is NAME. Precedence of a setting: flag >
+environment variable > env section > file > default. Errors name file, line, field and cure.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.config.lines import line_of, where
+from wherry.config.routes import origin, stated
+from wherry.errors import NotFoundError, UsageError, WherryError
+from wherry.storage.home import CONFIG_ENV, ENVIRONMENT_ENV, config_file, without_secrets
+from wherry.storage.location import MOST_CONFIG
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pydantic import ValidationError
+
+    from wherry.config.routes import Stated
+    from wherry.config.schema import Route, Settings
+
+# setting → the environment variable that wins over the file; a list is separated as PATH is.
+VARIABLES = {
+    "ledger": "WHERRY_LEDGER",
+    "memory": "WHERRY_MEMORY",
+    "shared_paths": "WHERRY_SHARED_PATHS",
+    "links": "WHERRY_LINKS",
+    "mlflow.tracking_uri": "MLFLOW_TRACKING_URI",
+    "mlflow.registry_uri": "MLFLOW_REGISTRY_URI",
+    "notify.webhook": "WHERRY_NOTIFY_WEBHOOK",
+    "notify.block": "WHERRY_NOTIFY_BLOCK",
+    "openlineage.target": "WHERRY_OPENLINEAGE",
+    "metrics.file": "WHERRY_METRICS",
+    "child.timeout": "WHERRY_CHILD_TIMEOUT",
+    "child.memory": "WHERRY_CHILD_MEMORY",
+}
+_LISTS = ("shared_paths", "links")
+_SECRET = ("notify.webhook",)
+# Fields of routes, policies and [audit] that may be relative.
+_PATHS = ("root", "uri", "family_file", "config", "assets", "sign", "signature", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What holds now.
+
+    Attributes:
+        file: the file that was read; None where there is none.
+        env: the environment that was chosen; None where none was.
+        settings: what holds for all routes.
+        routes: in the order of the file.
+        origins: setting → where its value comes from.
+        stated: what the routes state.
+        text: the contents of the file.
+    """
+
+    file: str | None
+    env: str | None
+    settings: Settings
+    routes: tuple[Route, ...]
+    origins: Mapping[str, str]
+    stated: tuple[Stated, ...] = ()
+    text: str = field(default="", repr=False)
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """Setting, or stated field of a route, with value and origin; secrets are masked."""
+        for name, source in self.origins.items():
+            yield name, masked(name, value_at(self.settings.model_dump(), name)), source
+        for one in self.stated:
+            yield one.name, masked(one.name, one.value), origin(one, self.text, self.file)
+
+
+def load_config(path: str | os.PathLike[str] | None = None, env: str | None = None) -> Config:
+    """Read the configuration.
+
+    Args:
+        path: the file; found as the module says by default.
+        env: the environment; `WHERRY_ENV` by default.
+
+    Raises:
+        NotFoundError: the file that is named is not there, or it has no such environment.
+        UsageError: it is no TOML, or a field is unknown or has a value that it cannot have.
+        HostileError: it is larger than any configuration.
+        StorageError: it cannot be read.
+    """
+    file = config_file() if path is None else Path(path).expanduser().absolute()
+    if file is not None and not file.is_file():
+        source = "" if path is not None else f" ({CONFIG_ENV} names it)"
+        raise NotFoundError(f"there is no configuration{source}", uri=str(file), cure="check the path")
+    chosen = env or os.environ.get(ENVIRONMENT_ENV) or None
+    variables = tuple((name, os.environ.get(variable)) for name, variable in VARIABLES.items())
+    stamp = file.stat().st_mtime_ns if file else 0
+    return _load(file, stamp, chosen, variables)
+
+
+@lru_cache(maxsize=8)
+def _load(
+    file: Path | None, _stamp: int, env: str | None, variables: tuple[tuple[str, str | None], ...]
+) -> Config:
+    from wherry.config.schema import Contents, Settings
+
+    text = _text(file) if file else ""
+    data = _parsed(text, file)
+    sections = _environments(data.pop("env", {}), text, file)
+    if env is not None and file is not None and env not in sections:
+        known = ", ".join(sections) or "none"
+        raise NotFoundError(f"there is no [env.{env}]", uri=str(file), cure=f"environments here: {known}")
+    origins: dict[str, str] = {}
+    merged = merge({}, data)
+    _note(origins, data, text, file, ())
+    if env is not None and env in sections:
+        merged = merge(merged, sections[env])
+        _note(origins, sections[env], text, file, ("env", env))
+    for name, value in variables:
+        if value:
+            _put(merged, name, value.split(os.pathsep) if name in _LISTS else value)
+            origins[name] = f"environment variable {VARIABLES[name]}"
+    _name_routes(merged, file)
+    contents = _validated(Contents, merged, text, file, env)
+    for other in sections:
+        _validated(Contents, _name_routes(merge(merge({}, data), sections[other]), file), text, file, other)
+    settings = Settings(**{name: getattr(contents, name) for name in Settings.model_fields})
+    ordered = {name: origins.get(name, "default") for name in _leaves(settings.model_dump())}
+    fields = stated(merged, sections.get(env or "", {}), ("env", env or ""))
+    routes = tuple(contents.routes.values())
+    return Config(str(file) if file else None, env, settings, routes, ordered, fields, text)
+
+
+def _environments(sections: Any, text: str, file: Path | None) -> dict[str, dict[str, Any]]:
+    names = sections if isinstance(sections, dict) else {}
+    odd = [name for name, values in names.items() if not isinstance(values, dict)]
+    if odd or not isinstance(sections, dict):
+        at = where(text, ("env", *odd[:1]), None)
+        raise UsageError(f"{at}: not a table", uri=str(file), cure="write [env.NAME] and what holds there")
+    return sections
+
+
+def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables laid over tables; anything else, lists included, is replaced."""
+    merged = dict(base)
+    for name, value in over.items():
+        below = merged.get(name)
+        merged[name] = (
+            merge(below if isinstance(below, dict) else {}, value) if isinstance(value, dict) else value
+        )
+    return merged
+
+
+def masked(name: str, value: Any) -> str:
+    """A value as it may be shown."""
+    if value in (None, (), {}):
+        return ""
+    if name in _SECRET:
+        return "***"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(masked(name, one) for one in value)
+    return without_secrets(value) if isinstance(value, str) and "://" in value else str(value)
+
+
+def value_at(data: Mapping[str, Any], name: str) -> Any:
+    """The value of a setting by its dotted name."""
+    for part in name.split("."):
+        data = data[part]
+    return data
+
+
+def _text(file: Path) -> str:
+    try:
+        return locate(file).read_whole(MOST_CONFIG).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the configuration is not UTF-8: {error}", uri=str(file)) from error
+
+
+def _parsed(text: str, file: Path | None) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"not TOML: {error}", uri=str(file), cure="see the commented example, infra/wherry.toml"
+        ) from error
+
+
+def _name_routes(data: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """Give each route its name, and make paths absolute: they count from the folder of the file."""
+    if isinstance(data.get("audit"), dict):
+        data["audit"] = _absolute(data["audit"], file)
+    if isinstance(data.get("policy"), dict):
+        data["policy"] = {
+            name: _absolute(gates, file) if isinstance(gates, dict) else gates
+            for name, gates in data["policy"].items()
+        }
+    routes = data.get("routes", {})
+    for name, route in routes.items() if isinstance(routes, dict) else ():
+        if not isinstance(route, dict):
+            continue  # the schema says what is wrong with it
+        routes[name] = {**_absolute(route, file), "name": name}
+        if isinstance(route.get("targets"), list):
+            routes[name]["targets"] = [
+                _absolute(one, file) if isinstance(one, dict) else one for one in route["targets"]
+            ]
+    return data
+
+
+def _absolute(table: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    def path(value: Any) -> Any:
+        if not isinstance(value, str) or not value or "://" in value or file is None:
+            return value
+        return os.path.normpath(file.parent / Path(value).expanduser())
+
+    return {name: path(value) if name in _PATHS else value for name, value in table.items()}
+
+
+def _validated(kind: Any, data: dict[str, Any], text: str, file: Path | None, env: str | None) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise _refusal(error, text, file, env) from error
+
+
+def _refusal(error: ValidationError, text: str, file: Path | None, env: str | None) -> WherryError:
+    """All faults in one error; the first one says the cure."""
+    lines: list[str] = []
+    cure = ""
+    for fault in _first_causes(error.errors()):
+        at = tuple(fault["loc"])
+        cause = fault.get("ctx", {}).get("error")
+        what = cause.what if isinstance(cause, WherryError) else fault["msg"]
+        cure = cure or (cause.cure or "" if isinstance(cause, WherryError) else _advice(fault))
+        lines.append(f"{where(text, at, env)}: {what}")
+    variables = [name for name in VARIABLES if any(line.startswith(f"{name}:") for line in lines)]
+    return UsageError(
+        "\n".join(lines), uri=str(file) if file else None,
+        cure=cure or (f"check {VARIABLES[variables[0]]}" if variables else "`wherry routes check` checks the file"),
+    )  # fmt: skip
+
+
+def _first_causes(faults: list[Any]) -> list[Any]:
+    """Faults without those that only say that something below them is at fault."""
+    deep = [fault["loc"] for fault in faults]
+    return [
+        fault
+        for fault in faults
+        if not any(
+            len(other) > len(fault["loc"]) and other[: len(fault["loc"])] == fault["loc"] for other in deep
+        )
+    ]
+
+
+def _advice(fault: Any) -> str:
+    """What to do about a fault that pydantic found."""
+    if fault["type"] == "extra_forbidden":
+        return f"remove {fault['loc'][-1]!r}, or check its spelling; infra/wherry.toml shows all fields"
+    if fault["type"] == "missing":
+        return f"state {fault['loc'][-1]!r}"
+    return "infra/wherry.toml shows all fields with their values"
+
+
+def _note(
+    origins: dict[str, str], data: Mapping[str, Any], text: str, file: Path | None, at: tuple[str, ...]
+) -> None:
+    section = f" [{'.'.join(at)}]" if at else ""
+    for name in _leaves(data):
+        line = line_of(text, (*at, *name.split(".")))
+        origins[name] = f"{file}:{line}{section}" if line else f"{file}{section}"
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of the settings; routes are no settings, and a table whose keys are the user's is one."""
+    for name, value in data.items():
+        if not prefix and name == "routes":
+            continue
+        if isinstance(value, dict) and name not in ("concurrency", "policy"):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _put(data: dict[str, Any], name: str, value: Any) -> None:
+    *tables, last = name.split(".")
+    held: Any = data
+    for table in tables:
+        held = held.setdefault(table, {})
+        if not isinstance(held, dict):
+            return  # the schema says what is wrong with it
+    held[last] = value

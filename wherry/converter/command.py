@@ -1,0 +1,229 @@
+"""again: what was asked for of a conversion, and the command line that asks for the same once more.
+
+A receipt's `options` are what the request came to, defaults filled in; under `asked` it keeps what was stated, and
+nothing that was not:
+
+    to, only, ignore, family, dtype, assets, as_step, verify, meta    as `wherry convert` takes them
+    options                              the words of `--set`, renames and layout options among them
+    into                                 the run in which the step was made
+    family_file, config                  {name, sha256} of the file
+    as, in_place                         as `wherry rewrite` takes them
+    from, step, item, opaque             which checkpoint of the source, and what may pass unread in it
+
+What decides nothing of the result (memory, progress) and the key of a signature are left out. `to` or `as` is in every
+one, so an empty `asked` is that of a receipt that was written before there were any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.opaque import allowed_opaque
+from wherry.errors import UsageError
+from wherry.formats.registry import find_format
+from wherry.storage.home import without_secrets
+from wherry.storage.location import MOST_CONFIG
+from wherry.storage.stores import is_live, locate
+from wherry.view.choose import Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from wherry.core.receipt import Receipt
+
+_FILES = ("family_file", "config")
+# Field → the option of the command line that takes its value as it is.
+_WORDS = {
+    "only": "--only",
+    "family": "--family",
+    "family_file": "--family-file",
+    "config": "--config",
+    "dtype": "--dtype",
+    "assets": "--assets",
+    "from": "--from",
+    "as_step": "--as-step",
+    "verify": "--verify",
+}
+# What decides the result; and what of it the digest of a plan does not cover, which sees sizes and no contents.
+DECIDING = ("options", "only", "ignore", "family", "dtype", *_FILES, "assets")
+UNPLANNED = (*_FILES, "assets")
+_SHOWN = 12  # hex digits of a digest in print
+_REWRITE = "rewrite"  # in the options of a receipt: the name of the rewrite
+
+
+def stated(
+    wish: Wish | None = None, *, options: Mapping[str, Any] | None = None, **rest: Any
+) -> dict[str, Any]:
+    """What a receipt keeps as `asked`; the classes that may pass unread are those that are let pass now.
+
+    Args:
+        wish: what is asked for of layouts.
+        options: as given with `--set`.
+        rest: the other fields by their names.
+
+    Raises:
+        NotFoundError, StorageError: a file that is named cannot be read.
+    """
+    wish = wish or Wish()
+    files = {name: _file(path) for name in _FILES if (path := getattr(wish, name))}
+    layout = {
+        "family": wish.family,
+        **files,
+        "dtype": wish.dtype,
+        "assets": wish.assets and _place(wish.assets),
+    }
+    given = {name: _spelled(value) for name, value in (options or {}).items() if value is not None}
+    full = {**rest, "options": given, **layout, "opaque": sorted(allowed_opaque())}
+    return {name: _plain(value) for name, value in full.items() if _is_said(value)}
+
+
+def request(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What `wherry.plan` is to be given for the same request; see `stated`."""
+    names = {name: asked[name]["name"] for name in _FILES if name in asked}
+    words = {name: asked.get(name) for name in ("family", "dtype", "assets")}
+    return {
+        "options": dict(asked.get("options", {})),
+        "only": asked.get("only"),
+        "ignore": tuple(asked.get("ignore", ())),
+        "as_step": asked.get("as_step"),
+        "wish": Wish(**words, **names),
+    }
+
+
+def command(receipt: Receipt, *, source: str | None = None, target: str | None = None) -> str:
+    """The command line that makes the same again, quoted for a shell.
+
+    The target must be free: what lies there is moved away first. For a receipt without `asked` it states the options
+    that are not the format's own, which is all that such a receipt tells.
+
+    Args:
+        receipt: of what was made.
+        source: where the source, or one with the same tensors, lies now; where it lay by default.
+        target: what is to be made; what was made by default.
+
+    Raises:
+        UsageError: it was made of a live training state, and there is no other source.
+    """
+    if source is None and is_live(receipt.source.uri):
+        raise UsageError(
+            "it was made of a training state, which is gone", uri=receipt.target.uri,
+            cure="export it again from the run",
+        )  # fmt: skip
+    asked = receipt.asked or resolved(receipt.target.format, receipt.options)
+    if target is not None and target != receipt.target.uri:
+        asked = {name: value for name, value in asked.items() if name != "into"}
+    moved = source is not None and source != receipt.source.uri
+    return command_line(asked, source or receipt.source.uri, target or receipt.target.uri, moved=moved)
+
+
+def command_line(asked: Mapping[str, Any], source: str, target: str, *, moved: bool = False) -> str:
+    """The command line for a request, a source that it means exactly, and a target.
+
+    Args:
+        asked: see `stated`; `step` and `item` are not said again, as the source is what they chose.
+        source: URI of the checkpoint.
+        target: URI of what is made.
+        moved: whether the source is another one than was stated; then its format is left to be detected.
+    """
+    rewritten = "as" in asked
+    head = ["wherry", "rewrite" if rewritten else "convert", source]
+    head += [] if asked.get("in_place") else [asked.get("into", target)]
+    head += ["--as", asked["as"]] if rewritten else ["--to", asked["to"]]
+    rest = {name: value for name, value in asked.items() if not (moved and name == "from")}
+    return shlex.join([*head, *_options(rest)])
+
+
+def resolved(format: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """As much of a request as the options of a receipt tell: those that are not what the format does anyway."""
+    if _REWRITE in options:
+        value = f"={options['value']}" if options.get("value") is not None else ""
+        found = {"as": f"{options[_REWRITE]}{value}", "in_place": options.get("in_place", False)}
+        return {name: word for name, word in found.items() if _is_said(word)}
+    defaults = {name: option.default for name, option in find_format(format).options.items()}
+    return {
+        "to": format,
+        "options": {
+            name: value
+            for name, value in options.items()
+            if value is not None and value != defaults.get(name)
+        },
+    }
+
+
+def present(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The same request with the files that it names as they are now.
+
+    Raises:
+        NotFoundError, StorageError: one cannot be read.
+    """
+    return {**asked, **{name: _file(asked[name]["name"]) for name in _FILES if name in asked}}
+
+
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], among: Collection[str] = DECIDING
+) -> Iterator[str]:
+    """In words, in which fields two requests differ; a file is what is in it, wherever it lies."""
+    for name in among:
+        old, new = before.get(name), now.get(name)
+        if _compared(old) != _compared(new):
+            yield f"{name} was {_shown(old)}, is {_shown(new)}"
+
+
+def _compared(value: Any) -> Any:
+    return value.get("sha256", value) if isinstance(value, dict) else value
+
+
+def _shown(value: Any) -> str:
+    if not value:
+        return "not stated"
+    if isinstance(value, dict) and "sha256" in value:
+        return f"{value['name']} ({value['sha256'][:_SHOWN]})"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_spelled(one)}" for name, one in sorted(value.items()))
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _options(asked: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in sorted(asked.get("options", {}).items()):
+        yield from ("--set", f"{name}={_spelled(value)}")
+    for name, word in _WORDS.items():
+        if name in asked:
+            yield from (word, str(asked[name]["name"] if name in _FILES else asked[name]))
+    if asked.get("ignore"):
+        yield from ("--ignore", ",".join(asked["ignore"]))
+    for name in asked.get("opaque", ()):
+        yield from ("--allow-opaque", name)
+    for name, value in sorted(asked.get("meta", {}).items()):
+        yield from ("--meta", f"{name}={value}")
+    yield from (f"--{name.replace('_', '-')}" for name in ("into", "in_place") if asked.get(name))
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "; ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _is_said(value: Any) -> bool:
+    return value is not None and value is not False and value not in ("", (), [], {})
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _file(path: str) -> dict[str, str]:
+    return {"name": _place(path), "sha256": hashlib.sha256(locate(path).read_whole(MOST_CONFIG)).hexdigest()}
+
+
+def _place(text: str) -> str:
+    return without_secrets(text) if "://" in text else str(Path(text).absolute())

@@ -1,0 +1,323 @@
+"""convert: carry out plans, so that each target appears whole and proved, or not at all.
+
+plan → stage → move → finish → read back → sidecar → commit → lineage. The source is read once, whatever the number
+of targets; its leaves are hashed on the way, and where it has a sidecar of ours its digests must agree.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wherry.converter.command import stated
+from wherry.converter.existing import existing_result
+from wherry.converter.job import Job
+from wherry.converter.passes import run
+from wherry.converter.plan import DEFAULT_MEMORY, make_plan
+from wherry.core.digest import sha256_of
+from wherry.core.receipt import GroupReceipt, Receipt, software, utc_now
+from wherry.errors import NotRecordedError, UsageError, WherryError
+from wherry.formats.checkpoint import Checkpoint, open_checkpoint
+from wherry.formats.pin import settled_checkpoint, take_pin
+from wherry.formats.registry import find_format, service
+from wherry.ledger.deliver import report_failure
+from wherry.ledger.recording import LEFT_OUT, record_all
+from wherry.staging.in_use import in_use
+from wherry.staging.staging import tidy
+from wherry.storage.sidecar import signature_location
+from wherry.storage.stores import locate
+from wherry.view.choose import PLAIN, Wish, relaid
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    from wherry.core.progress import OnProgress
+    from wherry.formats.format import Format, Options
+    from wherry.storage.location import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One of several targets of a conversion.
+
+    Attributes:
+        uri: exactly what is committed.
+        to: its format, a name or alias.
+        options: format-specific options and `split` / `join`.
+        wish: what is asked of its layout; that of the whole conversion by default.
+        only: `params`; that of the whole conversion by default.
+        into: whether `uri` is a run in which the step folder is made; that of the whole conversion by default.
+    """
+
+    uri: str
+    to: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    wish: Wish | None = None
+    only: str | None = None
+    into: bool | None = None
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: str,
+    options: Options | None = None,
+    **common: Any,
+) -> Receipt:
+    """Convert a checkpoint to one target.
+
+    Args:
+        source: URI of a checkpoint, step or run; never changed.
+        target: URI of exactly what is committed; must not exist, unless it is the result of this same conversion.
+        to: target format, a name or alias.
+        options: format-specific options and `split` / `join`.
+        common: everything else that `convert_all` takes: memory, progress, verify, if_exists, lineage, only, ignore,
+            format, step, item, meta, into, as_step.
+
+    Returns:
+        The receipt; `already` where nothing had to be done.
+
+    Raises:
+        NotRecordedError: the target is committed, but the ledger cannot be used; `result` is the receipt.
+        WherryError: see the tree in `wherry.errors`; nothing is left at the destination.
+    """
+    try:
+        return convert_all(source, [Target(str(target), to, options or {})], **common).receipts[0]
+    except NotRecordedError as error:
+        error.result = error.result.receipts[0]
+        raise
+
+
+def convert_all(
+    source: str | os.PathLike[str],
+    targets: Sequence[Target],
+    *,
+    memory: str | int = DEFAULT_MEMORY,
+    progress: OnProgress | None = None,
+    verify: str = "digest",
+    if_exists: str | None = None,
+    lineage: bool = True,
+    only: str | None = None,
+    ignore: tuple[str, ...] = (),
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+    meta: Mapping[str, str] | None = None,
+    into: bool = False,
+    as_step: int | None = None,
+    wish: Wish = PLAIN,
+    sign: str | os.PathLike[str] | None = None,
+) -> GroupReceipt:
+    """Convert a checkpoint to several targets, reading it once.
+
+    Each target commits, resumes and is verified on its own: where one fails, the others are still made.
+
+    Args:
+        source: URI of a checkpoint, step or run; never changed.
+        targets: what to make.
+        memory: budget of what is in flight, for example `128MiB`.
+        progress: called a few times a second.
+        verify: `digest` reads each staged target back and compares every leaf, `none` does not.
+        if_exists: what may lie at a target: with `resume` (the default) the result of this same conversion, with
+            `skip` anything that wherry wrote, with `fail` nothing.
+        lineage: whether the ledger records the conversions.
+        only, ignore: see `plan`.
+        format, step, item: which checkpoint of the source.
+        meta: what the user wants to keep with the checkpoints, in the manifest's `origin`.
+        into: each target is a run folder; the step folder is made inside it by the format's naming rule.
+        as_step: the step to write, where the source states none (or another one is wanted).
+        wish: what is asked for of layouts; see `wherry.view.choose`.
+        sign: private key (a PEM file) with which each target is signed once it is committed.
+
+    Returns:
+        The receipts of all targets, in order; `already` where nothing had to be done.
+
+    Raises:
+        NotRecordedError: the targets are committed, but the ledger cannot be used; `result` is the GroupReceipt.
+        WherryError: the first error of any target, after the others were made; nothing is left at its destination.
+    """
+    now = utc_now(), time.monotonic()
+    which = {"from": format, "step": step, "item": item}
+    asked = Asked(memory, verify, only, ignore, into, as_step, progress, meta or {}, wish, *now, which)
+    if sign is not None:
+        service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
+    with _failures_told(os.fspath(source), targets if lineage else (), asked.started):
+        opened = settled_checkpoint(lambda: open_checkpoint(source, format=format, step=step, item=item))
+        with opened as checkpoint, in_use(checkpoint.uri), _signed_too(sign, progress):
+            group = convert_opened(checkpoint, targets, asked, if_exists=if_exists, lineage=lineage)
+    if sign is not None:
+        _sign(group, sign, progress)
+    return group
+
+
+def convert_opened(
+    checkpoint: Checkpoint,
+    targets: Sequence[Target],
+    asked: Asked,
+    *,
+    if_exists: str | None = None,
+    lineage: bool = True,
+) -> GroupReceipt:
+    """Convert what is already open, a live training state among it; see `convert_all`."""
+    jobs = plan_jobs(checkpoint, targets, asked)
+    threading.Thread(target=_ahead, args=(lineage,), name="wherry-ahead", daemon=True).start()
+    there = {index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, if_exists))}
+    made = _make([job for index, job in enumerate(jobs) if index not in there])
+    receipts = [there[index] if index in there else next(made) for index in range(len(jobs))]
+    group = GroupReceipt(jobs[0].group, tuple(replace(one, lineage=LEFT_OUT) for one in receipts))
+    return _recorded(group) if lineage else group
+
+
+def _recorded(group: GroupReceipt) -> GroupReceipt:
+    """Record what is committed; also what was there already, which the ledger may not have."""
+    try:
+        return replace(group, receipts=record_all(group.receipts))
+    except NotRecordedError as error:
+        error.result = replace(group, receipts=error.result)
+        raise
+
+
+@contextmanager
+def _failures_told(source: str, targets: Sequence[Target], started: str) -> Generator[None]:
+    """Tell the projections of an error that ends a conversion; what is committed has not failed."""
+    try:
+        yield
+    except NotRecordedError:
+        raise
+    except WherryError as error:
+        for target in targets:
+            report_failure(error, source, target.uri, target.to, started)
+        raise
+
+
+@contextmanager
+def _signed_too(key: str | os.PathLike[str] | None, progress: OnProgress | None) -> Generator[None]:
+    """Sign what is committed also where it could not be recorded."""
+    try:
+        yield
+    except NotRecordedError as error:
+        if key is not None:
+            _sign(error.result, key, progress)
+        raise
+
+
+def _sign(group: GroupReceipt, key: str | os.PathLike[str], progress: OnProgress | None) -> None:
+    """Sign what was committed; what was there already and has a signature keeps it, so that a rerun reads nothing."""
+    for receipt in group.receipts:
+        if not (receipt.already and signature_location(locate(receipt.target.uri)).exists()):
+            service("signing").sign(receipt.target.uri, key, progress=progress)
+
+
+class Asked(NamedTuple):
+    """What is the same for all targets; see `convert_all`. `which` is what was said of the source: from, step, item."""
+
+    memory: str | int
+    verify: str
+    only: str | None
+    ignore: tuple[str, ...]
+    into: bool
+    as_step: int | None
+    progress: OnProgress | None
+    meta: Mapping[str, str]
+    wish: Wish
+    started: str
+    clock: float
+    which: Mapping[str, Any] = MappingProxyType({})
+
+
+def plan_jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: Asked) -> list[Job]:
+    """Plan every target; nothing is written."""
+    jobs: list[Job] = []
+    pin = take_pin(checkpoint)
+    for target in targets:
+        row = find_format(target.to)
+        into = asked.into if target.into is None else target.into
+        committed, place = _places(locate(target.uri), row, checkpoint, into=into, as_step=asked.as_step)
+        _require_apart(checkpoint, place)
+        seen, options, only = relaid(
+            checkpoint, row, target.options, target.wish or asked.wish, target.only or asked.only
+        )
+        plan = make_plan(
+            seen, place.uri, to=target.to, options=options, memory=asked.memory, only=only,
+            ignore=asked.ignore, verify=asked.verify, as_step=asked.as_step,
+        )  # fmt: skip
+        rest = (asked.progress, asked.meta, asked.started, asked.clock, pin)
+        jobs.append(Job(seen, plan, row, place, committed, *rest, asked=_stated(target, asked, into=into)))
+    _require_distinct(jobs)
+    return [replace(job, group=_group(jobs)) for job in jobs]
+
+
+def _stated(target: Target, asked: Asked, *, into: bool) -> dict[str, Any]:
+    return stated(
+        target.wish or asked.wish, to=target.to, options=target.options, only=target.only or asked.only,
+        ignore=asked.ignore, into=into and locate(target.uri).uri, as_step=asked.as_step, meta=asked.meta,
+        verify=None if asked.verify == "digest" else asked.verify, **asked.which,
+    )  # fmt: skip
+
+
+def _group(jobs: Sequence[Job]) -> str:
+    """The name of a pass: the same for the same plans, so that a resumed pass keeps it."""
+    return sha256_of("group", [job.plan.digest for job in jobs]) if len(jobs) > 1 else ""
+
+
+def _ahead(lineage: bool) -> None:
+    """Have ready what the end needs while bytes move: SQLAlchemy takes a fifth of a second to import."""
+    software()
+    if lineage:
+        import_module("wherry.ledger.record")
+
+
+def _make(jobs: list[Job]) -> Iterator[Receipt]:
+    results = run(jobs)
+    failures = [result for result in results if isinstance(result, WherryError)]
+    if failures:
+        raise failures[0]
+    return iter([result for result in results if isinstance(result, Receipt)])
+
+
+def _places(
+    target: Location, row: Format, checkpoint: Checkpoint, *, into: bool, as_step: int | None
+) -> tuple[Location, Location]:
+    """What is committed in one step, and where the checkpoint lies in it."""
+    if not into:
+        row.guard(target, into)
+        return target, target
+    step = checkpoint.manifest.step if as_step is None else as_step
+    if row.step_folder is None:
+        raise UsageError(f"{row.name} has no naming rule for the steps of a run", cure="leave --into away")
+    if step is None:
+        raise UsageError("the source states no step", uri=checkpoint.uri, cure="say --as-step N")
+    folder = row.step_folder(step)
+    row.guard(target.join(folder), into)
+    return target.join(folder.split("/")[0]), target.join(folder)
+
+
+def existing(job: Job, if_exists: str | None) -> Receipt | None:
+    """The receipt of what is at a job's target already; see `existing_result`."""
+    receipt = existing_result(job.checkpoint, job.plan, job.target, job.committed, if_exists)
+    if receipt is not None:
+        tidy(job.committed)
+    return receipt
+
+
+def _require_apart(checkpoint: Checkpoint, target: Location) -> None:
+    """A target inside the source would change the source."""
+    inside = f"{target.path}/".startswith(f"{locate(checkpoint.uri).path.rstrip('/')}/")
+    if inside and target.store.protocol == locate(checkpoint.uri).store.protocol:
+        raise UsageError(
+            "the target lies inside the source", uri=target.uri, cure="choose a target beside it"
+        )
+
+
+def _require_distinct(jobs: list[Job]) -> None:
+    uris = [job.committed.uri for job in jobs]
+    twice = next((uri for uri in uris if uris.count(uri) > 1), None)
+    if twice is not None:
+        raise UsageError("two targets are the same", uri=twice, cure="give each target a place of its own")

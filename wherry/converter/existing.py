@@ -1,0 +1,92 @@
+"""Existing targets: is what lies at the target already the result of this very conversion?
+
+It is when the sidecar names the same plan digest, the source's fingerprint is the one that was read then, and
+the target's files still have the fingerprint that they were committed with. Then a rerun does nothing. Anything
+else at the target is somebody's property and is never touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from wherry.errors import TargetExistsError, UsageError, WherryError
+from wherry.formats.checkpoint import Checkpoint, open_checkpoint
+from wherry.formats.fingerprint import fingerprint
+from wherry.storage.sidecar import Sidecar, read_sidecar
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from wherry.core.receipt import Receipt
+    from wherry.storage.location import Location
+
+
+class Planned(Protocol):
+    """What would be done: the plan of a conversion or of a rewrite."""
+
+    @property
+    def digest(self) -> str:
+        """Names it: the same for the same request."""
+        ...
+
+
+CHOICES = ("fail", "skip", "resume")
+
+
+def existing_result(
+    checkpoint: Checkpoint, plan: Planned, target: Location, committed: Location, if_exists: str | None
+) -> Receipt | None:
+    """The receipt of what is at the target, marked `already`; None where nothing is there.
+
+    Args:
+        checkpoint: the opened source.
+        plan: what would be done.
+        target: where the checkpoint would lie.
+        committed: what would appear in one step: the target, or the step folder around it.
+        if_exists: `skip` accepts any target that wherry wrote, `resume` (the default) the result of this same
+            conversion, `fail` nothing.
+
+    Raises:
+        TargetExistsError: something else is there.
+        UsageError: an unknown choice.
+    """
+    if if_exists not in (None, *CHOICES):
+        raise UsageError(f"if_exists={if_exists} is not possible", cure=f"choose {' or '.join(CHOICES)}")
+    if not committed.exists():
+        return None
+    sidecar = _sidecar(target)
+    receipt = sidecar.receipt if sidecar else None
+    accepted = if_exists == "skip" or (if_exists != "fail" and _is_result(sidecar, checkpoint, plan, target))
+    if receipt is not None and accepted:
+        return replace(receipt, already=True)
+    raise TargetExistsError(
+        "the target exists and is not the result of this conversion",
+        uri=committed.uri,
+        cure="choose another target, or remove this one",
+    )
+
+
+def present_fingerprint(checkpoint: Checkpoint, *, marks: bool = True) -> str:
+    """Fingerprint of an opened checkpoint as it lies now."""
+    return fingerprint(checkpoint.reader.members(), locate(checkpoint.uri), marks=marks)
+
+
+def _sidecar(target: Location) -> Sidecar | None:
+    try:
+        return read_sidecar(target)
+    except WherryError:
+        return None  # an unreadable sidecar proves nothing, so the target counts as somebody's property
+
+
+def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: Planned, target: Location) -> bool:
+    receipt = sidecar.receipt if sidecar else None
+    if sidecar is None or receipt is None or receipt.plan_digest != plan.digest:
+        return False
+    if receipt.source.fingerprint != present_fingerprint(checkpoint):
+        return False
+    try:
+        with open_checkpoint(target.uri, format=sidecar.checkpoint.format) as present:
+            mark = present_fingerprint(present, marks=target.store.capabilities.local)
+    except WherryError:
+        return False  # damaged since: not a whole result, and not ours to repair
+    return mark == sidecar.checkpoint.fingerprint

@@ -1,0 +1,291 @@
+"""Job: one target of a conversion, from its plan to its commit.
+
+stage → (the mover moves) → finish → read back → sidecar → commit. Several jobs may share one pass over a source;
+each stages, resumes, is verified and commits on its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from wherry import __version__
+from wherry.converter.existing import present_fingerprint
+from wherry.converter.references import reference, source_reference
+from wherry.core.digest import sha256_of
+from wherry.core.receipt import Receipt, software, utc_now
+from wherry.errors import MismatchError
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.fingerprint import fingerprint
+from wherry.formats.format import Glimpse
+from wherry.mover.hashing import Hashes, compare, hash_checkpoint
+from wherry.mover.output import Output
+from wherry.staging.journal import Journal, open_journal
+from wherry.staging.staging import Staging
+from wherry.storage.location import MOST_COMPANION
+from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
+from wherry.storage.stores import make_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import ExitStack
+
+    from wherry.converter.planned import Plan
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Companion, Manifest
+    from wherry.core.progress import OnProgress
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.format import Format, Writer
+    from wherry.formats.pin import Pin
+    from wherry.storage.location import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What stays the same while one target is made.
+
+    Attributes:
+        checkpoint: the opened source.
+        plan: what will be done.
+        row: the target format.
+        target: where the checkpoint will lie.
+        committed: what appears in one step: the target itself, or the step folder of a run that holds it.
+        progress: called while reading back.
+        meta: what the user wants to keep with the checkpoint.
+        started: UTC.
+        clock: monotonic seconds at the start.
+        pin: the source's files when the plan was made.
+        group: see Receipt.
+        source_digests: of the source's tensors, where `checkpoint` is a view of it; else the pass gives them.
+        asked: what was stated; see `wherry.converter.command`.
+    """
+
+    checkpoint: Checkpoint
+    plan: Plan
+    row: Format
+    target: Location
+    committed: Location
+    progress: OnProgress | None
+    meta: Mapping[str, str]
+    started: str
+    clock: float
+    pin: Pin
+    group: str = ""
+    source_digests: Mapping[KeyPath, str] | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A job with its staging area open.
+
+    Attributes:
+        job: the job.
+        staging: the area.
+        staged: where in the area the checkpoint is written.
+        journal: what is done.
+        companions: the companion files that were copied, with their digests.
+        output: what the mover delivers to.
+    """
+
+    job: Job
+    staging: Staging
+    staged: Location
+    journal: Journal
+    companions: tuple[Companion, ...]
+    output: Output
+
+
+def stage(job: Job, stack: ExitStack) -> Staged:
+    """Open a job's staging area and writer, taking up what an interrupted run left; `stack` closes them.
+
+    Raises:
+        TargetInUseError: another run is writing the target.
+        StorageError: the storage failed.
+    """
+    header = {
+        "plan": job.plan.digest,
+        "source": sha256_of("source", [present_fingerprint(job.checkpoint), job.pin.digest]),
+        "target": job.committed.name,
+        "version": __version__,
+    }
+    staging = stack.enter_context(Staging(job.committed, sha256_of("run", header)[:8]))
+    journal = open_journal(staging.journal, header, staging.require_held)
+    stack.callback(journal.close)
+    if not journal.done:
+        staging.clear()
+    inner = job.target.path[len(job.committed.path) :].strip("/")
+    staged = staging.location.join(inner) if inner else staging.location
+    make_folder(staged.parent)
+    companions = _copy_companions(job, staged)
+    assert job.row.create is not None
+    writer = job.row.create(staged, job.plan.manifest, job.plan.options)
+    stack.callback(writer.close)
+    staging.sync_names()
+    return Staged(job, staging, staged, journal, companions, Output(writer, _by_source(job.plan), journal))
+
+
+def complete(staged: Staged, hashes: Hashes) -> Receipt:
+    """Finish, read back, write the sidecar and commit.
+
+    Args:
+        staged: the job after the mover's pass.
+        hashes: digests of the source's tensors that were carried, by source key path.
+
+    Raises:
+        MismatchError: what was read back differs, or the source changed; nothing is committed.
+        TargetExistsError: something appeared at the target meanwhile.
+        StorageError: the storage failed.
+    """
+    job, place = staged.job, staged.staged
+    if staged.output.error is not None:
+        raise staged.output.error
+    finish(staged.output.writer)
+    ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
+    boxed = _boxed(staged, ours)
+    verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
+    ours = Hashes({**ours.digests, **boxed.digests}, {**ours.leaves, **boxed.leaves})
+    sidecar, receipt = _sidecar(staged, ours, hashes, verification)
+    text = encode(sidecar)
+    if not job.row.single_file:
+        place.join(FOLDER_NAME).put(text)
+    if place.path != staged.staging.location.path and job.row.finish_step is not None:
+        job.row.finish_step(staged.staging.location, job.plan.manifest)
+    job.pin.require_unchanged(job.checkpoint.original)
+    staged.staging.commit(job.row.commit_members, beside=text if job.row.single_file else None)
+    return receipt
+
+
+def finish(writer: Writer) -> None:
+    """Complete the container and release it."""
+    writer.sync()
+    writer.finish()
+    writer.close()
+
+
+def _by_source(plan: Plan) -> dict[KeyPath, TensorSpec]:
+    return {source: plan.manifest.tensors[target] for target, source in plan.pairs.items()}
+
+
+def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
+    copied: list[Companion] = []
+    for companion in job.plan.manifest.companions:
+        data = job.checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
+        if len(data) != companion.size:
+            raise MismatchError("a companion file changed during the conversion", uri=job.checkpoint.uri)
+        place = staged.member(f"{job.row.companion_folder}{companion.name}")
+        make_folder(place.parent)
+        place.put(data)
+        copied.append(replace(companion, sha256=hashlib.sha256(data).hexdigest()))
+    return tuple(copied)
+
+
+def _boxed(staged: Staged, ours: Hashes) -> Hashes:
+    """The digests of tensors that were carried in boxes, of which only the written target can be hashed.
+
+    Raises:
+        MismatchError: what was written is not what was read.
+    """
+    job = staged.job
+    boxed = {path: source for path, source in job.plan.pairs.items() if path not in ours.digests}
+    if not boxed:
+        return Hashes({})
+    with _opened(job, staged.staged) as written:
+        found = hash_checkpoint(
+            written,
+            memory=job.plan.memory,
+            progress=job.progress,
+            paths=list(boxed),
+            folder=staged.staging.spill,
+            straight=True,
+        )
+        if job.plan.verify == "digest":
+            from wherry.converter.boxed import prove
+
+            digests, memory = job.source_digests, job.plan.memory
+            prove(job.checkpoint, written, boxed, found, digests, memory=memory, progress=job.progress)
+    return found
+
+
+def _read_back(staged: Staged, expected: Hashes) -> dict[str, Any]:
+    clock, job = time.monotonic(), staged.job
+    with _opened(job, staged.staged) as written:
+        _require_structure(job, written.manifest)
+        found = hash_checkpoint(
+            written,
+            memory=job.plan.memory,
+            progress=job.progress,
+            stage="verify",
+            paths=list(expected.digests),
+            folder=staged.staging.spill,
+            straight=True,
+        )
+    failed = compare(found, expected.digests, expected.leaves)
+    if failed:
+        raise MismatchError(
+            f"read-back differs from what was written: {failed[0].reason}",
+            uri=job.target.uri,
+            path=failed[0].path,
+            cure="check the storage; nothing was committed",
+        )
+    seconds = round(time.monotonic() - clock, 3)
+    return {"level": "digest", "ok": True, "tensors": len(job.plan.pairs), "seconds": seconds}
+
+
+def _opened(job: Job, staged: Location) -> Checkpoint:
+    """The staged target, opened like any checkpoint."""
+    detection = job.row.detect(Glimpse(staged))
+    if detection is None:
+        raise MismatchError(
+            "what was written is not recognised", uri=job.target.uri, cure="report this with the plan"
+        )
+    return Checkpoint(job.row.open(staged, detection))
+
+
+def _require_structure(job: Job, found: Manifest) -> None:
+    expected = {path: (spec.shape, spec.dtype) for path, spec in job.plan.manifest.tensors.items()}
+    seen = {path: (spec.shape, spec.dtype) for path, spec in found.tensors.items()}
+    if expected != seen:
+        odd = min(set(expected.items()) ^ set(seen.items()))
+        raise MismatchError(f"read-back has another structure at {'/'.join(odd[0])}", uri=job.target.uri)
+
+
+def _sidecar(
+    staged: Staged, ours: Hashes, hashes: Hashes, verification: dict[str, Any] | None
+) -> tuple[Sidecar, Receipt]:
+    job, plan = staged.job, staged.job.plan
+    origin = {**plan.manifest.origin, **({"meta": dict(job.meta)} if job.meta else {})}
+    manifest = replace(plan.manifest, origin=origin).with_digests(ours.digests, staged.companions)
+    with _opened(job, staged.staged) as written:
+        local = job.target.store.capabilities.local
+        mark = fingerprint(written.reader.members(), staged.staged, marks=local)
+    target = reference(job.target.uri, plan.to, plan.format_version, manifest, mark)
+    receipt = Receipt(
+        source=source_reference(
+            job.checkpoint.original,
+            hashes.digests if job.source_digests is None else job.source_digests,
+            staged.companions,
+            plan.memory,
+            staged.staging.spill,
+        ),
+        target=target,
+        plan_digest=plan.digest,
+        options=dict(plan.options),
+        software=software(),
+        started=job.started,
+        finished=utc_now(),
+        seconds=round(time.monotonic() - job.clock, 3),
+        bytes_read=plan.nbytes_in,
+        bytes_written=plan.nbytes_out,
+        resumed_bytes=staged.journal.nbytes,
+        note=staged.staging.discarded or staged.journal.reason,
+        verification=verification,
+        lossless=not plan.lossy,
+        warnings=list(plan.notes),
+        snippet=plan.snippet.replace("DST", job.target.uri),
+        group=job.group,
+        asked=dict(job.asked),
+    )
+    return Sidecar(manifest, target, receipt, ours.leaves), receipt

@@ -1,0 +1,125 @@
+"""passes: the jobs of a conversion carried out, those that read the same thing together.
+
+Jobs that keep the source's tree share one pass over it. A view through another system's layout has a pass of its own,
+in which the source is digested too (`view_pass`).
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.converter.job import Job, Staged, complete, stage
+from wherry.converter.planned import JointMoves
+from wherry.core.progress import Meter
+from wherry.errors import MismatchError, WherryError
+from wherry.formats.pin import blaming_changes
+from wherry.mover.carrier import Carrier
+from wherry.mover.hashing import Hashes, compare
+from wherry.mover.pool import Pool
+from wherry.mover.source import Spill
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wherry.core.receipt import Receipt
+    from wherry.formats.checkpoint import Checkpoint
+
+
+def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
+    """Carry out all jobs; what came of each, in order.
+
+    Raises:
+        WherryError: what could be read of a source was not right, or all targets of a pass failed.
+    """
+    results: dict[int, Receipt | WherryError] = {}
+    for group in _groups(jobs):
+        results |= dict(zip(group, _pass([jobs[number] for number in group]), strict=True))
+    return [results[number] for number in range(len(jobs))]
+
+
+def _groups(jobs: Sequence[Job]) -> list[list[int]]:
+    """The numbers of jobs that read the same."""
+    groups: dict[int, list[int]] = {}
+    for number, job in enumerate(jobs):
+        groups.setdefault(id(job.checkpoint), []).append(number)
+    return list(groups.values())
+
+
+def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
+    seen = jobs[0].checkpoint
+    with ExitStack() as stack:
+        if seen.original is not seen:
+            stack.callback(seen.close)
+        staged = [stage(job, stack) for job in jobs]
+        with blaming_changes(jobs[0].pin, seen.original):
+            hashes, own = _move(jobs, staged)
+            agree_with_source(seen.original, hashes if own is None else own)
+        if own is not None:
+            staged = [replace(one, job=replace(one.job, source_digests=own.digests)) for one in staged]
+        return [_outcome(one, hashes) for one in staged]
+
+
+def _outcome(staged: Staged, hashes: Hashes) -> Receipt | WherryError:
+    taken = {source: hashes.digests[source] for source in staged.output.targets if source in hashes.digests}
+    mine = Hashes(taken, {source: hashes.leaves[source] for source in taken})
+    try:
+        return complete(staged, mine)
+    except WherryError as error:
+        return staged.staging.failed(error)
+
+
+def _move(jobs: list[Job], staged: list[Staged]) -> tuple[Hashes, Hashes | None]:
+    """The digests of what was read, and where that is a view, those of what it is a view of."""
+    checkpoint, memory = jobs[0].checkpoint, jobs[0].plan.memory
+    wanted = {source for job in jobs for source in job.plan.pairs.values()}
+    specs = {path: spec for path, spec in checkpoint.manifest.tensors.items() if path in wanted}
+    pool = Pool(memory)
+    with Spill(checkpoint.reader, pool, staged[0].staging.spill) as source:
+        carrier = Carrier(
+            source=source,
+            specs=specs,
+            pool=pool,
+            meter=Meter("convert", sum(spec.nbytes for spec in specs.values()), jobs[0].progress),
+            outputs=tuple(one.output for one in staged),
+        )
+        own = _carried(carrier, jobs)
+    broken = [one.output.error for one in staged if one.output.error]
+    if len(broken) == len(staged):
+        raise broken[0]
+    return Hashes.of(specs, carrier.hashers), own
+
+
+def _carried(carrier: Carrier, jobs: list[Job]) -> Hashes | None:
+    plans, seen = [job.plan for job in jobs], jobs[0].checkpoint
+    if seen.original is seen:
+        carrier.carry(JointMoves(plans))
+        return None
+    from wherry.view.groups import ViewPass
+    from wherry.view.view import RelaidReader
+
+    assert isinstance(seen.reader, RelaidReader)
+    return ViewPass(seen.original, seen.reader, carrier, plans, jobs[0].progress).carry()
+
+
+def agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:
+    """Where the source has a manifest of ours, its bytes must still be the ones that were recorded.
+
+    Raises:
+        MismatchError: they are not; the tensor is named.
+    """
+    recorded = read_sidecar(locate(checkpoint.uri))
+    if recorded is None:
+        return
+    known = recorded.manifest.digests
+    failed = compare(hashes, {path: known[path] for path in hashes.digests if path in known}, recorded.leaves)
+    if failed:
+        raise MismatchError(
+            f"the source has changed since it was recorded: {failed[0].reason}",
+            uri=checkpoint.uri,
+            path=failed[0].path,
+            cure="restore the source, or delete its sidecar if the change was meant",
+        )

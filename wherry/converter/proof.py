@@ -1,0 +1,253 @@
+"""Proof of a rewrite: what was written is opened anew and holds every tensor of the source under its new name.
+
+The metadata of both sides is compared always. With digests every tensor is read through the source's metadata and
+again through the target's: that the files are the same bytes would not prove that the new metadata finds them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.converter.existing import present_fingerprint
+from wherry.converter.passes import agree_with_source
+from wherry.converter.references import digested, reference, source_reference
+from wherry.core.keypath import render
+from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
+from wherry.errors import DamagedError, MismatchError, UnsupportedError
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.detect import absence, look
+from wherry.formats.fingerprint import fingerprint
+from wherry.formats.format import Glimpse
+from wherry.formats.registry import find_format, formats
+from wherry.mover.hashing import Hashes, compare, hash_checkpoint
+from wherry.storage.sidecar import Sidecar, read_sidecar
+from wherry.storage.stores import locate
+from wherry.tree.mapping import RENAMED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Companion, Manifest
+    from wherry.core.progress import OnProgress
+    from wherry.formats.change import Change, Rewriting
+    from wherry.storage.location import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user wants of the proof and of the record.
+
+    Attributes:
+        memory: budget in bytes.
+        digests: whether every tensor is read.
+        progress: called a few times a second.
+        meta: what the user wants to keep with the checkpoint.
+        started: UTC.
+        clock: monotonic seconds at the start.
+        folder: where spill files lie; a temporary folder by default.
+        stated: what was stated; see `wherry.converter.command`.
+    """
+
+    memory: int
+    digests: bool
+    progress: OnProgress | None
+    meta: Mapping[str, str]
+    started: str
+    clock: float
+    folder: Path | None = None
+    stated: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the source's bytes before anything is changed.
+
+    Attributes:
+        hashes: of its tensors.
+        companions: its companion files with their digests.
+        reference: its node of the lineage.
+    """
+
+    hashes: Hashes
+    companions: tuple[Companion, ...]
+    reference: CheckpointRef
+
+
+def know(checkpoint: Checkpoint, asked: Asked) -> Known | None:
+    """Read the source, or take its sidecar's word where it is not to be read; None where there is none.
+
+    Raises:
+        MismatchError: it is not what its sidecar says.
+        DamagedError, StorageError: it cannot be read.
+    """
+    hashes = _read(checkpoint, asked, "digest") if asked.digests else _recorded(checkpoint)
+    if hashes is None:
+        return None
+    agree_with_source(checkpoint, hashes)
+    companions = _digested(checkpoint)
+    node = source_reference(checkpoint, hashes.digests, companions, asked.memory, asked.folder)
+    return Known(hashes, companions, node)
+
+
+def prove(
+    checkpoint: Checkpoint,
+    change: Change,
+    known: Known | None,
+    written: Location,
+    asked: Asked,
+    rewriting: Rewriting,
+) -> Sidecar | None:
+    """Open what was written, compare it with the source, and say so in a sidecar.
+
+    Args:
+        checkpoint: the source, as it was opened before.
+        change: what was done.
+        known: what is known of the source's bytes.
+        written: where the result lies now.
+        asked: see Asked.
+        rewriting: for the receipt.
+
+    Returns:
+        The sidecar with the receipt; None where no digests are known.
+
+    Raises:
+        MismatchError: something differs.
+        DamagedError: it cannot be opened.
+    """
+    clock = time.monotonic()
+    with open_written(written, checkpoint.detection, rewriting.target) as found:
+        _require_alike(checkpoint.manifest, found.manifest, change, rewriting.target)
+        missing = absence(found.reader)
+        if missing is not None:
+            raise MismatchError(f"what was written is not whole: {missing}", uri=rewriting.target)
+        if known is None:
+            return None
+        expected = known.hashes.renamed({path: change.name(path) for path in known.hashes.digests})
+        if asked.digests:
+            _require_equal(_read(found, asked, "verify"), expected, rewriting.target)
+            _require_companions(_digested(found), known.companions, rewriting.target)
+        seconds = round(time.monotonic() - clock, 3)
+        proof = {"level": "digest", "ok": True, "tensors": len(expected.digests), "seconds": seconds}
+        mark = fingerprint(found.reader.members(), written)
+        detection, manifest = found.detection, found.manifest
+    origin = {**manifest.origin, **({"meta": dict(asked.meta)} if asked.meta else {})}
+    manifest = replace(manifest, origin=origin).with_digests(expected.digests, known.companions)
+    node = reference(rewriting.target, detection.format, detection.format_version, manifest, mark)
+    receipt = _receipt(known.reference, node, rewriting, asked, proof if asked.digests else None)
+    return Sidecar(manifest, node, receipt, expected.leaves)
+
+
+def open_written(written: Location, source: Detection, target: str) -> Checkpoint:
+    """Open what was written as what it is; where only the source's name said more, as what the source is.
+
+    Raises:
+        MismatchError: no format knows it, or it does not open: the rewrite does not fit this checkpoint.
+    """
+    claim = look(Glimpse(written), formats())
+    if claim is None:
+        raise MismatchError("what was written is not recognised", uri=target, cure="convert the source")
+    if claim.format in find_format(source.format).refines:
+        claim = replace(source, uri=written.uri, verdict="ok", reason=None)
+    try:
+        opened = find_format(claim.format).open(written, replace(claim, step=source.step))
+    except (DamagedError, UnsupportedError) as error:
+        raise MismatchError(
+            f"what was written does not open as {claim.format}: {error.what}",
+            uri=target,
+            cure="nothing was committed; convert the source",
+        ) from error
+    return Checkpoint(opened)
+
+
+def _read(checkpoint: Checkpoint, asked: Asked, stage: str) -> Hashes:
+    return hash_checkpoint(
+        checkpoint, memory=asked.memory, progress=asked.progress, stage=stage, folder=asked.folder
+    )
+
+
+def _recorded(checkpoint: Checkpoint) -> Hashes | None:
+    """What the sidecar says, where the files are those that it was written for."""
+    sidecar = read_sidecar(locate(checkpoint.uri))
+    if sidecar is None or sidecar.checkpoint.fingerprint != present_fingerprint(checkpoint):
+        return None
+    return Hashes(sidecar.manifest.digests, sidecar.leaves)
+
+
+def _digested(checkpoint: Checkpoint) -> tuple[Companion, ...]:
+    return tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
+
+
+def _require_alike(source: Manifest, found: Manifest, change: Change, uri: str) -> None:
+    """The same tensors under their new names, and the same values, empties and companion files."""
+    rows: tuple[tuple[str, Mapping[Any, Any], Mapping[Any, Any]], ...] = (
+        (
+            "tensor",
+            {render(change.name(path)): (one.shape, one.dtype) for path, one in source.tensors.items()},
+            {render(path): (one.shape, one.dtype) for path, one in found.tensors.items()},
+        ),
+        ("value", _printed(source.values), _printed(found.values)),
+        ("empty node", _printed(source.empties), _printed(found.empties)),
+        (
+            "companion file",
+            {one.name: one.size for one in source.companions},
+            {one.name: one.size for one in found.companions},
+        ),
+    )
+    for what, before, after in rows:
+        odd = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+        if odd:
+            raise MismatchError(
+                f"the {what} {odd[0]} is not what it was", uri=uri, cure="report this; nothing was committed"
+            )
+
+
+def _printed(held: Mapping[Any, Any]) -> dict[str, str]:
+    """By printed path; as text, so that 1 and True differ and a NaN equals itself."""
+    return {render(path): repr(value) for path, value in held.items()}
+
+
+def _require_equal(found: Hashes, expected: Hashes, uri: str) -> None:
+    failed = compare(found, expected.digests, expected.leaves)
+    if failed:
+        raise MismatchError(
+            f"read-back differs from the source: {failed[0].reason}",
+            uri=uri,
+            path=failed[0].path,
+            cure="check the storage; nothing was committed",
+        )
+
+
+def _require_companions(found: tuple[Companion, ...], known: tuple[Companion, ...], uri: str) -> None:
+    odd = sorted({one.name for one in set(found) ^ set(known)})
+    if odd:
+        raise MismatchError(f"the companion file {odd[0]} is not what it was", uri=uri)
+
+
+def _receipt(
+    source: CheckpointRef,
+    target: CheckpointRef,
+    rewriting: Rewriting,
+    asked: Asked,
+    verification: dict[str, Any] | None,
+) -> Receipt:
+    options: dict[str, Any] = {"rewrite": rewriting.name, "in_place": rewriting.in_place}
+    options |= {"value": rewriting.value} if rewriting.value is not None else {}
+    options |= {RENAMED: dict(rewriting.renamed)} if rewriting.renamed else {}
+    return Receipt(
+        source=source,
+        target=target,
+        plan_digest=rewriting.digest,
+        options=options,
+        software=software(),
+        started=asked.started,
+        finished=utc_now(),
+        seconds=round(time.monotonic() - asked.clock, 3),
+        bytes_read=source.nbytes if asked.digests else 0,
+        bytes_written=0 if rewriting.in_place else rewriting.carried[1],
+        verification=verification,
+        asked=dict(asked.stated),
+    )

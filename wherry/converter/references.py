@@ -1,0 +1,89 @@
+"""References: a checkpoint as one node of the lineage, from its manifest and digests."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.converter.existing import present_fingerprint
+from wherry.core.digest import checkpoint_digest, weights_digest
+from wherry.core.receipt import CheckpointRef
+from wherry.mover.hashing import hash_checkpoint
+from wherry.storage.location import MOST_COMPANION
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Companion, Manifest
+    from wherry.formats.checkpoint import Checkpoint
+
+
+def reference(uri: str, name: str, version: str | None, manifest: Manifest, mark: str) -> CheckpointRef:
+    """The node of a checkpoint.
+
+    Args:
+        uri: where it lies.
+        name: its format.
+        version: the format's name of the layout.
+        manifest: its contents, tensor and companion digests included.
+        mark: its fingerprint.
+    """
+    return CheckpointRef(
+        uri=uri,
+        format=name,
+        format_version=version,
+        checkpoint_digest=checkpoint_digest(manifest, name, version),
+        weights_digest=weights_digest(manifest.digests),
+        fingerprint=mark,
+        kind=manifest.kind,
+        step=manifest.step,
+        tensors=len(manifest.tensors),
+        parameters=manifest.parameters,
+        nbytes=manifest.nbytes,
+    )
+
+
+def source_reference(
+    checkpoint: Checkpoint,
+    digests: Mapping[KeyPath, str],
+    companions: tuple[Companion, ...],
+    memory: int,
+    folder: Path | None = None,
+) -> CheckpointRef:
+    """The node of the checkpoint that was converted.
+
+    Its tensor digests are known from the conversion's one pass; tensors that were not carried are read here, as
+    identity covers them too. Tensors that are not there (only parameters were asked for) are no part of it. Where
+    wherry wrote the source, its own record is the node.
+
+    Args:
+        checkpoint: the source.
+        digests: source key path → tensor digest, of what was carried.
+        companions: those that were copied, with their digests.
+        memory: budget for reading what was not carried.
+        folder: where spill files of that lie; a temporary folder by default.
+    """
+    mark = present_fingerprint(checkpoint)
+    detection, manifest = checkpoint.detection, checkpoint.manifest
+    recorded = read_sidecar(locate(checkpoint.uri))
+    if recorded is not None:
+        return replace(recorded.checkpoint, uri=detection.uri, fingerprint=mark)
+    gone = {piece.path for piece in checkpoint.reader.absent()}
+    manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
+    rest = [path for path in manifest.tensors if path not in digests]
+    others = hash_checkpoint(checkpoint, memory=memory, paths=rest, folder=folder).digests if rest else {}
+    known = {companion.name: companion for companion in companions}
+    beside = tuple(known.get(c.name) or digested(checkpoint, c) for c in manifest.companions)
+    full = manifest.with_digests({**digests, **others}, beside)
+    return reference(detection.uri, detection.format, detection.format_version, full, mark)
+
+
+def digested(checkpoint: Checkpoint, companion: Companion) -> Companion:
+    """A companion with the digest of its bytes."""
+    data = checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
+    return replace(companion, sha256=hashlib.sha256(data).hexdigest())

@@ -1,0 +1,262 @@
+"""rewrite: make a checkpoint readable by changing its small files alone; no tensor is decoded or encoded.
+
+look at everything → carry (reflink, else copy) → small files → open and compare → digests → sidecar → commit →
+lineage. The result is a new checkpoint that appears whole or not at all, and the source is never changed; only with
+`in_place` are files of the source itself replaced, and the old ones kept. Which rewrites there are is the formats'
+affair: `Format.rewrites`, and those of the formats that it refines.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.converter.command import stated
+from wherry.converter.existing import existing_result
+from wherry.converter.in_place import changed, replace_sidecar
+from wherry.converter.plan import DEFAULT_MEMORY
+from wherry.converter.proof import Asked, know, prove
+from wherry.core.digest import sha256_of
+from wherry.core.keypath import render
+from wherry.core.progress import Meter
+from wherry.core.receipt import utc_now
+from wherry.core.units import parse_size
+from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, UsageError
+from wherry.formats.change import Rewriting, Rewritten
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.detect import absence, resolve
+from wherry.formats.pin import Pin, settled_checkpoint, take_pin
+from wherry.formats.registry import rewrites
+from wherry.ledger.recording import LEFT_OUT, record
+from wherry.staging.staging import Staging, tidy
+from wherry.storage.copy import carry, listed
+from wherry.storage.sidecar import FOLDER_NAME, encode
+from wherry.storage.stores import locate, make_folder
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Generator, Mapping
+
+    from wherry.core.progress import OnProgress
+    from wherry.formats.change import Change, Rewrite
+    from wherry.storage.location import Location
+
+VERIFY = ("digest", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A rewrite whose source has been looked at."""
+
+    rewriting: Rewriting
+    change: Change
+    source: Location
+    target: Location
+    checkpoint: Checkpoint
+    pin: Pin
+
+
+def plan_rewrite(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    as_: str,
+    in_place: bool = False,
+    **which: Any,
+) -> Rewriting:
+    """Say what a rewrite would do, after looking for everything that the result needs; nothing is written.
+
+    Args and Raises: as `rewrite`.
+    """
+    with _ready(source, target, as_, in_place=in_place, which=which) as ready:
+        return ready.rewriting
+
+
+def rewrite(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    as_: str,
+    in_place: bool = False,
+    memory: str | int = DEFAULT_MEMORY,
+    progress: OnProgress | None = None,
+    verify: str = "digest",
+    if_exists: str | None = None,
+    lineage: bool = True,
+    meta: Mapping[str, str] | None = None,
+    **which: Any,
+) -> Rewritten:
+    """Rewrite the small files of a checkpoint.
+
+    Args:
+        source: URI of a checkpoint on a local file system; changed only with `in_place`.
+        target: URI of exactly what is committed; a folder that does not exist yet.
+        as_: `NAME` or `NAME=VALUE`; `wherry formats FORMAT` lists the names.
+        in_place: replace files of the source itself, and keep each as `<file>.before`.
+        memory: budget for reading, for example `128MiB`.
+        progress: called a few times a second.
+        verify: with `digest` every tensor is read at the source and again at the target, and compared; with `none`
+            only the metadata is, and nothing is recorded unless the source's digests are known.
+        if_exists: as in `convert`.
+        lineage: whether the ledger records it.
+        meta: what the user wants to keep with the checkpoint.
+        which: `format`, `step`, `item`: which checkpoint of the source.
+
+    Raises:
+        UsageError: no such rewrite, nothing to be done, or neither or both of a target and `in_place`.
+        UnsupportedError: this checkpoint cannot be rewritten so.
+        IncompleteError: something that the result needs is not there.
+        MismatchError: what was written is not what was read; nothing is committed, files in place are put back.
+        TargetExistsError, TargetInUseError, StorageError: the target cannot be made.
+        NotRecordedError: it is committed, but the ledger cannot be used; `result` is the Rewritten.
+    """
+    if verify not in VERIFY:
+        raise UsageError(f"verify={verify} is not possible", cure=f"choose {' or '.join(VERIFY)}")
+    said: dict[str, Any] = {"as": as_, "in_place": in_place, **which, "meta": meta}
+    said |= {"from": said.pop("format", None), "verify": None if verify == "digest" else verify}
+    asked = Asked(
+        parse_size(memory),
+        verify == "digest",
+        progress,
+        meta or {},
+        utc_now(),
+        time.monotonic(),
+        stated=stated(**said),
+    )
+    with _ready(source, target, as_, in_place=in_place, which=which) as ready:
+        there = None if in_place else _existing(ready, if_exists)
+        done = there or (_in_place if in_place else _staged)(ready, asked)
+    return _recorded(done, lineage=lineage)
+
+
+def _recorded(done: Rewritten, *, lineage: bool) -> Rewritten:
+    """With what the ledger has of it; without digests there is nothing that could be recorded."""
+    if done.receipt is None:
+        return done
+    if not lineage:
+        return replace(done, receipt=replace(done.receipt, lineage=LEFT_OUT))
+    try:
+        return replace(done, receipt=record(done.receipt))
+    except NotRecordedError as error:
+        error.result = replace(done, receipt=error.result)
+        raise
+
+
+@contextmanager
+def _ready(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None,
+    as_: str,
+    *,
+    in_place: bool,
+    which: Mapping[str, Any],
+) -> Generator[_Ready]:
+    if (target is None) != in_place:
+        raise UsageError("rewrite needs a target, or in_place, and not both", cure="name a new folder")
+    location, detection = resolve(source, **which)
+    home = location if target is None else locate(target)
+    _require_local(location, home)
+    _require_apart(location, home)
+    name, _, value = as_.partition("=")
+    row = _find(detection.format, name, location)
+    with settled_checkpoint(
+        lambda: Checkpoint(row.plan(location, detection, value or None).opened)
+    ) as settled:
+        pin = take_pin(settled)
+    change = row.plan(location, detection, value or None)
+    with Checkpoint(change.opened) as checkpoint:
+        if in_place and change.staged_only:
+            raise UnsupportedError(change.staged_only, uri=location.uri, cure="name a target instead")
+        missing = absence(checkpoint.reader)
+        if missing is not None:
+            raise IncompleteError(missing, uri=location.uri, cure="use another step; this one is not whole")
+        rewriting = _rewriting(change, location, home, (name, value or None), in_place=in_place)
+        yield _Ready(rewriting, change, location, home, checkpoint, pin)
+
+
+def _find(format: str, name: str, location: Location) -> Rewrite:
+    known = rewrites(format)
+    if name not in known:
+        raise UsageError(
+            f"{format} has no rewrite {name!r}",
+            uri=location.uri,
+            cure=f"choose {' or '.join(known)}" if known else "convert it",
+        )
+    return known[name]
+
+
+def _rewriting(
+    change: Change, source: Location, target: Location, asked: tuple[str, str | None], *, in_place: bool
+) -> Rewriting:
+    sizes = listed(source)
+    renamed = {render(old): render(new) for old, new in sorted(change.renamed.items())}
+    # Contents are left out: a time of commit in them would make every request another one.
+    named = [*asked, in_place, sorted(change.carried.items()), sorted(change.files), renamed]
+    return Rewriting(
+        source=source.uri,
+        format=change.opened.detection.format,
+        target=target.uri,
+        name=asked[0],
+        value=asked[1],
+        in_place=in_place,
+        files=tuple(change.files),
+        carried=(len(change.carried), sum(sizes[name].size for name in change.carried)),
+        left=change.left,
+        renamed=renamed,
+        tensors=len(change.opened.manifest.tensors),
+        digest=sha256_of("rewrite", named),
+    )
+
+
+def _existing(ready: _Ready, if_exists: str | None) -> Rewritten | None:
+    target = ready.target
+    receipt = existing_result(ready.checkpoint, ready.rewriting, target, target, if_exists)
+    if receipt is not None:
+        tidy(target)
+    return receipt and Rewritten(ready.rewriting, receipt)
+
+
+def _staged(ready: _Ready, asked: Asked) -> Rewritten:
+    change = ready.change
+    identity = [ready.rewriting.digest, ready.pin.digest]
+    with Staging(ready.target, sha256_of("run", identity)[:8], resume=False) as staging:
+        asked = replace(asked, folder=staging.spill)
+        known = know(ready.checkpoint, asked)
+        make_folder(staging.location)
+        meter = Meter("carry", ready.rewriting.carried[1], asked.progress)
+        ways = carry(ready.source, staging.location, change.carried, meter)
+        for name, data in change.files.items():
+            place = staging.location.member(name)
+            make_folder(place.parent)
+            place.put(data)
+        change.finish(staging.location)
+        sidecar = prove(ready.checkpoint, change, known, staging.location, asked, ready.rewriting)
+        if sidecar is not None:
+            staging.location.join(FOLDER_NAME).put(encode(sidecar))
+        ready.pin.require_unchanged(ready.checkpoint)
+        staging.commit(tuple(change.files)[-1:])
+    return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
+
+
+def _in_place(ready: _Ready, asked: Asked) -> Rewritten:
+    known = know(ready.checkpoint, asked)
+    with changed(ready.source, ready.change):
+        sidecar = prove(ready.checkpoint, ready.change, known, ready.source, asked, ready.rewriting)
+        if sidecar is not None:
+            replace_sidecar(ready.source, encode(sidecar))
+    return Rewritten(ready.rewriting, sidecar and sidecar.receipt)
+
+
+def _require_local(*places: Location) -> None:
+    for place in places:
+        if not place.store.capabilities.local:
+            raise UnsupportedError(
+                "rewrites are made on local file systems", uri=place.uri, cure="copy it first, or convert it"
+            )
+
+
+def _require_apart(source: Location, target: Location) -> None:
+    if f"{target.path}/".startswith(f"{source.path}/") and target.path != source.path:
+        raise UsageError("the target lies inside the source", uri=target.uri, cure="choose one beside it")

@@ -1,0 +1,127 @@
+"""emit: tell a Prefect server that a checkpoint was committed, so that its deployments take it up.
+
+The standard library alone: a trainer may copy this one file to where neither wherry nor Prefect is installed. One
+`POST /events` does it; the server is `PREFECT_API_URL`, and the credentials are those that Prefect's own client takes:
+`PREFECT_API_KEY` (Prefect Cloud) or `PREFECT_API_AUTH_STRING` (a server with basic authentication). They are sent in a
+header and appear nowhere else; redirects are not followed, because a redirected POST arrives as a GET that posts
+nothing, and would take the credentials along. An event may get lost; the nightly run finds what it would have told.
+
+    python emit.py gs://runs/llama/checkpoint_12000
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import os
+import sys
+import urllib.error
+import urllib.request
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+COMMITTED = "wherry.checkpoint.committed"
+FAILED = "wherry.export.failed"
+
+
+def emit(
+    uri: str,
+    *,
+    event: str = COMMITTED,
+    step: int | None = None,
+    payload: Mapping[str, Any] | None = None,
+    api: str | None = None,
+    timeout: float = 10.0,
+    strict: bool = True,
+) -> str:
+    """Post one event about a checkpoint.
+
+    Args:
+        uri: where the checkpoint lies; the resource of the event, `{{ event.resource['uri'] }}` in a trigger.
+        event: its name.
+        step: of training, where known.
+        payload: JSON values that go along.
+        api: base URL of the server's API; `PREFECT_API_URL` by default.
+        timeout: seconds to wait for the server.
+        strict: whether an event that cannot be posted is an error. In a training loop it must not be: it is logged.
+
+    Returns:
+        The id of the event; empty where it was not posted and `strict` is off.
+
+    Raises:
+        ValueError: no server is named.
+        OSError: the server did not take it.
+    """
+    try:
+        return _posted(api, event_body(uri, event=event, step=step, payload=payload), timeout)
+    except (ValueError, OSError) as error:
+        if strict:
+            raise
+        logging.getLogger("wherry.emit").warning(
+            "%s was not told of: %s; the nightly run finds it", uri, error
+        )
+        return ""
+
+
+def _posted(api: str | None, body: dict[str, Any], timeout: float) -> str:
+    base = (api or os.environ.get("PREFECT_API_URL") or "").rstrip("/")
+    if not base.startswith(("http://", "https://")):
+        raise ValueError("no Prefect server is named; set PREFECT_API_URL")
+    request = urllib.request.Request(  # noqa: S310  the scheme was checked above
+        f"{base}/events", json.dumps([body]).encode(), {"Content-Type": "application/json", **_credentials()}
+    )
+    try:
+        with opener().open(request, timeout=timeout):
+            return body["id"]
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+        raise
+
+
+def opener() -> urllib.request.OpenerDirector:
+    """Opens the address that was said, or nothing: no credentials and no message follow a redirect."""
+    return urllib.request.build_opener(_Stay)
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Redirects end as errors."""
+
+    def redirect_request(self, *_arguments: Any, **_named: Any) -> None:
+        """See HTTPRedirectHandler; None means that the answer is an error."""
+
+
+def event_body(
+    uri: str, *, event: str = COMMITTED, step: int | None = None, payload: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The event as the server takes it; the resource's labels are all text."""
+    resource = {
+        "prefect.resource.id": f"wherry.formats.checkpoint.{hashlib.sha256(uri.encode()).hexdigest()[:16]}",
+        "prefect.resource.name": uri,
+        "uri": uri,
+        **({} if step is None else {"step": str(step)}),
+    }
+    return {
+        "id": str(uuid.uuid4()),
+        "occurred": datetime.now(UTC).isoformat(),
+        "event": event,
+        "resource": resource,
+        "related": [],
+        "payload": {"schema": 1, **(payload or {})},
+    }
+
+
+def _credentials() -> dict[str, str]:
+    key, pair = os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING")
+    if key:
+        return {"Authorization": f"Bearer {key}"}
+    return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"} if pair else {}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(emit(sys.argv[1]) + "\n")

@@ -1,0 +1,187 @@
+"""Manifest: everything that one checkpoint holds.
+
+TensorSpecs by key path, non-tensor leaves (strings, numbers), empties, which nodes are lists, step, kind,
+companion files (config, tokenizer, params.json, gin) with their digests and an `origin` block. After a pass
+over the bytes it also has a digest per tensor. Its JSON form carries a schema version and is what lies beside
+every checkpoint that wherry wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.tensorspec import Sharding, TensorSpec
+from wherry.errors import CorruptError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA = 1
+Value: TypeAlias = str | int | float | bool | None
+JsonObject: TypeAlias = dict[str, Any]
+
+
+def _empty_mapping() -> Mapping[Any, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """A file that belongs to the checkpoint without holding tensors.
+
+    Attributes:
+        name: relative path with `/`.
+        size: bytes.
+        sha256: hex digest of its bytes; None until they were read.
+    """
+
+    name: str
+    size: int
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The contents of one checkpoint.
+
+    Attributes:
+        tensors: key path → TensorSpec.
+        values: key path → non-tensor leaf (string, number, bool).
+        empties: key path → `dict`, `list`, `tuple` or `none`: nodes without children.
+        lists: paths of the nodes that are sequences; all other nodes are mappings.
+        step: training step, where known.
+        kind: `params`, `train-state` or `other`.
+        companions: files beside the tensors.
+        custom: the container's own free metadata (Orbax custom_metadata, safetensors `__metadata__`).
+        origin: who trained it and with what, where known; `--meta` adds to it.
+        digests: key path → tensor digest; complete or empty.
+    """
+
+    tensors: Mapping[KeyPath, TensorSpec]
+    values: Mapping[KeyPath, Value] = field(default_factory=_empty_mapping)
+    empties: Mapping[KeyPath, str] = field(default_factory=_empty_mapping)
+    lists: frozenset[KeyPath] = frozenset()
+    step: int | None = None
+    kind: str = "other"
+    companions: tuple[Companion, ...] = ()
+    custom: Mapping[str, Any] = field(default_factory=_empty_mapping)
+    origin: Mapping[str, Any] = field(default_factory=_empty_mapping)
+    digests: Mapping[KeyPath, str] = field(default_factory=_empty_mapping)
+
+    @property
+    def parameters(self) -> int:
+        """Number of elements in all tensors."""
+        return sum(spec.size for spec in self.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors in canonical form."""
+        return sum(spec.nbytes for spec in self.tensors.values())
+
+    def with_digests(
+        self, digests: Mapping[KeyPath, str], companions: tuple[Companion, ...] | None = None
+    ) -> Manifest:
+        """The same manifest after a pass over the bytes."""
+        return replace(
+            self, digests=digests, companions=self.companions if companions is None else companions
+        )
+
+    def to_json(self) -> JsonObject:
+        """JSON form; the inverse of `from_json`."""
+        return {
+            "schema": SCHEMA,
+            "step": self.step,
+            "kind": self.kind,
+            "tensors": [
+                _tensor_json(spec, self.digests.get(path)) for path, spec in sorted(self.tensors.items())
+            ],
+            "values": {render(path): value for path, value in sorted(self.values.items())},
+            "empties": {render(path): kind for path, kind in sorted(self.empties.items())},
+            "lists": [render(path) for path in sorted(self.lists)],
+            "companions": [{"name": c.name, "size": c.size, "sha256": c.sha256} for c in self.companions],
+            "custom": dict(self.custom),
+            "origin": dict(self.origin),
+        }
+
+
+def without_chunks(manifest: Manifest) -> Manifest:
+    """The manifest with no chunk grid, as a flat container holds it."""
+    tensors = {path: replace(spec, chunks=None) for path, spec in manifest.tensors.items()}
+    return replace(manifest, tensors=tensors)
+
+
+def from_json(data: JsonObject, uri: str = "") -> Manifest:
+    """Read the JSON form of a manifest.
+
+    Raises:
+        CorruptError: a field is missing or of the wrong form, or the schema is newer than this version knows.
+    """
+    try:
+        if data["schema"] > SCHEMA:
+            raise CorruptError(f"manifest of schema {data['schema']}", uri=uri, cure="use a newer wherry")
+        rows: list[JsonObject] = data["tensors"]
+        specs = [_tensor_from_json(row) for row in rows]
+        return Manifest(
+            tensors={spec.path: spec for spec in specs},
+            values={parse(path): value for path, value in data["values"].items()},
+            empties={parse(path): kind for path, kind in data["empties"].items()},
+            lists=frozenset(parse(path) for path in data["lists"]),
+            step=data["step"],
+            kind=data["kind"],
+            companions=tuple(Companion(**row) for row in data["companions"]),
+            custom=data["custom"],
+            origin=data["origin"],
+            digests={
+                spec.path: row["digest"] for spec, row in zip(specs, rows, strict=True) if row.get("digest")
+            },
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(
+            f"not a manifest: {error!r}", uri=uri, cure="delete the sidecar, or restore it"
+        ) from error
+
+
+def _tensor_json(spec: TensorSpec, digest: str | None) -> JsonObject:
+    row: JsonObject = {"path": spec.name, "shape": list(spec.shape), "dtype": spec.dtype, "digest": digest}
+    if spec.chunks is not None:
+        row["chunks"] = list(spec.chunks)
+    if spec.axes is not None:
+        row["axes"] = [list(axis) if isinstance(axis, tuple) else axis for axis in spec.axes]
+    if spec.sharding is not None:
+        row["sharding"] = {
+            "mesh": [list(axis) for axis in spec.sharding.mesh],
+            "spec": [list(axis) if isinstance(axis, tuple) else axis for axis in spec.sharding.spec],
+            "rules": [
+                [name, list(axis) if isinstance(axis, tuple) else axis] for name, axis in spec.sharding.rules
+            ],
+        }
+    if spec.tags:
+        row["tags"] = dict(spec.tags)
+    return row
+
+
+def _tensor_from_json(row: JsonObject) -> TensorSpec:
+    return TensorSpec(
+        path=parse(row["path"]),
+        shape=tuple(row["shape"]),
+        dtype=row["dtype"],
+        chunks=tuple(row["chunks"]) if "chunks" in row else None,
+        axes=_names(row["axes"]) if "axes" in row else None,
+        sharding=_sharding_from_json(row["sharding"]) if "sharding" in row else None,
+        tags=row.get("tags"),
+    )
+
+
+def _sharding_from_json(data: JsonObject) -> Sharding:
+    return Sharding(
+        mesh=tuple((name, extent) for name, extent in data["mesh"]),
+        spec=_names(data["spec"]),
+        rules=tuple((name, *_names([axis])) for name, axis in data["rules"]),
+    )
+
+
+def _names(axes: list[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes)

@@ -1,0 +1,183 @@
+"""Receipt: what one conversion did. It is the lineage edge between two checkpoints.
+
+A receipt names source and target by their digests, the plan that was carried out, the software that did it,
+how long it took and how the result was verified. It holds nothing secret and nothing that only this machine
+can read; it lies in the target's sidecar, in the ledger and, as an artifact, in the registry.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from wherry.errors import CorruptError
+
+SCHEMA = 1
+_REPORTED = ("wherry", "numpy", "ml_dtypes", "tensorstore", "fsspec")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    """A checkpoint as lineage knows it: one node.
+
+    Attributes:
+        uri: where it was when this was written.
+        format: its format.
+        format_version: the format's name of the layout.
+        checkpoint_digest: identity; the key of the node.
+        weights_digest: equality of content.
+        fingerprint: cheap mark of the stored files at that moment.
+        kind: `params`, `train-state` or `other`.
+        step: training step, where known.
+        tensors: how many.
+        parameters: number of elements.
+        nbytes: bytes of all tensors in canonical form.
+    """
+
+    uri: str
+    format: str
+    format_version: str | None
+    checkpoint_digest: str
+    weights_digest: str
+    fingerprint: str
+    kind: str = "other"
+    step: int | None = None
+    tensors: int = 0
+    parameters: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a conversion did.
+
+    Attributes:
+        source: the checkpoint that was read.
+        target: the checkpoint that was written.
+        plan_digest: digest of the plan that was carried out.
+        options: what the target was made with, defaults filled in.
+        software: package → version.
+        started: UTC, ISO 8601.
+        finished: UTC, ISO 8601.
+        seconds: wall time.
+        bytes_read: tensor bytes read from the source.
+        bytes_written: tensor bytes written to the target.
+        verification: JSON form of the verification that followed, or None.
+        lossless: whether every move was exact.
+        resumed_bytes: how many of them an interrupted run had already written.
+        note: why an interrupted run was not taken up, where there was one.
+        already: True when the target was found to be the result of this same conversion and nothing was written.
+        lineage: `recorded`, or why it was not.
+        warnings: what could not be carried or made, in words.
+        snippet: how the target's own software loads the result; empty where that is not known.
+        group: names the pass that made several targets at once; the same in the receipt of each, empty for one.
+        asked: what was stated, and nothing else; see `wherry.converter.command`. Empty in receipts of before it was kept.
+    """
+
+    source: CheckpointRef
+    target: CheckpointRef
+    plan_digest: str
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    software: dict[str, str] = field(default_factory=dict[str, str])
+    started: str = ""
+    finished: str = ""
+    seconds: float = 0.0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    verification: dict[str, Any] | None = None
+    lossless: bool = True
+    resumed_bytes: int = 0
+    note: str | None = None
+    already: bool = False
+    lineage: str = "not recorded"
+    warnings: list[str] = field(default_factory=list[str])
+    snippet: str = ""
+    group: str = ""
+    asked: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form; the inverse of `from_json`. Without `asked` it is what it was before there was such a field."""
+        data = {"schema": SCHEMA, **asdict(self)}
+        if not self.asked:
+            del data["asked"]
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReceipt:
+    """What one pass over a source did for all its targets.
+
+    Attributes:
+        group: as in each of the receipts.
+        receipts: one for each target, in the order in which they were asked for.
+    """
+
+    group: str
+    receipts: tuple[Receipt, ...]
+
+    @property
+    def source(self) -> CheckpointRef:
+        """The checkpoint that was read, once."""
+        return self.receipts[0].source
+
+    def to_json(self) -> dict[str, Any]:
+        """The receipt itself where there is one target; else the source once, and what was done for each."""
+        if not self.group:
+            return self.receipts[0].to_json()
+        rows = [receipt.to_json() for receipt in self.receipts]
+        return {
+            "schema": SCHEMA,
+            "group": self.group,
+            "source": rows[0]["source"],
+            "seconds": max(receipt.seconds for receipt in self.receipts),
+            "bytes_read": max(receipt.bytes_read for receipt in self.receipts),
+            "bytes_written": sum(receipt.bytes_written for receipt in self.receipts),
+            "receipts": rows,
+        }
+
+
+def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
+    """Read the JSON form of a receipt.
+
+    Raises:
+        CorruptError: it is not one, or its schema is newer than this version knows.
+    """
+    if data.get("schema", 0) > SCHEMA:
+        raise CorruptError(f"receipt of schema {data['schema']}", uri=uri, cure="use a newer wherry")
+    try:
+        fields = {name: value for name, value in data.items() if name != "schema"}
+        fields["source"] = CheckpointRef(**fields["source"])
+        fields["target"] = CheckpointRef(**fields["target"])
+        _require_tables(fields.get("options", {}), fields.get("asked", {}))
+        return Receipt(**fields)
+    except (KeyError, TypeError) as error:
+        raise CorruptError(f"not a receipt: {error!r}", uri=uri) from error
+
+
+def _require_tables(*fields: object) -> None:
+    for one in fields:
+        if not isinstance(one, dict):
+            raise TypeError(f"{type(one).__name__} instead of a table")
+
+
+def utc_now() -> str:
+    """The present moment, as receipts and the ledger state it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@cache
+def software() -> dict[str, str]:
+    """Versions of what takes part in a conversion; asked for once, since every package's metadata is a file to read."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in _REPORTED}}
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,187 @@
+"""TensorSpec: what is known of one tensor without its bytes; Region and Span: parts of it.
+
+A **region** is a tuple of step-1 slices, one per dimension. A **span** is a byte range of a tensor's canonical
+bytes (C order, little endian). A region whose elements are contiguous in C order is also a span; the mover
+prefers spans wherever bytes lie raw on both sides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from wherry.core import dtypes
+from wherry.core.keypath import KeyPath, render
+from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Region: TypeAlias = tuple[slice, ...]
+AxisName: TypeAlias = str | tuple[str, ...] | None
+
+
+class Span(NamedTuple):
+    """Bytes [start, stop) of a tensor's canonical form."""
+
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it covers."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How the writer had laid a tensor over devices.
+
+    Attributes:
+        mesh: name and extent of each mesh axis, in order.
+        spec: for each dimension the mesh axis or axes that it was split over (a partition spec).
+        rules: logical axis name → mesh axes, where the writer recorded such rules.
+    """
+
+    mesh: tuple[tuple[str, int], ...] = ()
+    spec: tuple[AxisName, ...] = ()
+    rules: tuple[tuple[str, AxisName], ...] = ()
+
+
+GRID = "grid"  # in a spec's tags: the chunks that a tensor is best made in, as 4096x1x128
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a checkpoint.
+
+    Attributes:
+        path: its key path.
+        shape: its extents.
+        dtype: numpy or ml_dtypes name.
+        chunks: the stored chunk grid (extents of one chunk), where the container has one.
+        axes: logical names of the axes, where known.
+        sharding: the writer's mesh and partition spec, where known.
+        tags: what else the container says of it, for example `{"prng": "threefry2x32"}`.
+    """
+
+    path: KeyPath
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[int, ...] | None = None
+    axes: tuple[AxisName, ...] | None = None
+    sharding: Sharding | None = None
+    tags: Mapping[str, str] | None = None
+
+    @property
+    def name(self) -> str:
+        """The printed key path."""
+        return render(self.path)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its canonical form."""
+        return dtypes.canonical_size(self.dtype, self.size)
+
+    @property
+    def whole(self) -> Region:
+        """The region that covers all of it."""
+        return tuple(slice(0, extent) for extent in self.shape)
+
+
+def checked_region(spec: TensorSpec, region: Region | None) -> Region:
+    """The region with every bound explicit.
+
+    Raises:
+        UsageError: a slice has a step, is out of bounds, or their number is not the tensor's rank.
+    """
+    if region is None:
+        return spec.whole
+    if len(region) != len(spec.shape):
+        raise UsageError(f"{len(region)} slices for {len(spec.shape)} dimensions", path=spec.name)
+    bounds = [_bounds(part, extent, spec) for part, extent in zip(region, spec.shape, strict=True)]
+    return tuple(slice(start, stop) for start, stop in bounds)
+
+
+def _bounds(part: slice, extent: int, spec: TensorSpec) -> tuple[int, int]:
+    start = 0 if part.start is None else part.start
+    stop = extent if part.stop is None else part.stop
+    if part.step not in (None, 1) or not 0 <= start <= stop <= extent:
+        raise UsageError(f"slice {part} does not fit an extent of {extent}", path=spec.name)
+    return start, stop
+
+
+def region_shape(region: Region) -> tuple[int, ...]:
+    """Extents of a region whose bounds are explicit."""
+    return tuple(part.stop - part.start for part in region)
+
+
+def shared_region(one: Region, other: Region) -> Region | None:
+    """What two regions with explicit bounds have in common; None where that is nothing."""
+    shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True))
+    return None if any(part.start >= part.stop for part in shared) else shared
+
+
+def region_within(region: Region, outer: Region) -> Region:
+    """A region as counted from the start of one that holds it."""
+    return tuple(
+        slice(part.start - start.start, part.stop - start.start)
+        for part, start in zip(region, outer, strict=True)
+    )
+
+
+def row_bands(
+    spec: TensorSpec, limit: int, multiple: tuple[int, ...] | None = None
+) -> Iterator[tuple[Region, Span]]:
+    """Cut a tensor into C-contiguous regions of at most `limit` bytes where that is possible.
+
+    The cut runs along the first axis; where one row alone is larger than the limit, along the next axis within
+    that row, and so on. Only the last axis that is cut may exceed the limit (a single element never does), and
+    what is stored two elements a byte where an odd row would split a byte.
+
+    Args:
+        spec: the tensor; opaque dtypes cannot be cut and come as one region.
+        limit: bytes of one region.
+        multiple: extents of a chunk; cuts fall on multiples of these, so that no chunk is read or written twice.
+
+    Yields:
+        Each region with the span of canonical bytes that it covers, in C order.
+    """
+    if spec.size == 0 or dtypes.opaque(spec.dtype) or not spec.shape:
+        yield spec.whole, Span(0, spec.nbytes)
+        return
+    yield from _bands(spec, (), limit, multiple or (1,) * len(spec.shape))
+
+
+def _bands(
+    spec: TensorSpec, fixed: Region, limit: int, multiple: tuple[int, ...]
+) -> Iterator[tuple[Region, Span]]:
+    axis = len(fixed)
+    rest = spec.shape[axis + 1 :]
+    row = dtypes.canonical_size(spec.dtype, math.prod(rest))
+    step = multiple[axis]
+    if dtypes.paired(spec.dtype) and row * step % 2:
+        step *= 2
+    if row * step > limit and step == 1 and rest:
+        for index in range(spec.shape[axis]):
+            yield from _bands(spec, (*fixed, slice(index, index + 1)), limit, multiple)
+        return
+    rows = max(limit // (row * step), 1) * step
+    base = _offset(spec, fixed)
+    for start in range(0, spec.shape[axis], rows):
+        stop = min(start + rows, spec.shape[axis])
+        region = (*fixed, slice(start, stop), *(slice(0, extent) for extent in rest))
+        yield region, Span(base + start * row, base + stop * row)
+
+
+def _offset(spec: TensorSpec, fixed: Region) -> int:
+    elements = 0
+    for axis, part in enumerate(fixed):
+        elements += part.start * math.prod(spec.shape[axis + 1 :])
+    return dtypes.canonical_size(spec.dtype, elements)

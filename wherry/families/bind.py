@@ -1,0 +1,206 @@
+"""Binding: a checkpoint's tensors as the parameters of a family. Every tensor is one, or ignored by a named rule.
+
+The forms that a checkpoint is spelled in (scanned or not, which scan axis) are those under which every key path is a
+parameter's and all shapes agree; where several are possible, the answer is asked for, never guessed from one tensor.
+Only metadata is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import render
+from wherry.errors import AmbiguousError, UnrepresentableError, WherryError
+from wherry.families.match import Matching, match_tensors
+from wherry.families.pieces import require_complete, stored_tensors
+from wherry.families.scalars import Sorted, concrete_slots, sort_tensors
+from wherry.families.sizes import solved_sizes
+from wherry.families.templates import Template, form_choices, templates
+from wherry.layout.copies import Pieces, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.families.facts import Told
+    from wherry.families.schema import Family, System
+    from wherry.layout.sizes import Solved
+    from wherry.tree.mapping import Ignored
+
+_SHOWN = 8  # so many unmatched key paths are listed
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A checkpoint whose every tensor is accounted for.
+
+    Attributes:
+        family: the model family.
+        system: the system that wrote it.
+        chosen: forms and conventions.
+        optimizer: which optimizer's state it holds; None where it holds none.
+        solved: the extent of every axis, and who says so.
+        told: what the config says.
+        stored: the tensors that hold parameters or moments.
+        present: slot → parameters.
+        scalars: name → the key path that it is read from.
+        ignored: the other tensors, each with its rule.
+        specs: all tensors.
+    """
+
+    family: Family
+    system: System
+    chosen: Mapping[str, str]
+    optimizer: str | None
+    solved: Solved
+    told: Told
+    stored: Mapping[KeyPath, Stored]
+    present: Mapping[str, frozenset[str]]
+    scalars: Mapping[str, KeyPath]
+    ignored: tuple[Ignored, ...]
+    specs: Mapping[KeyPath, TensorSpec]
+
+    @property
+    def pieces(self) -> Pieces:
+        """Where every parameter lies."""
+        pieces = Pieces(self.solved.sizes)
+        for stored in self.stored.values():
+            pieces.add(stored)
+        return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """One way to spell a checkpoint, under which every key path is known."""
+
+    forms: Mapping[str, str]
+    optimizer: str | None
+    templates: list[Template]
+    sorted: Sorted
+    matching: Matching
+
+
+def bind(
+    family: Family,
+    system: System,
+    manifest: Manifest,
+    *,
+    told: Told,
+    conventions: Mapping[str, str],
+    forms: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Bound:
+    """Account for every tensor of a checkpoint.
+
+    Args:
+        family: the model family.
+        system: the system that wrote it.
+        manifest: what it holds.
+        told: what its config says, from `telling`.
+        conventions: an answer to each of the system's conventions.
+        forms: forms that are known already, by the user or the config.
+        sizes: extents that the user states.
+
+    Raises:
+        UnrepresentableError: a tensor is no parameter of this family; it is named.
+        MismatchError: shapes or config contradict each other; parameter, axis and both sources are named.
+        IncompleteError: a layer or parameter is missing.
+        AmbiguousError: a size or form cannot be told; the cure says how to state it.
+    """
+    fits: list[Bound] = []
+    failures: list[WherryError] = []
+    for candidate in _candidates(family, system, manifest, dict(conventions), dict(forms or {})):
+        try:
+            fits.append(
+                _bound(family, system, candidate, told, dict(conventions), sizes or {}, manifest.tensors)
+            )
+        except WherryError as error:
+            failures.append(error)
+    if not fits:
+        raise failures[0]
+    if any(fit.stored != fits[0].stored for fit in fits[1:]):
+        raise _ambiguous(system, fits)
+    return fits[0]
+
+
+def _candidates(
+    family: Family,
+    system: System,
+    manifest: Manifest,
+    conventions: dict[str, str],
+    given: dict[str, str],
+) -> Iterator[_Candidate]:
+    """The ways to spell it under which every tensor is known; the first optimizer that explains all is taken."""
+    worst: _Candidate | None = None
+    found: dict[tuple[str, ...], _Candidate] = {}
+    for forms in form_choices(system, given):
+        for optimizer in (None, *system.optimizers):
+            chosen = {**forms, **conventions}
+            sorted_ = sort_tensors(manifest, system, optimizer, chosen)
+            slots = concrete_slots(system, optimizer, chosen, manifest)
+            made = templates(family, system, chosen, slots, system.optimizers.get(optimizer or ""))
+            matching = match_tensors([manifest.tensors[path] for path in sorted_.rest], made)
+            candidate = _Candidate(forms, optimizer, made, sorted_, matching)
+            if not matching.unmatched:
+                used = {match.template for matches in matching.found.values() for match in matches}
+                texts = sorted(layout.text for template in used for layout in template.layouts)
+                found.setdefault(tuple(texts), candidate)
+                break
+            if worst is None or len(matching.unmatched) < len(worst.matching.unmatched):
+                worst = candidate
+    if not found and worst is not None:
+        raise _unmatched(family, system, worst)
+    yield from found.values()
+
+
+def _unmatched(family: Family, system: System, candidate: _Candidate) -> UnrepresentableError:
+    names = [render(path) for path in candidate.matching.unmatched]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return UnrepresentableError(
+        f"{len(names)} tensors are none of {family.name} as {system.name} stores it: "
+        f"{', '.join(names[:_SHOWN])}{more}",
+        path=names[0],
+        cure="choose another family, add the layout with --family-file, or ignore them by a named rule",
+    )
+
+
+def _ambiguous(system: System, fits: list[Bound]) -> AmbiguousError:
+    differing = [name for name in system.forms if len({one.chosen[name] for one in fits}) > 1]
+    choices = "; ".join(", ".join(f"{name}={one.chosen[name]}" for name in differing) for one in fits)
+    return AmbiguousError(
+        f"the shapes fit several forms of {system.name}: {choices}",
+        cure=f"state it: --set {differing[0]}=… " if differing else "give --config",
+    )
+
+
+def _bound(
+    family: Family,
+    system: System,
+    candidate: _Candidate,
+    told: Told,
+    conventions: dict[str, str],
+    sizes: Mapping[str, int],
+    specs: Mapping[KeyPath, TensorSpec],
+) -> Bound:
+    solved, matches = solved_sizes(family, system, candidate.matching, told, sizes)
+    stored = stored_tensors(system, matches, solved.sizes, told)
+    own = system.optimizers.get(candidate.optimizer or "")
+    present = require_complete(
+        family, candidate.templates, stored, solved.sizes, sparse=bool(own and own.filler)
+    )
+    return Bound(
+        family=family,
+        system=system,
+        chosen={**candidate.forms, **conventions},
+        optimizer=candidate.optimizer,
+        solved=solved,
+        told=told,
+        stored=stored,
+        present=present,
+        scalars=candidate.sorted.scalars,
+        ignored=candidate.sorted.ignored,
+        specs=specs,
+    )

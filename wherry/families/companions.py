@@ -1,0 +1,287 @@
+"""Outfit: what a checkpoint needs beside its tensors, so that its system can load and use it.
+
+The config is written from what is known; tokenizer, chat template, generation config and licence come along from the
+source or from a folder that the user names; a config of another system goes along too, so that the way back finds what
+the target's own config cannot say. What is lacking is a warning with a name, never a silent gap.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import MismatchError, NotFoundError, UsageError
+from wherry.families.config_files import parse_config, render_config
+from wherry.families.config_written import Written, contradictions, written_config
+from wherry.families.facts import tell
+from wherry.layout.expr import evaluate
+from wherry.storage.location import MOST_CONFIG
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wherry.families.project import Projected
+    from wherry.families.schema import Family, System
+    from wherry.formats.checkpoint import Checkpoint
+
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer.model.v3",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+    "*.tiktoken",
+)
+_CARRIED = (
+    *_TOKENIZERS,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "chat_templates/*",
+    "additional_chat_templates/*",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "USE_POLICY*",
+    "README.md",
+)
+_PARENT = "base_config"  # the file that MaxText completes this one by
+_MODEL = "tokenizer.model"
+_MOST = 128 << 20  # a larger file in a folder of assets is no tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Outfit:
+    """What goes along with the tensors.
+
+    Attributes:
+        files: name → bytes, made for the target or taken from the assets.
+        carried: names of the source's companions that are copied as they are.
+        left: names of those that are not.
+        warnings: what is lacking or was assumed, in words.
+        snippet: how the target's own software loads the result; DST stands for where it lies.
+    """
+
+    files: Mapping[str, bytes]
+    carried: tuple[str, ...]
+    left: tuple[str, ...]
+    warnings: tuple[str, ...]
+    snippet: str
+
+
+def outfit(
+    projected: Projected, config: Mapping[str, Any] | None, checkpoint: Checkpoint, assets: str | None = None
+) -> Outfit:
+    """Make what a target needs beside its tensors.
+
+    Args:
+        projected: the conversion.
+        config: a config of the target's system, or of the source's where both are one; None takes what lies beside the
+            source under the target's name for it (`config_beside`).
+        checkpoint: the opened source.
+        assets: a folder or URI with tokenizer and the like; its files replace the source's.
+
+    Raises:
+        MismatchError: a config of the target contradicts the tensors.
+        UnrepresentableError: it has attributes that are not understood.
+        UsageError: it cannot be read.
+        NotFoundError: no such folder of assets, or nothing of use in it.
+    """
+    system, alike = projected.system, projected.system is projected.source.system
+    _require_same_model(projected, checkpoint)
+    beside = config is None
+    given, source = config_beside(checkpoint, system) if beside else (config, "the config")
+    names = [companion.name for companion in checkpoint.manifest.companions]
+    files = _assets(assets)
+    more = {"tokenizer": _tokenizer(checkpoint, names, files)}
+    whole = given is not None and (beside or alike)
+    written = written_config(projected, given, source, whole=whole, more=more)
+    if system.write.file is not None:
+        files[system.write.file] = render_config(system.write.file, written.config)
+    configs = {one.write.file for one in projected.source.family.systems.values()}
+    carried = tuple(
+        name for name in names if name not in files and (alike or name in configs or matches(name, _CARRIED))
+    )
+    return Outfit(
+        files=files,
+        carried=carried,
+        left=tuple(name for name in names if name not in files and name not in carried),
+        warnings=(*written.warnings, *_lacking(projected, [*files, *carried])),
+        snippet=_snippet(system, written),
+    )
+
+
+def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any] | None, str]:
+    """The config of a system that lies beside a checkpoint or in its run, and its name; `no config` where none does.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    names = {companion.name for companion in checkpoint.manifest.companions}
+    beside = {
+        name: checkpoint.reader.companion(name) for name in [system.write.file] if name in names and name
+    }
+    above = {name: locate(checkpoint.uri).parent.join(name) for name in system.config.run}
+    for name, location in {
+        **beside,
+        **{one: place for one, place in above.items() if place.exists()},
+    }.items():
+        found = parse_config(name, location.read_whole(MOST_CONFIG))
+        if config_system(found, [system]):
+            return found, name
+    return None, "no config"
+
+
+def facts_beside(checkpoint: Checkpoint, family: Family, source: System) -> dict[str, Any]:
+    """What the configs of the family's other systems say that lie beside a checkpoint.
+
+    A source whose system keeps no config (Penzai), or one that leaves things open, is completed by the configs that
+    earlier conversions carried along.
+
+    Raises:
+        UnrepresentableError: such a config has attributes that are not understood, or is of another family.
+        UsageError: it cannot be read.
+    """
+    facts: dict[str, Any] = {}
+    for system in family.systems.values():
+        config, name = config_beside(checkpoint, system)
+        if config is not None and system is not source:
+            facts = {**tell(system, config, name).facts, **facts}
+    return facts
+
+
+def _require_same_model(projected: Projected, checkpoint: Checkpoint) -> None:
+    """A config of another model that lies beside the source must not complete this one."""
+    sizes = projected.source.solved.sizes
+    for system in projected.source.family.systems.values():
+        config, name = config_beside(checkpoint, system)
+        wrong = contradictions(tell(system, config, name), system, sizes)
+        if wrong:
+            raise MismatchError(
+                f"{name} beside the source says that {wrong[0]}",
+                uri=checkpoint.uri,
+                cure="remove it, or put this model's there",
+            )
+
+
+def config_file(path: str) -> dict[str, Any]:
+    """A config that the user names: JSON, flat YAML or gin by its ending.
+
+    Raises:
+        NotFoundError: there is no such file.
+        UsageError: it cannot be read.
+    """
+    location = locate(path)
+    return parse_config(location.name, location.read_whole(MOST_CONFIG))
+
+
+def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> System | None:
+    """Whose config this is: the system of which it states most sizes; None where it states none of any."""
+    scored = [(_stated(config, system), system) for system in systems]
+    best = max(scored, key=lambda pair: pair[0], default=None)
+    return best[1] if best and best[0] else None
+
+
+def _stated(config: Mapping[str, Any], system: System) -> int:
+    table = config.get(system.config.table) if system.config.table else None
+    attributes = table if isinstance(table, dict) else config
+    return sum(evaluate(text, attributes) is not None for text in system.config.sizes.values())
+
+
+def source_config(
+    checkpoint: Checkpoint, family: Family, source: System, path: str | None
+) -> tuple[dict[str, Any] | None, str]:
+    """The source's config: the file that the user names if it is of the source's system, else what lies beside.
+
+    Raises:
+        NotFoundError, UsageError: the file cannot be read.
+    """
+    given = config_file(path) if path else None
+    if given is not None and path and config_system(given, [source, *family.systems.values()]) is source:
+        return given, path
+    return config_beside(checkpoint, source)
+
+
+def target_config(family: Family, target: System, path: str | None) -> dict[str, Any] | None:
+    """The file that the user names, if it is a config of the target's system.
+
+    Raises:
+        NotFoundError, UsageError: it cannot be read.
+    """
+    given = config_file(path) if path else None
+    own = given is not None and config_system(given, [target, *family.systems.values()]) is target
+    return given if own else None
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a companion's name is one of these; `*` stands for anything but a folder."""
+    return any(re.fullmatch(re.escape(one).replace(r"\*", "[^/]*"), name) for one in patterns)
+
+
+def _assets(uri: str | None) -> dict[str, bytes]:
+    """The files of a folder of assets that belong to a model."""
+    if uri is None:
+        return {}
+    folder = locate(uri)
+    entries = [entry for entry in folder.walk() if matches(entry.name, _CARRIED)]
+    for entry in entries:
+        if entry.size > _MOST:
+            raise UsageError(
+                f"{entry.name} among the assets has {entry.size} bytes, too many for a tokenizer or text",
+                uri=folder.uri,
+                cure="take it out of the folder",
+            )
+    files = {entry.name: folder.member(entry.name).read_whole(_MOST) for entry in entries}
+    if not files:
+        raise NotFoundError(
+            "no tokenizer, template, generation config or licence is here",
+            uri=folder.uri,
+            cure="give the folder that holds them, such as a Hugging Face model folder",
+        )
+    return files
+
+
+def _tokenizer(checkpoint: Checkpoint, names: list[str], files: Mapping[str, bytes]) -> str | None:
+    """What a `tokenizer.model` is: SentencePiece's protocol buffer, or tiktoken's lines of text."""
+    if _MODEL in files:
+        head = files[_MODEL][:1]
+    elif _MODEL in names:
+        head = checkpoint.reader.companion(_MODEL).read(0, 1)
+    else:
+        return None
+    return "sp" if head == b"\n" else "tiktoken"
+
+
+def _lacking(projected: Projected, names: list[str]) -> list[str]:
+    if any(matches(name, _TOKENIZERS) for name in names):
+        return []
+    text = f"no tokenizer lies beside the source: {projected.system.name} will ask for one; --assets names a folder"
+    return [text]
+
+
+def _snippet(system: System, written: Written) -> str:
+    words = {name: str(evaluate(text, written.names)) for name, text in system.write.words.items()}
+    lines = " ".join(f"{name}={_shell(value)}" for name, value in written.table.items() if name != _PARENT)
+    if written.config.get("architectures"):
+        words["architecture"] = str(written.config["architectures"][0])
+    words |= {"uri": "DST", "file": str(system.write.file), "lines": lines}
+    return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), system.write.snippet.strip())
+
+
+def _shell(value: object) -> str:
+    """A value as an argument of a command line."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"'{text}'" if re.search(r"[^\w.+-]", text) else text

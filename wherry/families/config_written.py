@@ -1,0 +1,248 @@
+"""Writing: a system's config from what a checkpoint, the source's config and a given one say.
+
+The declarations that read a config write it as well: where an axis or a fact is read from one attribute, that attribute
+gets its value. A given config of the target (from the user, or carried along by an earlier conversion) is kept, and
+only what it leaves open is added. What nobody knows becomes the system's documented default and is named in a warning.
+What was written is read back: it must say the sizes and facts that the tensors have.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+from wherry.errors import MismatchError, UnrepresentableError, UsageError
+from wherry.families.facts import Told, tell
+from wherry.layout.expr import evaluate, names_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.families.project import Projected
+    from wherry.families.schema import Cases, System
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A config.
+
+    Attributes:
+        config: its attributes; empty where the system keeps none.
+        table: the part of it that describes the model.
+        names: what expressions know: sizes, facts, forms, conventions, which parameters are there.
+        warnings: what was assumed.
+    """
+
+    config: Mapping[str, Any]
+    table: Mapping[str, Any]
+    names: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+
+def written_config(
+    projected: Projected,
+    given: Mapping[str, Any] | None = None,
+    source: str = "the config",
+    *,
+    whole: bool = False,
+    more: Mapping[str, Any] | None = None,
+) -> Written:
+    """Derive the target's config.
+
+    Args:
+        projected: the conversion.
+        given: a config of the target's system; None where there is none.
+        source: what that is called in messages.
+        whole: whether it is the model's own config, which its system completes itself, rather than what a user states.
+        more: further names that expressions know; what the source's config says comes before them.
+
+    Raises:
+        MismatchError: the given config contradicts the tensors or the source's config; axis or fact is named.
+        UnrepresentableError: the given config has attributes that are not understood, or the target's config cannot
+            say what the tensors are.
+    """
+    system, write = projected.system, projected.system.write
+    names = {**(more or {}), **known_names(projected)}
+    if write.file is None:
+        return Written({}, {}, names, tuple(_notes(system, names)))
+    _require_agreement(system, names, given, source)
+    config: dict[str, Any] = copy.deepcopy(dict(given or {}))
+    table = _table(system, config)
+    doubled = [name for name in write.replaced if table is not config and config.pop(name, None) is not None]
+    for attribute in write.replaced:
+        table.pop(attribute, None)
+    said = _said(system, table)
+    for attribute, expression in {**_inverse(system), **write.attributes}.items():
+        wanted = attribute not in said and (not whole or attribute in write.replaced)
+        if wanted and (value := _value(expression, names)) is not None:
+            _put(config, table, attribute, value)
+            config.update({attribute: value} if doubled and attribute in write.replaced else {})
+    warnings = [] if whole else list(_completed(system, config, table, said, names))
+    warnings += _notes(system, names)
+    _require_same(system, config, names)
+    return Written(config, table, names, tuple(warnings))
+
+
+def known_names(projected: Projected) -> dict[str, Any]:
+    """What expressions may name."""
+    bound = projected.source
+    there = bound.present["params"]
+    ties = [name for name, one in bound.family.parameters.items() if one.tie]
+    facts = dict(bound.told.facts)
+    if ties:
+        facts["tied"] = not any(name in there for name in ties)
+    slots = {piece.parameter[0] for one in projected.targets.values() for piece in one.pieces}
+    return {
+        **bound.solved.sizes,
+        **facts,
+        **{name: _choice(text) for name, text in projected.chosen.items()},
+        "there": dict.fromkeys(there, True),
+        "source": dict(bound.chosen),
+        "dtype": _dtype(projected),
+        "moments": bool(slots - {"params", "scalars"}),
+    }
+
+
+def _choice(text: str) -> str | int | bool:
+    """A form as a config has it: scanned or not, along which axis."""
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isdecimal() else text
+
+
+def _dtype(projected: Projected) -> str:
+    """The element type of most of the parameters."""
+    counted: Counter[str] = Counter()
+    for one in projected.targets.values():
+        if one.pieces and one.pieces[0].parameter[0] == "params":
+            counted[one.spec.dtype] += one.spec.size
+    return counted.most_common(1)[0][0]
+
+
+def _value(known: str | Cases, names: Mapping[str, Any]) -> Any:
+    if isinstance(known, str):
+        return evaluate(known, names)
+    return next((copy.deepcopy(value) for rule, value in known if evaluate(rule, names)), None)
+
+
+def _table(system: System, config: dict[str, Any]) -> dict[str, Any]:
+    name = system.config.table
+    if name is None or (name not in config and not system.write.nested):
+        return config
+    return config.setdefault(name, {})
+
+
+def _put(config: dict[str, Any], table: dict[str, Any], attribute: str, value: object) -> None:
+    """Set an attribute that nobody set; `/a.b` is `b` in the table `a` beside the model's."""
+    place = config if attribute[0] == "/" else table
+    *outer, name = attribute.removeprefix("/").split(".")
+    for part in outer:
+        place = place.setdefault(part, {})
+    place.setdefault(name, value)
+
+
+@cache
+def _plain(expression: str) -> str | None:
+    """The attribute that an expression is, or falls back from: the first plain name of an `or`."""
+    node = ast.parse(expression, mode="eval").body
+    parts = node.values if isinstance(node, ast.BoolOp) else [node]
+    return next((part.id for part in parts if isinstance(part, ast.Name)), None)
+
+
+def _inverse(system: System) -> dict[str, str]:
+    """Attribute → axis or fact, where reading is no more than taking the attribute."""
+    pairs = {**system.config.sizes, **system.config.facts}
+    return {attribute: name for name, text in pairs.items() if (attribute := _plain(text)) is not None}
+
+
+def _said(system: System, table: Mapping[str, Any]) -> frozenset[str]:
+    """The attributes of which the given config says something already, in this or another spelling."""
+    texts = (*system.config.sizes.values(), *system.config.facts.values())
+    read = (names_in(text) for text in texts if evaluate(text, table) is not None)
+    return frozenset(table) | frozenset(name for names in read for name in names if set(table) & names)
+
+
+def _completed(
+    system: System,
+    config: dict[str, Any],
+    table: dict[str, Any],
+    said: frozenset[str],
+    names: Mapping[str, Any],
+) -> Iterator[str]:
+    """What holds for every model of the family, then what had to be assumed: yields the warnings."""
+    write = system.write
+    for attribute, value in write.fixed.items():
+        _put(config, table, attribute, copy.deepcopy(value))
+    assumed: dict[str, Any] = {}
+    for attribute, cases in write.cases.items():
+        if not _has(config, table, attribute) and attribute not in said:
+            assumed[attribute] = _value(cases, names)
+    for attribute, default in write.defaults.items():
+        if not _has(config, table, attribute) and attribute not in said and attribute not in assumed:
+            assumed[attribute] = evaluate(default, names) if isinstance(default, str) else default
+    assumed = {attribute: value for attribute, value in assumed.items() if value is not None}
+    for attribute, value in assumed.items():
+        _put(config, table, attribute, value)
+    for attribute in write.nullable:
+        _put(config, table, attribute, None)
+    if assumed:
+        listed = ", ".join(f"{name.removeprefix('/')} = {value!r}" for name, value in assumed.items())
+        yield f"{write.file}: nothing states these, so {system.name}'s usual values were written: {listed}"
+
+
+def _has(config: Mapping[str, Any], table: Mapping[str, Any], attribute: str) -> bool:
+    place: Any = config if attribute[0] == "/" else table
+    for part in attribute.removeprefix("/").split("."):
+        if not isinstance(place, dict) or part not in place:
+            return False
+        place = cast("dict[str, Any]", place)[part]
+    return True
+
+
+def _notes(system: System, names: Mapping[str, Any]) -> Iterator[str]:
+    return (text for rule, text in system.write.notes if evaluate(rule, names))
+
+
+def _require_agreement(
+    system: System, names: Mapping[str, Any], given: Mapping[str, Any] | None, source: str
+) -> None:
+    """A given config must be of this very model."""
+    wrong = contradictions(tell(system, given, source), system, names)
+    if wrong:
+        raise MismatchError(f"{source} says that {wrong[0]}", cure="give the config of this model")
+
+
+def _require_same(system: System, config: Mapping[str, Any], names: Mapping[str, Any]) -> None:
+    """What was written must be read as what is known."""
+    try:
+        wrong = contradictions(tell(system, config, str(system.write.file)), system, names)
+    except UsageError as error:
+        wrong = [str(error.args[0])]
+    if wrong:
+        raise UnrepresentableError(
+            f"{system.name} cannot hold this model: its {system.write.file} would say that {wrong[0]}",
+            cure="choose another target, or declare how it is said in a --family-file",
+        )
+
+
+def contradictions(told: Told, system: System, names: Mapping[str, Any]) -> list[str]:
+    """What a config says otherwise than the tensors and the source's config; a tie is seen in the tensors."""
+    sizes = [
+        f"{axis} is {extent} ({system.config.sizes[axis]}), where the tensors have {names[axis]}"
+        for axis, extent in told.sizes.items()
+        if names.get(axis, extent) != extent
+    ]
+    facts = [
+        f"{fact} is {value!r} ({system.config.facts[fact]}), where the source's config has {names[fact]!r}"
+        for fact, value in told.facts.items()
+        if fact != "tied" and _plain_value(value) and _plain_value(names.get(fact)) and names[fact] != value
+    ]
+    return [*sizes, *facts]
+
+
+def _plain_value(value: object) -> bool:
+    return isinstance(value, str | int | float)

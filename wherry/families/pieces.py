@@ -1,0 +1,191 @@
+"""Storing: tensors as pieces of parameters, once sizes are known; and whether none is missing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import prod
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import render
+from wherry.errors import CorruptError, IncompleteError, MismatchError, UsageError
+from wherry.families.sizes import dimensions_of
+from wherry.layout.copies import Piece, Stored
+from wherry.layout.expr import evaluate
+from wherry.layout.words import Scale, parse_word
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.families.facts import Told
+    from wherry.families.match import Match
+    from wherry.families.schema import Family, System
+    from wherry.families.templates import Template
+    from wherry.layout.layout import Dimension, Layout
+    from wherry.layout.words import Elementwise
+
+# With w' = s · w a gradient is g / s, so the first moment scales with s^-1 and the second with s^-2.
+MOMENTS = {"mu": 1, "nu": 2}
+
+
+def stored_tensors(
+    system: System, matches: Sequence[Match], sizes: Mapping[str, int], told: Told
+) -> dict[KeyPath, Stored]:
+    """Every tensor as pieces.
+
+    Raises:
+        MismatchError: its shape is not what the sizes make it.
+    """
+    return {
+        match.spec.path: Stored(match.spec, tuple(_pieces(system, match, sizes, told.facts)))
+        for match in matches
+    }
+
+
+def _pieces(
+    system: System, match: Match, sizes: Mapping[str, int], facts: Mapping[str, object]
+) -> Iterable[Piece]:
+    template = match.template
+    pieces: list[Piece] = []
+    start = 0
+    for name, layout in zip(template.parameters, template.layouts, strict=True):
+        dimensions = dimensions_of(system, layout, match) or layout.present(sizes)
+        at = layout.at(match.numbers, sizes)
+        if at is None:
+            raise MismatchError(
+                f"{name} has an index beyond the sizes of {layout.text}", path=match.spec.name,
+                cure="correct the config, or remove what does not belong to the model",
+            )  # fmt: skip
+        words = words_of(template, sizes, facts)
+        pieces.append(piece_of(template, name, layout, dimensions, at, start, words))
+        start += dimensions[template.along].extent(sizes) if dimensions else 0
+    _check_shape(match, pieces, sizes, start)
+    return pieces
+
+
+def piece_of(
+    template: Template,
+    name: str,
+    layout: Layout,
+    dimensions: tuple[Dimension, ...],
+    at: Mapping[str, int],
+    start: int,
+    words: tuple[Elementwise, ...],
+) -> Piece:
+    """A parameter as a piece of one tensor; axes that it has no dimension for have size 1."""
+    shown = {axis for one in dimensions for axis in one.names}
+    hidden = {axis: 0 for axis in layout.held if axis not in shown}
+    place = tuple(
+        start if dimension == template.along and len(template.parameters) > 1 else 0
+        for dimension in range(len(dimensions))
+    )
+    groups = tuple(one.names for one in dimensions)
+    return Piece((template.slot, name), tuple({**at, **hidden}.items()), groups, place, words)
+
+
+def words_of(
+    template: Template, sizes: Mapping[str, int], facts: Mapping[str, object]
+) -> tuple[Elementwise, ...]:
+    """The value words of a parameter, or of one of its moments, with their numbers."""
+    words: list[Elementwise] = []
+    for text in template.words:
+        if not text.strip():
+            continue
+        kind, _, expression = text.partition(" ")
+        value = evaluate(expression, {**facts, **sizes})
+        if value is None:
+            raise UsageError(
+                f"{'+'.join(template.parameters)} needs {text!r}, which neither sizes nor config tell",
+                cure="give the model's config with --config",
+            )
+        word = parse_word(kind, value)
+        words.append(word if template.slot == "params" else word.moment(MOMENTS.get(template.slot, 0)))
+    return tuple(word for word in words if word != Scale(1.0))
+
+
+def _check_shape(match: Match, pieces: Sequence[Piece], sizes: Mapping[str, int], total: int) -> None:
+    template = match.template
+    dimensions = dimensions_of_piece(pieces[0], sizes)
+    if len(pieces) > 1:
+        dimensions = tuple(
+            total if place == template.along else extent for place, extent in enumerate(dimensions)
+        )
+    padded = [one.padded for one in template.layouts[0].dimensions]
+    padded += [False] * len(dimensions)
+    shape = match.spec.shape
+    if len(shape) != len(dimensions) or any(
+        extent != wanted and not (padded[place] and extent > wanted)
+        for place, (extent, wanted) in enumerate(zip(shape, dimensions, strict=True))
+    ):
+        raise MismatchError(
+            f"{'+'.join(template.parameters)} has shape {list(shape)}, but the sizes make it {list(dimensions)} "
+            f"by {template.layouts[0].text}",
+            path=match.spec.name,
+            cure="correct the config, or choose the family and options that fit this checkpoint",
+        )
+
+
+def dimensions_of_piece(piece: Piece, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Extents of a piece."""
+    return tuple(prod(sizes[name] for name in names) for names in piece.groups)
+
+
+def require_complete(
+    family: Family,
+    templates: Sequence[Template],
+    stored: Mapping[KeyPath, Stored],
+    sizes: Mapping[str, int],
+    *,
+    sparse: bool,
+) -> dict[str, frozenset[str]]:
+    """Slot → parameters that are there, each with all its tensors and none twice.
+
+    With a `sparse` optimizer a parameter need not have every moment.
+
+    Raises:
+        IncompleteError: a tensor of a parameter is missing; its key path is named.
+        CorruptError: two tensors are the same part of a parameter.
+    """
+    there: defaultdict[tuple[str, str], dict[tuple[tuple[str, int], ...], KeyPath]] = defaultdict(dict)
+    for path, one in stored.items():
+        for piece in one.pieces:
+            other = there[piece.parameter].setdefault(tuple(sorted(piece.at)), path)
+            if other != path:
+                raise CorruptError(f"{render(other)} and {render(path)} are both {piece.parameter[1]}")
+    slots = {slot for slot, _name in there}
+    parts = {family.parameters[name].part for slot, name in there if slot == "params"}
+    for template in templates:
+        if template.slot in slots:
+            _require_all(family, template, there, sizes, parts, sparse=sparse)
+    return {slot: frozenset(name for one, name in there if one == slot) for slot in slots}
+
+
+def _require_all(
+    family: Family,
+    template: Template,
+    there: Mapping[tuple[str, str], Mapping[tuple[tuple[str, int], ...], KeyPath]],
+    sizes: Mapping[str, int],
+    parts: set[str | None],
+    *,
+    sparse: bool,
+) -> None:
+    layout = template.layouts[0]
+    for name in template.parameters:
+        found = there.get((template.slot, name), {})
+        parameter = family.parameters[name]
+        optional = parameter.optional and (parameter.part is None or parameter.part not in parts)
+        lacking = template.slot != "params" and (sparse or ("params", name) not in there)
+        if not found and (optional or lacking):
+            continue
+        known = {one for index in layout.indices for one in (*index.names, *index.offset)} <= set(sizes)
+        if not known:
+            raise IncompleteError(f"{name} is missing: {layout.text}", cure="choose the family that fits")
+        if len(found) != prod(sizes[axis] for axis in layout.unrolled):
+            have = set(found.values())
+            first = next(
+                (path for at in layout.places(sizes) if (path := layout.path(at, sizes)) not in have), None
+            )
+            raise IncompleteError(
+                f"{name} is missing" + (f": {render(first)}" if first else f" in part: {layout.text}"),
+                cure="restore the missing tensors, or choose the family that fits",
+            )

@@ -1,0 +1,272 @@
+"""Projecting: the tensors that a system would store a bound checkpoint as, and how each is made of the source's.
+
+Every target tensor is written once; every parameter of the source has a place, or the projection is refused and the
+parameter named. Moments follow the layout of their parameter. What values lose on the way is known before any byte
+moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import parse
+from wherry.core.manifest import Manifest
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.families.scalars import scalar_texts
+from wherry.families.targets import fillers, placed, repeated, sized, tied, written, zeros
+from wherry.families.templates import Template, form_choices, replaced, templates
+from wherry.layout import words
+from wherry.layout.copies import Pieces, Stored, gather
+from wherry.tree.mapping import Ignored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region
+    from wherry.families.bind import Bound
+    from wherry.families.schema import Optimizer, System
+    from wherry.layout.copies import Read
+
+_ONLY = "only params"
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """A target, tensor by tensor.
+
+    Attributes:
+        source: the bound source.
+        system: the target's system.
+        chosen: its forms and conventions; recorded with the conversion.
+        targets: the tensors that hold parameters or moments.
+        pieces: where these lie in the source.
+        scalars: target key path → source key path of the run's numbers, which are copied as they are.
+        lists, empties: nodes of the target's tree without a tensor of their own.
+        ignored: source tensors that are not carried, each with its rule.
+        lossy: target key path → what there and back can change.
+    """
+
+    source: Bound
+    system: System
+    chosen: Mapping[str, str]
+    targets: Mapping[KeyPath, Stored]
+    pieces: Pieces
+    scalars: Mapping[KeyPath, KeyPath]
+    lists: frozenset[KeyPath] = frozenset()
+    empties: Mapping[KeyPath, str] = field(default_factory=dict["KeyPath", str])
+    ignored: tuple[Ignored, ...] = ()
+    lossy: Mapping[KeyPath, words.Bound] = field(default_factory=dict["KeyPath", words.Bound])
+
+    def gather(self, path: KeyPath, region: Region, read: Read, out: np.ndarray | None = None) -> np.ndarray:
+        """The elements of a region of a target tensor; see `relayout.gather`."""
+        return gather(self.targets[path], region, self.pieces, read, out)
+
+
+def project(
+    bound: Bound,
+    system: System,
+    *,
+    conventions: Mapping[str, str],
+    forms: Mapping[str, str] | None = None,
+    only: str | None = None,
+    dtype: str | None = None,
+    pads: Mapping[str, int] | None = None,
+) -> Projected:
+    """What a system would store a checkpoint as.
+
+    Args:
+        bound: the source.
+        system: the target's system.
+        conventions: an answer to each of its conventions.
+        forms: how it is to be spelled; the system's defaults otherwise.
+        only: `params` leaves the optimizer's state.
+        dtype: element type of the parameters; the source's by default.
+        pads: axis → multiple to which dimensions marked ~ are padded.
+
+    Raises:
+        UnrepresentableError: the system has no place for a parameter or for the optimizer's state; named.
+        UsageError: an unknown form.
+    """
+    moments = {slot for slot in bound.present if slot != "params"}
+    optimizer, dropped = _optimizer(system, moments, only, bound)
+    tree = system.optimizers[optimizer] if optimizer else None
+    slots = {"params": system.slots["params"][:1]}
+    if tree:
+        slots.update({slot: sized(written(tree, slot), bound.solved.sizes) for slot in moments})
+    chosen, kept = _placed(bound, system, slots, conventions, _checked(system, forms or {}), tree)
+    pieces = bound.pieces
+    targets = {one.spec.path: one for one in placed(bound, system, kept, pieces, dtype, pads or {})}
+    targets.update({one.spec.path: one for one in tied(bound, system, chosen, targets)})
+    scalars, unwritten = _scalars(bound, system, optimizer, chosen)
+    if tree and tree.filler:
+        targets.update(fillers(bound, system, chosen, tree, targets))
+    if tree:
+        targets.update(repeated(bound, system, chosen, tree, pieces))
+    empties = tree.empties if tree else system.empties
+    if not tree:
+        targets.update(zeros(system, scalars))
+    return Projected(
+        source=bound,
+        system=system,
+        chosen=chosen,
+        targets=targets,
+        pieces=pieces,
+        scalars=scalars,
+        lists=frozenset(parse(text) for text in tree.lists) if tree else frozenset(),
+        empties={parse(text): kind for text, kind in empties.items()},
+        ignored=(*bound.ignored, *_dropped(bound, dropped), *unwritten),
+        lossy={path: bound_ for path, one in targets.items() if (bound_ := _loss(one, pieces)) is not None},
+    )
+
+
+def target_manifest(projected: Projected, source: Manifest) -> Manifest:
+    """What the target holds, before its format prepares it: tensors, the run's numbers, lists and empty nodes.
+
+    The family, both systems and every form and convention are recorded in `origin`.
+    """
+    scalars = {
+        path: replace(source.tensors[taken], path=path, chunks=None, axes=None, sharding=None)
+        for path, taken in projected.scalars.items()
+    }
+    moments = any(slot != "params" for slot in _slots(projected))
+    layout = {
+        "family": projected.source.family.name,
+        "from": {"system": projected.source.system.name, **projected.source.chosen},
+        "to": {"system": projected.system.name, **projected.chosen},
+    }
+    return Manifest(
+        tensors={**{path: stored.spec for path, stored in projected.targets.items()}, **scalars},
+        empties=projected.empties,
+        lists=projected.lists,
+        step=source.step,
+        kind="train-state" if moments else "params",
+        companions=source.companions,
+        origin={**source.origin, "layout": layout},
+    )
+
+
+def _slots(projected: Projected) -> set[str]:
+    return {piece.parameter[0] for stored in projected.targets.values() for piece in stored.pieces}
+
+
+def _placed(
+    bound: Bound,
+    system: System,
+    slots: Mapping[str, tuple[str, ...]],
+    conventions: Mapping[str, str],
+    given: Mapping[str, str],
+    optimizer: Optimizer | None,
+) -> tuple[dict[str, str], list[Template]]:
+    """The first forms under which every parameter has a place, and the templates of what the source has."""
+    failures: list[UnrepresentableError] = []
+    for forms in form_choices(system, given):
+        chosen = {**forms, **conventions}
+        try:
+            made = templates(bound.family, system, chosen, slots, optimizer)
+            kept = [one for one in made if _wanted(one, bound)]
+            _require_place(bound, system, kept)
+        except UnrepresentableError as error:
+            failures.append(error)
+        else:
+            return chosen, kept
+    raise failures[0]
+
+
+def _checked(system: System, given: Mapping[str, str]) -> Mapping[str, str]:
+    for name, choice in given.items():
+        if name not in system.forms or choice not in system.forms[name].choices:
+            options = {key: "|".join(form.choices) for key, form in system.forms.items()}
+            raise UsageError(
+                f"{system.name} has no form {name}={choice}",
+                cure="choose among "
+                + (", ".join(f"{key}={text}" for key, text in options.items()) or "none"),
+            )
+    return given
+
+
+def _optimizer(
+    system: System, moments: set[str], only: str | None, bound: Bound
+) -> tuple[str | None, str | None]:
+    """The optimizer under which the moments are written, or why they are dropped."""
+    if not moments:
+        return None, None
+    if only == "params":
+        return None, "only the parameters were asked for"
+    if not system.optimizers:
+        return None, f"{system.name} holds only parameters"
+    own = bound.optimizer if system is bound.system else None
+    for name in sorted(system.optimizers, key=lambda name: name != own):
+        one = system.optimizers[name]
+        if moments <= set(one.slots) and not any(
+            "*" in text for slot in moments for text in written(one, slot)
+        ):
+            return name, None
+    raise UnrepresentableError(
+        f"{system.name} has no place for the optimizer's {', '.join(sorted(moments))}",
+        cure="leave them with --only params",
+    )
+
+
+def _wanted(template: Template, bound: Bound) -> bool:
+    there = bound.present.get(template.slot, frozenset[str]())
+    names = set(template.parameters)
+    if names & there and not names <= there:
+        raise UnrepresentableError(
+            f"the target needs {', '.join(sorted(names))} in one tensor; {', '.join(sorted(names - there))} is lacking"
+        )
+    return names <= there
+
+
+def _require_place(bound: Bound, system: System, kept: list[Template]) -> None:
+    placed = {(one.slot, name) for one in kept for name in one.parameters}
+    slots = {slot for slot, _name in placed}
+    for slot in slots:
+        for name in sorted(bound.present[slot]):
+            if (slot, name) not in placed:
+                raise UnrepresentableError(
+                    f"{system.name} has no place for {name} of family {bound.family.name}",
+                    cure="add its layout with --family-file",
+                )
+
+
+def _scalars(
+    bound: Bound, system: System, optimizer: str | None, chosen: Mapping[str, str]
+) -> tuple[dict[KeyPath, KeyPath], list[Ignored]]:
+    texts = scalar_texts(system, optimizer, chosen)
+    own = system.optimizers[optimizer].written if optimizer else {}
+    texts.update({name: tuple(text for text in own[name] if text[0] != "+") for name in texts if name in own})
+    carried: dict[KeyPath, KeyPath] = {}
+    ignored: list[Ignored] = []
+    for name, path in bound.scalars.items():
+        places = [text for text in texts.get(name, ()) if "*" not in text]
+        carried.update({parse(replaced(text, system, chosen)): path for text in places})
+        if not places:
+            ignored.append(
+                Ignored(path, f"no {name}", f"{system.name} does not store it with what is carried")
+            )
+    return carried, ignored
+
+
+def _dropped(bound: Bound, reason: str | None) -> list[Ignored]:
+    if reason is None:
+        return []
+    return [
+        Ignored(path, _ONLY, reason)
+        for path, one in bound.stored.items()
+        if all(piece.parameter[0] != "params" for piece in one.pieces)
+    ]
+
+
+def _loss(target: Stored, pieces: Pieces) -> words.Bound | None:
+    """What the worst of a tensor's copies can change."""
+    found = [
+        words.loss(words.chain(held.words, piece.words), spec.dtype, target.spec.dtype)
+        for piece in target.pieces
+        for spec, held in list(pieces.held[piece.parameter].values())
+    ]
+    worst = [one for one in found if one is not None]
+    return max(worst) if worst else None

@@ -1,0 +1,123 @@
+"""Sorting: which tensors are numbers of the run, which are ignored by a named rule, and where the slots lie."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import render
+from wherry.families.templates import replaced
+from wherry.tree.mapping import Ignored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.families.schema import System
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """The tensors of a checkpoint before they are matched.
+
+    Attributes:
+        rest: must be parameters or moments.
+        scalars: name → the key path that it is read from.
+        ignored: each with its rule.
+    """
+
+    rest: tuple[KeyPath, ...]
+    scalars: Mapping[str, KeyPath]
+    ignored: tuple[Ignored, ...]
+
+
+def scalar_texts(
+    system: System, optimizer: str | None, chosen: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    """Name → key paths of each number of the run, macros replaced."""
+    own = system.optimizers[optimizer].scalars if optimizer else {}
+    return {
+        name: tuple(replaced(text, system, chosen) for text in texts)
+        for name, texts in {**system.scalars, **own}.items()
+    }
+
+
+def sort_tensors(
+    manifest: Manifest, system: System, optimizer: str | None, chosen: Mapping[str, str]
+) -> Sorted:
+    """Take out what is no parameter."""
+    rest: list[KeyPath] = []
+    ignored: list[Ignored] = []
+    copies: dict[str, dict[int, list[KeyPath]]] = {}
+    texts = scalar_texts(system, optimizer, chosen)
+    rules = [(replaced(pattern, system, chosen), reason) for pattern, reason in system.ignore]
+    own = system.optimizers.get(optimizer or "")
+    fillers = [_slot_pattern(replaced(text, system, chosen)) for slot in own.slots.values() for text in slot] \
+        if own and own.filler else []  # fmt: skip
+    tied = {text: name for name in system.tied for text in tied_keys(system, name, chosen)}
+    for path in sorted(manifest.tensors):
+        name = render(path)
+        scalar = next(((key, rank) for key, ranks in texts.items()
+                       for rank, text in enumerate(ranks) if glob(text).fullmatch(name)), None)  # fmt: skip
+        rule = next(((text, reason) for text, reason in rules if glob(text).fullmatch(name)), None)
+        if any(pattern.fullmatch(name) for pattern in fillers) and manifest.tensors[path].shape == (1,):
+            ignored.append(Ignored(path, "filler", "stands for a moment that the parameter has not"))
+        elif scalar:
+            copies.setdefault(scalar[0], {}).setdefault(scalar[1], []).append(path)
+        elif name in tied:
+            ignored.append(
+                Ignored(path, f"tied {tied[name]}", "a second copy of the parameter that it is tied to")
+            )
+        elif rule:
+            ignored.append(Ignored(path, f"{system.name}: {rule[0]}", rule[1]))
+        else:
+            rest.append(path)
+    scalars: dict[str, KeyPath] = {}
+    for name, ranks in copies.items():
+        first, *others = [path for rank in sorted(ranks) for path in ranks[rank]]
+        scalars[name] = first
+        ignored += [Ignored(path, f"copies of {name}", f"another copy of {render(first)}") for path in others]
+    return Sorted(tuple(rest), scalars, tuple(ignored))
+
+
+def _slot_pattern(text: str) -> re.Pattern[str]:
+    return glob(text.replace("@", "**"))
+
+
+def tied_keys(system: System, parameter: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
+    """Where the second copy of what a parameter is tied to lies."""
+    return tuple(
+        replaced(slot, system, chosen).replace("@", system.tied[parameter]) for slot in system.slots["params"]
+    )
+
+
+def concrete_slots(
+    system: System, optimizer: str | None, chosen: Mapping[str, str], manifest: Manifest
+) -> dict[str, tuple[str, ...]]:
+    """Slot → key paths with @, every * replaced by what stands there in this checkpoint."""
+    own = system.optimizers[optimizer].slots if optimizer else {}
+    names = [render(path) for path in manifest.tensors]
+    return {
+        slot: tuple(
+            concrete for text in texts for concrete in _concrete(replaced(text, system, chosen), names)
+        )
+        for slot, texts in {**system.slots, **own}.items()
+    }
+
+
+def _concrete(text: str, names: list[str]) -> list[str]:
+    if "*" not in text:
+        return [text]
+    before, after = text.split("@")
+    pattern = re.compile("(" + glob(before).pattern + ").+" + glob(after).pattern)
+    return sorted({found[1] + "@" + after for name in names if (found := pattern.fullmatch(name))})
+
+
+@cache
+def glob(text: str) -> re.Pattern[str]:
+    """A pattern of printed key paths: `*` stands for anything in one part, `**` for anything."""
+    words = {"**": ".*", "*": "[^/]*"}
+    return re.compile("".join(words.get(part, re.escape(part)) for part in re.split(r"(\*\*?)", text)))

@@ -1,0 +1,141 @@
+"""Sizing: the equations that a checkpoint's shapes and indices state, and their solution."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from wherry.errors import IncompleteError, MismatchError, UnrepresentableError
+from wherry.layout.sizes import Equation, Solved, Stated, solve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from wherry.families.facts import Told
+    from wherry.families.match import Match, Matching
+    from wherry.families.schema import Family, System
+    from wherry.families.templates import Template
+    from wherry.layout.layout import Dimension, Layout
+
+_CURE = "give the model's config with --config"
+
+
+def solved_sizes(
+    family: Family, system: System, matching: Matching, told: Told, given: Mapping[str, int]
+) -> tuple[Solved, list[Match]]:
+    """The size of every axis that this checkpoint needs, and the one template of each tensor.
+
+    Raises:
+        MismatchError, AmbiguousError, IncompleteError, UnrepresentableError: see `binding.bind`.
+    """
+    stated = [
+        *(Stated(axis, value, "the family") for axis, value in family.constants.items()),
+        *(Stated(axis, value, "the user") for axis, value in given.items()),
+        *(
+            Stated(axis, value, f"{told.source} ({system.config.sizes[axis]})")
+            for axis, value in told.sizes.items()
+        ),
+    ]
+    sure = [matches[0] for matches in matching.found.values() if len(matches) == 1]
+    first = solve(stated, list(_equations(system, sure)), wanted=(), cure=_CURE)
+    matches = [_decided(options, first.sizes) for options in matching.found.values()]
+    equations = list(_equations(system, matches))
+    wanted = sorted({name for one in matches for layout in one.template.layouts for name in layout.names})
+    offsets = {name for one in matches for index in one.template.layouts[0].indices for name in index.offset}
+    return solve(stated, equations, wanted=[*wanted, *sorted(offsets - set(wanted))], cure=_CURE), matches
+
+
+def _decided(options: Sequence[Match], sizes: Mapping[str, int]) -> Match:
+    """The one template that a key path's numbers are in range of."""
+    fits = options if len(options) == 1 else [one for one in options if _in_range(one, sizes)]
+    if len(fits) == 1:
+        return fits[0]
+    names = " or ".join("+".join(one.template.parameters) for one in options)
+    raise UnrepresentableError(
+        f"it can be {names}, and the sizes do not say which", path=options[0].spec.name, cure=_CURE
+    )
+
+
+def _in_range(match: Match, sizes: Mapping[str, int]) -> bool:
+    layout = match.template.layouts[0]
+    needed = {name for index in layout.indices for name in (*index.names, *index.offset)}
+    return needed <= set(sizes) and layout.at(match.numbers, sizes) is not None
+
+
+def _equations(system: System, matches: Iterable[Match]) -> Iterator[Equation]:
+    by_template: defaultdict[int, list[Match]] = defaultdict(list)
+    for match in matches:
+        by_template[id(match.template)].append(match)
+        yield from _shape_equations(system, match)
+    for group in by_template.values():
+        yield from _index_equations(group)
+
+
+def dimensions_of(system: System, layout: Layout, match: Match) -> tuple[Dimension, ...] | None:
+    """The dimensions of one tensor: by its stored axis names where it has them; None where sizes must say.
+
+    Raises:
+        MismatchError: the tensor has another number of dimensions.
+    """
+    from wherry.layout.layout import Dimension
+
+    spec = match.spec
+    if system.names and spec.axes is not None and all(isinstance(name, str) for name in spec.axes):
+        own = set(layout.held)
+        unknown = [name for name in spec.axes if name not in system.names]
+        if unknown:
+            raise UnrepresentableError(f"its axis {unknown[0]} is not known to {system.name}", path=spec.name)
+        return tuple(
+            Dimension(tuple(one for one in system.names[str(name)].split() if one in own))
+            for name in spec.axes
+        )
+    optional = [one for one in layout.dimensions if one.optional]
+    missing = len(layout.dimensions) - len(spec.shape)
+    if missing == 0:
+        return layout.dimensions
+    if 0 < missing == len(optional):
+        return tuple(one for one in layout.dimensions if not one.optional)
+    if 0 < missing < len(optional):
+        return None
+    raise MismatchError(
+        f"{'+'.join(match.template.parameters)} has shape {list(spec.shape)}, but its layout is {layout.text}",
+        path=spec.name,
+        cure="choose the family and options that fit this checkpoint",
+    )
+
+
+def _shape_equations(system: System, match: Match) -> Iterator[Equation]:
+    template = match.template
+    for name, layout in zip(template.parameters, template.layouts, strict=True):
+        dimensions = dimensions_of(system, layout, match)
+        if dimensions is None:
+            continue
+        for place, (one, extent) in enumerate(zip(dimensions, match.spec.shape, strict=True)):
+            source = f"dimension {place} of {match.spec.name} {list(match.spec.shape)}"
+            if len(template.parameters) == 1 or place != template.along:
+                yield Equation(one.names, extent, name, source, padded=one.padded)
+        left = set(layout.held) - {axis for one in dimensions for axis in one.names}
+        for axis in sorted(left):
+            yield Equation((axis,), 1, name, f"{match.spec.name} {list(match.spec.shape)} has no such axis")
+
+
+def _index_equations(group: list[Match]) -> Iterator[Equation]:
+    template = group[0].template
+    for place, index in enumerate(template.layouts[0].indices):
+        numbers = sorted({match.numbers[place] for match in group})
+        source = f"the indices {numbers[0]} to {numbers[-1]} of {template.layouts[0].text}"
+        if index.offset:
+            yield Equation(index.offset, numbers[0], "+".join(template.parameters), source)
+        _require_contiguous(template, numbers, numbers[0] if index.offset else 0)
+        yield Equation(index.names, len(numbers), "+".join(template.parameters), source)
+
+
+def _require_contiguous(template: Template, numbers: list[int], first: int) -> None:
+    if numbers[0] == first and numbers[-1] - first + 1 == len(numbers):
+        return
+    there = set(numbers)
+    missing = next(number for number in range(first, numbers[-1] + 1) if number not in there)
+    raise IncompleteError(
+        f"{'+'.join(template.parameters)} lacks index {missing} of {template.layouts[0].text}",
+        cure="restore the missing tensors, or take another step",
+    )

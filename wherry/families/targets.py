@@ -1,0 +1,160 @@
+"""Placing: the tensors of a target system, with what each holds, their shapes, types and axis names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import parse
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import UsageError
+from wherry.families.pieces import piece_of, words_of
+from wherry.families.scalars import tied_keys
+from wherry.families.templates import replaced, templates
+from wherry.layout.copies import Piece, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.families.bind import Bound
+    from wherry.families.schema import Optimizer, System
+    from wherry.families.templates import Template
+    from wherry.layout.copies import Pieces
+    from wherry.layout.layout import Dimension
+
+
+def placed(
+    bound: Bound,
+    system: System,
+    kept: list[Template],
+    pieces: Pieces,
+    dtype: str | None,
+    pads: Mapping[str, int],
+) -> Iterator[Stored]:
+    """The tensors that hold parameters and moments."""
+    sizes = bound.solved.sizes
+    for template in kept:
+        sizes = {**_absent(bound, template), **sizes}
+        for at in template.layouts[0].places(sizes):
+            start, made, shape, own = 0, [], [], _dtype(template, pieces, dtype)
+            words = words_of(template, sizes, bound.told.facts)
+            for name, layout in zip(template.parameters, template.layouts, strict=True):
+                dimensions = layout.present(sizes)
+                made.append(piece_of(template, name, layout, dimensions, at, start, words))
+                start += dimensions[template.along].extent(sizes) if dimensions else 0
+                shape = [_padded(one, sizes, pads) for one in dimensions]
+            if len(made) > 1:
+                shape[template.along] = start
+            axes = axis_names(system, template.layouts[0].present(sizes), sizes)
+            spec = TensorSpec(template.layouts[0].path(at, sizes), tuple(shape), own, axes=axes)
+            yield Stored(spec, tuple(made))
+
+
+def _absent(bound: Bound, template: Template) -> dict[str, int]:
+    """Axes that indices begin after and that no parameter of this model has: 0 layers of that kind."""
+    there = {axis for name in bound.present["params"] for axis in bound.family.parameters[name].axes}
+    offsets = {axis for index in template.layouts[0].indices for axis in index.offset}
+    return dict.fromkeys(offsets - there, 0)
+
+
+def _padded(dimension: Dimension, sizes: Mapping[str, int], pads: Mapping[str, int]) -> int:
+    extent = dimension.extent(sizes)
+    multiple = pads.get(dimension.names[0], 1) if dimension.padded else 1
+    return -(-extent // multiple) * multiple
+
+
+def axis_names(
+    system: System, dimensions: tuple[Dimension, ...], sizes: Mapping[str, int]
+) -> tuple[str, ...] | None:
+    """What the system calls the dimensions; None where it stores no names.
+
+    A name that stands for several axes is taken where all but one of them have size 1: Penzai's `heads` is its
+    `head_groups` where there is one query head in each.
+    """
+    if not system.names:
+        return None
+    meanings = {name: text.split() for name, text in system.names.items()}
+
+    def name_of(dimension: Dimension) -> str:
+        wanted = [axis for axis in dimension.names if sizes[axis] > 1] or list(dimension.names)
+        fits = [
+            name
+            for name, axes in meanings.items()
+            if axes[0] in dimension.names
+            and ([axis for axis in axes if sizes.get(axis, 1) > 1] == wanted or axes == list(dimension.names))
+        ]
+        if not fits:
+            raise UsageError(f"{system.name} has no name for the axes {' '.join(dimension.names)}")
+        return max(fits, key=lambda name: len(meanings[name]))
+
+    return tuple(name_of(one) for one in dimensions)
+
+
+def fillers(
+    bound: Bound,
+    system: System,
+    chosen: Mapping[str, str],
+    optimizer: Optimizer,
+    targets: Mapping[KeyPath, Stored],
+) -> Iterator[tuple[KeyPath, Stored]]:
+    """Zeros of shape [1] for every moment that a parameter has not."""
+    slots = {slot: texts[:1] for slot, texts in optimizer.slots.items()}
+    for template in templates(bound.family, system, chosen, slots):
+        if set(template.parameters) <= bound.present["params"]:
+            for at in template.layouts[0].places(bound.solved.sizes):
+                path = template.layouts[0].path(at, bound.solved.sizes)
+                if path not in targets:
+                    yield path, Stored(TensorSpec(path, (1,), str(optimizer.filler)), ())
+
+
+def _dtype(template: Template, pieces: Pieces, dtype: str | None) -> str:
+    specs = [next(iter(pieces.held[(template.slot, name)].values()))[0] for name in template.parameters]
+    return dtype if dtype and template.slot == "params" else specs[0].dtype
+
+
+def tied(
+    bound: Bound, system: System, chosen: Mapping[str, str], targets: Mapping[KeyPath, Stored]
+) -> Iterator[Stored]:
+    """Second copies that the target stores of what a lacking parameter is tied to."""
+    for name in system.tied:
+        tie = bound.family.parameters[name].tie
+        if tie is None or name in bound.present["params"]:
+            continue
+        twin = next(one for one in targets.values() if one.pieces[0].parameter == ("params", tie))
+        yield replace(twin, spec=replace(twin.spec, path=parse(tied_keys(system, name, chosen)[0])))
+
+
+def written(optimizer: Optimizer, slot: str) -> tuple[str, ...]:
+    """Where a target's moments go."""
+    return optimizer.written.get(slot, optimizer.slots[slot][:1])
+
+
+def sized(texts: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Key paths with the sizes that stand in them."""
+    return tuple(re.sub(r"%(\w+)%", lambda found: str(sizes[found[1]]), text) for text in texts)
+
+
+def repeated(
+    bound: Bound, system: System, chosen: Mapping[str, str], optimizer: Optimizer, pieces: Pieces
+) -> Iterator[tuple[KeyPath, Stored]]:
+    """Numbers of the run that the target stores once more for every layer of a stack."""
+    stacks = [stack for stack in system.stacks.values() if stack.form is None or chosen[stack.form] == "true"]
+    for name, source in bound.scalars.items():
+        texts = [text[1:] for text in optimizer.written.get(name, ()) if text[0] == "+"]
+        for stack in stacks if texts else []:
+            spec = bound.specs[source]
+            parameter = ("scalars", name)
+            pieces.add(Stored(spec, (Piece(parameter, (), (), ()),)))
+            piece = Piece(parameter, (), ((stack.axis,),), (0,))
+            for text in sized(tuple(texts), bound.solved.sizes):
+                path = parse(replaced(text, system, chosen))
+                yield path, Stored(TensorSpec(path, (bound.solved.sizes[stack.axis],), spec.dtype), (piece,))
+
+
+def zeros(system: System, scalars: Mapping[KeyPath, KeyPath]) -> Iterator[tuple[KeyPath, Stored]]:
+    """Numbers that are 0 in a target without moments, where the source gives no other."""
+    for text, dtype in system.zeros.items():
+        if parse(text) not in scalars:
+            yield parse(text), Stored(TensorSpec(parse(text), (), dtype), ())

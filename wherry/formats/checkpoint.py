@@ -1,0 +1,166 @@
+"""Checkpoint: opened and read-only.
+
+A checkpoint has a URI, a Detection, a Manifest and a way to its bytes. Opening reads metadata only. Nothing in
+it is ever unpickled, and the source is never changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from wherry.core import dtypes
+from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.opaque import allowing
+from wherry.core.tensorspec import Region, TensorSpec, checked_region
+from wherry.errors import NotFoundError, UsageError
+from wherry.storage.location import Location
+from wherry.storage.pinned import PinnedStore
+from wherry.storage.stores import LocalStore
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
+    import numpy as np
+
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Opened, Reader
+    from wherry.layout.words import Bound
+    from wherry.storage.location import Entry
+    from wherry.tree.mapping import Ignored
+
+
+class Checkpoint:
+    """One opened checkpoint; close it, or use it in a `with` statement.
+
+    Attributes:
+        detection: what it is and why.
+        manifest: what it holds.
+        reader: the format's reader; the mover's way to the bytes.
+        ignored: entries of the source that a view of it leaves behind; none in a checkpoint itself.
+        lossy: key path → what a view's values lose there and back.
+        notes: what a view could not carry, in words.
+        snippet: how the software that a view is for loads it.
+    """
+
+    ignored: tuple[Ignored, ...] = ()
+    lossy: Mapping[KeyPath, Bound] = {}
+    notes: tuple[str, ...] = ()
+    snippet: str = ""
+
+    def __init__(self, opened: Opened, files: PinnedStore | None = None) -> None:
+        """Take what a format opened.
+
+        Args:
+            opened: detection, manifest and reader.
+            files: the store of its files, which is closed with the checkpoint.
+        """
+        self._files = files
+        self.detection: Detection = opened.detection
+        self.manifest: Manifest = opened.manifest
+        self.reader: Reader = opened.reader
+
+    @property
+    def original(self) -> Checkpoint:
+        """What lies at the URI: itself, or what it is a view of."""
+        return self
+
+    def first_seen(self, location: Location) -> Entry | None:
+        """What a local file was when something was read of it first; None where nothing was."""
+        return self._files.first_seen(location.path) if self._files is not None else None
+
+    @property
+    def uri(self) -> str:
+        """Where it lies."""
+        return self.detection.uri
+
+    def spec(self, path: KeyPath | str) -> TensorSpec:
+        """The TensorSpec of a key path, given as a tuple or printed.
+
+        Raises:
+            NotFoundError: there is no such tensor.
+        """
+        key = parse(path) if isinstance(path, str) else tuple(path)
+        if key not in self.manifest.tensors:
+            raise NotFoundError(
+                "no such tensor", uri=self.uri, path=render(key), cure="`wherry inspect` lists all key paths"
+            )
+        return self.manifest.tensors[key]
+
+    def read(self, path: KeyPath | str, region: Region | None = None) -> np.ndarray:
+        """Elements of a tensor.
+
+        Args:
+            path: key path, as a tuple or printed.
+            region: one step-1 slice per dimension; all of it by default.
+
+        Returns:
+            A new C-order little-endian array of the region's shape (an ml_dtypes dtype where needed).
+
+        Raises:
+            NotFoundError: there is no such tensor.
+            UsageError: the region does not fit, or numpy cannot hold the dtype (use `read_bytes`).
+            DamagedError: bytes are missing or contradict themselves.
+        """
+        spec = self.spec(path)
+        if dtypes.opaque(spec.dtype):
+            raise UsageError(f"numpy cannot hold {spec.dtype}", path=spec.name, cure="use read_bytes")
+        return self.reader.read(spec, checked_region(spec, region))
+
+    def read_bytes(self, path: KeyPath | str) -> bytes:
+        """Canonical bytes of a whole tensor; the only way to dtypes that numpy cannot hold."""
+        spec = self.spec(path)
+        if dtypes.opaque(spec.dtype):
+            return self.reader.read_bytes(spec)
+        return self.reader.read(spec, spec.whole).tobytes()
+
+    def close(self) -> None:
+        """Release what the reader holds."""
+        self.reader.close()
+        if self._files is not None:
+            self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_checkpoint(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+    allow_opaque: Iterable[str] = (),
+) -> Checkpoint:
+    """Open a checkpoint; `wherry.open`.
+
+    Args:
+        uri: a checkpoint, a step folder, or a run folder (the newest complete step is taken).
+        format: decides where detection would not; a name or alias.
+        step: which step of a run.
+        item: which item of a step.
+        allow_opaque: dotted names of unknown classes in pickles that become values which nobody looks into,
+            instead of a refusal; nothing is ever imported or called.
+
+    Raises:
+        NotFoundError, NotACheckpointError, UnsupportedError, AmbiguousError: it is not one checkpoint.
+        DamagedError: metadata is missing or contradicts itself. Missing chunks do not stop opening; `absent`
+            of the reader and `verify` name them.
+        HostileError: it tries to reach outside its folder or to run code.
+    """
+    from wherry.formats.detect import resolve  # detect opens checkpoints too
+    from wherry.formats.registry import find_format
+
+    with allowing(allow_opaque):
+        location, detection = resolve(uri, format=format, step=step, item=item)
+        store = location.store
+        files = PinnedStore(store.root) if isinstance(store, LocalStore) else None
+        place = Location(files or store, location.path)
+        return Checkpoint(find_format(detection.format).open(place, detection), files)

@@ -1,0 +1,297 @@
+"""detect: what lies at a URI, with the evidence, from metadata only.
+
+Every format of the registry looks at names and first bytes; the most specific one wins. Then the checkpoint's
+metadata is opened and every expected chunk is looked for, so that the verdict says whether it is whole. A run
+folder stands for its newest complete step; what was passed over is said in the evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+
+from wherry.core.detection import Detection, Evidence, Verdict
+from wherry.core.keypath import render
+from wherry.core.steps import Step, step_number, steps_among
+from wherry.errors import (
+    AmbiguousError,
+    IncompleteError,
+    NotACheckpointError,
+    NotFoundError,
+    UnsupportedError,
+    WherryError,
+)
+from wherry.formats.format import Absent, Glimpse
+from wherry.formats.registry import find_format, formats
+from wherry.ledger.resolve import meant
+from wherry.storage.folders import is_staging
+from wherry.storage.links import link_refusal
+from wherry.storage.location import Location
+from wherry.storage.stores import LocalStore, locate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.format import Format, Reader
+    from wherry.storage.location import Entry
+
+# Folders that training systems put between a run and its steps.
+_STEP_ROOTS = ("checkpoints", "checkpoint")
+
+
+@runtime_checkable
+class ReckoningReader(Protocol):
+    """What a Reader may add: saying what is missing as a whole, where `absent` names single chunks."""
+
+    def shortfall(self) -> str | None:
+        """How much is there of how much, and whose share, in one phrase; None where nothing is missing."""
+        ...
+
+
+def detect(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+) -> Detection:
+    """Say what lies at a URI.
+
+    Args:
+        uri: a checkpoint, a step folder, a run folder or a model URI (`models:/name@alias`).
+        format: decides where detection would not.
+        step: which step of a run.
+        item: which item of a step.
+
+    Returns:
+        The detection; damaged, hostile and unknown things are verdicts here, not errors.
+
+    Raises:
+        NotFoundError: nothing is there, or the run has no such step.
+        StorageError: the storage failed.
+    """
+    uri = meant(uri)
+    try:
+        location, found = resolve(uri, format=format, step=step, item=item)
+    except (NotFoundError, OSError):
+        raise
+    except WherryError as error:
+        return Detection(uri=error.uri or str(uri), format="none", verdict=_verdict(error), reason=error.what)
+    return examine(location, found)
+
+
+def resolve(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+) -> tuple[Location, Detection]:
+    """Find the one checkpoint that a URI means, by names and first bytes only.
+
+    Raises:
+        NotFoundError: nothing is there, or there is no such step or item.
+        NotACheckpointError: no format claims it.
+        AmbiguousError: several formats or items claim it equally.
+        IncompleteError: it is a staging folder, or an empty step folder.
+        HostileError: the step or item is a link that must not be followed.
+    """
+    location = _existing(locate(meant(uri)))
+    if is_staging(location.name) or is_staging(location.parent.name):
+        raise IncompleteError(
+            "staging area of a conversion that has not finished",
+            uri=location.uri,
+            cure="run it again, or wherry clean",
+        )
+    rows = formats() if format is None else {format: find_format(format)}
+    if step is not None and step_number(location.name, any_prefix=True) != step:
+        location = _step_folder(location, step)
+    if item is not None:
+        location = _existing(location.join(item))
+    found = look(Glimpse(location), rows) or _in_run(location, rows)
+    if found is None:
+        raise _nothing(location, format)
+    return _rooted(location, found.uri), found
+
+
+def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
+    """The most specific detection of a location itself, or None.
+
+    Raises:
+        AmbiguousError: two formats claim it and neither refines the other.
+    """
+    claims = {name: claim for name, row in rows.items() if (claim := row.detect(glimpse)) is not None}
+    if not claims:
+        return None
+    refined = {base for name in claims for base in _bases(name, rows)}
+    winners = [name for name in claims if name not in refined]
+    if len(winners) > 1:
+        raise AmbiguousError(
+            f"this could be {' or '.join(winners)}",
+            uri=glimpse.location.uri,
+            cure=f"say which with --from {winners[0]}",
+        )
+    rest = tuple(name for name in claims if name != winners[0])
+    return replace(claims[winners[0]], also=rest)
+
+
+def examine(location: Location, found: Detection) -> Detection:
+    """Open the metadata of a detected checkpoint and look for every chunk; the verdict says what came of it."""
+    if found.verdict != "ok":
+        return found
+    try:
+        opened = find_format(found.format).open(location, found)
+    except OSError:
+        raise
+    except WherryError as error:
+        return replace(found, verdict=_verdict(error), reason=error.what)
+    try:
+        reason = absence(opened.reader)
+    except OSError:
+        raise
+    except WherryError as error:  # chunks that overlap, for example
+        return replace(found, verdict=_verdict(error), reason=error.what)
+    finally:
+        opened.reader.close()
+    detection = replace(opened.detection, also=found.also)
+    return replace(detection, verdict="incomplete", reason=reason) if reason else detection
+
+
+def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] | None = None) -> str | None:
+    """One sentence about the chunks that are not there; None when all are, or nobody asks for those that are not.
+
+    Args:
+        reader: of the checkpoint.
+        shown: how many chunks are named.
+        left: whether a leaf is not asked for.
+    """
+    absent = [piece for piece in reader.absent() if left is None or not left(piece.path)]
+    if not absent:
+        return None
+    first = ", ".join(describe_absent(piece) for piece in islice(absent, shown))
+    more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
+    sentence = f"{len(absent)} expected chunks are missing: {first}{more}"
+    whole = reader.shortfall() if isinstance(reader, ReckoningReader) else None
+    return f"{whole}; {sentence}" if whole else sentence
+
+
+def describe_absent(piece: Absent) -> str:
+    """A missing chunk in words."""
+    return f"chunk {piece.chunk} of {render(piece.path)} ({piece.reason})"
+
+
+def _bases(name: str, rows: Mapping[str, Format]) -> set[str]:
+    direct = rows[name].refines
+    return {*direct, *(base for parent in direct if parent in rows for base in _bases(parent, rows))}
+
+
+def _in_run(location: Location, rows: Mapping[str, Format]) -> Detection | None:
+    """The newest complete step below a run folder."""
+    for root in (location, *(location.join(name) for name in _STEP_ROOTS)):
+        glimpse = Glimpse(root)
+        steps = steps_among([name for name, entry in glimpse.entries.items() if _may_be_step(entry)])
+        found = _newest_complete(root, steps, rows)
+        if found is not None:
+            return found
+    return _empty_step(location, rows)
+
+
+def _newest_complete(root: Location, steps: list[Step], rows: Mapping[str, Format]) -> Detection | None:
+    passed: list[Evidence] = []
+    newest: Detection | None = None
+    for step in steps:
+        claim = look(Glimpse(root.join(step.name)), rows)
+        if claim is None:
+            passed.append(Evidence(step.name, "passed over: no checkpoint in it"))
+            continue
+        found = examine(locate(claim.uri), claim)
+        if found.verdict == "ok":
+            chosen = Evidence(step.name, f"newest complete of {len(steps)} steps")
+            return replace(claim, evidence=(chosen, *passed, *claim.evidence))
+        newest = newest or found
+        passed.append(Evidence(step.name, f"passed over: {found.verdict}: {found.reason}"))
+    return newest and newest.seen(*passed)
+
+
+def _empty_step(location: Location, rows: Mapping[str, Format]) -> Detection | None:
+    """An empty step folder beside other steps: Orbax itself lists it as a step."""
+    number = step_number(location.name, any_prefix=True)
+    if number is None or Glimpse(location).entries or not Glimpse(location).is_dir:
+        return None
+    siblings = steps_among([entry.name for entry in location.parent.entries() if entry.is_dir])
+    for sibling in siblings:
+        claim = look(Glimpse(location.parent.join(sibling.name)), rows)
+        if claim is not None:
+            evidence = (
+                Evidence(".", "empty"),
+                Evidence(f"../{sibling.name}", f"a step in format {claim.format}"),
+            )
+            return Detection(
+                uri=location.uri,
+                format=claim.format,
+                step=number,
+                verdict="incomplete",
+                reason=f"the step folder {location.name} is empty",
+                evidence=evidence,
+            )
+    return None
+
+
+def _step_folder(location: Location, step: int) -> Location:
+    for root in (location, *(location.join(name) for name in _STEP_ROOTS)):
+        steps = steps_among([entry.name for entry in root.entries() if _may_be_step(entry)])
+        for found in steps:
+            if found.number == step:
+                return root.join(found.name)
+    raise NotFoundError(f"no step {step}", uri=location.uri, cure="`wherry discover` lists the steps")
+
+
+def _may_be_step(entry: Entry) -> bool:
+    """Whether a child of a run can be a step: a folder, or a file with a step's full name (flax's are files).
+
+    What must not be opened counts too, so that it is refused by name and no older step is taken in its place.
+    """
+    return (
+        entry.is_dir
+        or bool(entry.barred)
+        or (step_number(entry.name) is not None and not entry.name.isdecimal())
+    )
+
+
+def _rooted(named: Location, uri: str) -> Location:
+    """A checkpoint below what the user named, as the root of what is read of it."""
+    found = locate(uri)
+    if isinstance(found.store, LocalStore) and isinstance(named.store, LocalStore):
+        root, inner = named.store.root, found.store.root
+        if root is not None and inner is not None and not root.admits(inner.path, inner.real):
+            raise link_refusal(inner.path, inner.real)
+    return found
+
+
+def _existing(location: Location) -> Location:
+    """The location itself; for the prefix by which TensorFlow names a checkpoint, its index file."""
+    index = Location(location.store, f"{location.path}.index")
+    if location.entry is None and index.entry is not None:
+        return index
+    if location.entry is None:
+        raise NotFoundError(
+            "nothing is there", uri=location.uri, cure="check the path; `wherry discover` looks below it"
+        )
+    return location
+
+
+def _nothing(location: Location, asked: str | None) -> WherryError:
+    if asked is not None:
+        return UnsupportedError(
+            f"nothing here speaks for format {asked}", uri=location.uri, cure="leave --from away"
+        )
+    return NotACheckpointError(
+        "not a checkpoint of any known format", uri=location.uri, cure="`wherry formats` lists what is read"
+    )
+
+
+def _verdict(error: WherryError) -> Verdict:
+    return cast("Verdict", error.verdict)

@@ -1,0 +1,217 @@
+"""discover: the checkpoints below a root, streamed.
+
+A folder that a format claims is one checkpoint and is not entered, so data folders are never listed and a step is
+not reported again as its item; only step folders in it are looked at. Only names and first bytes are read; `detect`
+says whether a checkpoint is whole. What is passed over (staging areas, saves that never finished or still go on,
+what cannot be read) is given to `on_skip` with the reason.
+
+Systems that write in place (DCP, Hugging Face, plain files) have no name for a save that goes on. With `min_age`
+a checkpoint counts only once its files have rested that long, unless its commit member, or our sidecar, is there
+and no file is newer: then it was written last.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.core.steps import step_number, steps_among, unfinished
+from wherry.errors import AmbiguousError, HostileError, NotFoundError, WherryError
+from wherry.formats.detect import examine, look
+from wherry.formats.format import Glimpse
+from wherry.formats.registry import formats
+from wherry.storage.folders import is_staging
+from wherry.storage.sidecar import OWN_NAMES
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from wherry.core.detection import Detection
+    from wherry.formats.format import Format
+    from wherry.storage.location import Entry, Location
+
+# A commit member that holds the tensors themselves is there from the first byte on, and proves nothing.
+_HOLD_TENSORS = (".safetensors", ".bin", ".pt", ".pth")
+_NANOSECONDS = 1_000_000_000
+
+NEWER_STEP = "a newer step of this run is complete"  # the one reason that is a choice of the caller
+
+
+class Skipped(NamedTuple):
+    """Something below the root that is not reported as a checkpoint, and why."""
+
+    uri: str
+    reason: str
+
+
+def discover(
+    root: str | os.PathLike[str],
+    *,
+    on_skip: Callable[[Skipped], None] | None = None,
+    min_age: float = 0.0,
+    newest: bool = False,
+) -> Iterator[Detection]:
+    """Find the checkpoints below a root.
+
+    Args:
+        root: a folder, or one checkpoint.
+        on_skip: called for everything that is passed over.
+        min_age: seconds for which the files of a checkpoint must have rested, where nothing proves that it is
+            committed; local files only.
+        newest: of each run only the newest step that is complete; its metadata is opened for that.
+
+    Yields:
+        A detection for each, as it is found, in the order of names. Verdicts are those of names and first bytes.
+
+    Raises:
+        NotFoundError: the root does not exist.
+    """
+    location = locate(root)
+    if location.entry is None:
+        raise NotFoundError("nothing is there", uri=location.uri)
+    walk = _Walk(formats(), on_skip or _ignore, min_age, newest=newest)
+    return walk.below(Glimpse(location))
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """One walk: what is asked for, and where it tells what it passes over."""
+
+    rows: Mapping[str, Format]
+    on_skip: Callable[[Skipped], None]
+    min_age: float
+    newest: bool
+
+    def below(self, glimpse: Glimpse) -> Iterator[Detection]:
+        """The checkpoint that this is, or those below it."""
+        try:
+            found = look(glimpse, self.rows)
+            children = glimpse.entries if found is None else {}
+        except AmbiguousError as error:
+            yield from self._items(glimpse, error)
+            return
+        except HostileError as error:  # what a link in a folder reaches says nothing about the runs beside it
+            self._skip(glimpse.location, error.what)
+            yield from self._among(
+                glimpse, {name: one for name, one in glimpse.entries.items() if one.is_dir}
+            )
+            return
+        except WherryError as error:  # one bad folder does not end the walk
+            self._skip(glimpse.location, error.what)
+            return
+        if found is not None:
+            reason = self._unsettled(glimpse, found)
+            if reason is None:
+                yield found
+            else:
+                self._skip(glimpse.location, reason)
+            yield from self._steps_within(glimpse)
+        elif children:
+            yield from self._among(glimpse, children)
+
+    def _among(self, glimpse: Glimpse, children: Mapping[str, Entry]) -> Iterator[Detection]:
+        kept = [entry for entry in children.values() if self._keep(glimpse, entry)]
+        steps = steps_among([entry.name for entry in kept if entry.is_dir]) if self.newest else []
+        yield from self._newest(glimpse.location, [step.name for step in steps])
+        rest = {entry.name for entry in kept} - {step.name for step in steps}
+        for name in sorted(rest):
+            yield from self.below(Glimpse(glimpse.location.join(name)))
+
+    def _newest(self, run: Location, steps: Iterable[str]) -> Iterator[Detection]:
+        """The newest complete step of a run; what is below steps that are no checkpoints is found all the same."""
+        done = False
+        for name in steps:
+            if done:
+                self._skip(run.join(name), NEWER_STEP)
+                continue
+            for found in self.below(Glimpse(run.join(name))):
+                verdict = examine(locate(found.uri), found)
+                done = done or verdict.verdict == "ok"
+                if verdict.verdict == "ok":
+                    yield found
+                else:
+                    self._skip(run.join(name), verdict.reason or verdict.verdict)
+
+    def _steps_within(self, glimpse: Glimpse) -> Iterator[Detection]:
+        """Steps inside a checkpoint: the Hugging Face trainer puts the last model beside its `checkpoint-<n>`."""
+        children = glimpse.entries.values() if glimpse.is_dir else ()
+        named = [entry for entry in children if entry.is_dir and not entry.name.isdecimal()]
+        steps = [
+            entry for entry in named if step_number(entry.name) is not None and self._keep(glimpse, entry)
+        ]
+        places = [Glimpse(glimpse.location.join(entry.name)) for entry in steps]
+        claimed = {place.location.name: place for place in places if self._claimed(place)}
+        if self.newest:
+            yield from self._newest(glimpse.location, [step.name for step in steps_among(list(claimed))])
+            return
+        for place in claimed.values():
+            yield from self.below(place)
+
+    def _claimed(self, glimpse: Glimpse) -> bool:
+        try:
+            return look(glimpse, self.rows) is not None
+        except WherryError:
+            return False  # it is the outer checkpoint's own
+
+    def _items(self, glimpse: Glimpse, error: AmbiguousError) -> Iterator[Detection]:
+        """The items of a step that has several; where formats contend for one folder, nothing is below it."""
+        found = False
+        for entry in glimpse.entries.values():
+            item = Glimpse(glimpse.location.join(entry.name))
+            if self._keep(glimpse, entry) and self._claimed(item):
+                found = True
+                yield from self.below(item)
+        if not found:
+            self._skip(glimpse.location, error.what)
+
+    def _keep(self, folder: Glimpse, entry: Entry) -> bool:
+        place = folder.location.join(entry.name)
+        reason = _passed_over(folder, place, entry)
+        if reason:
+            self._skip(place, reason)
+        return reason is None and (entry.is_dir or entry.size > 0)
+
+    def _unsettled(self, glimpse: Glimpse, found: Detection) -> str | None:
+        """Why a checkpoint does not count, from its names and the times of its files."""
+        if found.verdict != "ok":
+            return found.reason or found.verdict
+        if self.min_age <= 0 or not glimpse.location.store.capabilities.local:
+            return None
+        entry = glimpse.location.entry
+        times = {name: int(one.mark) for name, one in glimpse.entries.items() if one.mark}
+        if entry is not None and not times:
+            times = {entry.name: int(entry.mark)}
+        last = max(times.values(), default=0)
+        age = time.time() - last / _NANOSECONDS
+        if age >= self.min_age or self._proved(times, last, self.rows[found.format]):
+            return None
+        return f"still being written: changed {max(age, 0):.0f} s ago, and nothing says that it is committed"
+
+    def _proved(self, times: Mapping[str, int], last: int, row: Format) -> bool:
+        markers = [name for name in row.commit_members if not name.endswith(_HOLD_TENSORS)]
+        return any(times.get(name) == last for name in (*markers, *OWN_NAMES))
+
+    def _skip(self, location: Location, reason: str) -> None:
+        self.on_skip(Skipped(location.uri, reason))
+
+
+def _passed_over(folder: Glimpse, place: Location, entry: Entry) -> str | None:
+    if entry.barred:
+        return entry.barred
+    if is_staging(entry.name):
+        return "staging area of a conversion that has not finished"
+    if entry.is_dir and entry.name.startswith("."):
+        return "a hidden folder"
+    if entry.is_dir and entry.name == "blobs" and "snapshots" in folder.entries:
+        return "the blobs of a Hugging Face cache; its snapshots link to them"
+    if place.store.capabilities.local and entry.is_dir and Path(place.path).is_symlink():
+        return "a link to a folder; its target is found where it lies"
+    return unfinished(entry.name)
+
+
+def _ignore(_skipped: Skipped) -> None:
+    """Nobody asked for what is passed over."""

@@ -1,0 +1,304 @@
+"""Format, Reader and Writer: what one checkpoint system is to the engine.
+
+A format is one file in `integrations/formats/`, with a tuple `FORMATS` of `Format` rows. A row says how to
+recognise the system, how to open it, how to write it, what it can hold, and which framework releases load what
+we write. Everything else (planning, moving, hashing, verifying, committing) is the engine's and is the same
+for all.
+
+**Reader.** Given by `open`. Where a tensor's canonical bytes lie raw in files, `extents` names the byte ranges
+in order, and the mover reads them itself; else `read` decodes a region. Chunks that are too large to be decoded
+whole are taken piece by piece where the reader is a `StreamingReader`. `absent` is the presence check: it
+names every expected chunk that is not there, from metadata alone.
+
+**Writer.** Given by `create(staging, manifest, options)`. It writes into a staging folder or file that does not
+carry the final name. `grid(path)` is the tensor's natural region (a chunk), or None where any span of canonical
+bytes can be written. `write` may be called in any order, from several threads, and more than once with the same
+bytes. `sync` makes everything durable whose `write` has returned; several threads may call it. `finish` completes the
+container and is idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from wherry.core.manifest import Manifest, without_chunks
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from wherry.core.detection import Detection
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, Span, TensorSpec
+    from wherry.formats.adapted import Adapted
+    from wherry.formats.change import Rewrite
+    from wherry.storage.location import Entry, Location
+
+Options: TypeAlias = Mapping[str, Any]
+HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A byte range of a file that holds canonical bytes of a tensor.
+
+    Attributes:
+        location: the file, in the store of its checkpoint, which opens it once.
+        offset: of its first byte.
+        length: bytes.
+        crc32: CRC-32 of these bytes as their writer recorded it; None where there is none for exactly them.
+    """
+
+    location: Location
+    offset: int
+    length: int
+    crc32: int | None = None
+
+    @property
+    def file(self) -> str:
+        """URI of the file."""
+        return self.location.uri
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """An expected piece of a tensor that is not there."""
+
+    path: KeyPath
+    chunk: str
+    reason: str
+
+
+class Glimpse:
+    """A cheap look at a location: what it is, its entries, its first bytes; each fetched at most once."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+
+    @cached_property
+    def is_dir(self) -> bool:
+        """Whether it is a folder (an object-store prefix counts)."""
+        entry = self.location.entry
+        return entry is not None and entry.is_dir
+
+    @cached_property
+    def is_file(self) -> bool:
+        """Whether it is a file."""
+        entry = self.location.entry
+        return entry is not None and not entry.is_dir
+
+    @cached_property
+    def entries(self) -> Mapping[str, Entry]:
+        """Children by name; empty for a file."""
+        return {entry.name: entry for entry in self.location.entries()} if self.is_dir else {}
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first 4 KiB of a file; empty for a folder."""
+        return self.location.read(0, HEAD_BYTES) if self.is_file else b""
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of a file."""
+        return self.location.entry.size if self.location.entry else 0
+
+
+class Reader(Protocol):
+    """Reads one opened checkpoint; used from several threads."""
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """The elements of a region: a new C-order little-endian array."""
+        ...
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """Canonical bytes of the whole tensor, for dtypes that numpy cannot hold."""
+        ...
+
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """Where canonical bytes lie raw, in order; None where they must be decoded."""
+        ...
+
+    def absent(self) -> Iterable[Absent]:
+        """Expected chunks that are not there, from metadata alone."""
+        ...
+
+    def companion(self, name: str) -> Location:
+        """Where a companion file of the manifest lies."""
+        ...
+
+    def members(self) -> Iterable[Entry]:
+        """Every file that belongs to the checkpoint, for the fingerprint; names relative to its URI."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held."""
+        ...
+
+
+class Block(NamedTuple):
+    """A box of a tensor's elements in C order, little endian.
+
+    Attributes:
+        region: where it lies; may reach beyond the tensor's edge, and what lies there is padding.
+        pieces: its bytes; each piece is valid until the next is asked for.
+    """
+
+    region: Region
+    pieces: Iterator[memoryview]
+
+
+@runtime_checkable
+class StreamingReader(Protocol):
+    """What a Reader of encoded chunks may add: decoding a chunk in less memory than the chunk takes."""
+
+    def held(self, spec: TensorSpec, cell: Region) -> int | None:
+        """Bytes that `stream` holds at a time for one cell of the chunk grid; None where it cannot decode it."""
+        ...
+
+    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+        """The elements of one cell of the chunk grid, decoded piece by piece."""
+        ...
+
+
+class Writer(Protocol):
+    """Writes one checkpoint into a staging location."""
+
+    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
+        """Extents of the natural region of a tensor; None where any span can be written."""
+        ...
+
+    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
+        """Write canonical bytes at a region (gridded tensors, whole natural regions) or span (the others)."""
+        ...
+
+    def sync(self) -> None:
+        """Make durable what was written so far: contents, names, and the folders that hold the names.
+
+        Several threads may call it at once; no call returns before everything that was written before it is durable,
+        also where another call is already at work on it.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Complete the container; idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held, finished or not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What a format can hold; the plan refuses or lists the rest.
+
+    Attributes:
+        dtypes: names of element types.
+        depth: most parts of a key path; None for any.
+        zero_size: tensors without elements.
+        values: non-tensor leaves.
+        empties: empty nodes.
+        companions: companion files.
+        types: classes of values and keys that are not text, as pickles have them; others get plain values.
+        needs: companion files that a checkpoint cannot be without, each with the least that is accepted.
+        names: key paths of tensors that a checkpoint cannot be without, where the system knows one way of naming.
+    """
+
+    dtypes: frozenset[str]
+    depth: int | None = None
+    zero_size: bool = True
+    values: bool = False
+    empties: bool = False
+    companions: bool = False
+    types: bool = False
+    needs: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    names: tuple[KeyPath, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A format-specific option, given as `--set name=value`.
+
+    Attributes:
+        default: its value when not given; its type is the option's type.
+        help: one sentence.
+        choices: the allowed values, where they are few.
+    """
+
+    default: str | int | bool | None
+    help: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What `open` gives: the detection made precise, the contents, and the reader."""
+
+    detection: Detection
+    manifest: Manifest
+    reader: Reader
+
+
+DetectFunction: TypeAlias = "Callable[[Glimpse], Detection | None]"
+OpenFunction: TypeAlias = "Callable[[Location, Detection], Opened]"
+CreateFunction: TypeAlias = "Callable[[Location, Manifest, Options], Writer]"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One checkpoint system.
+
+    Attributes:
+        name: its name on the command line.
+        title: what a person calls it.
+        detect: says whether a location is of this format, from names and first bytes only (cheap: `discover`
+            calls it on every folder); None where it is not.
+        open: reads metadata and gives manifest and reader.
+        readable: whether `open` reads it; a format may also be there to be recognised and refused by name.
+        create: starts a checkpoint in a staging location; None where the format is not written.
+        holds: what it can hold.
+        refines: formats of which it is a specialisation; it wins over them.
+        aliases: what people type.
+        single_file: whether a checkpoint is one file (else a folder).
+        companion_folder: where companions lie within a checkpoint, with a trailing slash; empty for beside.
+        commit_members: files that make a checkpoint count; the first of them that it has is put last on a store
+            without atomic rename.
+        options: what `--set` takes.
+        loaded_by: the framework releases that load what we write, as tested.
+        version: the format version that a manifest and options will be written as.
+        step_folder: the folder (and what is below it) that `--into RUN` makes for a step; None where a run has
+            no naming rule.
+        finish_step: completes the step folder around an item, where the system wants files there.
+        prepare: the manifest as this format will hold it: what comes in has the source's chunk grids, what goes
+            out must have the target's (None for every tensor that takes any span).
+        adapt: for a system that knows one way of naming only: the source's tree under its names, where the user
+            gives no `split` or `join`; refuses what the system could not load. Takes the source's manifest and the
+            target's URI.
+        guard: refuses a target that the system itself would stumble over; the flag says whether it was chosen by
+            `--into`.
+        rewrites: what `wherry rewrite --as` can make of its checkpoints without touching a tensor byte.
+    """
+
+    name: str
+    title: str
+    detect: DetectFunction
+    open: OpenFunction
+    create: CreateFunction | None
+    holds: Holds
+    refines: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    single_file: bool = False
+    readable: bool = True
+    companion_folder: str = ""
+    commit_members: tuple[str, ...] = ()
+    options: Mapping[str, Option] = field(default_factory=dict[str, Option])
+    loaded_by: str = ""
+    version: Callable[[Manifest, Options], str] = lambda _manifest, _options: ""
+    step_folder: Callable[[int], str] | None = None
+    finish_step: Callable[[Location, Manifest], None] | None = None
+    prepare: Callable[[Manifest, Options], Manifest] = lambda manifest, _options: without_chunks(manifest)
+    adapt: Callable[[Manifest, str], Adapted] | None = None
+    guard: Callable[[Location, bool], None] = lambda _target, _into: None
+    rewrites: Mapping[str, Rewrite] = field(default_factory=dict[str, "Rewrite"])

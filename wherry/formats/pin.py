@@ -1,0 +1,207 @@
+"""Pin: the files of a source as they were when a plan was made, so that nothing is committed of a source that changes.
+
+A target must be the image of one state of its source. Flat files are read by one descriptor each (`PinnedStore`), but
+a file can be changed in place, other libraries open files by name, and a checkpoint of many files can be replaced file
+by file. So before each commit every member is compared with what it was: inode, size, modification time and change time
+of a local file, ETag or generation of an object; and no member may have been added.
+
+A file that was modified less than two seconds before it was read could be modified once more without any trace in its
+times. It is waited for (`settled_checkpoint`), and what had been read of it is read again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypedDict
+
+from wherry.core.digest import sha256_of
+from wherry.errors import MismatchError, UsageError, WherryError
+from wherry.formats.checkpoint import Checkpoint, open_checkpoint
+from wherry.storage.folders import is_staging
+from wherry.storage.pinned import CHANGED_CURE
+from wherry.storage.sidecar import OWN_NAMES
+from wherry.storage.stores import is_live, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Mapping
+
+    from wherry.storage.location import Entry, Location
+
+SETTLE_VARIABLE = "WHERRY_SETTLE_SECONDS"
+_SETTLE_SECONDS = 2.0  # the coarsest modification times: FAT
+_MOST_LOOKS = 30
+
+
+class _Looked(TypedDict):
+    members: Mapping[str, Entry]
+    around: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The files of a checkpoint at one moment.
+
+    Attributes:
+        uri: the checkpoint.
+        base: the folder that the members' names are relative to.
+        members: name → what the store says of it.
+        around: every name in the folders that are the checkpoint's own.
+    """
+
+    uri: str
+    base: Location
+    members: Mapping[str, Entry]
+    around: frozenset[str] = field(default_factory=frozenset[str])
+
+    @property
+    def digest(self) -> str:
+        """Names the state of the files; the same on every machine that sees the same storage."""
+        rows = [[name, one.size, one.mark, one.changed] for name, one in sorted(self.members.items())]
+        return sha256_of("pin", rows)
+
+    def require_unchanged(self, checkpoint: Checkpoint) -> None:
+        """Compare the files with what they are now.
+
+        Args:
+            checkpoint: the opened checkpoint.
+
+        Raises:
+            MismatchError: a member was replaced, modified, added or removed; it is named.
+        """
+        now = _look(self.base, self.members, whole=self.base.uri == self.uri)
+        for name, entry in self.members.items():
+            _require_same(self.base.join(name), entry, now["members"].get(name))
+        if now["around"] - self.around:
+            self._require_no_more(checkpoint)
+
+    def _require_no_more(self, checkpoint: Checkpoint) -> None:
+        """Files appeared in the checkpoint's folders: none of them may belong to it."""
+        with open_checkpoint(checkpoint.uri, format=checkpoint.detection.format) as again:
+            new = sorted(_names(again) - set(self.members))
+        if new:
+            raise _changed("a file was added to the source", self.base.join(new[0]))
+
+
+def take_pin(checkpoint: Checkpoint) -> Pin:
+    """The files of an opened checkpoint as they were when they were opened; a live training state has none."""
+    location = locate(checkpoint.uri)
+    if is_live(checkpoint.uri):
+        return Pin(checkpoint.uri, location, {})
+    entry = location.stat()
+    base = location if entry is not None and entry.is_dir else location.parent
+    pin = Pin(checkpoint.uri, base, **_look(base, _names(checkpoint), whole=base is location))
+    first = {name: checkpoint.first_seen(base.join(name)) or one for name, one in pin.members.items()}
+    return replace(pin, members=first)
+
+
+@contextmanager
+def blaming_changes(pin: Pin, checkpoint: Checkpoint) -> Generator[None]:
+    """Report an error of reading a source that changed meanwhile as that change.
+
+    Raises:
+        MismatchError: an error came up, and the source is not what it was.
+        WherryError: the error itself, where the source is what it was.
+    """
+    try:
+        yield
+    except WherryError:
+        pin.require_unchanged(checkpoint)
+        raise
+
+
+def settled_checkpoint(open_it: Callable[[], Checkpoint]) -> Checkpoint:
+    """Open a source whose files have not been modified for two seconds (`WHERRY_SETTLE_SECONDS`).
+
+    Args:
+        open_it: opens it.
+
+    Raises:
+        MismatchError: it is being written all the time.
+        WherryError: what opening it raises.
+    """
+    settle = _settle_seconds()
+    checkpoint = open_it()
+    for _ in range(_MOST_LOOKS):
+        pin = take_pin(checkpoint)
+        rest = settle - _age(pin)
+        if rest <= 0:
+            return checkpoint
+        checkpoint.close()
+        time.sleep(min(rest, settle))
+        checkpoint = open_it()
+        if take_pin(checkpoint).members == pin.members:
+            return checkpoint
+    checkpoint.close()
+    raise MismatchError("the source is being written", uri=checkpoint.uri, cure=CHANGED_CURE, retryable=True)
+
+
+def _names(checkpoint: Checkpoint) -> set[str]:
+    return {entry.name for entry in checkpoint.reader.members()} - set(OWN_NAMES)
+
+
+def _look(base: Location, names: Iterable[str], *, whole: bool) -> _Looked:
+    """What the store says of members, and which names are around them.
+
+    Args:
+        base: the folder that the names are relative to.
+        names: the members.
+        whole: whether that folder is the checkpoint's own; else other things lie in it too.
+    """
+    members: dict[str, Entry] = {}
+    around: set[str] = set()
+    for folder, wanted in _by_folder(names).items():
+        place, prefix = (base.join(folder), f"{folder}/") if folder else (base, "")
+        own = whole or bool(folder)
+        listed = {one.name: one for one in place.entries()} if own else _looked_up(place, wanted)
+        members |= {prefix + name: listed[name] for name in wanted if name in listed}
+        around |= {prefix + name for name in listed if own and not _is_ours(name)}
+    return {"members": members, "around": frozenset(around)}
+
+
+def _by_folder(names: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in names:
+        folder, _, name = path.rpartition("/")
+        found.setdefault(folder, []).append(name)
+    return found
+
+
+def _looked_up(place: Location, names: Iterable[str]) -> dict[str, Entry]:
+    found = ((name, place.join(name).stat()) for name in names)
+    return {name: entry for name, entry in found if entry is not None}
+
+
+def _is_ours(name: str) -> bool:
+    return name in OWN_NAMES or is_staging(name)
+
+
+def _require_same(location: Location, then: Entry, now: Entry | None) -> None:
+    if now is None:
+        raise _changed("a file of the source was removed", location)
+    if then.inode != now.inode:
+        raise _changed("a file of the source was replaced", location)
+    if then != now:
+        raise _changed("a file of the source was modified", location)
+
+
+def _changed(what: str, location: Location) -> MismatchError:
+    return MismatchError(f"{what} during the conversion", uri=location.uri, cure=CHANGED_CURE)
+
+
+def _age(pin: Pin) -> float:
+    """Seconds since the last change of a local file; a time in the future counts as now."""
+    stamps = [max(int(one.mark or 0), one.changed) for one in pin.members.values() if one.changed]
+    return max(time.time() - max(stamps) / 1e9, 0.0) if stamps else float("inf")
+
+
+def _settle_seconds() -> float:
+    text = os.environ.get(SETTLE_VARIABLE, "")
+    try:
+        return float(text) if text else _SETTLE_SECONDS
+    except ValueError as error:
+        raise UsageError(
+            f"{SETTLE_VARIABLE}={text} is no number of seconds", cure="write seconds, as 2"
+        ) from error

@@ -1,0 +1,149 @@
+"""The lazy registry: which formats and outside services there are, without importing any until asked.
+
+A format is found by being there: every module of `integrations/formats/` has a tuple `FORMATS`. Others bring
+theirs through the entry point group `wherry.formats`, whose entries load a `Format`. Outside services are rows
+of dotted strings with the package and extra that they need.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from pkgutil import iter_modules
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UsageError, missing_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.formats.change import Rewrite
+    from wherry.formats.format import Format, Options
+
+_FORMATS_PACKAGE = "wherry.integrations.formats"
+
+# service → (module, package that it needs, extra of wherry that installs the package).
+_SERVICES: dict[str, tuple[str, str, str]] = {
+    "native": ("wherry.integrations.native", "jax", "jax"),
+    "live": ("wherry.integrations.live.filling", "jax", "jax"),
+    "mlflow": ("wherry.integrations.mlflow", "mlflow", "mlflow"),
+    "prefect": ("wherry.flows.convert", "prefect", "prefect"),
+    "prefect-notify": ("wherry.tasks.notify", "prefect", "prefect"),
+    "deploy": ("wherry.integrations.prefect_deploy", "prefect", "prefect"),
+    "serve": ("wherry.flows.serve", "prefect", "prefect"),
+    "signing": ("wherry.integrations.signing", "cryptography", "sign"),
+    "openlineage": ("wherry.integrations.openlineage", "", ""),
+    "export-state": ("wherry.integrations.export_live", "", ""),
+    "export-processes": ("wherry.integrations.export_processes", "", ""),
+}
+
+
+@cache
+def formats() -> Mapping[str, Format]:
+    """Every known format by name, most specific first.
+
+    Raises:
+        UsageError: two formats have one name.
+    """
+    rows: list[Format] = []
+    folder = Path(__file__).parents[1] / "integrations" / "formats"
+    for module in sorted(iter_modules([str(folder)]), key=lambda found: found.name):
+        rows += import_module(f"{_FORMATS_PACKAGE}.{module.name}").FORMATS
+    rows += [entry.load() for entry in entry_points(group="wherry.formats")]
+    names = [name for row in rows for name in (row.name, *row.aliases)]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise UsageError(
+            f"two formats are called {', '.join(sorted(twice))}", cure="uninstall one of the plug-ins"
+        )
+    by_name = {row.name: row for row in rows}
+    return MappingProxyType({name: by_name[name] for name in _most_specific_first(by_name)})
+
+
+def find_format(name: str) -> Format:
+    """The format with this name or alias.
+
+    Raises:
+        UsageError: there is none; the cure lists all.
+    """
+    for row in formats().values():
+        if name == row.name or name in row.aliases:
+            return row
+    raise UsageError(f"unknown format {name!r}", cure=f"choose one of: {', '.join(formats())}")
+
+
+def rewrites(name: str) -> dict[str, Rewrite]:
+    """The rewrites of a format by name, those of the formats that it refines included.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    row = find_format(name)
+    rows = [*(rewrites(base) for base in row.refines if base in formats()), row.rewrites]
+    return {key: one for some in rows for key, one in some.items()}
+
+
+def checked_options(row: Format, given: Options) -> dict[str, Any]:
+    """The format's options with defaults filled in and values of the right type.
+
+    Raises:
+        UsageError: an unknown option, or a value that its type or choices do not admit.
+    """
+    unknown = set(given) - set(row.options)
+    if unknown:
+        raise UsageError(
+            f"{row.name} has no option {', '.join(sorted(unknown))}",
+            cure=f"see `wherry formats {row.name}`; it has: {', '.join(row.options) or 'none'}",
+        )
+    values: dict[str, Any] = {}
+    for name, option in row.options.items():
+        values[name] = _typed(name, given.get(name, option.default), option.default)
+        if option.choices and values[name] not in option.choices:
+            raise UsageError(
+                f"{name}={values[name]} is not possible", cure=f"choose {' or '.join(option.choices)}"
+            )
+    return values
+
+
+def service(name: str) -> Any:
+    """The module that speaks to an outside service.
+
+    Raises:
+        MissingExtraError: the package that it needs is not installed.
+        HostileError: Prefect is needed, and would take its settings from a checkpoint's folder.
+    """
+    module, package, extra = _SERVICES[name]
+    if package == "prefect":
+        from wherry.config.trust import require_own_prefect_settings
+
+        require_own_prefect_settings()
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] == package:
+            raise missing_extra(package, extra, name) from error
+        raise
+
+
+def _most_specific_first(rows: Mapping[str, Format]) -> list[str]:
+    def depth(name: str) -> int:
+        return 1 + max((depth(base) for base in rows[name].refines if base in rows), default=0)
+
+    return sorted(rows, key=lambda name: (-depth(name), name))
+
+
+def _typed(name: str, value: Any, default: Any) -> Any:
+    if isinstance(default, bool):
+        words = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+        if isinstance(value, bool) or str(value).lower() in words:
+            return value if isinstance(value, bool) else words[str(value).lower()]
+        raise UsageError(f"{name}={value} is not a yes or no", cure=f"write {name}=true or {name}=false")
+    if isinstance(default, int):
+        try:
+            return int(value)
+        except ValueError:
+            raise UsageError(f"{name}={value} is not a whole number") from None
+    return None if value is None else str(value)

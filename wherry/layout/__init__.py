@@ -1,0 +1,6 @@
+"""Which elements of a tensor go where: pure arithmetic on axes, regions and values.
+
+- Layout: the axes of a parameter in one system, in the order in which they are stored (`layout`).
+- Box: a region of a tensor, as one start and one size per dimension (`boxes`).
+- Word: an invertible change of values, such as `cast`, `scale` or `pad` (`words`).
+"""

@@ -1,0 +1,293 @@
+"""Relayout: the elements of a target tensor as strided copies out of source tensors.
+
+A **piece** says that a stored tensor, or a range of one of its dimensions, holds a parameter (all of it, or what an
+unrolled index leaves of it). From the pieces of two systems every region of a target tensor follows as a list of
+**copies**: which region of which source tensor, and the strides with which its elements go into the target region.
+Which elements go where depends on metadata alone, so the plan knows before any byte moves. The inverse is the same
+with source and target exchanged; nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wherry.core import dtypes
+from wherry.core.tensorspec import Region, TensorSpec, region_shape
+from wherry.layout.boxes import Box, Groups, bounding, boxes_of, dense_boxes, fused_strides
+from wherry.layout.words import Elementwise, Step, applied, chain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.layout.layout import Sizes
+
+    Read: TypeAlias = Callable[[KeyPath, Region], np.ndarray]
+
+Parameter: TypeAlias = tuple[str, str]
+_SLACK = 4  # a copy may read so many times what it takes, before it is cut into several
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a stored tensor holds of a parameter.
+
+    Attributes:
+        parameter: slot (`params`, `mu`, …) and name of the parameter.
+        at: index of each unrolled axis.
+        groups: the axes fused in each dimension.
+        start: where it begins in each dimension.
+        words: what the system does to the values.
+    """
+
+    parameter: Parameter
+    at: tuple[tuple[str, int], ...]
+    groups: Groups
+    start: tuple[int, ...]
+    words: tuple[Elementwise, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One stored tensor and what it holds; what no piece covers is padding.
+
+    Attributes:
+        spec: its key path, shape and dtype.
+        pieces: disjoint.
+    """
+
+    spec: TensorSpec
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Elements of one source region that go into one target region.
+
+    Attributes:
+        source: the tensor to read.
+        region: of it.
+        extents: of the elements, one per loop, merged as far as both strides allow.
+        source_strides: in elements of the C-order source region.
+        target_strides: in elements of the C-order target region.
+        offset: first element in the target region; in the source region it is always 0.
+        steps: what happens to the values.
+    """
+
+    source: TensorSpec
+    region: Region
+    extents: tuple[int, ...]
+    source_strides: tuple[int, ...]
+    target_strides: tuple[int, ...]
+    offset: int
+    steps: tuple[Step, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read."""
+        return dtypes.canonical_size(self.source.dtype, math.prod(region_shape(self.region)))
+
+
+@dataclass(slots=True)
+class Pieces:
+    """Where every parameter lies in a source.
+
+    Attributes:
+        sizes: the extent of every axis.
+        unrolled: of each parameter, the axes that are spelled as many tensors.
+        held: of each parameter, the tensor and piece at each index of these.
+    """
+
+    sizes: Sizes
+    unrolled: dict[Parameter, tuple[str, ...]] = field(default_factory=dict[Parameter, tuple[str, ...]])
+    held: dict[Parameter, dict[tuple[int, ...], tuple[TensorSpec, Piece]]] = field(
+        default_factory=dict[Parameter, dict[tuple[int, ...], tuple[TensorSpec, Piece]]]
+    )
+
+    def add(self, stored: Stored) -> None:
+        """Note what a tensor holds."""
+        for piece in stored.pieces:
+            self.unrolled[piece.parameter] = tuple(name for name, _index in piece.at)
+            place = tuple(index for _name, index in piece.at)
+            self.held.setdefault(piece.parameter, {})[place] = (stored.spec, piece)
+
+    def holding(self, parameter: Parameter, box: Box) -> Iterator[tuple[TensorSpec, Piece, Box]]:
+        """The tensors that hold parts of a box, each with its part."""
+        names = self.unrolled[parameter]
+        for place in _indices([box[name] for name in names]):
+            spec, piece = self.held[parameter][place]
+            at = {name: (index, index + 1) for name, index in zip(names, place, strict=True)}
+            yield spec, piece, {**box, **at}
+
+
+def _indices(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+    if not ranges:
+        yield ()
+        return
+    for index in range(*ranges[0]):
+        for rest in _indices(ranges[1:]):
+            yield (index, *rest)
+
+
+def copies(target: Stored, region: Region, sources: Pieces) -> Iterator[Copy]:
+    """What fills a region of a target tensor; elements that no copy names are zero.
+
+    Args:
+        target: the tensor.
+        region: step-1 slices with explicit bounds.
+        sources: where its parameters lie.
+    """
+    for piece in target.pieces:
+        inner = _inside(region, piece, sources.sizes)
+        if inner is None:
+            continue
+        for box in boxes_of(inner, piece.groups, sources.sizes):
+            whole = {**box, **{name: (index, index + 1) for name, index in piece.at}}
+            for spec, held, part in sources.holding(piece.parameter, whole):
+                for dense in dense_boxes(part, held.groups, sources.sizes, _SLACK):
+                    yield _copy(spec, held, piece, dense, region, sources.sizes)
+
+
+def taken_by(target: Stored, sources: Pieces) -> Iterator[KeyPath]:
+    """The source tensors that a target tensor is made of."""
+    for piece in target.pieces:
+        box = {name: (0, sources.sizes[name]) for names in piece.groups for name in names}
+        box |= {name: (index, index + 1) for name, index in piece.at}
+        yield from (spec.path for spec, _piece, _box in sources.holding(piece.parameter, box))
+
+
+def _inside(region: Region, piece: Piece, sizes: Sizes) -> Region | None:
+    """The part of a target region that a piece covers, counted from the piece's start."""
+    parts: list[slice] = []
+    for bounds, start, names in zip(region, piece.start, piece.groups, strict=True):
+        extent = math.prod(sizes[name] for name in names)
+        low, high = max(bounds.start - start, 0), min(bounds.stop - start, extent)
+        if low >= high:
+            return None
+        parts.append(slice(low, high))
+    return tuple(parts)
+
+
+def _copy(spec: TensorSpec, held: Piece, piece: Piece, box: Box, region: Region, sizes: Sizes) -> Copy:
+    inner = bounding(box, held.groups, sizes)
+    read = tuple(
+        slice(part.start + start, part.stop + start) for part, start in zip(inner, held.start, strict=True)
+    )
+    source = _strides(held.groups, region_shape(read), sizes)
+    target = _strides(piece.groups, region_shape(region), sizes)
+    loops = [
+        (stop - start, source.get(name, 0), target.get(name, 0))
+        for name, (start, stop) in box.items()
+        if stop - start > 1
+    ]
+    extents, from_strides, to_strides = _merged(loops)
+    base = _row_strides(region_shape(region))
+    offset = sum(box[name][0] * target[name] for names in piece.groups for name in names) + sum(
+        (start - part.start) * stride for start, part, stride in zip(piece.start, region, base, strict=True)
+    )
+    steps = chain(held.words, piece.words)
+    return Copy(spec, read, extents, from_strides, to_strides, offset, steps)
+
+
+def _row_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _strides(groups: Groups, shape: tuple[int, ...], sizes: Sizes) -> dict[str, int]:
+    """Of each axis, its stride in elements of a C-order array of this shape."""
+    return {
+        name: stride * step
+        for names, stride in zip(groups, _row_strides(shape), strict=True)
+        for name, step in fused_strides(names, sizes).items()
+    }
+
+
+def _merged(
+    loops: list[tuple[int, int, int]],
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The same loops, in the target's order, neighbours joined where they run on in both."""
+    merged: list[tuple[int, int, int]] = []
+    for extent, source, target in sorted(loops, key=lambda loop: -loop[2]):
+        if merged and merged[-1][1] == extent * source and merged[-1][2] == extent * target:
+            merged[-1] = (merged[-1][0] * extent, source, target)
+        else:
+            merged.append((extent, source, target))
+    return (
+        tuple(loop[0] for loop in merged),
+        tuple(loop[1] for loop in merged),
+        tuple(loop[2] for loop in merged),
+    )
+
+
+def held_bytes(target: Stored, region: Region, sources: Pieces) -> int:
+    """Bytes in memory while a region is gathered: the region, the largest part that is read for it, and its cast."""
+    own = dtypes.canonical_size(target.spec.dtype, math.prod(region_shape(region)))
+    largest = 0
+    for copy in copies(target, region, sources):
+        converted = bool(copy.steps) or copy.source.dtype != target.spec.dtype
+        elements = math.prod(region_shape(copy.region))
+        largest = max(largest, copy.nbytes + (8 * elements if converted else 0))
+    return own + largest
+
+
+def gather(
+    target: Stored, region: Region, sources: Pieces, read: Read, out: np.ndarray | None = None
+) -> np.ndarray:
+    """The elements of a region of a target tensor.
+
+    Args:
+        target: the tensor.
+        region: step-1 slices with explicit bounds.
+        sources: where its parameters lie.
+        read: gives a region of a source tensor as a C-order array.
+        out: a C-order array of the region's shape and the target's dtype to fill; a new one by default.
+
+    Returns:
+        `out`.
+    """
+    import numpy as np
+
+    if out is None:
+        out = np.empty(region_shape(region), dtypes.numpy_dtype(target.spec.dtype))
+    if not _covered(target, region, sources.sizes):
+        out[...] = np.zeros((), out.dtype)
+    for copy in copies(target, region, sources):
+        scatter(copy, read(copy.source.path, copy.region), out)
+    return out
+
+
+def scatter(copy: Copy, part: np.ndarray, out: np.ndarray) -> None:
+    """Put what a copy has read where it belongs in the target region."""
+    import numpy as np
+    from numpy.lib.stride_tricks import as_strided
+
+    from wherry.layout.transpose import permute
+
+    if copy.steps or part.dtype != out.dtype:
+        part = applied(copy.steps, part, out.dtype.name)
+    source = _word(np.ascontiguousarray(part).reshape(-1))
+    target = _word(out.reshape(-1))[copy.offset :]
+    size = source.itemsize
+    permute(
+        as_strided(source, copy.extents, [stride * size for stride in copy.source_strides], writeable=False),
+        as_strided(target, copy.extents, [stride * size for stride in copy.target_strides]),
+    )
+
+
+def _word(flat: np.ndarray) -> np.ndarray:
+    """The same elements as plain words: numpy copies those of ml_dtypes one by one."""
+    words: dict[int, Any] = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+    return flat.view(words[flat.itemsize])
+
+
+def _covered(target: Stored, region: Region, sizes: Sizes) -> bool:
+    """Whether every element of a region belongs to a piece."""
+    covered = 0
+    for piece in target.pieces:
+        inner = _inside(region, piece, sizes)
+        covered += math.prod(region_shape(inner)) if inner is not None else 0
+    return covered == math.prod(region_shape(region))

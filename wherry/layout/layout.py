@@ -1,0 +1,273 @@
+"""Layout: for one parameter of a model family in one system, where it lies and what its axes are.
+
+A layout is a key-path template and the names of the axes, both written as text:
+
+    model.layers.{layer}.self_attn.q_proj.weight                      (head half pair) embed
+    params/params/decoder/layers/self_attention/query/kernel          embed layer head (half pair)
+
+- `{layer}` in the template: this system spells the axis as many tensors, one per index.
+  `{block pair}` is one number that runs over both axes, the last fastest; `{late+early}` is counted from the size of
+  `early` on (`+a*b`: from the product); `{qkv=query|key|value}` spells the indices as words.
+- `(head half pair)`: one fused dimension in C order, the last name varying fastest.
+- `embed~`: a dimension that may be longer than the axis (padding); `group?`: one that is left out where its size is 1.
+
+A parameter's axes are the names of template and dimensions together. The same names must stand on both sides of a
+move: that is the accounting rule for dimensions. What follows from two layouts is in `wherry.layout.copies`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING, TypeAlias
+
+from wherry.core import keypath
+from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.core.keypath import KeyPath
+
+Sizes: TypeAlias = "Mapping[str, int]"
+At: TypeAlias = "Mapping[str, int]"
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_BRACE = re.compile(r"\{([^{}]*)\}")
+_DIMENSION = re.compile(r"\(([^()]*)\)([~?]?)|([a-z0-9_]+)([~?]?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A place in a template where indices are spelled.
+
+    Attributes:
+        names: the axes that it runs over, the last fastest.
+        words: the indices as words; empty where they are numbers.
+        offset: axes whose sizes, multiplied, are the first number; empty for 0.
+    """
+
+    names: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    offset: tuple[str, ...] = ()
+
+    def first(self, sizes: Sizes) -> int:
+        """The first number."""
+        return math.prod(sizes[name] for name in self.offset) if self.offset else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One dimension of a stored tensor.
+
+    Attributes:
+        names: the axes fused in it, the last fastest.
+        padded: whether it may be longer than their product.
+        optional: whether it is left out where their product is 1.
+    """
+
+    names: tuple[str, ...]
+    padded: bool = False
+    optional: bool = False
+
+    def extent(self, sizes: Sizes) -> int:
+        """Its length without padding."""
+        return math.prod(sizes[name] for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where one parameter lies and what its axes are.
+
+    Attributes:
+        key: for each part of the key path its literals and indices.
+        dimensions: of each tensor.
+        text: as it was written, for messages.
+    """
+
+    key: tuple[tuple[str | Index, ...], ...]
+    dimensions: tuple[Dimension, ...]
+    text: str
+
+    @property
+    def indices(self) -> tuple[Index, ...]:
+        """The indices of the template, in order."""
+        return tuple(piece for part in self.key for piece in part if isinstance(piece, Index))
+
+    @property
+    def unrolled(self) -> tuple[str, ...]:
+        """The axes that are spelled as many tensors."""
+        return tuple(name for index in self.indices for name in index.names)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The axes that one tensor holds, in order."""
+        return tuple(name for dimension in self.dimensions for name in dimension.names)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All axes."""
+        return frozenset((*self.unrolled, *self.held))
+
+    def present(self, sizes: Sizes) -> tuple[Dimension, ...]:
+        """The dimensions that a tensor has with these sizes."""
+        return tuple(one for one in self.dimensions if not (one.optional and one.extent(sizes) == 1))
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """The shape of one tensor without padding."""
+        return tuple(one.extent(sizes) for one in self.present(sizes))
+
+    def places(self, sizes: Sizes) -> Iterator[dict[str, int]]:
+        """The indices of all its tensors."""
+        names = self.unrolled
+        for values in product(*(range(sizes[name]) for name in names)):
+            yield dict(zip(names, values, strict=True))
+
+    def path(self, at: At, sizes: Sizes) -> KeyPath:
+        """The key path of one tensor."""
+        return tuple("".join(_spelled(piece, at, sizes) for piece in part) for part in self.key)
+
+    def match(self, path: KeyPath) -> tuple[int, ...] | None:
+        """The number at each index of the template, or None where the path is not of this layout."""
+        if len(path) != len(self.key):
+            return None
+        numbers: list[int] = []
+        for part, pattern, text in zip(self.key, _patterns(self.key), path, strict=True):
+            found = pattern.fullmatch(text)
+            if found is None:
+                return None
+            indices = [piece for piece in part if isinstance(piece, Index)]
+            numbers += [_number(index, word) for index, word in zip(indices, found.groups(), strict=True)]
+        return tuple(numbers)
+
+    def at(self, numbers: tuple[int, ...], sizes: Sizes) -> dict[str, int] | None:
+        """What the numbers of `match` say of each unrolled axis; None where one is out of range."""
+        place: dict[str, int] = {}
+        for index, number in zip(self.indices, numbers, strict=True):
+            rest = number - index.first(sizes)
+            for name in reversed(index.names):
+                if not sizes[name]:
+                    return None
+                rest, place[name] = divmod(rest, sizes[name])
+            if rest:
+                return None
+        return place
+
+
+@cache
+def parse_layout(key: str, axes: str) -> Layout:
+    """Read a layout.
+
+    Args:
+        key: the template, a printed key path with axes in braces.
+        axes: the names of the axes of one tensor, for example `(head half pair) embed`.
+
+    Raises:
+        UsageError: it cannot be read, or names an axis twice.
+    """
+    text = f"{key}  [{axes}]"
+    parts = tuple(_part(part, text) for part in key.split("/"))
+    layout = Layout(parts, _dimensions(axes, text), text)
+    names = (*layout.unrolled, *layout.held)
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise UsageError(f"layout {text} names {', '.join(sorted(twice))} twice")
+    return layout
+
+
+def without(layout: Layout, axes: frozenset[str]) -> Layout:
+    """The layout of something that has not these axes: a factored moment of the parameter."""
+    kept = [
+        replace(one, names=tuple(name for name in one.names if name not in axes)) for one in layout.dimensions
+    ]
+    text = f"{layout.text} without {' '.join(sorted(axes))}"
+    return Layout(layout.key, tuple(one for one in kept if one.names), text)
+
+
+def skeletons(layout: Layout) -> Iterator[str]:
+    """Its key paths with every run of digits as `#`: what a tensor's `skeleton` must equal to be of this layout."""
+    parts = [
+        ["".join(choice) for choice in product(*(_choices(piece) for piece in part))] for part in layout.key
+    ]
+    for choice in product(*parts):
+        yield skeleton(choice)
+
+
+def skeleton(path: KeyPath) -> str:
+    """A key path, printed, with every run of digits as `#`."""
+    return re.sub(r"\d+", "#", keypath.render(path))
+
+
+def _choices(piece: str | Index) -> tuple[str, ...]:
+    return (piece,) if isinstance(piece, str) else piece.words or ("0",)
+
+
+def _part(text: str, where: str) -> tuple[str | Index, ...]:
+    literals = _BRACE.split(text)
+    pieces: list[str | Index] = []
+    for place, piece in enumerate(literals):
+        if place % 2:
+            pieces.append(_index(piece, where))
+        elif piece:
+            if "{" in piece or "}" in piece:
+                raise UsageError(f"layout {where} has a brace without its partner")
+            pieces.append("/".join(keypath.parse(piece)))
+    return tuple(pieces)
+
+
+def _index(text: str, where: str) -> Index:
+    spelled, _, words = text.partition("=")
+    names, _, offset = spelled.partition("+")
+    index = Index(
+        tuple(names.split()),
+        tuple(words.split("|")) if words else (),
+        tuple(part.strip() for part in offset.split("*")) if offset else (),
+    )
+    bad = [name for name in (*index.names, *index.offset) if not _NAME.fullmatch(name)]
+    if bad or not index.names:
+        raise UsageError(f"layout {where} cannot be read at {{{text}}}", cure="write {axis} or {a b=x|y+c*d}")
+    return index
+
+
+def _dimensions(axes: str, where: str) -> tuple[Dimension, ...]:
+    rest = _DIMENSION.sub("", axes).strip()
+    found = [
+        (match[1] if match[1] is not None else match[3], match[2] or match[4] or "")
+        for match in _DIMENSION.finditer(axes)
+    ]
+    dimensions = tuple(
+        Dimension(tuple(names.split()), padded=mark == "~", optional=mark == "?") for names, mark in found
+    )
+    bad = [name for one in dimensions for name in one.names if not _NAME.fullmatch(name)]
+    if rest or bad or not all(one.names for one in dimensions):
+        raise UsageError(f"layout {where} has axes that cannot be read", cure="write (a b) c")
+    return dimensions
+
+
+def _spelled(piece: str | Index, at: At, sizes: Sizes) -> str:
+    if isinstance(piece, str):
+        return piece
+    number = 0
+    for name in piece.names:
+        number = number * sizes[name] + at[name]
+    return piece.words[number] if piece.words else str(number + piece.first(sizes))
+
+
+def _number(index: Index, word: str) -> int:
+    return index.words.index(word) if index.words else int(word)
+
+
+@cache
+def _patterns(key: tuple[tuple[str | Index, ...], ...]) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile("".join(_pattern(piece) for piece in part)) for part in key)
+
+
+def _pattern(piece: str | Index) -> str:
+    if isinstance(piece, str):
+        return re.escape(piece)
+    if piece.words:
+        return "(" + "|".join(re.escape(word) for word in sorted(piece.words, key=len, reverse=True)) + ")"
+    return "(0|[1-9][0-9]{0,8})"  # more digits are no index: int() refuses thousands of them

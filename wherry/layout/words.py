@@ -1,0 +1,261 @@
+"""Value words: what systems do to a parameter's values, which names of axes cannot say.
+
+    cast bfloat16         another element type
+    scale 1/sqrt(pair)    stored = value × factor (MaxText folds the query scale, Gemma the embedding scale)
+    shift 1               stored = value + offset (norms stored as w or 1 + w)
+    concat 64 32 32       several parameters in one tensor, unequal parts along one dimension
+    pad 256128            a dimension longer than its axis; the rest is zeros
+    tie embedding         the tensor is a second copy of another parameter
+
+Each has `forward` (from the canonical value to the stored one), `inverse`, says whether there and back is exact and
+bounds the error where it is not: |error| ≤ relative × |value| + absolute. Arithmetic is in float32, or in float64
+where either side is. The elementwise words form the chain of a copy; two words that undo each other are left out of
+it, so that a scan of a scaled parameter moves bits. The words that change shapes (concat, pad, tie) are pieces of
+`wherry.layout.copies`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from wherry.core import dtypes
+from wherry.errors import UnrepresentableError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+
+_SINGLE = 2.0**-24  # half a unit in the last place of float32
+_MARGIN = 4.0  # for the few roundings of the arithmetic itself
+_GUARD_BITS = 3  # so many more bits in the target undo a scale exactly
+
+
+class Bound(NamedTuple):
+    """|there and back - value| ≤ relative × |value| + absolute, barring overflow and underflow."""
+
+    relative: float = 0.0
+    absolute: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The stored value is the canonical one times a factor."""
+
+    factor: float
+
+    @property
+    def text(self) -> str:
+        """As a plan prints it."""
+        return f"scale {self.factor:.9g}"
+
+    def forward(self, values: np.ndarray) -> np.ndarray:
+        """Canonical to stored; `values` are float32 or wider."""
+        return values * values.dtype.type(self.factor)
+
+    def inverse(self, values: np.ndarray) -> np.ndarray:
+        """Stored to canonical: a division, so that no second rounding of the factor comes in."""
+        return values / values.dtype.type(self.factor)
+
+    def exact(self, source: str, target: str) -> bool:
+        """Whether there and back gives the same bits: powers of two, or a target with bits to spare."""
+        power = abs(math.frexp(self.factor)[0]) == 0.5  # noqa: PLR2004  the mantissa of a power of two
+        return widens(source, target) and (power or _bits(target) >= _bits(source) + _GUARD_BITS)
+
+    def bound(self, source: str, target: str) -> Bound:
+        """Error of there and back."""
+        if self.exact(source, target):
+            return Bound()
+        return Bound(_unit(source) + _unit(target) + _MARGIN * _SINGLE)
+
+    def moment(self, order: int) -> Scale:
+        """What a moment of the gradient is multiplied with: with w' = s·w a gradient is g / s."""
+        return Scale(self.factor**-order)
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """The stored value is the canonical one plus an offset."""
+
+    offset: float
+
+    @property
+    def text(self) -> str:
+        """As a plan prints it."""
+        return f"shift {self.offset:.9g}"
+
+    def forward(self, values: np.ndarray) -> np.ndarray:
+        """Canonical to stored; `values` are float32 or wider."""
+        return values + values.dtype.type(self.offset)
+
+    def inverse(self, values: np.ndarray) -> np.ndarray:
+        """Stored to canonical."""
+        return values - values.dtype.type(self.offset)
+
+    def exact(self, source: str, target: str) -> bool:
+        """Never, without knowing the values: low bits of a small value fall off beside the offset."""
+        return self.offset == 0 and widens(source, target)
+
+    def bound(self, source: str, target: str) -> Bound:
+        """Error of there and back."""
+        if self.exact(source, target):
+            return Bound()
+        unit = _unit(target) + _MARGIN * _SINGLE
+        return Bound(unit + _unit(source), unit * abs(self.offset) * 2)
+
+    def moment(self, order: int) -> Scale:
+        """A shift leaves gradients as they are."""
+        del order
+        return Scale(1.0)
+
+
+Elementwise: TypeAlias = Scale | Shift
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """The stored element type is another one."""
+
+    source: str
+    target: str
+
+    @property
+    def text(self) -> str:
+        """As a plan prints it."""
+        return f"cast {self.source} {self.target}"
+
+    def forward(self, values: np.ndarray) -> np.ndarray:
+        """To the target type, rounding to nearest even."""
+        return values.astype(dtypes.numpy_dtype(self.target))
+
+    def inverse(self, values: np.ndarray) -> np.ndarray:
+        """Back to the source type."""
+        return values.astype(dtypes.numpy_dtype(self.source))
+
+    @property
+    def exact(self) -> bool:
+        """Whether every value of the source type is one of the target type."""
+        return widens(self.source, self.target)
+
+    @property
+    def bound(self) -> Bound:
+        """Error of there and back."""
+        return Bound() if self.exact else Bound(_unit(self.target))
+
+
+def parse_word(text: str, value: float) -> Elementwise:
+    """An elementwise word with its number, already evaluated.
+
+    Raises:
+        UsageError: an unknown word, or a factor of zero.
+    """
+    if text == "scale" and value and math.isfinite(value):
+        return Scale(float(value))
+    if text == "shift" and math.isfinite(value):
+        return Shift(float(value))
+    raise UsageError(f"value word {text} {value} is not possible", cure="write scale or shift and a number")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One word of a chain, in one direction."""
+
+    word: Elementwise
+    forward: bool
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """The values after it."""
+        return self.word.forward(values) if self.forward else self.word.inverse(values)
+
+
+def chain(source: Iterable[Elementwise], target: Iterable[Elementwise]) -> tuple[Step, ...]:
+    """From a value stored by one system to the value stored by another: undo the source's words, then the target's.
+
+    Words that both systems have cancel, innermost first.
+    """
+    undo, do = list(source), list(target)
+    while undo and do and undo[0] == do[0]:
+        del undo[0], do[0]
+    steps = [
+        *(Step(word, forward=False) for word in reversed(undo)),
+        *(Step(word, forward=True) for word in do),
+    ]
+    return tuple(step for step in steps if step.word not in (Scale(1.0), Shift(0.0)))
+
+
+def applied(steps: Sequence[Step], values: np.ndarray, target: str) -> np.ndarray:
+    """The values after a chain, in another element type.
+
+    Args:
+        steps: may be empty: then it is a cast.
+        values: in the source's element type.
+        target: element type of the result.
+
+    Raises:
+        UnrepresentableError: a word for values that are not floating point.
+    """
+    import numpy as np
+
+    wide = dtypes.numpy_dtype("float64" if "float64" in (values.dtype.name, target) else "float32")
+    if not steps:
+        return values.astype(dtypes.numpy_dtype(target))
+    if not _floating(values.dtype.name) or not _floating(target):
+        raise UnrepresentableError(f"{steps[0].word.text} of {values.dtype.name} to {target}")
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        wider: Any = values.astype(wide)
+        for step in steps:
+            wider = step(wider)
+        return wider.astype(dtypes.numpy_dtype(target))
+
+
+def loss(steps: Sequence[Step], source: str, target: str) -> Bound | None:
+    """What there and back through a chain can change; None where it is exact."""
+    words = [step.word for step in steps]
+    if all(word.exact(source, target) for word in words) and (words or widens(source, target)):
+        return None
+    bounds = [word.bound(source, target) for word in words] or [Cast(source, target).bound]
+    return Bound(sum(one.relative for one in bounds), sum(one.absolute for one in bounds))
+
+
+@cache
+def widens(source: str, target: str) -> bool:
+    """Whether every value of one type is a value of the other."""
+    if source == target:
+        return True
+    if not (_floating(source) and _floating(target)):
+        return _integers_fit(source, target)
+    one, other = _info(source), _info(target)
+    return (
+        other.nmant >= one.nmant
+        and float(other.max) >= float(one.max)
+        and float(other.smallest_subnormal) <= float(one.smallest_subnormal)
+    )
+
+
+def _integers_fit(source: str, target: str) -> bool:
+    import numpy as np
+
+    return bool(np.can_cast(dtypes.numpy_dtype(source), dtypes.numpy_dtype(target), casting="safe"))
+
+
+def _floating(name: str) -> bool:
+    return name.startswith(("float", "bfloat"))
+
+
+def _bits(name: str) -> int:
+    return int(_info(name).nmant)
+
+
+def _unit(name: str) -> float:
+    """Half a unit in the last place, relative."""
+    return 2.0 ** -(_bits(name) + 1)
+
+
+@cache
+def _info(name: str) -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.finfo(dtypes.numpy_dtype(name))

@@ -1,0 +1,6 @@
+"""The append-only, hash-chained record of what was converted, verified, registered and removed.
+
+- Statement: one line of the chain; it names the digest of the line before (`statements`).
+- Ledger: the chain and the tables that are derived from it (`record`).
+- Cursor: how far a projection (OpenLineage, MLflow) has been delivered (`cursors`).
+"""

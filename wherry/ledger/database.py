@@ -1,0 +1,241 @@
+"""The ledger's database: how it is opened, made, locked and kept durable. What is written is `wherry.ledger.record`'s affair.
+
+SQLite, the default, is one file in WAL mode with `synchronous=FULL`: a commit is on the disk when it returns, readers
+go on meanwhile, and writers of all processes wait for one another. PostgreSQL is for teams; `wherry.ledger.postgres`
+has what is different there. Both give the same promises:
+
+- `write()` holds the one lock of the ledger from its first moment, so appends are strictly one after the other.
+- `read()` sees one state of the ledger, whatever is appended meanwhile.
+
+An older SQLite ledger is migrated when it is opened (in one transaction, under the lock; statements stay as they
+are). A shared one waits for `wherry ledger migrate`, as its other users need the newer wherry from then on.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import QueuePool
+
+from wherry.errors import CorruptError, StorageError, UnsupportedError, UsageError, WherryError
+from wherry.ledger import schema as tables
+from wherry.storage.home import ensure_home, ledger_url, sqlite_file, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+BUSY_SECONDS = 60
+BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
+READ, WRITE = "read", "write"
+_SQLITE = ("sqlite", "sqlite+pysqlite")
+_CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5432/database"
+
+
+class Backend(Protocol):
+    """What a database does in its own way."""
+
+    def connected(self, connection: Any) -> None:
+        """Prepare a new connection of the driver."""
+        ...
+
+    def begin(self, connection: Connection, kind: str) -> None:
+        """Begin a transaction, for `READ` or `WRITE`; the latter returns with the lock held."""
+        ...
+
+    def version(self, connection: Connection) -> int:
+        """The number of the schema that is there; 0 where there is none yet."""
+        ...
+
+    def create(self, connection: Connection) -> None:
+        """Make what is missing of tables, indexes and triggers, and note the number of the schema."""
+        ...
+
+    def busy(self, error: DBAPIError) -> bool:
+        """Whether the same can succeed a moment later."""
+        ...
+
+
+class Ledger:
+    """An opened ledger; get one from `open_ledger`."""
+
+    def __init__(self, engine: Engine, uri: str, backend: Backend) -> None:
+        self._engine = engine
+        self.uri = uri
+        self.backend = backend
+
+    @contextmanager
+    def write(self) -> Generator[Connection]:
+        """A transaction that holds the write lock from its first moment."""
+        with self._transaction(WRITE) as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Generator[Connection]:
+        """A transaction that sees one state of the ledger."""
+        with self._transaction(READ) as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self, kind: str) -> Generator[Connection]:
+        engine = self._engine.execution_options(**{BEGIN: kind})
+        with _storage_errors(self.uri, self.backend), engine.begin() as connection:
+            yield connection
+
+
+@contextmanager
+def open_ledger(url: str | None = None, *, migrating: bool = False) -> Generator[Ledger]:
+    """Open the ledger, and make it where there is none.
+
+    Args:
+        url: SQLAlchemy URL; `WHERRY_LEDGER` or the file in the home by default.
+        migrating: bring a shared ledger to the present schema, too.
+
+    Raises:
+        StorageError: it cannot be read or written.
+        UsageError: it is no URL, or names a driver or an option that there is not.
+        UnsupportedError: the database is neither SQLite nor PostgreSQL, or has an older schema and is shared.
+        CorruptError: it was written by a newer wherry.
+        MissingExtraError: the driver of the database is not installed.
+    """
+    chosen = url or ledger_url()
+    if url is None and sqlite_file(chosen) is not None:
+        ensure_home()
+    engine, uri, backend = _engine(chosen)
+    _listen(engine, backend)
+    try:
+        ledger = Ledger(engine, uri, backend)
+        _prepare(ledger, migrating=migrating)
+        yield ledger
+    finally:
+        engine.dispose()
+
+
+def schema_of(ledger: Ledger) -> int:
+    """The number of the schema of what is there; 0 where nothing is."""
+    with ledger.read() as connection:
+        return ledger.backend.version(connection)
+
+
+def _engine(url: str) -> tuple[Engine, str, Backend]:
+    try:
+        return _connected(url)
+    except WherryError:
+        raise
+    except (ArgumentError, ValueError, TypeError) as error:  # a port that is no number, an unknown option
+        raise UsageError(
+            f"the URL of the ledger is not valid: {type(error).__name__}",
+            uri=without_secrets(url),
+            cure=_CURE,
+        ) from error
+
+
+def _connected(url: str) -> tuple[Engine, str, Backend]:
+    file = sqlite_file(url)
+    if file is not None:
+        driver = make_url(url).drivername
+        if driver not in _SQLITE:
+            raise UsageError(
+                f"the ledger does not speak through {driver}", uri=without_secrets(url), cure=_CURE
+            )
+        # A connection that stays open: closing the last one folds the WAL into the file, four syncs for each statement.
+        arguments: dict[str, Any] = {
+            "connect_args": {"timeout": BUSY_SECONDS},
+            "pool_size": 1,
+            "max_overflow": -1,
+        }
+        return create_engine(url, poolclass=QueuePool, **arguments), str(file), Sqlite()
+    if url.partition("://")[0].partition("+")[0] in ("postgresql", "postgres"):
+        from wherry.ledger.postgres import connect
+
+        return connect(url)
+    raise UnsupportedError(
+        "a ledger is kept in a SQLite file or in PostgreSQL",
+        uri=without_secrets(url),
+        cure=_CURE,
+    )
+
+
+def _prepare(ledger: Ledger, *, migrating: bool) -> None:
+    """Tables and triggers, once; looking costs one query."""
+    version = schema_of(ledger)
+    if version > tables.SCHEMA:
+        raise CorruptError(f"ledger of schema {version}", uri=ledger.uri, cure="use a newer wherry")
+    if version == tables.SCHEMA:
+        return
+    if version and not (migrating or isinstance(ledger.backend, Sqlite)):
+        raise UnsupportedError(
+            f"the shared ledger has schema {version}, this wherry writes {tables.SCHEMA}",
+            uri=ledger.uri,
+            cure="run `wherry ledger migrate` once all its users can be updated, or use the older wherry",
+        )
+    with ledger.write() as connection:
+        version = ledger.backend.version(connection)  # another process may have been quicker
+        if version == 0:
+            ledger.backend.create(connection)
+        elif version < tables.SCHEMA:
+            from wherry.ledger.migrate import migrate
+
+            migrate(connection, version, ledger.backend.create)
+
+
+class Sqlite:
+    """SQLite; the number of the schema is kept where SQLite keeps such numbers."""
+
+    def connected(self, connection: Any) -> None:
+        """Leave transactions to us, and make every commit durable; WAL lets readers go on meanwhile."""
+        connection.isolation_level = None
+        for pragma in (
+            f"busy_timeout={BUSY_SECONDS * 1000}",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+        ):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    def begin(self, connection: Connection, kind: str) -> None:
+        """Take the write lock at once where it will be needed: taking it later could find it lost."""
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if kind == WRITE else "BEGIN")
+
+    def version(self, connection: Connection) -> int:
+        """See Backend."""
+        return connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+
+    def create(self, connection: Connection) -> None:
+        """See Backend."""
+        tables.metadata.create_all(connection)
+        for trigger in tables.sqlite_triggers():
+            connection.exec_driver_sql(trigger)
+        connection.exec_driver_sql(f"PRAGMA user_version = {tables.SCHEMA}")
+
+    def busy(self, error: DBAPIError) -> bool:
+        """See Backend."""
+        return "locked" in str(error.orig)
+
+
+def _listen(engine: Engine, backend: Backend) -> None:
+    def connected(connection: Any, _record: object) -> None:
+        backend.connected(connection)
+
+    def begun(connection: Connection) -> None:
+        backend.begin(connection, connection.get_execution_options().get(BEGIN, READ))
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begun)
+
+
+@contextmanager
+def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        busy = backend.busy(error)
+        cure = "check that it is a ledger that can be reached and written, or set WHERRY_LEDGER"
+        raise StorageError(
+            f"the ledger cannot be used: {error.orig}",
+            uri=uri,
+            cure="try again" if busy else cure,
+            retryable=busy,
+        ) from error

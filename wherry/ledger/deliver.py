@@ -1,0 +1,183 @@
+"""outbox: hand the ledger's statements on to those who asked for them.
+
+A projection takes one statement after the other, in order; the ledger keeps how far it came. It is delivered at
+least once: a projection that fails keeps its cursor and is tried again with the next statement, or by
+`wherry ledger deliver`, and one that lost everything is rebuilt from the first statement (`again`). Nothing here ever
+fails what is being recorded: what does not arrive is logged, kept in the ledger, and delivered later.
+
+The registry is one too, on request alone: `wherry ledger deliver mlflow --again` makes what it has lost.
+
+A projection is there when it is configured; `WHERRY_OPENLINEAGE`, or `target` in the section
+`[openlineage]` of `wherry.toml`, names a file or a server for OpenLineage events.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UsageError, WherryError
+from wherry.formats.registry import service
+from wherry.storage.home import configured as setting
+from wherry.storage.home import mlflow_registry_uri, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wherry.ledger.database import Ledger
+    from wherry.ledger.statements import Statement
+
+# projection → the variable that says where it goes. Its service takes `projection(destination)`.
+DESTINATIONS = {"openlineage": "WHERRY_OPENLINEAGE"}
+_SETTINGS = {"openlineage": "openlineage.target"}  # the same in `wherry.toml`
+# Projections that are never delivered to by themselves, because what they hold was made before it was recorded.
+ON_REQUEST = {"mlflow": mlflow_registry_uri}
+_EVERY = 50  # statements after which the cursor is moved: a move costs as much as a statement
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What came of one delivery.
+
+    Attributes:
+        projection: which.
+        destination: where it goes, without secrets.
+        statements: how many it was handed.
+        events: how many of them it had something to say about.
+        cursor: the last statement that it has.
+        failed: why the next one was not taken; None where all were.
+    """
+
+    projection: str
+    destination: str
+    statements: int
+    events: int
+    cursor: int
+    failed: str | None = None
+
+
+def configured() -> dict[str, str]:
+    """Projection → destination, for those that are asked for.
+
+    Raises:
+        UsageError: `wherry.toml` is faulty.
+    """
+    rows = {
+        name: os.environ.get(variable) or setting(_SETTINGS[name]) for name, variable in DESTINATIONS.items()
+    }
+    return {name: str(value) for name, value in rows.items() if value}
+
+
+def deliver(projection: str | None = None, *, again: bool = False) -> list[Delivered]:
+    """Deliver what is pending.
+
+    Args:
+        projection: only this one; every configured one by default.
+        again: from the first statement on, for a destination that lost what it had.
+
+    Returns:
+        What came of each; a failure of one does not stop the others.
+
+    Raises:
+        UsageError: there is no such projection, or it is not configured.
+        StorageError: the ledger cannot be read or written.
+    """
+    from wherry.ledger.record import open_ledger
+
+    wanted = configured()
+    if projection is not None:
+        wanted = {projection: _destination(projection)}
+    with open_ledger() as ledger:
+        return [_deliver(ledger, name, destination, again=again) for name, destination in wanted.items()]
+
+
+def after_record() -> None:
+    """Deliver what was just recorded, where anything is configured; never fails the caller."""
+    try:
+        outcomes = deliver() if configured() else []
+    except WherryError as error:
+        _log.warning("the ledger's statements were not handed on: %s", error)
+        return
+    for one in outcomes:
+        if one.failed:
+            _log.warning(
+                "%s was not told; it will be, with the next statement: %s", one.projection, one.failed
+            )
+
+
+def report_failure(error: WherryError, source: str, target: str, to: str, started: str) -> None:
+    """Tell of a conversion that failed; never fails the caller.
+
+    The ledger has only what was done, so this goes out at once or not at all.
+
+    Args:
+        error: why.
+        source: what was to be read.
+        target: what was to be written.
+        to: its format.
+        started: when it began; UTC, ISO 8601.
+    """
+    try:
+        for name, destination in configured().items():
+            service(name).report_failure(destination, error, source, target, to, started)
+    except Exception as failure:  # noqa: BLE001  the conversion's own error is the one to raise
+        _log.warning("the failure of the conversion was not handed on: %s", _told(failure))
+
+
+def _destination(name: str) -> str:
+    if name in ON_REQUEST:
+        return ON_REQUEST[name]()
+    if name not in DESTINATIONS:
+        known = " or ".join((*DESTINATIONS, *ON_REQUEST))
+        raise UsageError(f"there is no projection {name}", cure=f"choose {known}")
+    destination = configured().get(name)
+    if destination is None:
+        raise UsageError(
+            f"nobody says where {name} goes", cure=f"set {DESTINATIONS[name]} to a file or an http(s) URL"
+        )
+    return destination
+
+
+def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Delivered:
+    from wherry.ledger import cursors as ledger_outbox
+
+    if again:
+        ledger_outbox.rewind(ledger, name)
+    take: Callable[[Statement], bool] = service(name).projection(destination)
+    seq, kept, count, events = _cursor(ledger, name), 0, 0, 0
+    failure: str | None = None
+    for statement in ledger_outbox.pending(ledger, name):
+        try:
+            events += take(statement)
+        except Exception as error:  # noqa: BLE001  whatever a projection makes of a statement, the record stays
+            failure = _told(error)
+            ledger_outbox.delivered(ledger, name, seq)
+            ledger_outbox.failed(ledger, name, statement.seq, failure)
+            break
+        seq, count = statement.seq, count + 1
+        if count - kept >= _EVERY:
+            ledger_outbox.delivered(ledger, name, seq)
+            kept = count
+    if failure is None and (count > kept or not count):
+        ledger_outbox.delivered(ledger, name, seq)
+    return Delivered(name, without_secrets(destination), count, events, seq, failure)
+
+
+def _told(error: Exception) -> str:
+    return error.what if isinstance(error, WherryError) else f"{type(error).__name__}: {error}"
+
+
+def _cursor(ledger: Ledger, name: str) -> int:
+    from wherry.ledger.cursors import cursors
+
+    return next((row.delivered for row in cursors(ledger) if row.name == name), 0)
+
+
+def to_json(outcomes: list[Delivered]) -> dict[str, Any]:
+    """As `ledger deliver --json` prints it."""
+    from dataclasses import asdict
+
+    return {"schema": 1, "delivered": [asdict(one) for one in outcomes]}

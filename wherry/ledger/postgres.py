@@ -1,0 +1,110 @@
+"""The ledger in PostgreSQL, for teams: what is different from a SQLite file.
+
+- The tables are in a schema `wherry` of the database, away from everybody else's; it is made where the user may.
+- The one lock of the ledger is an advisory lock of the transaction, taken before anything is read. The transaction is
+  READ COMMITTED, so what it reads after waiting is what the holder before it committed; under REPEATABLE READ it
+  would be what was there before waiting. Readers take no lock and are REPEATABLE READ, READ ONLY: one state.
+- A commit is on the disk when it returns, also where the server's default says otherwise.
+- No setting outlives its transaction and nothing is prepared on the server, so a pooler between is no obstacle.
+- psycopg 3 speaks; credentials come from the URL, PGPASSFILE, a service file or PGPASSWORD, and are never printed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine, create_engine, inspect, make_url
+
+from wherry.errors import UsageError, missing_extra
+from wherry.ledger import schema as tables
+from wherry.ledger.database import BUSY_SECONDS, WRITE
+from wherry.storage.home import without_secrets
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.exc import DBAPIError
+
+SCHEMA_NAME = "wherry"
+_LOCK = 0x7768657272790001  # `wherry` in ASCII, and which of its locks
+_NOTE = "wherry ledger, schema "
+# A query of the catalog's tables, which sees what was committed while the lock was waited for; to_regclass() may not,
+# as it answers from a cache of the session.
+_VERSION = (
+    "SELECT d.description FROM pg_catalog.pg_class c "  # noqa: S608  our own name
+    "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "JOIN pg_catalog.pg_description d ON d.objoid = c.oid AND d.objsubid = 0 "
+    "AND d.classoid = 'pg_catalog.pg_class'::regclass "
+    f"WHERE n.nspname = '{SCHEMA_NAME}' AND c.relname = 'statement'"
+)
+# SQLSTATE classes and codes after which the same may succeed: connection lost, deadlock or serialization failure, too
+# many connections or out of resources, shutting down or starting up; 55P03 is a lock that was waited for too long.
+_BUSY = ("08", "40", "53", "57P", "55P03")
+
+
+class Postgres:
+    """PostgreSQL; the number of the schema is the comment on the table of statements."""
+
+    def connected(self, connection: Any) -> None:
+        """Never prepare statements on the server: a pooler may hand each transaction to another session."""
+        connection.prepare_threshold = None
+
+    def begin(self, connection: Connection, kind: str) -> None:
+        """See Backend."""
+        if kind != WRITE:
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            return
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
+        connection.exec_driver_sql(
+            f"SELECT set_config('lock_timeout', '{BUSY_SECONDS}s', true), CASE WHEN "
+            "current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END"
+        )
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+
+    def version(self, connection: Connection) -> int:
+        """See Backend."""
+        note = str(connection.exec_driver_sql(_VERSION).scalar() or "")
+        return int(note.removeprefix(_NOTE)) if note.startswith(_NOTE) else 0
+
+    def create(self, connection: Connection) -> None:
+        """See Backend."""
+        if not inspect(connection).has_schema(SCHEMA_NAME):
+            connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA_NAME}")
+        tables.metadata.create_all(connection)
+        for trigger in tables.postgres_triggers(SCHEMA_NAME):
+            connection.exec_driver_sql(trigger.replace("%", "%%"))
+        connection.exec_driver_sql(f"COMMENT ON TABLE {SCHEMA_NAME}.statement IS '{_NOTE}{tables.SCHEMA}'")
+
+    def busy(self, error: DBAPIError) -> bool:
+        """See Backend."""
+        state = getattr(error.orig, "sqlstate", None)
+        return error.connection_invalidated or state is None or state.startswith(_BUSY)
+
+
+def connect(url: str) -> tuple[Engine, str, Postgres]:
+    """An engine for the ledger, its name without secrets, and its ways.
+
+    Raises:
+        MissingExtraError: psycopg is not installed.
+        UsageError: it asks for another driver.
+        ArgumentError, ValueError: SQLAlchemy cannot read it.
+    """
+    parsed = make_url(url)
+    if parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise UsageError(
+            f"the ledger does not speak through {parsed.drivername}",
+            uri=without_secrets(url),
+            cure="write postgresql://… ; the driver is psycopg 3",
+        )
+    try:
+        engine = create_engine(
+            parsed.set(drivername="postgresql+psycopg"),
+            pool_size=1,
+            max_overflow=-1,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            connect_args={"connect_timeout": 10, "application_name": "wherry"},
+            execution_options={"schema_translate_map": {None: SCHEMA_NAME}},
+        )
+    except ModuleNotFoundError as error:
+        raise missing_extra("psycopg", "postgres", "a ledger in PostgreSQL") from error
+    return engine, without_secrets(url), Postgres()

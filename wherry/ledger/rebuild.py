@@ -1,0 +1,294 @@
+"""rebuild: a new ledger from what lies beside the checkpoints and from what the registry was told.
+
+Sidecars give back checkpoints, conversions, edges and places; the tags of registered versions give back registrations,
+and which of them prune has emptied. What nobody else keeps (verifications, promotions, other deletions, audits, the
+numbers and times of the old statements) is lost, and the first statement of the new chain says so, with everything that
+could not be read. No tensor byte is read: the digests are those that were recorded when the checkpoints were committed.
+
+All of it is one transaction, and only a ledger without any statement is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from wherry import __version__
+from wherry.core.receipt import CheckpointRef
+from wherry.errors import TargetExistsError, WherryError
+from wherry.storage.home import mlflow_registry_uri, mlflow_tracking_uri, without_secrets
+from wherry.storage.sidecar import Sidecar, read_sidecar
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sqlalchemy import Connection
+
+    from wherry.formats.discover import Skipped
+
+SCHEMA = 1
+_TAG = "wherry."
+# What no sidecar and no registry keeps.
+LOST = (
+    "verifications after the conversion", "promotions and rollbacks", "deletions of what was not registered",
+    "audits and notes", "claims of registrations", "conversions whose targets were not found",
+    "numbers, times and hashes of the old chain",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What came back.
+
+    Attributes:
+        ledger: the ledger that was written.
+        checkpoints: nodes of the lineage.
+        conversions: statements of that kind.
+        edges: conversions from one checkpoint to another.
+        places: where checkpoints were found.
+        registrations: versions of registered models.
+        deletions: places of registered checkpoints that are known to be gone.
+        partial: digests of registered checkpoints that are known by the registry's tags alone.
+        unreadable: what could not be read, and why.
+        lost: what is not kept anywhere but in a ledger.
+        head: hash of the last statement.
+    """
+
+    ledger: str
+    checkpoints: int
+    conversions: int
+    edges: int
+    places: int
+    registrations: int
+    deletions: int
+    partial: tuple[str, ...]
+    unreadable: tuple[Mapping[str, str], ...]
+    lost: tuple[str, ...]
+    head: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As `ledger rebuild --json` prints it."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was found before anything is written."""
+
+    sidecars: list[tuple[str, Sidecar]] = field(default_factory=list[tuple[str, Sidecar]])
+    registered: list[tuple[CheckpointRef, str, str]] = field(
+        default_factory=list[tuple[CheckpointRef, str, str]]
+    )
+    deleted: dict[str, str] = field(default_factory=dict[str, str])  # digest → what the registry says of it
+    partial: list[str] = field(default_factory=list[str])
+    unreadable: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+
+
+def rebuild(
+    roots: Sequence[str | os.PathLike[str]],
+    *,
+    ledger: str | None = None,
+    registry: bool = True,
+    tracking_uri: str | None = None,
+    registry_uri: str | None = None,
+) -> Rebuilt:
+    """Write a new ledger from sidecars and registry.
+
+    Args:
+        roots: folders below which checkpoints lie.
+        ledger: SQLAlchemy URL of the new ledger; `WHERRY_LEDGER` or the file in the home by default.
+        registry: whether MLflow is asked for registrations.
+        tracking_uri, registry_uri: as in `register`.
+
+    Raises:
+        NotFoundError: a root does not exist.
+        TargetExistsError: the ledger has statements already.
+        StorageError: the ledger cannot be written.
+    """
+    from wherry.ledger.record import open_ledger
+
+    with open_ledger(ledger) as opened:
+        with opened.read() as connection:
+            _require_empty(connection, opened.uri)
+        found = _Found()
+        for root in roots:
+            _gather(root, found)
+        tracking = tracking_uri or mlflow_tracking_uri()
+        chosen = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
+        if registry:
+            _ask_registry(tracking, chosen, found)
+        asked = {
+            "roots": [str(root) for root in roots],
+            "registry": without_secrets(chosen) if registry else None,
+        }
+        with opened.write() as connection:
+            _require_empty(connection, opened.uri)  # nobody wrote meanwhile
+            _write(connection, asked, found)
+            return _outcome(connection, opened.uri, found)
+
+
+def _require_empty(connection: Connection, uri: str) -> None:
+    from sqlalchemy import select
+
+    from wherry.ledger import schema as tables
+
+    if connection.execute(select(tables.statement.c.seq).limit(1)).first() is not None:
+        raise TargetExistsError(
+            "the ledger has statements; a rebuilt one takes the place of a lost one",
+            uri=uri,
+            cure="move the old one away, or name a new one in WHERRY_LEDGER or with --ledger",
+        )
+
+
+def _gather(root: str | os.PathLike[str], found: _Found) -> None:
+    """The sidecars of what is found below a root, damaged checkpoints included."""
+    from wherry.formats.discover import discover
+
+    skipped: list[Skipped] = []
+    uris = [one.uri for one in discover(root, on_skip=skipped.append)]
+    seen = {uri for uri, _sidecar in found.sidecars}
+    for uri in (*uris, *(row.uri for row in skipped)):
+        if uri in seen:
+            continue
+        try:
+            sidecar = read_sidecar(locate(uri))
+        except WherryError as error:
+            found.unreadable.append({"uri": uri, "reason": error.what})
+            continue
+        if sidecar is not None:
+            seen.add(uri)
+            found.sidecars.append((uri, sidecar))
+
+
+def _ask_registry(tracking: str, registry: str, found: _Found) -> None:
+    from wherry.formats.registry import service
+
+    known = _references(found)
+    try:
+        for row in service("mlflow").registered(tracking, registry):
+            digest = row.tags[f"{_TAG}checkpoint_digest"]
+            if digest not in known:
+                found.partial.append(digest)
+            found.registered.append((known.get(digest) or _from_tags(row.tags), row.name, str(row.version)))
+            if f"{_TAG}deleted" in row.tags:
+                found.deleted[digest] = row.tags[f"{_TAG}deleted"]
+    except WherryError as error:
+        found.unreadable.append({"uri": without_secrets(registry), "reason": error.what})
+
+
+def _references(found: _Found) -> dict[str, CheckpointRef]:
+    """Digest → checkpoint, of what a sidecar tells: itself where it was found, else as the source of a conversion."""
+    sources = (sidecar.receipt.source for _uri, sidecar in found.sidecars if sidecar.receipt is not None)
+    selves = (replace(sidecar.checkpoint, uri=uri) for uri, sidecar in found.sidecars)
+    return {one.checkpoint_digest: one for one in (*sources, *selves)}
+
+
+def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
+    """As much of a node as a registered version says of it."""
+    step = tags.get(f"{_TAG}step", "")
+    return CheckpointRef(
+        uri=tags.get(f"{_TAG}uri", ""),
+        format=tags.get(f"{_TAG}format", ""),
+        format_version=tags.get(f"{_TAG}format_version") or None,
+        checkpoint_digest=tags[f"{_TAG}checkpoint_digest"],
+        weights_digest=tags.get(f"{_TAG}weights_digest", ""),
+        fingerprint="",
+        step=int(step) if step.isdecimal() else None,
+    )
+
+
+def _write(connection: Connection, asked: Mapping[str, Any], found: _Found) -> None:
+    """The statement of what is and is not there, then what was recovered, in the order in which it was done."""
+    from wherry.ledger.append import append
+    from wherry.ledger.record import add_conversion, add_registration, add_sighting
+
+    append(connection, "rebuild", {**asked, **_counts(found), "tool": __version__})
+    for _uri, sidecar in sorted(found.sidecars, key=_when):
+        if sidecar.receipt is not None:
+            add_conversion(connection, sidecar.receipt)
+    for uri, sidecar in sorted(
+        found.sidecars, key=_when
+    ):  # where it was found, and not only where it was made
+        add_sighting(connection, replace(sidecar.checkpoint, uri=uri))
+    for subject, name, version in sorted(found.registered, key=lambda row: (row[1], int(row[2]))):
+        add_registration(connection, subject, str(asked["registry"]), name, version)
+    _bury(connection, found)
+
+
+def _bury(connection: Connection, found: _Found) -> None:
+    """State the deletions that the registry knows of; one that was found somewhere is there again."""
+    from sqlalchemy import select
+
+    from wherry.ledger import schema as tables
+    from wherry.ledger.append import append
+
+    table, there = tables.location.c, {one.checkpoint.checkpoint_digest for _uri, one in found.sidecars}
+    for digest, text in sorted(found.deleted.items()):
+        time, _by, rest = text.partition(" by ")
+        who, _colon, reason = rest.partition(": ")
+        uris = connection.scalars(
+            select(table.uri).where(table.checkpoint_digest == digest).order_by(table.uri)
+        )
+        for uri in [] if digest in there else list(uris):
+            said = {"reason": reason or text, "by": who, "deleted": time}
+            append(connection, "deletion", {"checkpoint_digest": digest, "uri": uri, **said})
+
+
+def _when(row: tuple[str, Sidecar]) -> tuple[str, str]:
+    uri, sidecar = row
+    return (sidecar.receipt.finished if sidecar.receipt else "", uri)
+
+
+def _counts(found: _Found) -> dict[str, Any]:
+    return {
+        "recovered": {
+            "checkpoints": len(set(_digests(found))),
+            "conversions": len({_mark(sidecar) for _uri, sidecar in found.sidecars if sidecar.receipt}),
+            "places": len(found.sidecars),
+            "registrations": len(found.registered),
+        },
+        "partial": sorted(set(found.partial)),
+        "unreadable": found.unreadable,
+        "lost": list(LOST),
+    }
+
+
+def _digests(found: _Found) -> Iterator[str]:
+    for _uri, sidecar in found.sidecars:
+        yield sidecar.checkpoint.checkpoint_digest
+        if sidecar.receipt is not None:
+            yield sidecar.receipt.source.checkpoint_digest
+            yield sidecar.receipt.target.checkpoint_digest
+    yield from (subject.checkpoint_digest for subject, _name, _version in found.registered)
+
+
+def _mark(sidecar: Sidecar) -> tuple[str, str, str]:
+    """What tells one conversion from another; a copy of a converted checkpoint brings the receipt of the same one."""
+    receipt = sidecar.receipt
+    return (receipt.target.uri, receipt.plan_digest, receipt.finished) if receipt else ("", "", "")
+
+
+def _outcome(connection: Connection, uri: str, found: _Found) -> Rebuilt:
+    from sqlalchemy import func, select
+
+    from wherry.ledger import schema as tables
+
+    def count(table: Any) -> int:
+        return connection.scalar(select(func.count()).select_from(table)) or 0
+
+    last = select(tables.statement.c.hash).order_by(tables.statement.c.seq.desc()).limit(1)
+    return Rebuilt(
+        ledger=uri,
+        checkpoints=count(tables.checkpoint),
+        conversions=count(tables.conversion),
+        edges=count(tables.edge),
+        places=len(found.sidecars),
+        registrations=count(tables.registration),
+        deletions=count(tables.tombstone),
+        partial=tuple(sorted(set(found.partial))),
+        unreadable=tuple(found.unreadable),
+        lost=LOST,
+        head=connection.scalar(last) or tables.GENESIS,
+    )

@@ -1,0 +1,243 @@
+"""resolve: which checkpoint a model URI means, and where it lies.
+
+`models:/<name>@<alias>` and `models:/<name>/<version>` are asked of the registry, `wherry://sha256/<digest>` of the
+ledger and then of the registry. What they give is the URI of a place that still holds the checkpoint with the digest
+that was registered; a place that holds another one is an error, never an answer. Every verb that takes a
+checkpoint's URI takes these too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from wherry.errors import MismatchError, NotFoundError, UsageError, WherryError
+from wherry.formats.registry import service
+from wherry.storage.home import mlflow_registry_uri, mlflow_tracking_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.storage.location import Location
+    from wherry.storage.sidecar import Sidecar
+
+_MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+_DIGEST = re.compile(r"wherry://sha256/(?P<digest>[0-9a-f]{64})")
+_SCHEMES = ("models:/", "wherry://")
+_FORMS = "models:/NAME@ALIAS, models:/NAME/VERSION or wherry://sha256/DIGEST"
+URI_TAG = "wherry.uri"
+DIGEST_TAG = "wherry.checkpoint_digest"
+WEIGHTS_TAG = "wherry.weights_digest"
+DELETED_TAG = "wherry.deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a model URI means.
+
+    Attributes:
+        uri: where the checkpoint lies.
+        name: the registered model; None where a digest was asked for and no registry knows it.
+        version: its version.
+        alias: the alias that was asked for.
+        checkpoint_digest: identity of the checkpoint.
+        weights_digest: of its content.
+        tags: of the version.
+    """
+
+    uri: str
+    name: str | None
+    version: str | None
+    alias: str | None
+    checkpoint_digest: str
+    weights_digest: str
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A version as the registry has it, or a digest alone."""
+
+    uri: str
+    digest: str
+    row: Any = None
+    alias: str | None = None
+
+
+def is_model_uri(text: str | os.PathLike[str]) -> bool:
+    """Whether a text is a model URI, well-formed or not; nothing is looked up."""
+    return os.fspath(text).startswith(_SCHEMES)
+
+
+def resolve_model(
+    uri: str | os.PathLike[str], *, tracking_uri: str | None = None, registry_uri: str | None = None
+) -> Resolved:
+    """Say which checkpoint a model URI means and where it lies.
+
+    Args:
+        uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or `wherry://sha256/DIGEST`.
+        tracking_uri, registry_uri: MLflow's stores; as for `register`.
+
+    Raises:
+        UsageError: it is none of these.
+        NotFoundError: there is no such version, or no place that is known of has the checkpoint any more.
+        MismatchError: what lies where it should is another checkpoint.
+        MissingExtraError: mlflow is not installed.
+        StorageError: the registry or the ledger cannot be reached.
+    """
+    text = os.fspath(uri)
+    stores = stores_of(tracking_uri, registry_uri)
+    named, digest = _MODEL.fullmatch(text), _DIGEST.fullmatch(text)
+    if named is not None:
+        asked = _by_name(text, named.groupdict(), stores)
+    elif digest is not None:
+        asked = _Asked(text, digest["digest"])
+    else:
+        raise UsageError(f"not a model URI: {text}", cure=f"write {_FORMS}", stage="resolve")
+    return _placed(asked, stores)
+
+
+def meant(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The URI itself, or where the checkpoint lies that a model URI means; see `resolve_model`."""
+    return resolve_model(uri).uri if is_model_uri(uri) else uri
+
+
+def stores_of(tracking_uri: str | None, registry_uri: str | None) -> dict[str, str]:
+    """Both MLflow URIs, as keyword arguments: those that are given, those of the environment, those of the home."""
+    tracking = tracking_uri or mlflow_tracking_uri()
+    registry = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
+    return {"tracking_uri": tracking, "registry_uri": registry}
+
+
+def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, str]) -> _Asked:
+    name, alias = unquote(parts["name"] or ""), parts["alias"]
+    row = service("mlflow").look_up(name, version=parts["version"], alias=alias, **stores)
+    deleted = row.tags.get(DELETED_TAG)
+    if deleted:
+        raise NotFoundError(f"its bytes were deleted: {deleted}", uri=text, stage="resolve")
+    digest = row.tags.get(DIGEST_TAG)
+    if digest is None:
+        raise NotFoundError(
+            f"{name} version {row.version} was not registered by wherry",
+            uri=text,
+            cure="register the checkpoint: `wherry register URI --name NAME`",
+            stage="resolve",
+        )
+    return _Asked(text, digest, row, alias)
+
+
+def _placed(asked: _Asked, stores: Mapping[str, str]) -> Resolved:
+    """The first place that holds the checkpoint; the registry's word counts before the ledger's."""
+    tried: list[str] = []
+    failed: list[WherryError] = []
+    for place in _places(asked, stores):
+        if place in tried:
+            continue
+        tried.append(place)
+        try:
+            found = _at(place)
+        except WherryError as error:  # another place may have it
+            failed.append(error)
+            continue
+        if found is not None and proved_digest(found[1]) == asked.digest:
+            return _resolved(asked, found[0].uri, found[1])
+        if found is not None:
+            failed.append(_another(asked, place))
+    if failed:
+        raise next((error for error in failed if error.retryable), failed[0])
+    raise NotFoundError(
+        f"checkpoint {asked.digest[:12]} is at no place that is known of: {', '.join(tried) or 'there is none'}",
+        uri=asked.uri,
+        cure="restore it; `wherry lineage show` tells what it was made of",
+        stage="resolve",
+    )
+
+
+def proved_digest(sidecar: Sidecar) -> str:
+    """The checkpoint digest that a sidecar's own manifest hashes to: what it says of itself may be altered."""
+    from wherry.core.digest import checkpoint_digest
+
+    subject = sidecar.checkpoint
+    return checkpoint_digest(sidecar.manifest, subject.format, subject.format_version)
+
+
+def proved_sidecar(location: Location, stage: str) -> Sidecar:
+    """The sidecar of a checkpoint, where its manifest is the one that its digest stands for.
+
+    Args:
+        location: the checkpoint.
+        stage: the verb that needs it.
+
+    Raises:
+        NotFoundError: it has none.
+        MismatchError: it was altered.
+    """
+    from wherry.storage.sidecar import read_sidecar
+
+    sidecar = read_sidecar(location)
+    if sidecar is None:
+        raise NotFoundError(
+            "no digests are recorded for it, so nothing can be proved",
+            uri=location.uri,
+            cure=f"take stock of it first: wherry inspect --digest --write {shlex.quote(location.uri)}",
+            stage=stage,
+        )
+    if proved_digest(sidecar) != sidecar.checkpoint.checkpoint_digest:
+        raise MismatchError(
+            "the manifest beside it was altered: it is not the one that its digest stands for",
+            uri=location.uri,
+            cure="restore the checkpoint",
+            stage=stage,
+        )
+    return sidecar
+
+
+def _another(asked: _Asked, place: str) -> MismatchError:
+    return MismatchError(
+        f"another checkpoint than the registered {asked.digest[:12]} lies there",
+        uri=place,
+        cure="restore the checkpoint, or register the one that is there now",
+        stage="resolve",
+    )
+
+
+def _places(asked: _Asked, stores: Mapping[str, str]) -> Iterator[str]:
+    from wherry.ledger.nodes import nodes
+    from wherry.ledger.record import open_ledger
+
+    if asked.row is not None and URI_TAG in asked.row.tags:
+        yield asked.row.tags[URI_TAG]
+    with open_ledger() as ledger:
+        known = nodes(ledger, {asked.digest})
+    if asked.digest in known:
+        yield from (place.uri for place in known[asked.digest].places)
+    if asked.row is None:
+        row = service("mlflow").find_digest(asked.digest, **stores)
+        yield from [row.tags[URI_TAG]] if row is not None and URI_TAG in row.tags else []
+
+
+def _at(uri: str) -> tuple[Location, Sidecar] | None:
+    """The checkpoint at a place, where there is one that says itself what it is."""
+    from wherry.storage.sidecar import read_sidecar
+    from wherry.storage.stores import locate
+
+    location = locate(uri)
+    sidecar = read_sidecar(location) if location.exists() else None
+    return None if sidecar is None else (location, sidecar)
+
+
+def _resolved(asked: _Asked, uri: str, sidecar: Sidecar) -> Resolved:
+    row = asked.row
+    return Resolved(
+        uri=uri,
+        name=row.name if row else None,
+        version=row.version if row else None,
+        alias=asked.alias,
+        checkpoint_digest=asked.digest,
+        weights_digest=sidecar.checkpoint.weights_digest,
+        tags=dict(row.tags) if row else {},
+    )

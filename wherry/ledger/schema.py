@@ -1,0 +1,219 @@
+"""The tables of the ledger, and what keeps its statements from being changed.
+
+`statement` is the ledger: append-only, each row chained to the one before it, with the number of the schema in which
+its body is written. Every other table but one is told by the statements, row by row (`wherry.ledger.rows`), and could
+be made of them again; `wherry ledger check` compares the two, so that an altered, missing or invented row of any of
+them is found. `projection` alone is a state of its own: how far each projection has been delivered. Its rows are
+sealed by a digest.
+
+Triggers abort every UPDATE and DELETE of `statement` and `edge`, and every statement that does not continue the
+chain. Whoever removes the triggers and alters a row breaks the chain of hashes, which the check finds.
+
+Columns that hold digests and URIs are compared byte by byte (collation C on PostgreSQL, where the database's own
+collation would be slower and could not serve prefixes).
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+SCHEMA = 2
+GENESIS = "0" * 64  # what the first statement continues
+_DIGEST = String(64).with_variant(String(64, collation="C"), "postgresql")
+_TEXT = String().with_variant(Text(collation="C"), "postgresql")
+_SEQ = Integer().with_variant(BigInteger(), "postgresql")  # INTEGER makes it SQLite's own row number
+
+metadata = MetaData()
+
+checkpoint = Table(
+    "checkpoint",
+    metadata,
+    Column("checkpoint_digest", _DIGEST, primary_key=True),
+    Column("weights_digest", _DIGEST, nullable=False, index=True),
+    Column("format", _TEXT, nullable=False),
+    Column("format_version", _TEXT),
+    Column("kind", _TEXT, nullable=False),
+    Column("step", BigInteger),
+    Column("tensors", BigInteger, nullable=False),
+    Column("parameters", BigInteger, nullable=False),
+    Column("nbytes", BigInteger, nullable=False),
+)
+
+statement = Table(
+    "statement",
+    metadata,
+    Column("seq", _SEQ, primary_key=True, autoincrement=False),
+    Column("prev", _DIGEST, nullable=False),
+    Column("hash", _DIGEST, nullable=False, unique=True),
+    Column("kind", _TEXT, nullable=False),
+    Column("schema", Integer, nullable=False),
+    Column("content", _DIGEST, nullable=False, index=True),
+    Column("body", Text, nullable=False),
+    Column("time", _TEXT, nullable=False),
+)
+Index("statement_prev", statement.c.prev, unique=True)  # two statements cannot continue the same one
+Index("statement_kind", statement.c.kind, statement.c.seq)
+
+location = Table(
+    "location",
+    metadata,
+    Column("checkpoint_digest", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False),
+    Column("uri", _TEXT, nullable=False),
+    Column("fingerprint", _TEXT, nullable=False),
+    Column("seen", _TEXT, nullable=False),
+    Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
+    PrimaryKeyConstraint("checkpoint_digest", "uri"),
+)
+Index("location_uri", location.c.uri, location.c.statement)
+
+tombstone = Table(  # also for what the ledger never saw, so without a foreign key to `checkpoint`
+    "tombstone",
+    metadata,
+    Column("checkpoint_digest", _DIGEST, nullable=False),
+    Column("uri", _TEXT, nullable=False),
+    Column("time", _TEXT, nullable=False),
+    Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
+    PrimaryKeyConstraint("checkpoint_digest", "uri"),
+)
+
+conversion = Table(
+    "conversion",
+    metadata,
+    Column("statement", _SEQ, ForeignKey(statement.c.seq), primary_key=True, autoincrement=False),
+    Column("source", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False, index=True),
+    Column("source_uri", _TEXT, nullable=False),
+    Column("source_fingerprint", _TEXT, nullable=False),
+    Column("target", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False, index=True),
+    Column("target_uri", _TEXT, nullable=False, index=True),
+    Column("format", _TEXT, nullable=False),
+    Column("plan_digest", _DIGEST, nullable=False),
+    Column("options", Text, nullable=False),
+    Column("software", _TEXT, nullable=False),
+    Column("lossless", Boolean, nullable=False),
+    Column("time", _TEXT, nullable=False),
+)
+Index("conversion_source", conversion.c.source_fingerprint, conversion.c.source_uri)
+
+edge = Table(
+    "edge",
+    metadata,
+    Column("source", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False),
+    Column("target", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False, index=True),
+    Column("plan_digest", _DIGEST, nullable=False),
+    Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
+    UniqueConstraint("source", "target", "plan_digest"),
+)
+Index("edge_statement", edge.c.statement)
+
+verification = Table(
+    "verification",
+    metadata,
+    Column("checkpoint_digest", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False),
+    Column("level", _TEXT, nullable=False),
+    Column("verdict", _TEXT, nullable=False),
+    Column("time", _TEXT, nullable=False),
+    Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
+    PrimaryKeyConstraint("checkpoint_digest", "level"),
+)
+
+registration = Table(
+    "registration",
+    metadata,
+    Column("checkpoint_digest", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False),
+    Column("registry", _TEXT, nullable=False),
+    Column("name", _TEXT, nullable=False),
+    Column("state", _TEXT, nullable=False),
+    Column("version", _TEXT),
+    Column("seen", _TEXT, nullable=False),
+    Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
+    PrimaryKeyConstraint("checkpoint_digest", "registry", "name"),
+)
+Index("registration_name", registration.c.registry, registration.c.name)
+
+projection = Table(
+    "projection",
+    metadata,
+    Column("name", _TEXT, primary_key=True),
+    Column("delivered", _SEQ, nullable=False),
+    Column("failed", Text),
+    Column("tried", _TEXT, nullable=False),
+    Column("seal", _DIGEST, nullable=False),
+)
+
+# Table → the columns that name a row. What tells a row again overwrites it, but for what is kept as told first.
+KEYS: dict[Table, tuple[str, ...]] = {
+    checkpoint: ("checkpoint_digest",),
+    location: ("checkpoint_digest", "uri"),
+    tombstone: ("checkpoint_digest", "uri"),
+    conversion: ("statement",),
+    edge: ("source", "target", "plan_digest"),
+    verification: ("checkpoint_digest", "level"),
+    registration: ("checkpoint_digest", "registry", "name"),
+}
+FIRST = frozenset({checkpoint, conversion, edge})
+
+_SEALED = ("statement", "edge")
+_SAID = "the ledger is append-only: "
+_BROKEN = f"{_SAID}this does not continue its chain"
+
+
+def sqlite_triggers() -> tuple[str, ...]:
+    """What keeps the rows of the append-only tables as they are."""
+    sealed = [
+        f"CREATE TRIGGER IF NOT EXISTS {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
+        f"BEGIN SELECT RAISE(ABORT, '{_SAID}{table}'); END"
+        for table in _SEALED
+        for verb in ("UPDATE", "DELETE")
+    ]
+    continues = (
+        f"CREATE TRIGGER IF NOT EXISTS statement_continues BEFORE INSERT ON statement WHEN {_breaks('statement')} "
+        f"BEGIN SELECT RAISE(ABORT, '{_BROKEN}'); END"
+    )
+    return (*sealed, continues)
+
+
+def postgres_triggers(schema: str) -> tuple[str, ...]:
+    """The same for PostgreSQL, TRUNCATE included.
+
+    Args:
+        schema: where the tables are.
+    """
+    body = f"() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$ BEGIN"
+    refuse = f"RAISE EXCEPTION '{_SAID}%', TG_TABLE_NAME;"
+    require = f"IF {_breaks(f'{schema}.statement')} THEN RAISE EXCEPTION '{_BROKEN}'; END IF; RETURN NEW;"
+    continues = "CREATE TRIGGER statement_continues BEFORE INSERT ON"
+    sealed = [
+        f"CREATE TRIGGER {table}_no_{name} BEFORE {verbs} ON {schema}.{table} "
+        f"FOR EACH {each} EXECUTE FUNCTION {schema}.refuse_change()"
+        for table in _SEALED
+        for name, verbs, each in (
+            ("change", "UPDATE OR DELETE", "ROW"),
+            ("truncate", "TRUNCATE", "STATEMENT"),
+        )
+    ]
+    return (
+        f"CREATE FUNCTION {schema}.refuse_change{body} {refuse} END $$",
+        f"CREATE FUNCTION {schema}.require_continuation{body} {require} END $$",
+        *sealed,
+        f"{continues} {schema}.statement FOR EACH ROW EXECUTE FUNCTION {schema}.require_continuation()",
+    )
+
+
+def _breaks(table: str) -> str:
+    """The condition under which a new statement does not continue the chain."""
+    last = f"SELECT hash FROM {table} ORDER BY seq DESC LIMIT 1"  # noqa: S608  our own name
+    count = f"SELECT max(seq) FROM {table}"  # noqa: S608  our own name
+    return f"NEW.seq <> coalesce(({count}), 0) + 1 OR NEW.prev <> coalesce(({last}), '{GENESIS}')"

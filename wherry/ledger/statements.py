@@ -1,0 +1,129 @@
+"""Statements as they are read: the chain itself, in order, whole or by kind or up to a moment."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, time
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Row, select
+
+from wherry.errors import UsageError
+from wherry.ledger import schema as tables
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from wherry.ledger.database import Ledger
+
+_PAGE = 500  # statements read in one transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement of the ledger.
+
+    Attributes:
+        seq: its number, from 1 without gaps.
+        kind: what it states; `wherry.ledger.rows.KINDS`.
+        schema: in which its body is written.
+        time: when it was appended; UTC, never before its predecessor's.
+        hash: over all of it and `prev`.
+        prev: hash of the one before it.
+        body: what it states.
+        content: digest of kind and body.
+        text: the body as it is hashed, so that the link can be recomputed elsewhere.
+    """
+
+    seq: int
+    kind: str
+    schema: int
+    time: str
+    hash: str
+    prev: str
+    body: dict[str, Any]
+    content: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The end of the chain, to be kept elsewhere; number 0 and the hash of nothing where it is empty."""
+
+    seq: int
+    hash: str
+    time: str
+
+
+def statements(
+    ledger: Ledger, *, after: int = 0, kinds: Collection[str] | None = None, until: str | None = None
+) -> Iterator[Statement]:
+    """The statements in order.
+
+    Read page by page, and no transaction stays open while the caller works on one: nothing that was read can change,
+    and what is appended meanwhile is met at the end.
+
+    Args:
+        ledger: where.
+        after: number after which to begin.
+        kinds: only these.
+        until: only those up to this moment (ISO 8601; UTC where it has no offset; a date means its end).
+
+    Raises:
+        UsageError: `until` is no moment.
+    """
+    last = None if until is None else moment(until)
+    table = tables.statement
+    while True:
+        query = select(table).where(table.c.seq > after).order_by(table.c.seq).limit(_PAGE)
+        query = query if kinds is None else query.where(table.c.kind.in_(kinds))
+        query = query if last is None else query.where(table.c.time <= last)
+        with ledger.read() as connection:
+            page = connection.execute(query).all()
+        yield from (_statement(row) for row in page)
+        if len(page) < _PAGE:
+            return
+        after = page[-1].seq
+
+
+def head(ledger: Ledger) -> Head:
+    """The last statement's number, hash and time."""
+    table = tables.statement.c
+    query = select(table.seq, table.hash, table.time).order_by(table.seq.desc()).limit(1)
+    with ledger.read() as connection:
+        row = connection.execute(query).first()
+    return Head(*row) if row else Head(0, tables.GENESIS, "")
+
+
+def moment(text: str) -> str:
+    """A moment as statements write it.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(
+            f"not a date or time: {text!r}", cure="write 2026-11-21 or 2026-11-21T08:00+00:00"
+        ) from error
+    if len(text) <= len("2026-11-21"):
+        read = datetime.combine(read.date(), time.max)
+    aware = read if read.tzinfo else read.replace(tzinfo=UTC)
+    return aware.astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+def by_number(ledger: Ledger, numbers: Collection[int]) -> dict[int, Statement]:
+    """Number → statement, for those that there are."""
+    table, found, every = tables.statement, dict[int, Statement](), sorted(numbers)
+    with ledger.read() as connection:
+        for start in range(0, len(every), _PAGE):
+            query = select(table).where(table.c.seq.in_(every[start : start + _PAGE]))
+            found |= {row.seq: _statement(row) for row in connection.execute(query)}
+    return found
+
+
+def _statement(row: Row[Any]) -> Statement:
+    body = json.loads(row.body)
+    return Statement(row.seq, row.kind, row.schema, row.time, row.hash, row.prev, body, row.content, row.body)

@@ -1,0 +1,195 @@
+"""lineage: where a checkpoint came from and what was made of it.
+
+Nodes are checkpoints by their checkpoint digest, edges are conversions. Source and converted checkpoint are two
+nodes even where their weights digest is one. The ledger is asked first; a sidecar answers for its own conversion
+when the ledger does not know it, so that the lineage survives the loss of every database.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import AmbiguousError, MismatchError, NotFoundError, WherryError
+from wherry.lineage.text import SHOWN
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.ledger.nodes import Node
+    from wherry.ledger.record import Edge, Ledger
+    from wherry.storage.sidecar import Sidecar
+
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_OWN = "wherry://sha256/"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LineageTree:
+    """What is above and below one checkpoint.
+
+    Attributes:
+        root: checkpoint digest of the one that was asked for.
+        nodes: checkpoint digest → node, for every end of an edge and the root.
+        edges: the conversions, in the order in which they were recorded.
+    """
+
+    root: str
+    nodes: Mapping[str, Node]
+    edges: tuple[Edge, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `lineage show --json` prints it."""
+        return {
+            "root": self.root,
+            "nodes": [asdict(node) for node in self.nodes.values()],
+            "edges": [asdict(edge) for edge in self.edges],
+        }
+
+
+def show(uri_or_digest: str | os.PathLike[str]) -> LineageTree:
+    """The lineage of a checkpoint, up and down.
+
+    Args:
+        uri_or_digest: where it lies (or lay), at least 8 hex digits of its checkpoint or weights digest, or
+            `models:/name@alias`, `models:/name/version`.
+
+    Raises:
+        NotFoundError: neither the ledger nor a sidecar knows it.
+        AmbiguousError: several checkpoints have a digest that begins so.
+        StorageError: the ledger cannot be read.
+    """
+    from wherry.ledger.record import open_ledger
+
+    with open_ledger() as ledger:
+        digest, sidecar = named(ledger, os.fspath(uri_or_digest))
+        return tree_of(ledger, digest, sidecar)
+
+
+def named(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
+    """The checkpoint that a URI, a digest's beginning or a model URI names, and its sidecar where it was met.
+
+    Raises:
+        NotFoundError, AmbiguousError, StorageError: as `show`.
+    """
+    from wherry.ledger.resolve import is_model_uri
+
+    if is_model_uri(text):
+        return _by_model(text), None
+    digest = _by_digest(ledger, text)
+    return (digest, None) if digest is not None else _by_uri(ledger, text)
+
+
+def _by_model(text: str) -> str:
+    """The digest that a model URI means; also where its bytes are gone or altered, when lineage is asked for most."""
+    from wherry.ledger.resolve import resolve_model
+
+    if text.startswith(_OWN):
+        return text.removeprefix(_OWN)
+    try:
+        return resolve_model(text).checkpoint_digest
+    except (NotFoundError, MismatchError):
+        digest = _registered_digest(text)
+        if digest is None:
+            raise
+        return digest
+
+
+def _registered_digest(text: str) -> str | None:
+    from wherry.formats.registry import service
+    from wherry.storage.home import mlflow_registry_uri, mlflow_tracking_uri
+
+    for row in service("mlflow").registered(mlflow_tracking_uri(), mlflow_registry_uri()):
+        means = {f"models:/{row.name}/{row.version}", *(f"models:/{row.name}@{one}" for one in row.aliases)}
+        if text in means:
+            return row.tags["wherry.checkpoint_digest"]
+    return None
+
+
+def _by_digest(ledger: Ledger, text: str) -> str | None:
+    from wherry.ledger.nodes import digests_starting
+
+    if not _DIGEST.fullmatch(text):
+        return None
+    found = digests_starting(ledger, text)
+    if len(found) > 1:
+        raise AmbiguousError(
+            f"{len(found)} checkpoints have a digest that begins with {text}",
+            cure=f"choose one: {', '.join(digest[:SHOWN] for digest in found)}",
+            stage="lineage",
+        )
+    return found[0] if found else None
+
+
+def _by_uri(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
+    """What lies at a URI says itself what it is, if it has a sidecar; else the ledger knows what was seen there."""
+    from wherry.ledger.nodes import digest_at
+
+    for uri in _meanings(text):
+        location = locate(uri)
+        sidecar = read_sidecar(location) if location.exists() else None
+        digest = sidecar.checkpoint.checkpoint_digest if sidecar else digest_at(ledger, location.uri)
+        if digest is not None:
+            return digest, sidecar
+    raise NotFoundError(
+        "no lineage is known",
+        uri=text,
+        cure="convert it with wherry, or give a digest that the ledger has (at least 8 hex digits)",
+        stage="lineage",
+    )
+
+
+def _meanings(text: str) -> Iterator[str]:
+    """The URI itself, then the checkpoint that it stands for, where it is a run folder."""
+    from wherry.formats.detect import resolve
+
+    yield text
+    try:
+        _location, found = resolve(text)
+    except WherryError as error:
+        _log.debug("not a checkpoint or run: %s", error)
+        return
+    yield found.uri
+
+
+def tree_of(ledger: Ledger, root: str, sidecar: Sidecar | None) -> LineageTree:
+    """Everything above and below a checkpoint; a sidecar adds the conversion that it tells of."""
+    from wherry.ledger.nodes import nodes
+    from wherry.ledger.record import ancestors, descendants
+
+    told, ends = _told(sidecar)
+    edges = [*ancestors(ledger, root), *descendants(ledger, root)]
+    if told is not None:
+        edges += ancestors(ledger, told.source)
+        known = {(edge.source, edge.target, edge.plan_digest) for edge in edges}
+        edges += [told] if (told.source, told.target, told.plan_digest) not in known else []
+    digests = {root, *(edge.source for edge in edges), *(edge.target for edge in edges)}
+    return LineageTree(root, {**ends, **nodes(ledger, digests)}, tuple(dict.fromkeys(edges)))
+
+
+def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, Node]]:
+    """The edge and the nodes that a sidecar alone tells of."""
+    from wherry.ledger.nodes import node_of
+    from wherry.ledger.record import Edge
+
+    if sidecar is None:
+        return None, {}
+    receipt = sidecar.receipt
+    own = {
+        sidecar.checkpoint.checkpoint_digest: node_of(sidecar.checkpoint, receipt.finished if receipt else "")
+    }
+    if receipt is None or receipt.source.checkpoint_digest == receipt.target.checkpoint_digest:
+        return None, own
+    source, target = receipt.source.checkpoint_digest, receipt.target.checkpoint_digest
+    edge = Edge(source, target, receipt.plan_digest, None, receipt.finished, receipt.lossless)
+    ends = {
+        source: node_of(receipt.source, receipt.started),
+        target: node_of(receipt.target, receipt.finished),
+    }
+    return edge, {**ends, **own}

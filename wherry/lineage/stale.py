@@ -1,0 +1,289 @@
+"""stale: which converted checkpoints are not what converting again would give.
+
+Only metadata is read. A source is compared by the fingerprint of its files; the conversion is planned again, as its
+route states it or else as it was asked for, and the digests of the two plans are compared: a plan names the structure
+of the source, the target format, every option and every rule. So are the files that the request names, which a plan
+does not cover. Where neither can be known, as of old receipts, the version of wherry is.
+What was made of something stale is stale too. Reasons are data, each result has the command that converts again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wherry import __version__
+from wherry.converter.command import UNPLANNED, command_line, differences, present, request, resolved
+from wherry.converter.existing import present_fingerprint
+from wherry.core.opaque import allowing
+from wherry.errors import NotFoundError, WherryError
+from wherry.formats.checkpoint import open_checkpoint
+from wherry.lineage.routes import as_routed, rules_for
+from wherry.runtime import threads
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import is_live, locate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wherry.config.schema import Route
+    from wherry.ledger.conversions import ConvertedTarget
+    from wherry.ledger.nodes import Node, Place
+    from wherry.lineage.routes import Rule
+
+_log = logging.getLogger(__name__)
+SCHEMA = 1
+_WORKERS = 8  # sources looked at at a time; it is waiting for storage, not computing
+# What a reason can be.
+SOURCE_GONE, SOURCE_CHANGED, SOURCE_UNREADABLE = "source-gone", "source-changed", "source-unreadable"
+PLAN_CHANGED, ROUTE_CHANGED, OLDER_WHERRY = "plan-changed", "route-changed", "older-wherry"
+UPSTREAM = "upstream-stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something is stale: one of the kinds above, and the details in words."""
+
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """A converted checkpoint that is stale.
+
+    Attributes:
+        uri: where it lies.
+        checkpoint_digest: which it is.
+        format: of it.
+        source_uri: what it was made of.
+        reasons: why.
+        cure: the command that converts again; it needs a free target, so what lies there is moved away first. None
+            where no source is known to be there.
+    """
+
+    uri: str
+    checkpoint_digest: str
+    format: str
+    source_uri: str
+    reasons: tuple[Reason, ...]
+    cure: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of `lineage stale --json`."""
+        return asdict(self)
+
+
+class _Made(NamedTuple):
+    """A conversion, and what was stated of it; empty where it was recorded before that was kept."""
+
+    row: ConvertedTarget
+    asked: Mapping[str, Any]
+
+    @property
+    def said(self) -> Mapping[str, Any]:
+        """What was stated, or as much of it as the options tell."""
+        return self.asked or resolved(self.row.format, self.row.options)
+
+
+def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = None) -> list[Stale]:
+    """What converting again would give differently.
+
+    Args:
+        about: only this checkpoint and what was derived from it (a URI, a digest or a model URI); all by default.
+        config: the routes file; `WHERRY_CONFIG`, `wherry.toml` here or in the home by default.
+
+    Returns:
+        The stale ones, in the order in which they were converted.
+
+    Raises:
+        NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
+        UsageError: the routes file is not one.
+    """
+    rows, nodes = _rows(about)
+    routes = _routes(config)
+    with threads.executor(_WORKERS) as pool:
+        looked = list(pool.map(_look, rows, repeat(routes), repeat(nodes)))
+    return [one for one in _with_upstream(rows, looked) if one.reasons]
+
+
+def _rows(about: str | os.PathLike[str] | None) -> tuple[list[_Made], Mapping[str, Node]]:
+    """The conversions that are current, one for each place, and the nodes of their sources."""
+    from wherry.ledger.conversions import asked_in, last_conversions
+    from wherry.ledger.nodes import nodes
+    from wherry.ledger.record import open_ledger
+
+    chosen = None if about is None else _below(about)
+    with open_ledger() as ledger:
+        every = last_conversions(ledger).values()
+        kept = [row for row in every if row.gone is None and _has_source(row)]
+        rows = [row for row in kept if chosen is None or row.target_digest in chosen]
+        rows.sort(key=lambda row: row.statement)
+        asked = asked_in(ledger, (row.statement for row in rows))
+        return [_Made(row, asked[row.statement]) for row in rows], nodes(
+            ledger, {row.source_digest for row in rows}
+        )
+
+
+def _has_source(row: ConvertedTarget) -> bool:
+    """Whether it was made of something that can still be there: no training state, and not of itself, in place."""
+    return not is_live(row.source_uri) and row.source_uri != row.target_uri
+
+
+def _below(about: str | os.PathLike[str]) -> set[str]:
+    from wherry.lineage.answers import impact
+
+    found = impact(about)
+    return set(found.nodes)
+
+
+def _routes(config: str | None) -> tuple[Route, ...]:
+    from wherry.config.config import load_config
+
+    return load_config(config).routes
+
+
+def _look(made: _Made, routes: Sequence[Route], nodes: Mapping[str, Node]) -> Stale:
+    """One conversion against what is there now."""
+    row, source = made.row, nodes[made.row.source_digest]
+    rules: list[Rule] = []
+    reasons: list[Reason] = []
+    at: str | None = row.source_uri
+    try:
+        with allowing(made.said.get("opaque", ())):
+            with open_checkpoint(row.source_uri, format=made.said.get("from", source.format)) as checkpoint:
+                rules = (
+                    []
+                    if "as" in made.said
+                    else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
+                )
+                if present_fingerprint(checkpoint) != row.source_fingerprint:
+                    what = f"the files at {row.source_uri} changed since {row.time}"
+                    reasons.append(Reason(SOURCE_CHANGED, what))
+            reasons += _by_route(made, source.format, rules) if rules else _by_record(made, source.format)
+    except NotFoundError:
+        at = next((place.uri for place in source.places if _is_same(place, source.format)), None)
+        elsewhere = f"; the same checkpoint lies at {at}" if at else ""
+        reasons.append(Reason(SOURCE_GONE, f"nothing is at {row.source_uri} any more{elsewhere}"))
+    except WherryError as error:
+        reasons.append(Reason(SOURCE_UNREADABLE, error.what))
+    cure = _cure(made, at, rules) if at and reasons else None
+    return Stale(row.target_uri, row.target_digest, row.format, row.source_uri, tuple(reasons), cure)
+
+
+def _is_same(place: Place, format: str) -> bool:
+    """Whether a place still has the files that were seen there."""
+    try:
+        with open_checkpoint(place.uri, format=format) as checkpoint:
+            return place.gone is None and present_fingerprint(checkpoint) == place.fingerprint
+    except WherryError:
+        return False  # a place that cannot be asked does not help
+
+
+def _by_route(made: _Made, source_format: str, rules: Sequence[Rule]) -> Iterator[Reason]:
+    """Whether none of the routes that may have asked for it would give the same now."""
+    told: list[Reason] = []
+    for route, rule in rules:
+        name = f"route {route.name}"
+        try:
+            with allowing(route.opaque):
+                asked = as_routed(route, rule)
+                now = _planned(made.row, route.source_format or source_format, asked)
+        except WherryError as error:  # a file that the route names
+            now, asked = error, {}
+        if isinstance(now, WherryError):
+            told.append(Reason(ROUTE_CHANGED, f"{name} cannot be carried out now: {now.what}"))
+            continue
+        if now == made.row.plan_digest and not (
+            made.asked and any(differences(made.asked, asked, UNPLANNED))
+        ):
+            return
+        how = ", ".join(differences(made.asked, asked)) if made.asked else ""
+        what = f"{name} states another conversion than was carried out"
+        told.append(Reason(ROUTE_CHANGED, f"{what}: {how}" if how else what))
+    yield told[0]
+
+
+def _by_record(made: _Made, source_format: str) -> Iterator[Reason]:
+    """Whether the request that was recorded would give the same now."""
+    if not made.asked:
+        yield from _by_options(made, source_format)
+        return
+    try:
+        asked = present(made.asked)
+        now: str | WherryError = _planned(made.row, source_format, asked)
+        changed = ", ".join(differences(made.asked, asked, UNPLANNED))
+    except WherryError as error:  # a file that it names
+        now, changed = error, ""
+    if isinstance(now, WherryError):
+        yield Reason(PLAN_CHANGED, f"the same request cannot be carried out now: {now.what}")
+    elif now != made.row.plan_digest or changed:
+        what = f"the same request gives another plan than on {made.row.time}"
+        yield Reason(PLAN_CHANGED, f"what the request names changed: {changed}" if changed else what)
+
+
+def _by_options(made: _Made, source_format: str) -> Iterator[Reason]:
+    """The same of a receipt that does not say what was asked for: it may have been the parameters alone, or more."""
+    row = made.row
+    plans = [_planned(row, source_format, {**made.said, **more}) for more in ({}, {"only": "params"})]
+    if row.plan_digest in plans:
+        return
+    if _is_plain(row) and not isinstance(plans[0], WherryError):
+        yield Reason(PLAN_CHANGED, f"the same request gives another plan than on {row.time}")
+    elif row.software and row.software != __version__:
+        yield Reason(OLDER_WHERRY, f"wherry {row.software} made it, this is {__version__}")
+
+
+def _is_plain(row: ConvertedTarget) -> bool:
+    """Whether the recorded options are all that was asked for: no layout, no rule, nothing left behind."""
+    try:
+        sidecar = read_sidecar(locate(row.target_uri))
+    except WherryError:
+        return False  # what cannot be read proves nothing; the audit reports it
+    if sidecar is None or sidecar.receipt is None:
+        return False
+    return not {"layout", "scan"} & set(sidecar.manifest.origin) and not sidecar.receipt.warnings
+
+
+def _planned(row: ConvertedTarget, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
+    """Digest of the plan that would be made now, or why none can be made so."""
+    from wherry.converter.plan import plan
+    from wherry.converter.rewrite import plan_rewrite
+
+    ends = row.source_uri, row.target_uri
+    try:
+        if "as" in asked:
+            return plan_rewrite(*ends, as_=asked["as"], format=source_format).digest
+        return plan(*ends, to=row.format, format=source_format, **request(asked)).digest
+    except WherryError as error:
+        return error
+
+
+def _cure(made: _Made, source: str, rules: Sequence[Rule]) -> str:
+    """The command line that converts again, as the route states it or as it was recorded."""
+    asked = made.said
+    if rules:
+        route, rule = rules[0]
+        try:
+            with allowing(route.opaque):
+                asked = {
+                    **as_routed(route, rule),
+                    **{n: v for n, v in asked.items() if n in ("into", "as_step")},
+                }
+        except WherryError as error:
+            _log.debug("the cure is told as it was recorded: %s", error)
+    return command_line(asked, source, made.row.target_uri, moved=source != made.row.source_uri)
+
+
+def _with_upstream(rows: Sequence[_Made], looked: Sequence[Stale]) -> Iterator[Stale]:
+    """What was made of something stale is stale too; rows come in the order in which they were made."""
+    worn: dict[str, str] = {}
+    for row, one in zip((made.row for made in rows), looked, strict=True):
+        above = worn.get(row.source_uri)
+        full = (*one.reasons, Reason(UPSTREAM, f"{above} is stale")) if above else one.reasons
+        if any(reason.kind not in (SOURCE_GONE, OLDER_WHERRY) for reason in full):
+            worn[row.target_uri] = row.target_uri
+        yield replace(one, reasons=full)

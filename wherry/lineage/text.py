@@ -1,0 +1,86 @@
+"""lineage_text: a lineage as a tree in plain text, and its nodes and edges in a line each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from wherry.storage.stores import is_live
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.ledger.nodes import Node, Place
+    from wherry.ledger.record import Edge
+    from wherry.lineage.lineage import LineageTree
+
+SHOWN = 12  # hex digits of a digest in print
+
+
+def render(tree: LineageTree) -> str:
+    """The tree as plain text."""
+    root = tree.nodes[tree.root]
+    lines = [title(root), *(f"  {line}" for line in facts(root))]
+    for headline, up in (("came from", True), ("became", False)):
+        edges = defaultdict[str, "list[Edge]"](list)
+        for edge in tree.edges:
+            edges[edge.target if up else edge.source].append(edge)
+        branches = list(_branches(tree, edges, tree.root, up=up))
+        if branches:
+            lines += [headline, *branches]
+    return "\n".join(lines)
+
+
+def _branches(tree: LineageTree, edges: Mapping[str, list[Edge]], root: str, *, up: bool) -> Iterator[str]:
+    """Lines below a node; what is below another one is told once, however many ways lead there."""
+
+    def rows(digest: str, bar: str) -> list[tuple[Edge, str, bool]]:
+        """The node's edges, the last one first: they are taken from the end."""
+        here = edges.get(digest, [])
+        return [(edge, bar, edge is here[-1]) for edge in reversed(here)]
+
+    told, waiting = {root}, rows(root, "")
+    while waiting:  # no recursion: a chain of nightly conversions may be thousands long
+        edge, bar, last = waiting.pop()
+        other = edge.source if up else edge.target
+        again = other in told and other in edges
+        yield f"{bar}{'└─' if last else '├─'} {title(tree.nodes[other])}{' (see above)' if again else ''}"
+        inner = bar + ("   " if last else "│  ")
+        yield from (f"{inner}  {line}" for line in (how(edge), *facts(tree.nodes[other])))
+        told.add(other)
+        waiting += [] if again else rows(other, inner)
+
+
+def title(node: Node) -> str:
+    """A node in one line."""
+    step = "" if node.step is None else f", step {node.step}"
+    version = f" ({node.format_version})" if node.format_version else ""
+    return (
+        f"{node.checkpoint_digest[:SHOWN]} {node.format}{version}: {node.kind}, {node.tensors} tensors{step}"
+    )
+
+
+def facts(node: Node) -> Iterator[str]:
+    """What is known of a node beside its title: places, registrations, the last verification."""
+    yield from (_whereabouts(place) for place in node.places)
+    for row in node.registrations:
+        yield (
+            f"registered as {row.name} version {row.version} in {row.registry}"
+            if row.version
+            else (f"registration as {row.name} in {row.registry} is {row.state}")
+        )
+    if node.verified is not None:
+        yield f"verified at level {node.verified.level}: {node.verified.verdict} ({node.verified.time})"
+
+
+def _whereabouts(place: Place) -> str:
+    if place.gone:
+        return f"{place.uri} (gone since {place.gone})"
+    return f"{place.uri} (the memory of a training run; not on disk)" if is_live(place.uri) else place.uri
+
+
+def how(edge: Edge) -> str:
+    """A conversion in one line."""
+    origin = "its sidecar" if edge.statement is None else f"statement {edge.statement}"
+    exactness = "lossless" if edge.lossless else "lossy"
+    return f"{exactness}, plan {edge.plan_digest[:SHOWN]}, {edge.time} ({origin})"

@@ -1,0 +1,211 @@
+"""A live training state, seen as a checkpoint: what the engine converts when nothing was ever saved.
+
+It has the manifest of the state and a reader over snapshots of it, one for each process that holds a share. So an
+export is a conversion like any other: same plan, journal, read-back, commit, receipt and ledger. The URI names the
+state (`live://host/name@step`); no file lies there, and the fingerprint is that of this one snapshot.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from wherry.core import dtypes
+from wherry.core.detection import Detection, Evidence
+from wherry.core.tensorspec import region_shape, region_within, shared_region
+from wherry.errors import IncompleteError, NotFoundError
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.format import Absent, Extent, Opened
+from wherry.storage.location import Entry
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.live.snapshot import Placed
+    from wherry.storage.location import Location
+
+FORMAT = "live"
+
+
+class LiveReader:
+    """Reads the boxes of snapshots; see Reader, FillingReader and RegionReader."""
+
+    def __init__(
+        self, specs: Mapping[KeyPath, TensorSpec], placed: Mapping[KeyPath, tuple[Placed, ...]], mark: str
+    ) -> None:
+        """Take what the processes have.
+
+        Args:
+            specs: the tensors.
+            placed: key path → its boxes, of all processes.
+            mark: names this snapshot and no other.
+        """
+        self._specs = specs
+        self._placed = placed
+        self._mark = mark
+        self._maps: dict[str, mmap.mmap] = {}
+        self._places: dict[str, Location] = {}
+        self._lock = threading.Lock()
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """See Reader."""
+        import numpy as np
+
+        result = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
+        self._gather(spec, region, result)
+        return result
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader; what numpy cannot hold never gets into a live checkpoint."""
+        return self.read(spec, spec.whole).tobytes()
+
+    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """See FillingReader."""
+        import numpy as np
+
+        dtype = dtypes.numpy_dtype(spec.dtype)
+        self._gather(spec, region, np.frombuffer(buffer, dtype).reshape(region_shape(region)))
+
+    def overhead(self, spec: TensorSpec, region: Region) -> int:  # noqa: ARG002  of the protocol
+        """See FillingReader: boxes are mapped, nothing is held beside the buffer."""
+        return 0
+
+    def cheap(self, spec: TensorSpec) -> bool:
+        """See RegionReader."""
+        return self.extents(spec) is None
+
+    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """See RegionReader."""
+        self.fill(spec, region, buffer)
+
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """See Reader: where the boxes follow one another as the tensor's bytes do."""
+        boxes = sorted(self._placed.get(spec.path, ()))
+        if not spec.size:
+            return ()
+        found, expected = list[Extent](), 0
+        for box in boxes:
+            first = _first(spec.shape, box)
+            if first != expected:
+                return None
+            elements = math.prod(box.sizes)
+            found.append(
+                Extent(self._located(box.file), box.start, dtypes.canonical_size(spec.dtype, elements))
+            )
+            expected += elements
+        return tuple(found) if expected == spec.size else None
+
+    def absent(self) -> Iterator[Absent]:
+        """See Reader: tensors of which no process gave some part, or two gave the same."""
+        for path, spec in self._specs.items():
+            boxes = [box for box in self._placed.get(path, ()) if math.prod(box.sizes)]
+            held = sum(math.prod(box.sizes) for box in boxes)
+            if held != spec.size:
+                yield Absent(path, "shards", f"the processes gave {held} of {spec.size} elements")
+            elif len({box.offsets for box in boxes}) != len(boxes):
+                yield Absent(path, "shards", "two processes gave the same part")
+
+    def companion(self, name: str) -> Location:
+        """See Reader; there are none."""
+        raise NotFoundError(f"a live state has no file {name}")
+
+    def members(self) -> Iterator[Entry]:
+        """See Reader: one that stands for the memory, so that no two snapshots are taken for one."""
+        yield Entry("state", sum(spec.nbytes for spec in self._specs.values()), is_dir=False, mark=self._mark)
+
+    def close(self) -> None:
+        """See Reader; the snapshots are closed by who took them."""
+        with self._lock:
+            self._maps.clear()
+
+    def _gather(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
+        filled = 0
+        for box in self._placed.get(spec.path, ()):
+            whole = tuple(slice(at, at + extent) for at, extent in zip(box.offsets, box.sizes, strict=True))
+            shared = shared_region(region, whole)
+            if shared is None:
+                continue
+            out[region_within(shared, region)] = self._view(spec, box)[region_within(shared, whole)]
+            filled += math.prod(region_shape(shared))
+        if filled != out.size:
+            raise IncompleteError("no process gave a part of it", path=spec.name)
+
+    def _view(self, spec: TensorSpec, box: Placed) -> np.ndarray:
+        import numpy as np
+
+        dtype, elements = dtypes.numpy_dtype(spec.dtype), math.prod(box.sizes)
+        return np.frombuffer(self._mapped(box.file), dtype, elements, box.start).reshape(box.sizes)
+
+    def _located(self, file: str) -> Location:
+        return self._places.setdefault(file, locate(file))
+
+    def _mapped(self, file: str) -> mmap.mmap:
+        with self._lock:
+            if file not in self._maps:
+                descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    self._maps[file] = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+                finally:
+                    os.close(descriptor)
+            return self._maps[file]
+
+
+def live_checkpoint(
+    manifest: Manifest,
+    placed: Mapping[KeyPath, tuple[Placed, ...]],
+    *,
+    name: str,
+    mark: str,
+    framework: str,
+    system: str | None = None,
+) -> Checkpoint:
+    """The checkpoint that a live state is.
+
+    Args:
+        manifest: what it holds.
+        placed: key path → its boxes; empty while nothing but the plan is wanted.
+        name: what the run is called.
+        mark: names this snapshot and no other.
+        framework: for example `jax 0.10.2, 8 devices`.
+        system: the format whose names and shapes the state has, for conversions between systems.
+    """
+    step = "" if manifest.step is None else f"@{manifest.step}"
+    detection = Detection(
+        uri=f"{FORMAT}://{socket.gethostname()}/{name.strip('/')}{step}",
+        format=system or FORMAT,
+        format_version=f"live {framework}" if system else framework,
+        writer=framework,
+        step=manifest.step,
+        kind=_kind(manifest),
+        evidence=(Evidence(".", f"{len(manifest.tensors)} arrays in the memory of the training process"),),
+    )
+    specs = manifest.tensors if placed else {}
+    checkpoint = Checkpoint(Opened(detection, manifest, LiveReader(specs, placed, mark)))
+    tied: Mapping[str, str] = manifest.origin.get("tied", {})
+    checkpoint.notes = tuple(
+        f"{name} and {first} are one tensor; each is written" for name, first in tied.items()
+    )
+    return checkpoint
+
+
+def _kind(manifest: Manifest) -> Any:
+    return manifest.kind
+
+
+def _first(shape: tuple[int, ...], box: Placed) -> int | None:
+    """The place of a box's first element in C order, where its elements follow one another; else None."""
+    cut = next((axis for axis, size in enumerate(box.sizes) if size > 1), len(shape))
+    if box.sizes[cut + 1 :] != shape[cut + 1 :]:
+        return None
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return sum(offset * stride for offset, stride in zip(box.offsets, strides, strict=True))

@@ -1,0 +1,100 @@
+"""export: a checkpoint straight from a live training state, without a file in between.
+
+The plan is made first, from shapes alone, so that what the target cannot hold is said before a byte is copied. Then
+training waits while its arrays are copied (a true copy: it may donate or overwrite them at once), and everything else
+happens in the background by the same engine as every conversion. Several processes that hold one state together all
+call `export`; each gives its share, rank 0 writes.
+
+    handle = wherry.export(state, "/ckpt/llama/hf", to="huggingface", system="maxtext", config="config.json")
+    ...                                          # training goes on
+    handle.result()                              # the receipt, or why it failed
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from wherry.live.handle import Export
+from wherry.live.request import request_of
+from wherry.live.run import Begun, begin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("wherry.export")
+
+
+def export(
+    state: object,
+    uri: str | os.PathLike[str],
+    *,
+    to: str,
+    snapshot: str = "host",
+    step: int | None = None,
+    on_done: Callable[[Export], None] | None = None,
+    emit: bool | None = None,
+    exit_wait: float = 600.0,
+    **common: Any,
+) -> Export:
+    """Write a checkpoint of a live training state in the background.
+
+    Args:
+        state: a JAX pytree (sharded arrays, Flax boxes, NNX state, Penzai model), a torch module or a state dict
+            (DTensors included).
+        uri: exactly what is committed; with `into` the run folder.
+        to: target format, a name or alias.
+        snapshot: `host` copies the state into memory, `disk` into a file beside the target.
+        step: of training; taken from the state's own `step` where it has one.
+        on_done: called in the background with the handle when it has ended, well or not.
+        emit: whether the end is posted as an event (see `wherry.emit`); by default where `PREFECT_API_URL` is set.
+        exit_wait: seconds that the end of the process waits for it.
+        common: what else `wherry.live.request.Request` has: options, meta, name, system, only, ignore, memory,
+            verify, if_exists, into, family, config, dtype, assets, spool, patience, alone.
+
+    Returns:
+        A handle, at once after the snapshot. Whatever goes wrong, now or later, is logged and kept in it.
+    """
+    clock = time.monotonic()
+    handle = Export(os.fspath(uri), step, exit_wait)
+
+    begun: Begun | None = None
+
+    def then(ended: Export) -> None:
+        if begun is None or begun.leads:
+            _tell(ended, emit)
+        if on_done is not None:
+            on_done(ended)
+
+    try:
+        request = request_of(uri=handle.uri, to=to, snapshot=snapshot, step=step, **common)
+        begun = begin(state, request)
+    except Exception as error:  # noqa: BLE001  nothing is raised into training
+        handle.failed(error)
+        handle.blocked = time.monotonic() - clock
+        handle.end(then)
+        return handle
+    handle.blocked = time.monotonic() - clock
+    handle.step = begun.step
+    handle.start(begun.work, then, begun.undo)
+    return handle
+
+
+def _tell(handle: Export, wanted: bool | None) -> None:
+    """Post the end of an export; a server that does not answer changes nothing."""
+    from wherry.core.emit import COMMITTED, FAILED, emit
+
+    if wanted is False or (wanted is None and not os.environ.get("PREFECT_API_URL")):
+        return
+    receipt, error = handle.receipt, handle.error
+    if receipt is None and error is None:
+        return
+    uri = receipt.target.uri if receipt else handle.uri
+    payload = {"format": receipt.target.format} if receipt else {}
+    payload |= {"error": error.to_json()} if error else {}
+    try:
+        emit(uri, event=COMMITTED if receipt else FAILED, step=handle.step, payload=payload)
+    except (ValueError, OSError) as failure:
+        log.warning("the end of the export to %s was not told: %s", uri, failure)

@@ -1,0 +1,169 @@
+"""The handle of an export: what training holds while a checkpoint is written in the background.
+
+Nothing that goes wrong is ever raised into training: it is logged with its cure, and `result` raises it for those who
+ask. A process that ends while an export is under way waits for it, but not longer than `exit_wait` seconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from concurrent.futures import thread as _executors  # its own exit hook must be registered before ours
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import NotRecordedError, StorageError, WherryError, internal_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wherry.core.receipt import Receipt
+
+log = logging.getLogger("wherry.export")
+_NICE = 10  # training's own threads come first
+_under_way: set[Export] = set()
+assert _executors
+
+
+class Export:
+    """One export that is under way or has ended.
+
+    Attributes:
+        uri: what is committed when it is done.
+        step: of training, where known.
+        blocked: seconds for which training waited.
+        exit_wait: seconds that the end of the process waits for it.
+        error: why it failed; None while it is under way and when it is done. A NotRecordedError where the checkpoint
+            is committed but not recorded.
+        receipt: what was done; None until a checkpoint is committed, and in processes that had nothing to do.
+    """
+
+    def __init__(self, uri: str, step: int | None = None, exit_wait: float = 600.0) -> None:
+        self.uri = uri
+        self.step = step
+        self.blocked = 0.0
+        self.exit_wait = exit_wait
+        self.error: WherryError | None = None
+        self.receipt: Receipt | None = None
+        self._ended = threading.Event()
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended; False where `timeout` seconds were not enough. Never raises its failure."""
+        return self._ended.wait(timeout)
+
+    def result(self, timeout: float | None = None) -> Receipt | None:
+        """The receipt; None in a process that had nothing to do.
+
+        Raises:
+            TimeoutError: it has not ended in time.
+            NotRecordedError: the checkpoint is committed, but the ledger cannot be used; `result` is the receipt.
+            WherryError: why it failed.
+        """
+        if not self.wait(timeout):
+            raise TimeoutError(f"the export to {self.uri} has not ended after {timeout} s")
+        if self.error is not None:
+            raise self.error
+        return self.receipt
+
+    def start(
+        self,
+        work: Callable[[], Receipt | None],
+        then: Callable[[Export], None],
+        undo: Callable[[BaseException], None],
+    ) -> None:
+        """Do the work in the background; `then` is told of the end before anybody who waits is.
+
+        Args:
+            work: what is done.
+            then: called when it has ended.
+            undo: called instead of the work where no thread can be had.
+        """
+        _under_way.add(self)
+        try:
+            threading.Thread(target=self.run, args=(work, then), name="wherry-export", daemon=True).start()
+        except RuntimeError as error:  # no more threads, or the interpreter is ending
+            self.failed(error)
+            self._undo(undo)
+            self.end(then)
+
+    def _undo(self, undo: Callable[[BaseException], None]) -> None:
+        assert self.error is not None
+        try:
+            undo(self.error)
+        except Exception:  # why it failed is kept already, and training goes on
+            log.exception("what the export to %s held was not given back", self.uri)
+
+    def run(self, work: Callable[[], Receipt | None], then: Callable[[Export], None]) -> None:
+        """Do the work; its failure is kept and logged."""
+        _give_way()
+        try:
+            self.receipt = work()
+            if self.receipt is not None:
+                log.info(
+                    "exported %s in %.1f s; training waited for %.2f s",
+                    self.uri,
+                    self.receipt.seconds,
+                    self.blocked,
+                )
+        except BaseException as error:  # noqa: BLE001  whatever it is, training goes on
+            self.receipt = error.result if isinstance(error, NotRecordedError) else None
+            self.failed(error)
+        self.end(then)
+
+    def failed(self, error: BaseException) -> None:
+        """Keep and log why it failed."""
+        self.error = error if isinstance(error, WherryError) else _wrapped(error)
+        self.error.stage = self.error.stage or "export"
+        log.error(
+            "export to %s %s: %s", self.uri, "is committed" if self.receipt else "failed", self.error,
+            exc_info=None if isinstance(error, WherryError) else error,
+        )  # fmt: skip
+
+    def end(self, then: Callable[[Export], None]) -> None:
+        """Tell everybody that it has ended."""
+        try:
+            then(self)
+        except Exception:  # a callback of the user's must not change what became of the export
+            log.exception("what was to be done after the export to %s failed", self.uri)
+        finally:
+            _under_way.discard(self)
+            self._ended.set()
+
+
+def _wrapped(error: BaseException) -> WherryError:
+    if isinstance(error, MemoryError):
+        return StorageError("there is not enough memory", cure='export with snapshot="disk"')
+    return internal_error(error, cure="report this with the log")
+
+
+def _give_way() -> None:
+    """Lower the priority of this thread and of those that it will start (Linux has one for each thread)."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    except OSError as error:
+        log.debug("the export keeps its priority: %s", error)
+
+
+def _wait_at_exit() -> None:
+    begun = time.monotonic()
+    for export in sorted(_under_way, key=lambda one: one.exit_wait):
+        log.info("waiting for the export to %s before the process ends", export.uri)
+        if not export.wait(max(export.exit_wait - (time.monotonic() - begun), 0)):
+            log.error(
+                "gave up the export to %s after %.0f s; nothing was committed", export.uri, export.exit_wait
+            )
+
+
+def _register(hook: Callable[[], None]) -> None:
+    """Run a hook at exit, while executors still take work: `atexit` would be too late for that."""
+    register: Any = getattr(threading, "_register_atexit", atexit.register)
+    register(hook)
+
+
+_register(_wait_at_exit)

@@ -1,0 +1,278 @@
+"""Templates: which tensor of a checkpoint belongs to which leaf of a live state, and whether it fits.
+
+Names are compared in this order: the key path as stored; without the wrappers around it (`value`, `raw_value`,
+`data_array`), the label of a Penzai array; and joined by `.`, because a torch module knows `layers.0.weight` where a
+tree has three parts. A name that means two things is never decided. Where everything in the checkpoint lies below one
+node (`params`) that the template does not have, or the other way round, that node is left out and said so. Shape,
+element type and axis names are compared before any byte is read, and everything that is wrong is named at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wherry.core.keypath import KeyPath, render
+from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
+from wherry.errors import AmbiguousError
+from wherry.tree.axes import BOX_TAG
+from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from wherry.core.manifest import Manifest, Value
+
+LABEL = "label"  # in a spec's tags: the label of a Penzai array
+_PRNG = "prng"
+_NAMED_ARRAY = "data_array"
+
+
+class Leaf(NamedTuple):
+    """A leaf of a live state.
+
+    Attributes:
+        path: its name: the key path without boxes, variables and wrappers.
+        stored: the key path as Orbax spells it.
+        value: the array, tensor, stand-in (`jax.ShapeDtypeStruct`, a tensor on `meta`), number or text itself.
+        shape: global extents; those of the key data for a typed PRNG key. () for a number or text.
+        dtype: numpy or ml_dtypes name; None for a number or text, which is no tensor.
+        axes: logical names of its axes, as a box, an NNX variable or a NamedArray says.
+        sharding: mesh, partition spec and rules, where it is laid over a mesh or a box has rules.
+        box: `LogicallyPartitioned` or `Partitioned`.
+        collection: class of the NNX variable (`Param`, `BatchStat`).
+        label: of the Penzai variable.
+        prng: implementation of a typed PRNG key.
+        alias: key path (`path`) of an earlier leaf that is the very same tensor: tied weights of a torch module.
+    """
+
+    path: KeyPath
+    stored: KeyPath
+    value: Any
+    shape: tuple[int, ...]
+    dtype: str | None
+    axes: tuple[AxisName, ...] | None = None
+    sharding: Sharding | None = None
+    box: str | None = None
+    collection: str | None = None
+    label: str | None = None
+    prng: str | None = None
+    alias: KeyPath | None = None
+
+    @property
+    def name(self) -> str:
+        """The printed `path`, for people."""
+        return render(self.path)
+
+    def spec(self) -> TensorSpec:
+        """The TensorSpec of the leaf under its stored key path; not for numbers and text."""
+        tags = {
+            name: text
+            for name, text in ((BOX_TAG, self.box), (LABEL, self.label), (_PRNG, self.prng))
+            if text is not None
+        }
+        return TensorSpec(
+            self.stored,
+            self.shape,
+            self.dtype or "",
+            axes=self.axes,
+            sharding=self.sharding,
+            tags=tags or None,
+        )
+
+
+class Pair(NamedTuple):
+    """A leaf and what fills it.
+
+    Attributes:
+        leaf: of the template.
+        source: the tensor of the checkpoint; None where a value does.
+        order: the tensor's axis for each axis of the leaf; None where they are the same.
+        value: the number or text.
+    """
+
+    leaf: Leaf
+    source: TensorSpec | None
+    order: tuple[int, ...] | None = None
+    value: Value = None
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """A template laid over a checkpoint.
+
+    Attributes:
+        pairs: what is filled with what.
+        missing: leaves that the checkpoint lacks.
+        unexpected: key paths of the checkpoint that the template lacks.
+        wrong: what does not fit, in words, each with its name.
+        notes: what was left out of names, in words.
+    """
+
+    pairs: tuple[Pair, ...]
+    missing: tuple[Leaf, ...]
+    unexpected: tuple[KeyPath, ...]
+    wrong: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def match(
+    leaves: Sequence[Leaf], manifest: Manifest, names: Mapping[KeyPath, KeyPath], *, cast: bool, named: bool
+) -> Matched:
+    """Lay a template over a checkpoint.
+
+    Args:
+        leaves: of the template.
+        manifest: of the checkpoint.
+        names: key path in the checkpoint → the name it counts under, for everything that is to be restored.
+        cast: whether element types may differ.
+        named: whether axis names of the checkpoint mean what those of a template mean.
+
+    Raises:
+        AmbiguousError: a leaf could be two tensors of the checkpoint.
+    """
+    found, notes = _found(leaves, manifest, names)
+    used = set(found.values())
+    lacking = [leaf for leaf in leaves if leaf.stored not in found]
+    tied = {leaf.path for leaf in leaves if leaf.stored in found}
+    missing = tuple(leaf for leaf in lacking if leaf.alias not in tied)
+    pairs, wrong = list[Pair](), list[str]()
+    for leaf in leaves:
+        if leaf.stored in found:
+            pair, reasons = _pair(leaf, found[leaf.stored], manifest, cast=cast, named=named)
+            pairs.append(pair)
+            wrong += [f"{leaf.name}: {reason}" for reason in reasons]
+    unexpected = tuple(path for path in names if path not in used)
+    return Matched(tuple(pairs), missing, unexpected, tuple(wrong), tuple(notes))
+
+
+def _found(
+    leaves: Sequence[Leaf], manifest: Manifest, names: Mapping[KeyPath, KeyPath]
+) -> tuple[dict[KeyPath, KeyPath], list[str]]:
+    """Stored key path of a leaf → key path in the checkpoint, and what had to be left out of names for that."""
+    bare = _bare(names.values())
+    found = _lookup(leaves, manifest, names, bare, 0, 0)
+    if len(found) == len(leaves) or not names:
+        return found, []
+    for theirs, ours in _cuts(list(bare.values()), [leaf.path for leaf in leaves]):
+        cut = _lookup(leaves, manifest, names, bare, len(theirs), len(ours))
+        if len(cut) in (len(leaves), len(names)) and len(cut) > len(found):
+            side = "checkpoint" if theirs else "template"
+            return cut, [f"{render(theirs or ours)}/ of the {side} counts as its root"]
+    return found, []
+
+
+def _cuts(theirs: list[KeyPath], ours: list[KeyPath]) -> Iterable[tuple[KeyPath, KeyPath]]:
+    """Nodes that hold everything on one side, outermost first."""
+    yield from ((node, ()) for node in _holders(theirs))
+    yield from (((), node) for node in _holders(ours))
+
+
+def _holders(paths: list[KeyPath]) -> Iterable[KeyPath]:
+    if not paths:
+        return
+    least = min(map(len, paths)) - 1
+    first = paths[0]
+    for depth in range(1, least + 1):
+        if any(path[:depth] != first[:depth] for path in paths):
+            return
+        yield first[:depth]
+
+
+def _lookup(
+    leaves: Sequence[Leaf], manifest: Manifest, names: Mapping[KeyPath, KeyPath],
+    bare: Mapping[KeyPath, KeyPath], theirs: int, ours: int,
+) -> dict[KeyPath, KeyPath]:  # fmt: skip
+    exact = {name[theirs:]: path for path, name in names.items()}
+    spelled: dict[str, set[KeyPath]] = {}
+    for path, name in names.items():
+        spec = manifest.tensors.get(path)
+        label = (spec.tags or {}).get(LABEL) if spec else None
+        for text in {".".join(bare[name][theirs:]), *([label] if label else [])}:
+            spelled.setdefault(text, set()).add(path)
+    found: dict[KeyPath, KeyPath] = {}
+    for leaf in leaves:
+        stored = exact.get(leaf.stored[ours:]) or exact.get(leaf.path[ours:])
+        claims = {stored} if stored else set[KeyPath]()
+        for text in (".".join(leaf.path[ours:]), leaf.label):
+            claims = claims or (spelled.get(text, set()) if text else set())
+        if len(claims) > 1:
+            raise AmbiguousError(
+                f"{' and '.join(sorted(map(render, claims)))} of the checkpoint could both fill it",
+                path=leaf.name, cure="give them other names with rename=…",
+            )  # fmt: skip
+        if claims:
+            found[leaf.stored] = next(iter(claims))
+    return found
+
+
+def _bare(names: Collection[KeyPath]) -> dict[KeyPath, KeyPath]:
+    """Name → name without the wrappers around its leaf."""
+    bare = {name: name for name in names}
+    for word in (_NAMED_ARRAY, BOX, OLD_VARIABLE):
+        now = wrapped(bare.values(), word)
+        bare = {name: short[:-1] if short in now else short for name, short in bare.items()}
+    return bare
+
+
+def _pair(
+    leaf: Leaf, path: KeyPath, manifest: Manifest, *, cast: bool, named: bool
+) -> tuple[Pair, list[str]]:
+    spec = manifest.tensors.get(path)
+    if spec is None:
+        value = manifest.values[path]
+        return Pair(leaf, None, value=value), _wrong_value(leaf, value)
+    order, reasons = _order(leaf, spec) if named else (None, [])
+    return Pair(leaf, spec, order), reasons + _wrong_tensor(leaf, spec, order, cast=cast)
+
+
+def _order(leaf: Leaf, spec: TensorSpec) -> tuple[tuple[int, ...] | None, list[str]]:
+    """How the checkpoint's axes are turned into the leaf's; only the axes of Penzai may lie in another order."""
+    penzai = leaf.stored[-1:] == (_NAMED_ARRAY,)
+    if spec.axes is None or leaf.axes is None or spec.axes == leaf.axes or not (penzai or leaf.box):
+        return None, []
+    known = [name for name in leaf.axes if name is not None]
+    theirs = [name for name in spec.axes if name is not None]
+    placed = [axis for axis, name in enumerate(spec.axes) if name is None]
+    if not penzai or set(known) != set(theirs) or len(leaf.axes) != len(spec.axes):
+        return None, [f"its axes are {_words(leaf.axes)}, those of the checkpoint {_words(spec.axes)}"]
+    order = [placed.pop(0) if name is None else spec.axes.index(name) for name in leaf.axes]
+    return tuple(order), []
+
+
+def _words(axes: tuple[AxisName, ...]) -> str:
+    return f"({', '.join('-' if name is None else str(name) for name in axes)})"
+
+
+def _wrong_tensor(leaf: Leaf, spec: TensorSpec, order: tuple[int, ...] | None, *, cast: bool) -> list[str]:
+    shape = tuple(spec.shape[axis] for axis in order) if order else spec.shape
+    wrong: list[str] = []
+    if leaf.shape != shape:
+        wrong.append(f"shape {_extents(leaf.shape)}, the checkpoint has {_extents(shape)}")
+    if leaf.dtype is None:
+        kinds = {bool: "bool", int: "int", float: "float"}
+        wanted = kinds.get(type(leaf.value), "str")
+        if not spec.dtype.removeprefix("u").removeprefix("b" if wanted == "float" else "").startswith(wanted):
+            wrong.append(f"a {wanted}, the checkpoint has an array of {spec.dtype}")
+    elif leaf.dtype != spec.dtype and not cast:
+        wrong.append(f"{leaf.dtype}, the checkpoint has {spec.dtype} (cast=True converts)")
+    prng = (spec.tags or {}).get(_PRNG)
+    if prng and leaf.prng and prng != leaf.prng:
+        wrong.append(f"a PRNG key of {leaf.prng}, the checkpoint has one of {prng}")
+    return wrong
+
+
+def _wrong_value(leaf: Leaf, value: Any) -> list[str]:
+    if leaf.dtype is None:
+        same = type(value) is type(leaf.value) or (type(value) is int and type(leaf.value) is float)
+        return (
+            []
+            if same
+            else [f"a {type(leaf.value).__name__}, the checkpoint has a {type(value).__name__}: {value!r}"]
+        )
+    fits = leaf.shape == () and type(value) in (bool, int, float)
+    return [] if fits else [f"an array {_extents(leaf.shape)}, the checkpoint has the value {value!r}"]
+
+
+def _extents(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))})"

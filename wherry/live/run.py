@@ -1,0 +1,303 @@
+"""What an export does: check, agree, copy while training waits; give, gather and convert in the background.
+
+Nothing here is caught: `wherry.export` keeps every failure in its handle.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wherry.converter.convert import convert_opened, existing, plan_jobs
+from wherry.core.keypath import render
+from wherry.core.manifest import Manifest
+from wherry.core.receipt import from_json
+from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error
+from wherry.formats.registry import service
+from wherry.ledger.recording import record, require_recorded
+from wherry.live.checkpoint import live_checkpoint
+from wherry.live.request import asked_of, spool_of, target_of
+from wherry.live.shares import (
+    LEASE,
+    Ticket,
+    await_outcome,
+    gather_shares,
+    leave_failure,
+    put_failure,
+    put_outcome,
+    put_share,
+    require_folder,
+    ticket_from,
+)
+from wherry.live.snapshot import Snapshot
+from wherry.staging.lease import Lease
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.receipt import Receipt
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.live.request import Request
+    from wherry.live.snapshot import Placed
+
+log = logging.getLogger("wherry.export")
+_PARAMETERS = ("params", "target", "model")
+_THERE = "already there"
+_LONGEST = 1500  # characters of an error that is told to the other processes
+
+
+class Begun(NamedTuple):
+    """An export whose snapshot has been taken.
+
+    Attributes:
+        step: of training, where known.
+        work: what is left to do in the background.
+        leads: whether this process is the one that writes.
+        undo: gives up instead of the work, for the reason given: frees the snapshot, and tells the other processes.
+    """
+
+    step: int | None
+    work: Callable[[], Receipt | None]
+    leads: bool
+    undo: Callable[[BaseException], None] = lambda _error: None
+
+
+def begin(state: object, request: Request) -> Begun:
+    """Check, agree and copy, while training waits.
+
+    Raises:
+        WherryError: what was asked for is not possible; nothing was copied.
+    """
+    found = service("export-state").survey(state)
+    groups = service("export-processes")
+    processes = groups.Group(0, 1, str) if request.alone else groups.group(found.distributed)
+    if processes.count == 1 and processes.rank:
+        log.info(
+            "process %d leaves the export to %s to process 0, which holds the same; "
+            "a state of its own is exported with alone=True",
+            processes.rank, request.uri,
+        )  # fmt: skip
+        return Begun(request.step, lambda: None, leads=False)
+    ready, ticket, planned = _ready(found, request), Ticket(uuid.uuid4().hex), None
+    if processes.rank == 0:
+        ticket, planned = _planned(ready, ticket, shared=processes.count > 1)
+    ticket = ticket_from(processes.broadcast(ticket.to_text()))
+    if isinstance(ready, Exception):
+        _report(Path(ticket.folder) if ticket.folder else None, processes, ready)
+        raise ready
+    if isinstance(planned, Exception):
+        raise planned
+    request, manifest = ready
+    leads = processes.rank == 0
+    if ticket.stop is None:
+        return _copied(found, manifest, request, processes, ticket)
+    if ticket.stop != _THERE:
+        raise WherryError(f"process 0 refused: {ticket.stop}", uri=request.uri)
+    return Begun(request.step, lambda: planned and record(planned), leads=leads)
+
+
+def _ready(found: Any, request: Request) -> tuple[Request, Manifest] | Exception:
+    """What is exported, or why it cannot be: raised only once no other process waits for this one's broadcast."""
+    if found.failure is not None:
+        return found.failure
+    try:
+        if request.alone:
+            _require_whole(found)
+        request = replace(request, step=_step(found, request))
+        return request, _manifest(found, request)
+    except Exception as error:  # noqa: BLE001  it is raised once the others know
+        return error
+
+
+def _require_whole(found: Any) -> None:
+    for one in found.tensors:
+        if sum(math.prod(box.sizes) for box in one.boxes) < one.spec.size:
+            raise UsageError(
+                "other processes hold parts of this tensor, so the state is not this process's own",
+                path=one.spec.name,
+                cure="export without alone=True, in all processes that hold parts",
+            )
+
+
+def _planned(
+    ready: tuple[Request, Manifest] | Exception, ticket: Ticket, *, shared: bool
+) -> tuple[Ticket, Receipt | Exception | None]:
+    """Whether the target can hold it, from shapes alone; where not, all processes are told before this one says why."""
+    if isinstance(ready, Exception):
+        return replace(ticket, stop=_in_short(ready)), ready
+    request, manifest = ready
+    try:
+        with _checkpoint(manifest, {}, request, ticket.mark, "") as checkpoint:
+            job = plan_jobs(checkpoint, [target_of(request)], asked_of(request))[0]
+            there = existing(job, request.if_exists)
+        if there is not None:
+            return replace(ticket, stop=_THERE), there
+        if shared or request.snapshot == "disk":
+            folder = spool_of(request, ticket.mark)
+            folder.mkdir(mode=0o700)
+            ticket = replace(ticket, folder=str(folder))
+    except OSError as error:
+        failure = error if isinstance(error, WherryError) else storage_error(error, request.uri)
+        return replace(ticket, stop=_in_short(failure)), failure
+    except Exception as error:  # noqa: BLE001  it is raised once the others know
+        return replace(ticket, stop=_in_short(error)), error
+    return ticket, None
+
+
+def _in_short(error: Exception) -> str:
+    """In ASCII, so that it is as long as it looks in what is broadcast."""
+    return str(error).encode("ascii", "replace")[:_LONGEST].decode()
+
+
+def _copied(found: Any, manifest: Manifest, request: Request, processes: Any, ticket: Ticket) -> Begun:
+    """Take this process's share."""
+    folder = Path(ticket.folder) if ticket.folder else None
+    share = folder / f"part-{processes.rank}" if folder else None
+    held = ExitStack()
+
+    def undo(error: BaseException) -> None:
+        try:
+            held.close()  # first, because a full disk may be what went wrong
+        finally:
+            _report(folder, processes, error)
+
+    try:
+        if folder is not None:
+            require_folder(folder)
+        shot = Snapshot(share if request.snapshot == "disk" else None)
+        held.callback(shot.close)
+        shot.take(one for one in found.tensors if one.shared or not processes.rank)
+    except BaseException as error:
+        undo(error)
+        raise
+
+    def work() -> Receipt | None:
+        if processes.rank:
+            assert folder is not None
+            return _give(shot, manifest, folder, processes, request.patience)
+        others = range(1, processes.count)
+        return _finish(shot, manifest, request, found.framework, folder, others, ticket.mark)
+
+    return Begun(request.step, work, leads=processes.rank == 0, undo=undo)
+
+
+def _report(folder: Path | None, processes: Any, error: BaseException) -> None:
+    """Tell the other processes that this one has nothing to give; the error counts, not that they cannot be told."""
+    if folder is None:
+        return
+    try:
+        if processes.rank:
+            put_failure(folder, processes.rank, error)
+        else:
+            leave_failure(folder, range(1, processes.count), str(error))
+    except OSError as failure:
+        log.warning("the other processes were not told why the export failed here: %s", failure)
+
+
+def _give(shot: Snapshot, manifest: Manifest, folder: Path, processes: Any, patience: float) -> Receipt:
+    """What the other processes do: give their share, and learn what came of it."""
+    rank = processes.rank
+    try:
+        try:
+            require_folder(folder)
+            put_share(folder, rank, manifest.tensors, shot.publish(folder / f"part-{rank}"))
+        except BaseException as error:
+            _report(folder, processes, error)
+            raise
+        return require_recorded(from_json(await_outcome(folder, rank, patience=patience)))
+    finally:
+        shot.close()
+
+
+def _finish(
+    shot: Snapshot, manifest: Manifest, request: Request, framework: str, folder: Path | None, others: range,
+    mark: str,
+) -> Receipt | None:  # fmt: skip
+    """What rank 0 does: put the shares together and convert them."""
+    receipt, failure, lease = None, "it was interrupted", ExitStack()
+    try:
+        if folder is not None:
+            require_folder(folder)
+            lease.enter_context(Lease(folder / LEASE, request.uri))  # the others look at it
+        placed = shot.placed
+        if folder is not None and others:
+            placed = gather_shares(folder, placed, manifest.tensors, others, patience=request.patience)
+        with _checkpoint(manifest, placed, request, mark, framework) as checkpoint:
+            group = convert_opened(
+                checkpoint, [target_of(request)], asked_of(request), if_exists=request.if_exists
+            )
+        receipt = group.receipts[0]
+    except NotRecordedError as error:
+        receipt = error.result = error.result.receipts[0]
+        raise
+    except BaseException as error:
+        failure = str(error)
+        raise
+    finally:
+        shot.close()
+        with lease:
+            _tell(folder, others, receipt, failure)
+    return receipt
+
+
+def _tell(folder: Path | None, others: range, receipt: Receipt | None, failure: str) -> None:
+    """Tell the other processes; that they cannot be told does not change what came of the export."""
+    if folder is None:
+        return
+    try:
+        put_outcome(folder, others, receipt and receipt.to_json(), "" if receipt else failure)
+    except OSError as error:
+        log.warning("the other processes were not told what came of the export: %s", error)
+
+
+def _checkpoint(
+    manifest: Manifest,
+    placed: Mapping[KeyPath, tuple[Placed, ...]],
+    request: Request,
+    mark: str,
+    framework: str,
+) -> Checkpoint:
+    return live_checkpoint(
+        manifest,
+        placed,
+        name=request.name or locate(request.uri).name,
+        mark=mark,
+        framework=framework,
+        system=request.system,
+    )
+
+
+def _manifest(found: Any, request: Request) -> Manifest:
+    tensors = {one.spec.path: one.spec for one in found.tensors}
+    roots = {path[0] for path in tensors if path}
+    tied = {one.spec.name: render(one.alias) for one in found.tensors if one.alias}
+    state = bool(roots & set(_PARAMETERS)) and bool(roots - set(_PARAMETERS))
+    return Manifest(
+        tensors=tensors,
+        values=found.values,
+        empties=found.empties,
+        lists=found.lists,
+        step=request.step,
+        kind="train-state" if state else "params",
+        origin={"framework": found.framework, **({"tied": tied} if tied else {})},
+    )
+
+
+def _step(found: Any, request: Request) -> int | None:
+    """The step that was said, or the one that the state counts itself."""
+    if request.step is not None:
+        return request.step
+    value = found.values.get(("step",))
+    if isinstance(value, int):
+        return value
+    for spec, boxes, *_rest in found.tensors:
+        if spec.path == ("step",) and spec.size == 1 and "int" in spec.dtype and boxes:
+            return int.from_bytes(boxes[0].load(), "little", signed=not spec.dtype.startswith("u"))
+    return None

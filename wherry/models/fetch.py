@@ -1,0 +1,270 @@
+"""fetch: copy a checkpoint's files to where they are needed, and prove the copy by the digests that were recorded.
+
+The files go over as they are, sidecar and signature included, into a staging area beside the target. There every
+tensor and companion is read and compared with the manifest, whose own digest is the one that was registered or
+recorded; then the copy appears in one step. What a killed run has copied is taken up again. Bytes pass through a few
+buffers of 8 MiB; nothing of a model's size is ever held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.converter.existing import present_fingerprint
+from wherry.converter.plan import DEFAULT_MEMORY
+from wherry.core.digest import sha256_of
+from wherry.core.units import parse_size
+from wherry.errors import (
+    MismatchError,
+    TargetExistsError,
+    WherryError,
+)
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.fingerprint import fingerprint
+from wherry.formats.registry import find_format
+from wherry.ledger.recording import RECORDED, REFUSED, not_recorded
+from wherry.ledger.resolve import is_model_uri, proved_digest, proved_sidecar, resolve_model
+from wherry.mover.hashing import compare, hash_checkpoint
+from wherry.staging.in_use import in_use
+from wherry.staging.staging import Staging
+from wherry.storage.copy_verified import copy_files
+from wherry.storage.durable import put
+from wherry.storage.location import MOST_COMPANION
+from wherry.storage.sidecar import (
+    MOST_SIDECAR,
+    read_sidecar,
+    sidecar_location,
+    signature_location,
+    unrecorded,
+)
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    import os
+
+    from wherry.core.detection import Detection
+    from wherry.core.progress import OnProgress
+    from wherry.storage.location import Entry, Location
+    from wherry.storage.sidecar import Sidecar
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a fetch did.
+
+    Attributes:
+        source: where the checkpoint lay.
+        uri: where the copy lies; opens like any checkpoint.
+        checkpoint_digest: what both are.
+        files: how many files it has, sidecar and signature included.
+        nbytes: their bytes.
+        resumed_bytes: of these, what a killed run had copied.
+        seconds: wall time.
+        already: whether the copy was there already; then it was only verified.
+        lineage: `recorded`, or why the ledger does not know of the copy.
+    """
+
+    source: str
+    uri: str
+    checkpoint_digest: str
+    files: int
+    nbytes: int
+    resumed_bytes: int
+    seconds: float
+    already: bool
+    lineage: str = "not recorded"
+
+    def to_json(self) -> dict[str, Any]:
+        """As `fetch --json` prints it."""
+        return {"schema": 1, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is fetched: where and what it is, its record, and the files with names relative to `base`."""
+
+    location: Location
+    detection: Detection
+    sidecar: Sidecar
+    base: Location
+    files: tuple[Entry, ...]
+    mark: str
+
+    @property
+    def name(self) -> str:
+        """Where in the fetched folder the checkpoint lies; empty where the target itself is the checkpoint."""
+        alone = self.location.path == self.base.path or self.is_file
+        return "" if alone else self.location.name
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is one file, so that the target is one too; sidecar and signature go beside it."""
+        return self.location.path != self.base.path and len(self.members) == 1
+
+    @property
+    def members(self) -> list[Entry]:
+        """The files of the checkpoint itself."""
+        own = {sidecar_location(self.location).name, signature_location(self.location).name}
+        return [entry for entry in self.files if entry.name not in own]
+
+
+def fetch(
+    uri: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    memory: str | int = DEFAULT_MEMORY,
+    progress: OnProgress | None = None,
+) -> Fetched:
+    """Copy a checkpoint and verify the copy.
+
+    Args:
+        uri: a checkpoint that has a sidecar, or a model URI (`models:/name@alias`, `wherry://sha256/…`).
+        target: exactly what shall appear: a folder, or a file where the checkpoint is one file.
+        memory: budget for the verification.
+        progress: called a few times a second.
+
+    Raises:
+        NotFoundError: nothing is there, or no digests are recorded for it.
+        MismatchError: the copy, or the record itself, is not what was recorded; nothing is left of it.
+        IncompleteError: files are missing.
+        TargetExistsError: something else is at the target.
+        StorageError: the storage failed; where a retry can help, what was copied is kept for it.
+        NotRecordedError: the copy is committed and proved, but the ledger cannot be used; `result` is the Fetched.
+    """
+    clock = time.monotonic()
+    subject = _subject(uri)
+    place = locate(target)
+    already = place.exists()
+    home = place.join(subject.name) if subject.name else place
+    with in_use(subject.location.uri):
+        resumed = 0 if already else _copied(subject, place, memory, progress)
+    if already:
+        _require_same(subject, home)
+        _prove(subject, home, memory, progress)
+    if subject.is_file:
+        _carry_signature(subject, place)
+    digest = subject.sidecar.checkpoint.checkpoint_digest
+    nbytes = sum(entry.size for entry in subject.files)
+    seconds = round(time.monotonic() - clock, 3)
+    count = len(subject.files)
+    return _record(
+        subject, Fetched(subject.location.uri, home.uri, digest, count, nbytes, resumed, seconds, already)
+    )
+
+
+def _subject(uri: str | os.PathLike[str]) -> _Subject:
+    from wherry.formats.detect import resolve
+
+    meant = resolve_model(uri).uri if is_model_uri(uri) else uri
+    location, detection = resolve(meant)
+    sidecar = proved_sidecar(location, "fetch")
+    with Checkpoint(find_format(detection.format).open(location, detection)) as opened:
+        members = list(opened.reader.members())
+        mark = present_fingerprint(opened)
+    entry = location.entry
+    base = location if entry is not None and entry.is_dir else location.parent
+    beside = [place.stat() for place in (sidecar_location(location), signature_location(location))]
+    names = {member.name for member in members}
+    files = (*members, *(one for one in beside if one is not None and one.name not in names))
+    return _Subject(location, detection, sidecar, base, files, mark)
+
+
+def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnProgress | None) -> int:
+    """Stage, copy, prove, commit; returns the bytes that an earlier run had copied."""
+    header = {"digest": subject.sidecar.checkpoint.checkpoint_digest, "files": subject.mark}
+    row = find_format(subject.detection.format)
+    with Staging(place, sha256_of("fetch", header)[:8]) as staging:
+        area = staging.location
+        pairs = (
+            [(subject.base.member(entry.name), area, entry) for entry in subject.members]
+            if subject.is_file
+            else [
+                (subject.base.member(entry.name), area.member(entry.name), entry) for entry in subject.files
+            ]
+        )
+        resumed = copy_files(pairs, progress)
+        _prove(subject, area.join(subject.name) if subject.name else area, memory, progress)
+        beside = sidecar_location(subject.location).read_whole(MOST_SIDECAR) if subject.is_file else None
+        staging.commit(row.commit_members, beside=beside)
+    return resumed
+
+
+def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnProgress | None) -> None:
+    """Read every byte of a copy and compare it with the record."""
+    manifest = subject.sidecar.manifest
+    with _opened(subject, home) as copy:
+        if set(copy.manifest.tensors) != set(manifest.tensors):
+            odd = min(set(copy.manifest.tensors) ^ set(manifest.tensors))
+            raise _differs(subject, "/".join(odd), "it is in only one of copy and record")
+        found = hash_checkpoint(copy, memory=parse_size(memory), progress=progress)
+        failed = compare(found, manifest.digests, subject.sidecar.leaves)
+        if failed:
+            raise _differs(subject, failed[0].path, failed[0].reason)
+        for companion in manifest.companions:
+            data = copy.reader.companion(companion.name).read_whole(MOST_COMPANION)
+            if hashlib.sha256(data).hexdigest() != companion.sha256:
+                raise _differs(subject, companion.name, "the companion file is not the recorded one")
+        extra = unrecorded(subject.sidecar, copy.manifest)
+        if extra:
+            raise MismatchError(
+                "this companion file was not recorded, so nothing proves it",
+                uri=subject.location.uri,
+                path=extra[0],
+                cure="remove it from the original, or convert or take stock again",
+                stage="fetch",
+            )
+
+
+def _opened(subject: _Subject, home: Location) -> Checkpoint:
+    """A copy, opened as what the source is: a staging area has a name that says nothing."""
+    detection = replace(subject.detection, uri=home.uri)
+    return Checkpoint(find_format(detection.format).open(home, detection))
+
+
+def _differs(subject: _Subject, path: str, reason: str) -> MismatchError:
+    return MismatchError(
+        f"the copy is not what was recorded: {reason}",
+        uri=subject.location.uri,
+        path=path,
+        cure="verify the original: `wherry verify URI --level digest`",
+        stage="fetch",
+    )
+
+
+def _require_same(subject: _Subject, home: Location) -> None:
+    sidecar = read_sidecar(home) if home.exists() else None
+    wanted = subject.sidecar.checkpoint.checkpoint_digest
+    if sidecar is None or proved_digest(sidecar) != wanted:
+        raise TargetExistsError(
+            "the target exists and is not this checkpoint",
+            uri=home.uri,
+            cure="choose another target, or remove this one",
+            stage="fetch",
+        )
+
+
+def _carry_signature(subject: _Subject, place: Location) -> None:
+    """After the commit, and again where a kill came in between; a signature that is there is left."""
+    signature, target = signature_location(subject.location), signature_location(locate(place.uri))
+    if signature.exists() and not target.exists():
+        put(target, signature.read_whole(MOST_SIDECAR))
+
+
+def _record(subject: _Subject, done: Fetched) -> Fetched:
+    """Tell the ledger of the second place."""
+    from wherry.ledger.record import open_ledger, record_sighting
+
+    location = locate(done.uri)
+    try:
+        with _opened(subject, location) as copy:
+            mark = fingerprint(copy.reader.members(), location)
+        with open_ledger() as ledger:
+            record_sighting(ledger, replace(subject.sidecar.checkpoint, uri=location.uri, fingerprint=mark))
+    except WherryError as cause:
+        error = not_recorded(cause, [done.uri])
+        error.result = replace(done, lineage=REFUSED + cause.what)
+        raise error from cause
+    return replace(done, lineage=RECORDED)

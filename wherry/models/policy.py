@@ -1,0 +1,241 @@
+"""policy: what a checkpoint must be before it is promoted, as data.
+
+A policy is a table of gates. Each is judged on what is on record (manifest, receipt, ledger) or has just been found
+by the verification of this promotion, and each gives one finding: what was asked, what was found, and whether it
+passes. A gate whose facts are not on record does not pass: unknown is never taken for good.
+
+    [policy]                          # wherry.toml, or a file of its own without the heading
+    level = "digest"                  # re-verified at this level now
+    recorded = ["roundtrip"]          # levels that a recorded verification must have passed
+    max_error = 0.0                   # lossless all the way up; or the largest error that values may carry
+    optimizer = "absent"
+    companions = ["tokenizer*", "config.json"]
+    max_age_days = 30
+    signature = "keys/release.pub"
+    approvers = ["alice", "bob"]      # users that the registry's server has authenticated
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from wherry.errors import UsageError, storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from wherry.storage.sidecar import Sidecar
+
+Level = Literal["structure", "present", "digest", "roundtrip", "native", "logits"]
+_SECONDS_A_DAY = 86_400
+_NAME = re.compile(r"[\w-]+")
+
+
+class Policy(BaseModel):
+    """The gates of a promotion; those that are left out let everything pass."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    level: Literal["structure", "present", "digest"] = Field(
+        default="digest", description="Lowest level at which the promotion itself verifies the bytes."
+    )
+    recorded: tuple[Level, ...] = Field(
+        default=(), description="Levels that the ledger must have a passed verification of."
+    )
+    max_error: float | None = Field(
+        default=None,
+        ge=0,
+        description="Largest error that values may carry; 0 admits only what is lossless all the way up.",
+    )
+    optimizer: Literal["any", "present", "absent"] = Field(
+        default="any", description="Whether the optimizer's state must be there, or must not."
+    )
+    companions: tuple[str, ...] = Field(
+        default=(), description="Patterns of companion files; each must match one that is there."
+    )
+    extra_companions: bool = Field(
+        default=False, description="Admit companion files that were not recorded with the checkpoint."
+    )
+    max_age_days: float | None = Field(default=None, gt=0, description="Oldest conversion that is admitted.")
+    signature: str | None = Field(default=None, description="Public key (PEM file) that must have signed it.")
+    approvers: tuple[str, ...] = Field(
+        default=(),
+        description="Users of whom one must promote; the registry's server must authenticate them.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a checkpoint when the gates are judged.
+
+    Attributes:
+        uri: where it lies.
+        sidecar: its manifest and receipt.
+        level: at which it was verified just now.
+        extra: names of companion files that are there and were not recorded.
+        verifications: recorded ones, level → their JSON form (the last that passed).
+        lossless: whether each conversion above it was exact; None where the ledger does not know them.
+        earlier: whether those before its own were, whose error its own roundtrip cannot measure.
+        signed: checks a signature against a public key; raises a WherryError where there is none that fits.
+        approver: the authenticated user, or None.
+    """
+
+    uri: str
+    sidecar: Sidecar
+    level: str
+    extra: Sequence[str]
+    verifications: Mapping[str, Mapping[str, Any]]
+    lossless: bool | None
+    earlier: bool
+    signed: Callable[[str], str]
+    approver: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one gate: its name, what was asked, what was found, and whether it passes."""
+
+    gate: str
+    asked: str
+    found: str
+    passed: bool
+
+
+def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None) -> Policy:
+    """A policy from what was given: itself, a mapping, the name of one in wherry.toml, a TOML or JSON file, or nothing.
+
+    A text without a dot or slash is a name: `[policy.NAME]`.
+
+    Raises:
+        NotFoundError: no policy has that name.
+        UsageError: a gate is unknown or has a wrong value; the error names file and gate.
+        StorageError: the file cannot be read.
+    """
+    if isinstance(gates, Policy):
+        return gates
+    if isinstance(gates, str) and _NAME.fullmatch(gates):
+        from wherry.config.use import named_policy
+
+        gates = named_policy(gates)
+    origin = "the policy" if gates is None or not isinstance(gates, str | os.PathLike) else os.fspath(gates)
+    data = _read(Path(gates)) if isinstance(gates, str | os.PathLike) else dict(gates or {})
+    try:
+        return Policy.model_validate(data.get("policy", data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(
+            f"{origin}: {where}: {first['msg']}",
+            cure=f"the gates are: {', '.join(Policy.model_fields)}",
+            stage="promote",
+        ) from error
+
+
+def judge(policy: Policy, facts: Facts) -> list[Finding]:
+    """Every gate that the policy sets, judged."""
+    findings = [_level(policy, facts)]
+    findings += [_recorded(level, facts) for level in policy.recorded]
+    if policy.max_error is not None:
+        findings.append(_error(policy.max_error, facts))
+    if policy.optimizer != "any":
+        findings.append(_optimizer(policy.optimizer, facts))
+    findings += [_companion(pattern, facts) for pattern in policy.companions]
+    if not policy.extra_companions:
+        extra = ", ".join(facts.extra)
+        findings.append(Finding("extra_companions", "none", extra or "none", not extra))
+    if policy.max_age_days is not None:
+        findings.append(_age(policy.max_age_days, facts))
+    if policy.signature is not None:
+        findings.append(_signature(policy.signature, facts))
+    if policy.approvers:
+        found = facts.approver or "nobody whom the registry's server has authenticated"
+        passed = facts.approver in policy.approvers
+        findings.append(Finding("approvers", " or ".join(policy.approvers), found, passed))
+    return findings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise storage_error(error, str(path)) from error
+    try:
+        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}", cure="a policy is a TOML or JSON table") from error
+
+
+def _level(policy: Policy, facts: Facts) -> Finding:
+    order = ("structure", "present", "digest")
+    level = facts.level if facts.level in order else "present"  # native and logits include no more than that
+    enough = order.index(level) >= order.index(policy.level)
+    return Finding("level", f"at least {policy.level}", facts.level, enough)
+
+
+def _recorded(level: str, facts: Facts) -> Finding:
+    found = facts.verifications.get(level)
+    if found is not None and level == "roundtrip" and found.get("against") != _made_of(facts):
+        other = found.get("against", "something that is not on record")
+        return Finding("recorded", level, f"passed against {other}, not what it was made of", passed=False)
+    return Finding("recorded", level, "passed" if found else "not on record", bool(found))
+
+
+def _made_of(facts: Facts) -> str | None:
+    return facts.sidecar.receipt.source.uri if facts.sidecar.receipt else None
+
+
+def _error(limit: float, facts: Facts) -> Finding:
+    """Lossless all the way up carries no error; else a roundtrip must have measured it."""
+    asked = "lossless" if limit == 0 else f"at most {limit:g}"
+    if facts.lossless:
+        return Finding("max_error", asked, "lossless", passed=True)
+    receipt = facts.sidecar.receipt
+    roundtrip = facts.verifications.get("roundtrip", {})
+    measured = roundtrip.get("lossy") if roundtrip.get("against") == _made_of(facts) else None
+    if facts.lossless is None or receipt is None:
+        return Finding("max_error", asked, "what it was made of is not on record", passed=False)
+    if not facts.earlier:
+        return Finding("max_error", asked, "a conversion before its own was lossy, too", passed=False)
+    if measured is None:
+        return Finding("max_error", asked, "lossy, by an error that no roundtrip has measured", passed=False)
+    return Finding("max_error", asked, f"{measured['error']:g}", passed=measured["error"] <= limit)
+
+
+def _optimizer(asked: str, facts: Facts) -> Finding:
+    kind = facts.sidecar.manifest.kind
+    found = {"train-state": "present", "params": "absent"}.get(kind, f"cannot be told: it is of kind {kind}")
+    return Finding("optimizer", asked, found, found == asked)
+
+
+def _companion(pattern: str, facts: Facts) -> Finding:
+    names = [companion.name for companion in facts.sidecar.manifest.companions]
+    matching = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(Path(name).name, pattern)]
+    return Finding("companions", pattern, ", ".join(matching) or "no such file", bool(matching))
+
+
+def _age(limit: float, facts: Facts) -> Finding:
+    asked = f"at most {limit:g} days"
+    receipt = facts.sidecar.receipt
+    if receipt is None or not receipt.finished:
+        return Finding("max_age_days", asked, "not on record", passed=False)
+    age = (datetime.now(UTC) - datetime.fromisoformat(receipt.finished)).total_seconds() / _SECONDS_A_DAY
+    return Finding("max_age_days", asked, f"{age:.1f} days", age <= limit)
+
+
+def _signature(key: str, facts: Facts) -> Finding:
+    from wherry.errors import WherryError
+
+    try:
+        return Finding("signature", key, facts.signed(key), passed=True)
+    except WherryError as error:
+        return Finding("signature", key, error.what, passed=False)

@@ -1,0 +1,199 @@
+"""Hashing: a pass over a checkpoint's bytes that ends in digests, and the comparison of two such passes."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wherry.core import dtypes
+from wherry.core.digest import LeafHasher
+from wherry.core.keypath import KeyPath, render
+from wherry.core.progress import Meter, OnProgress
+from wherry.mover.carrier import Carrier, digest_moves
+from wherry.mover.checksums import Recorded
+from wherry.mover.pool import Pool
+from wherry.mover.source import Spill
+from wherry.mover.spans import read_span
+from wherry.runtime import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
+
+    from typing_extensions import Buffer
+
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.mover.move import Move
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A tensor that is not what was expected.
+
+    Attributes:
+        path: its printed key path.
+        reason: in words.
+        leaf: number of the first damaged leaf (4 MiB of canonical bytes), where it is known.
+    """
+
+    path: str
+    reason: str
+    leaf: int | None = None
+
+
+@dataclass(slots=True)
+class Measured:
+    """What came back changed, and by how much; every conversion that is not exact says so before it runs.
+
+    Attributes:
+        tensors: how many of the source's tensors did not come back bit for bit, within the bound.
+        error: largest absolute difference of a value.
+        share: the largest part of what the bound allows that a difference took; 1 is the bound itself.
+    """
+
+    tensors: int = 0
+    error: float = 0.0
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hashes:
+    """Digests of all tensors of a checkpoint.
+
+    Attributes:
+        digests: key path → tensor digest.
+        leaves: key path → raw SHA-256 of each leaf.
+    """
+
+    digests: Mapping[KeyPath, str]
+    leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
+
+    def renamed(self, names: Mapping[KeyPath, KeyPath]) -> Hashes:
+        """The same under other key paths: digests do not depend on them."""
+        digests = {names[path]: digest for path, digest in self.digests.items()}
+        return Hashes(digests, {names[path]: leaves for path, leaves in self.leaves.items()})
+
+    @classmethod
+    def of(cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher]) -> Hashes:
+        """Collect what the hashers of a pass hold; tensors without bytes had none, boxed ones are left out."""
+        full = {path: hashers.get(path) or LeafHasher(spec) for path, spec in specs.items()}
+        full = {path: hasher for path, hasher in full.items() if hasher.done()}
+        digests = {path: hasher.digest() for path, hasher in full.items()}
+        return cls(
+            digests, {path: tuple(leaf or b"" for leaf in hasher.leaves) for path, hasher in full.items()}
+        )
+
+
+def hash_checkpoint(
+    checkpoint: Checkpoint,
+    *,
+    memory: int,
+    progress: OnProgress | None = None,
+    stage: str = "verify",
+    paths: Collection[KeyPath] | None = None,
+    folder: Path | None = None,
+    straight: bool = False,
+) -> Hashes:
+    """Read every tensor (or those of `paths`) once and digest it, in parallel and within the budget.
+
+    Args:
+        checkpoint: what to read.
+        memory: the budget in bytes.
+        progress: called a few times a second.
+        stage: the verb that reads it.
+        paths: which tensors; all by default.
+        folder: where spill files lie; a temporary folder by default.
+        straight: whether raw bytes must come from storage, past the page cache.
+
+    Raises:
+        DamagedError: bytes are missing or contradict themselves.
+        StorageError: the storage failed.
+    """
+    every = checkpoint.manifest.tensors
+    specs = dict(every) if paths is None else {path: every[path] for path in paths}
+    pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
+    with Spill(checkpoint.reader, pool, folder) as source:
+        carrier = Carrier(source=source, specs=specs, pool=pool, meter=meter, straight=straight)
+        carrier.carry(digest_moves(specs.values(), source))
+    return Hashes.of(specs, carrier.hashers)
+
+
+def compare(
+    found: Hashes, expected: Mapping[KeyPath, str], leaves: Mapping[KeyPath, tuple[bytes, ...]]
+) -> list[Failure]:
+    """Name every tensor whose digest is not the expected one, with its first damaged leaf where leaves are known."""
+    failed: list[Failure] = []
+    for path, digest in sorted(expected.items()):
+        if path not in found.digests:
+            failed.append(Failure(render(path), "the tensor is gone"))
+        elif found.digests[path] != digest:
+            leaf = _first_difference(found.leaves.get(path, ()), leaves.get(path, ()))
+            where = "" if leaf is None else f" (leaf {leaf})"
+            failed.append(Failure(render(path), f"its bytes are not the recorded ones{where}", leaf))
+    return failed
+
+
+def _first_difference(found: tuple[bytes, ...], expected: tuple[bytes, ...]) -> int | None:
+    if len(found) != len(expected):
+        return None
+    return next(
+        (index for index, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]), None
+    )
+
+
+def flat_hashes(
+    checkpoint: Checkpoint, *, memory: int, progress: OnProgress | None = None
+) -> dict[KeyPath, str]:
+    """SHA-256 over each tensor's canonical bytes as a whole: what other tools call the hash of a tensor.
+
+    A flat hash must see its bytes in order, so tensors are hashed side by side, each by one thread.
+    """
+    specs = checkpoint.manifest.tensors
+    pool, meter = Pool(memory), Meter("inspect", checkpoint.manifest.nbytes, progress)
+    recorded = Recorded()
+    with Spill(checkpoint.reader, pool) as source:
+
+        def one(path: KeyPath) -> str:
+            state = hashlib.sha256()
+            for move in digest_moves([specs[path]], source):
+                _feed(state.update, source, specs[path], move, pool, recorded)
+                meter.add(move.span.nbytes, specs[path].name)
+            return state.hexdigest()
+
+        with threads.executor(threads.worker_count()) as executor:
+            return dict(zip(specs, executor.map(one, specs), strict=True))
+
+
+def _feed(
+    update: Callable[[Buffer], None],
+    source: Spill,
+    spec: TensorSpec,
+    move: Move,
+    pool: Pool,
+    recorded: Recorded,
+) -> None:
+    with source.at(spec, move.span, threading.Event()) as extents:
+        if extents is not None:
+            with pool.buffer(move.span.nbytes) as buffer:
+                read_span(extents, move.span, buffer, spec)
+                recorded.update(extents, move.span, buffer, spec)
+                update(buffer)
+        elif dtypes.opaque(spec.dtype):
+            update(source.reader.read_bytes(spec))
+        else:
+            _feed_decoded(update, source, spec, move, pool)
+
+
+def _feed_decoded(
+    update: Callable[[Buffer], None], source: Spill, spec: TensorSpec, move: Move, pool: Pool
+) -> None:
+    region = spec.whole if move.region is None else move.region
+    with pool.buffer(move.span.nbytes) as buffer:
+        if source.fill(spec, region, move.span, buffer):
+            update(buffer)
+            return
+    with pool.reserved(move.span.nbytes):
+        update(source.reader.read(spec, region).tobytes())

@@ -1,0 +1,146 @@
+"""Move: the unit of work, and how a tensor is cut into moves.
+
+A move is a C-contiguous part of one target tensor with the part of the source that it needs. Where the target
+takes any span and the source lies raw, a move is two leaves (8 MiB). Where either side has chunks, moves fall on
+chunk boundaries, so that every chunk is decoded and encoded once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wherry.core import dtypes
+from wherry.core.digest import LEAF
+from wherry.core.tensorspec import Region, Span, TensorSpec, row_bands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wherry.core.keypath import KeyPath
+
+RAW_BYTES = 2 * LEAF
+DECODED_BYTES = 4 * LEAF
+LARGEST_COMMON_BAND = 16 * LEAF
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One unit of work of a conversion in which source and target tensors are alike.
+
+    Attributes:
+        source: key path in the source.
+        span: canonical bytes that it covers, in the source and in every target.
+        region: the same as a region; None where the source is read by span.
+        box: whether the region is not one run of bytes; the span then only numbers the moves and counts their bytes.
+    """
+
+    source: KeyPath
+    span: Span
+    region: Region | None
+    box: bool = False
+
+
+def moves_of(
+    source: TensorSpec, targets: Sequence[TensorSpec], *, raw: bool, regions: bool = False
+) -> Iterator[Move]:
+    """Cut one tensor into moves, in C order.
+
+    Args:
+        source: the tensor that is read; its chunk grid counts only where it must be decoded.
+        targets: the tensors that are written from it; a chunk grid means that whole chunks must be written.
+        raw: whether the source's canonical bytes lie raw in files.
+        regions: whether any region of the source can be read without reading much more.
+    """
+    if source.nbytes == 0:
+        return
+    grids = [target.chunks for target in targets if target.chunks is not None]
+    if raw and not grids:
+        for start in range(0, source.nbytes, RAW_BYTES):
+            yield Move(source.path, Span(start, min(start + RAW_BYTES, source.nbytes)), None)
+        return
+    limit = RAW_BYTES if raw or regions else DECODED_BYTES
+    decoded = [] if raw or source.chunks is None else [source.chunks]
+    grid = common_grid(source.shape, [*decoded, *grids])
+    if grids and decoded and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
+        grid = common_grid(source.shape, grids)  # decoding a chunk twice beats holding the tensor
+    if grids and regions and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
+        yield from _boxes(source, grids)
+        return
+    for region, span in row_bands(source, limit, grid):
+        yield Move(source.path, span, region)
+
+
+def _boxes(source: TensorSpec, grids: Sequence[tuple[int, ...]]) -> Iterator[Move]:
+    """Chunks that are no runs of the tensor's bytes, one by one: a band of them would not fit the memory."""
+    steps = tuple(
+        min(math.lcm(*(grid[axis] for grid in grids)), extent) for axis, extent in enumerate(source.shape)
+    )
+    at = 0
+    for cell in cells(source.whole, steps):
+        elements = math.prod(part.stop - part.start for part in cell)
+        end = at + dtypes.canonical_size(source.dtype, elements)
+        yield Move(source.path, Span(at, end), cell, box=True)
+        at = end
+
+
+def common_grid(shape: tuple[int, ...], grids: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Extents on whose multiples a tensor may be cut without touching a chunk of any grid twice.
+
+    Only leading axes are cut: an axis is cut below its full extent only while all axes before it are cut to 1,
+    because a move must be contiguous in C order.
+    """
+    cut: list[int] = []
+    open_axis = True
+    for axis, extent in enumerate(shape):
+        step = math.lcm(*(grid[axis] for grid in grids))
+        cut.append(min(step, extent) if open_axis else extent)
+        open_axis = open_axis and step == 1
+    return tuple(cut)
+
+
+def _band_bytes(spec: TensorSpec, grid: tuple[int, ...]) -> int:
+    rest = [extent if step > 1 else 1 for step, extent in zip(grid, spec.shape, strict=True)]
+    return dtypes.canonical_size(spec.dtype, math.prod([*grid[:1], *rest[1:]])) if grid else spec.nbytes
+
+
+def largest_move(
+    source: TensorSpec, targets: Sequence[TensorSpec], *, raw: bool, regions: bool = False
+) -> int:
+    """Bytes of the largest move of a tensor, without listing its moves."""
+    first = next(iter(moves_of(source, targets, raw=raw, regions=regions)), None)
+    return first.span.nbytes if first else 0
+
+
+def chunk_count(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
+    """Chunks of a regular grid over a shape."""
+    return math.prod(-(-extent // max(chunk, 1)) for extent, chunk in zip(shape, chunks, strict=True))
+
+
+def region_span(spec: TensorSpec, region: Region) -> Span:
+    """Canonical bytes of a region that is contiguous in C order."""
+    offset = sum(part.start * math.prod(spec.shape[axis + 1 :]) for axis, part in enumerate(region))
+    elements = math.prod(part.stop - part.start for part in region)
+    start = dtypes.canonical_size(spec.dtype, offset)
+    return Span(start, start + dtypes.canonical_size(spec.dtype, elements))
+
+
+def cells(region: Region, chunks: tuple[int, ...]) -> Iterator[Region]:
+    """The chunks of a grid that a region consists of; its bounds lie on the grid or at the tensor's edge."""
+    if not region:
+        yield ()
+        return
+    first, rest = region[0], region[1:]
+    for start in range(first.start, first.stop, chunks[0]):
+        part = slice(start, min(start + chunks[0], first.stop))
+        for tail in cells(rest, chunks[1:]):
+            yield (part, *tail)
+
+
+def on_grid(region: Region, chunks: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a region consists of whole chunks."""
+    return all(
+        part.start % chunk == 0 and (part.stop % chunk == 0 or part.stop == extent)
+        for part, chunk, extent in zip(region, chunks, shape, strict=True)
+    )

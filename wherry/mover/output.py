@@ -1,0 +1,153 @@
+"""Output: one target of a pass over a source.
+
+A pass reads and hashes each part of the source once and delivers it to every output. An output has its own writer,
+journal and fate: where one fails, its error is kept and the others go on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from wherry.core import dtypes
+from wherry.core.tensorspec import Span
+from wherry.errors import WherryError
+from wherry.formats.reader import PlacingWriter
+from wherry.mover.move import Move, cells
+from wherry.staging.journal import Done, Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from typing_extensions import Buffer
+
+    from wherry.core.digest import LeafHasher
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.format import Writer
+
+_GROUP_BYTES = 32 << 20
+_GROUP_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Output:
+    """Where a pass delivers.
+
+    Attributes:
+        writer: the target format's writer.
+        targets: source key path → target tensor, for what this output takes.
+        journal: what an earlier run finished, and where this one records what it finishes.
+        error: why it failed; None while it is well.
+    """
+
+    writer: Writer
+    targets: Mapping[KeyPath, TensorSpec]
+    journal: Journal
+    error: WherryError | None = None
+    _finished: list[Move] = field(default_factory=list[Move])
+    _unsynced: int = 0
+    _synced_at: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _commit: threading.Lock = field(default_factory=threading.Lock)
+
+    def wants(self, move: Move) -> bool:
+        """Whether it takes this part and no earlier run has delivered it."""
+        return (
+            self.error is None
+            and move.source in self.targets
+            and not self.journal.has(move.source, move.span)
+        )
+
+    @property
+    def encodes(self) -> bool:
+        """Whether delivering takes a core, as a codec does, rather than waiting for storage."""
+        first = next(iter(self.targets.values()), None)
+        return first is not None and self._place(first, Span(0, 0)) is None
+
+    def place(self, move: Move) -> int:
+        """Where in a file the first byte of a part will lie, as far as it matters; see PlacingWriter."""
+        target = self.targets.get(move.source)
+        if target is None:
+            return 0
+        where = move.span if target.chunks is None or move.region is None else move.region
+        return self._place(target, where) or 0
+
+    def _place(self, target: TensorSpec, where: Region | Span) -> int | None:
+        return self.writer.place(target.path, where) if isinstance(self.writer, PlacingWriter) else None
+
+    def deliver(self, move: Move, data: memoryview) -> None:
+        """Write one part; an error is kept, not raised."""
+        try:
+            target = self.targets[move.source]
+            if target.chunks is None:
+                self.writer.write(target.path, move.span, data)
+            else:
+                self._write_chunks(target, cast("Region", move.region), data)
+        except WherryError as error:
+            self.error = self.error or error
+
+    def _write_chunks(self, target: TensorSpec, region: Region, data: memoryview) -> None:
+        chunks = cast("tuple[int, ...]", target.chunks)
+        parts = list(cells(region, chunks))
+        if len(parts) == 1:
+            self.writer.write(target.path, region, data)
+            return
+        band = as_array(data, target.dtype, tuple(part.stop - part.start for part in region))
+        for part in parts:
+            inside = tuple(
+                slice(p.start - r.start, p.stop - r.start) for p, r in zip(part, region, strict=True)
+            )
+            self.writer.write(target.path, part, as_bytes(band[inside].copy(order="C")))
+
+    def delivered(self, move: Move, hashers: Mapping[KeyPath, LeafHasher]) -> None:
+        """Count a part that was written and hashed; every 32 MiB or half a second, make durable what was written."""
+        with self._lock:
+            self._finished.append(move)
+            self._unsynced += move.span.nbytes
+            waited = time.monotonic() - self._synced_at
+            due = self._unsynced >= _GROUP_BYTES or waited >= _GROUP_SECONDS
+        if due and self._commit.acquire(blocking=False):
+            try:
+                self.settle(hashers)
+            finally:
+                self._commit.release()
+
+    def settle(self, hashers: Mapping[KeyPath, LeafHasher]) -> None:
+        """Group commit: sync, then record what is durable; a part whose leaves are not complete waits."""
+        with self._lock:
+            finished, self._finished = self._finished, []
+            self._unsynced, self._synced_at = 0, time.monotonic()
+        if self.error is not None:
+            return
+        try:
+            self.writer.sync()
+            self.journal.record(self._complete(finished, hashers))
+        except WherryError as error:
+            self.error = self.error or error
+
+    def _complete(self, finished: list[Move], hashers: Mapping[KeyPath, LeafHasher]) -> list[Done]:
+        rows: list[Done] = []
+        for move in finished:
+            leaves = {} if move.box else hashers[move.source].known(*move.span)
+            if leaves is not None:
+                rows.append(Done(move.source, move.span, leaves))
+            else:
+                with self._lock:
+                    self._finished.append(move)
+        return rows
+
+
+def as_array(data: memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Canonical bytes as an array, without a copy."""
+    import numpy as np
+
+    return np.frombuffer(data, dtype=dtypes.numpy_dtype(dtype)).reshape(shape)
+
+
+def as_bytes(array: np.ndarray) -> memoryview:
+    """The bytes of a C-contiguous array, without a copy."""
+    return memoryview(cast("Buffer", array.reshape(-1).view("u1")))

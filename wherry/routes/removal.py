@@ -1,0 +1,155 @@
+"""removal: take a checkpoint away in one step, so that no reader ever meets half of one.
+
+On a local file system it is renamed to a name of our staging areas, which nothing takes for a checkpoint, and then
+deleted; `wherry clean` deletes what a kill leaves. A conversion that has the target's lease keeps it. On an object
+store the commit member goes first. Sidecar and signature of a single file go with it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.steps import step_number
+from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error
+from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.registry import find_format
+from wherry.staging.in_use import is_in_use
+from wherry.staging.staging import lease_of, rename_without_replacing, sync_folder
+from wherry.storage.errors import library_errors
+from wherry.storage.folders import PREFIX, is_staging
+from wherry.storage.sidecar import OWN_NAMES, sidecar_name, signature_name
+from wherry.storage.stores import FsspecStore, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from wherry.storage.location import Location
+
+
+@contextmanager
+def removing(uri: str, checkpoint: str, format: str) -> Generator[None]:
+    """Put a checkpoint out of reach; delete it when the context ends well, and put it back where it does not.
+
+    Args:
+        uri: what was committed in one step: the checkpoint, or the step folder that holds it.
+        checkpoint: the checkpoint itself, as those who read it name it.
+        format: its format.
+
+    Raises:
+        NotFoundError: nothing is there.
+        TargetInUseError: a living job reads or writes it.
+        UnsupportedError: the store cannot delete.
+        StorageError: the storage failed.
+    """
+    place = locate(uri)
+    if place.entry is None:
+        raise NotFoundError("nothing is there", uri=uri)
+    _require_unread(checkpoint)
+    local = place.store.capabilities.local
+    with _hidden(Path(place.path), checkpoint) if local else _objects(uri, format):
+        yield
+
+
+def strangers(uri: str, checkpoint: str, format: str) -> list[str]:
+    """Names of what would go with a checkpoint and is not its own: somebody put it there, or the place is another.
+
+    Args:
+        uri, checkpoint, format: as `removing` takes them.
+
+    Raises:
+        WherryError: it cannot be opened.
+    """
+    place, inner = locate(uri), locate(checkpoint)
+    if place.path == inner.path:
+        return _foreign(inner, format)
+    if inner.parent.path != place.path or step_number(place.name, any_prefix=True) is None:
+        return [f"{uri}, which is not the step folder of {checkpoint},"]
+    # Orbax itself writes `_CHECKPOINT_METADATA` and its commit member beside the items of a step.
+    own = (inner.name, *find_format(format).commit_members)
+    beside = [one.name for one in place.entries() if one.name not in own and not one.name.startswith("_")]
+    return [name for name in beside if not is_staging(name)] + _foreign(inner, format)
+
+
+def _foreign(place: Location, format: str) -> list[str]:
+    if place.entry is None or not place.entry.is_dir:
+        return []
+    with open_checkpoint(place.uri, format=format) as opened:
+        own = {member.name for member in opened.reader.members()} | OWN_NAMES
+    return [
+        one.name for one in place.walk() if one.name not in own and not is_staging(one.name.split("/")[-1])
+    ]
+
+
+@contextmanager
+def _hidden(path: Path, checkpoint: str) -> Generator[None]:
+    """A local checkpoint under another name."""
+    with lease_of(path.parent, locate(path)) as held:
+        hidden = path.with_name(f"{PREFIX}{path.name}.{secrets.token_hex(4)}")
+        beside = {} if path.is_dir() else _beside(path, hidden)
+        moved: list[tuple[Path, Path]] = []
+        try:
+            with held.exclusive():
+                for source, target in ((path, hidden), *beside.items()):
+                    rename_without_replacing(source, target)
+                    moved.append((source, target))
+                sync_folder(path.parent)
+            _require_unread(_moved_to(checkpoint, path, hidden))  # somebody may have begun before the rename
+            yield
+        except BaseException as error:
+            for source, target in reversed(moved):
+                rename_without_replacing(target, source)
+            raise storage_error(error, str(path)) if isinstance(error, OSError) else error from error
+        try:
+            for _source, target in moved:
+                shutil.rmtree(target) if target.is_dir() and not target.is_symlink() else target.unlink()
+        except OSError as error:
+            raise storage_error(error, str(path)) from error
+
+
+def _moved_to(checkpoint: str, path: Path, hidden: Path) -> str:
+    """Where those who read it left their marks: beside the checkpoint, so they moved with a step folder around it."""
+    inner = Path(locate(checkpoint).path)
+    return checkpoint if inner == path else str(hidden / inner.relative_to(path))
+
+
+def _beside(path: Path, hidden: Path) -> dict[Path, Path]:
+    """What belongs to a single file and lies beside it."""
+    names = {
+        path.with_name(sidecar_name(path.name)): Path(f"{hidden}.sidecar"),
+        path.with_name(signature_name(path.name)): Path(f"{hidden}.sidecar.sig"),
+    }
+    return {source: target for source, target in names.items() if source.exists()}
+
+
+@contextmanager
+def _objects(uri: str, format: str) -> Generator[None]:
+    """A checkpoint on an object store: nothing can be hidden there, so it goes when all else is done."""
+    place = locate(uri)
+    if not isinstance(place.store, FsspecStore) or not place.store.capabilities.create_only_put:
+        raise UnsupportedError(f"{place.store.protocol}:// cannot delete", uri=uri, cure="remove it by hand")
+    fs: Any = place.store.fs
+    yield
+    try:
+        with library_errors(place.store.protocol, place.path):
+            for name in find_format(format).commit_members:
+                marker = place.join(name)
+                if marker.exists():
+                    fs.rm_file(marker.path)
+            beside = [place.parent.join(name(place.name)) for name in (sidecar_name, signature_name)]
+            fs.rm(place.path, recursive=True)
+            for one in beside:
+                if one.exists():
+                    fs.rm_file(one.path)
+    except OSError as error:
+        raise storage_error(error, uri) from error
+
+
+def _require_unread(uri: str) -> None:
+    if is_in_use(uri):
+        raise TargetInUseError(
+            "a running job reads it", uri=uri, cure="prune again when it has ended", retryable=True
+        )

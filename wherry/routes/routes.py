@@ -1,0 +1,299 @@
+"""routes: what a route of `wherry.toml` means for one checkpoint: its run and step, and what is made of it, where.
+
+The run is the path from the route's root to the checkpoint without its step folder and the `checkpoints` folder that
+some systems put before it; the name is the whole path from the root. From these the templates of targets and
+registered models are filled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from wherry.config.config import Config, load_config
+from wherry.config.values import render
+from wherry.core.digest import sha256_of
+from wherry.core.opaque import allowing
+from wherry.core.steps import step_number
+from wherry.errors import NotFoundError, UsageError, WherryError
+from wherry.formats.registry import find_format
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from wherry.config.schema import Route, TargetRule
+    from wherry.core.detection import Detection
+    from wherry.storage.location import Location
+
+__all__ = [
+    "Config",
+    "Explanation",
+    "Wanted",
+    "Whereabouts",
+    "explain",
+    "load_config",
+    "wanted",
+    "whereabouts",
+]
+
+_STEP_ROOTS = ("checkpoints", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """A checkpoint as a route sees it: its run, its step and its name below the root."""
+
+    run: str
+    step: int | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One thing that a route wants made of a checkpoint.
+
+    Attributes:
+        rule: the target as the route states it.
+        uri: what the conversion is told: the target, or the run that it makes a step in.
+        place: where the checkpoint will lie.
+        committed: what appears in one step: the place, or the step folder of a run that holds it.
+        model: registered model; None where it is not registered.
+        request: digest of everything that decides what is made.
+    """
+
+    rule: TargetRule
+    uri: str
+    place: str
+    committed: str
+    model: str | None
+    request: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As `routes explain --json` prints it."""
+        return {"format": self.rule.format, "uri": self.place, "model": self.model, "request": self.request}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a route does with a checkpoint.
+
+    Attributes:
+        route: its name.
+        takes: whether the checkpoint is one of the route's.
+        reason: why not, or by what selection.
+        where: run, step and name; None where it lies outside.
+        targets: what is made.
+        source: URI of the checkpoint itself, where a run was asked for; None where it is not taken.
+    """
+
+    route: str
+    takes: bool
+    reason: str
+    where: Whereabouts | None = None
+    targets: tuple[Wanted, ...] = ()
+    source: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As `routes explain --json` prints it."""
+        where = self.where and {"run": self.where.run, "step": self.where.step, "name": self.where.name}
+        return {
+            "route": self.route, "takes": self.takes, "reason": self.reason, "where": where,
+            "targets": [one.to_json() for one in self.targets],
+        }  # fmt: skip
+
+
+def chosen_routes(config: Config, names: Iterable[str] = ()) -> tuple[Route, ...]:
+    """The routes with these names, or all.
+
+    Raises:
+        NotFoundError: there is no such route, or none at all.
+    """
+    known = {route.name: route for route in config.routes}
+    missing = [name for name in names if name not in known]
+    if missing or not known:
+        what = f"there is no route {missing[0]!r}" if missing else "no routes are stated"
+        cure = (
+            f"choose among {', '.join(known)}"
+            if known
+            else "write a wherry.toml; infra/wherry.toml is an example"
+        )
+        raise NotFoundError(what, uri=config.file, cure=cure)
+    return tuple(known[name] for name in names) or config.routes
+
+
+def whereabouts(root: str, found: Detection) -> Whereabouts | None:
+    """Run, step and name of a checkpoint below a root; None where it lies elsewhere."""
+    base, place = locate(root), locate(found.uri)
+    if place.store.protocol != base.store.protocol or not f"{place.path}/".startswith(
+        f"{base.path.rstrip('/')}/"
+    ):
+        return None
+    parts = list(PurePosixPath(place.path[len(base.path.rstrip("/")) :].strip("/")).parts)
+    at = _step_part(parts, found.step)
+    run = parts if at is None else parts[:at]
+    while run and run[-1] in _STEP_ROOTS:
+        run = run[:-1]
+    name = "/".join(parts) or base.name
+    if at is None and run and _is_file(found):
+        run = [*run[:-1], PurePosixPath(run[-1]).stem]
+    if at is None and found.step is None and not parts:
+        run = []
+    return Whereabouts("/".join(run) or base.name, found.step, name)
+
+
+def wanted(route: Route, found: Detection, where: Whereabouts) -> tuple[Wanted, ...]:
+    """What a route makes of a checkpoint.
+
+    Raises:
+        UsageError: a template asks for what is not known of it, or two targets are the same place.
+    """
+    made = tuple(_wanted(route, rule, found, where) for rule in route.targets)
+    places = [one.place for one in made]
+    twice = next((place for place in places if places.count(place) > 1), None)
+    if twice is not None:
+        raise UsageError(
+            "two targets are the same place", uri=twice, cure="write {format} in their templates"
+        )
+    return made
+
+
+def explain(uri: str, config: Config) -> list[Explanation]:
+    """What each route does with the checkpoint at a URI, and why.
+
+    Raises:
+        NotFoundError: nothing is there.
+        WherryError: nothing recognises it.
+    """
+    from wherry.formats.detect import resolve
+
+    _location, found = resolve(uri)
+    return [_explain(route, found) for route in config.routes]
+
+
+def refusal(route: Route, found: Detection, where: Whereabouts) -> str | None:
+    """Why a route does not take a checkpoint, whichever others there are; None where it may.
+
+    It is asked for each checkpoint of a walk, so it opens nothing: `latest`, `best` and `since` are decided elsewhere.
+    """
+    if route.runs and not any(fnmatch(where.run, pattern) for pattern in route.runs):
+        return f"run {where.run} matches none of {', '.join(route.runs)}"
+    if route.formats and found.format not in {find_format(name).name for name in route.formats}:
+        return f"format {found.format} is none of {', '.join(route.formats)}"
+    chosen = route.selection
+    if chosen.choice == "every" and where.step is not None and where.step % chosen.steps:
+        return f"step {where.step} is none of every {chosen.steps}"
+    return None
+
+
+def _explain(route: Route, found: Detection) -> Explanation:
+    where = whereabouts(route.root, found)
+    if where is None:
+        return Explanation(route.name, takes=False, reason=f"it does not lie below {route.root}")
+    reason = refusal(route, found, where)
+    if reason is not None:
+        return Explanation(route.name, takes=False, reason=reason, where=where)
+    try:
+        targets = wanted(route, found, where)
+    except WherryError as error:
+        return Explanation(route.name, takes=False, reason=error.what, where=where)
+    takes, reason = _meant(route, found, where)
+    if not takes:
+        return Explanation(route.name, takes=False, reason=reason, where=where)
+    return Explanation(route.name, takes=True, reason=reason, where=where, targets=targets, source=found.uri)
+
+
+def _meant(route: Route, found: Detection, where: Whereabouts) -> tuple[bool, str]:
+    """Whether `select` means a checkpoint, as far as it and its run can tell now, and the reason."""
+    stated, choice = f"select = {route.select}", route.selection.choice
+    if choice == "best":
+        return True, f"{stated}, if it is that among the steps of its run"
+    try:
+        with allowing(route.opaque):
+            against = (
+                _overtaken(route, found, where) if choice == "latest"
+                else _too_old(route, found) if choice == "since" else None
+            )  # fmt: skip
+    except (WherryError, OSError) as error:  # what hides the answer is met again, and told, by the conversion
+        return True, f"{stated}, which cannot be told: {error}"
+    return against is None, against or stated
+
+
+def _overtaken(route: Route, found: Detection, where: Whereabouts) -> str | None:
+    """Why `latest` leaves a step: its run has a newer one that is complete, as a survey counts it."""
+    from wherry.formats.discover import discover
+
+    run = _run_folder(route.root, found, where)
+    if run is None or where.step is None:
+        return None
+    for other in discover(run.uri, min_age=route.min_age, newest=True):
+        seen = whereabouts(route.root, other)
+        if seen is None or seen.step is None or seen.run != where.run:
+            continue
+        if seen.step > where.step:
+            return f"step {seen.step} of this run is complete, and newer"
+        if not _is_file(other):
+            return None  # of steps that are folders the newest complete one comes first
+    return None
+
+
+def _run_folder(root: str, found: Detection, where: Whereabouts) -> Location | None:
+    """The folder in which the steps of a run lie; None where no name on the way states the step."""
+    parts = PurePosixPath(where.name).parts
+    at = _step_part(parts, found.step)
+    if at is None:
+        return None
+    return locate(root).join("/".join(parts[:at])) if at else locate(root)
+
+
+def _too_old(route: Route, found: Detection) -> str | None:
+    """Why `since` leaves a checkpoint: its newest file was written before."""
+    from wherry.formats.checkpoint import open_checkpoint
+    from wherry.routes.survey import modified
+
+    since = route.selection.since
+    with open_checkpoint(found.uri, format=route.source_format or found.format) as opened:
+        written = modified(locate(found.uri), opened.reader.members())
+    return f"it was written before {since.isoformat()}" if since is not None and written < since else None
+
+
+def _wanted(route: Route, rule: TargetRule, found: Detection, where: Whereabouts) -> Wanted:
+    row = find_format(rule.format)
+    values = {
+        "run": where.run, "step": None if where.step is None else str(where.step), "format": row.name,
+        "name": where.name, "route": route.name, "family": found.family or rule.family, "kind": found.kind,
+    }  # fmt: skip
+    uri = locate(render(rule.uri, values)).uri
+    place = committed = uri
+    if rule.into:
+        if row.step_folder is None or where.step is None:
+            what = (
+                f"{row.name} has no naming rule for steps" if row.step_folder is None else "it states no step"
+            )
+            raise UsageError(f"{what}, and the target is a run", uri=found.uri, cure="leave `into` away")
+        folder = row.step_folder(where.step)
+        place, committed = (locate(uri).join(name).uri for name in (folder, folder.split("/")[0]))
+    template = rule.model or route.model
+    model = None if template is None else render(template, values).replace("/", "-")
+    return Wanted(rule, uri, place, committed, model, request_of(route, rule))
+
+
+def request_of(route: Route, rule: TargetRule) -> str:
+    """Digest of everything that decides what is made of a checkpoint, wherever it is put."""
+    stated = rule.model_dump(exclude={"uri", "model", "into"})
+    return sha256_of("request", {**stated, "ignore": route.ignore, "source": route.source_format})
+
+
+def _step_part(parts: Sequence[str], step: int | None) -> int | None:
+    """Which part of a path states the step: the last one that does."""
+    stated = (
+        index for index in reversed(range(len(parts))) if step_number(parts[index], any_prefix=True) == step
+    )
+    return next(stated, None) if step is not None else None
+
+
+def _is_file(found: Detection) -> bool:
+    entry = locate(found.uri).entry
+    return entry is not None and not entry.is_dir

@@ -1,0 +1,111 @@
+"""Scores: what training recorded of a step beside it, by which a best one is chosen.
+
+    metrics/metrics                 Orbax's CheckpointManager: a JSON object
+    _CHECKPOINT_METADATA            Orbax ≥ 0.11: the same under `metrics`
+    trainer_state.json              the Hugging Face trainer: `log_history`, of which the last entry counts
+    metrics.json, eval_results.json a JSON object, as many loops write it
+
+They lie in the step folder: in the checkpoint itself, or beside the item in it. What lies in the folder of a run is
+said of the run and of none of its steps. Only numbers count, and a name that two files state is taken from the first
+of this list.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.steps import step_number
+from wherry.errors import CorruptError
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.storage.location import Location
+
+_FILES = (
+    "metrics/metrics",
+    "_CHECKPOINT_METADATA",
+    "trainer_state.json",
+    "metrics.json",
+    "eval_results.json",
+)
+_LARGEST = 64 << 20  # bytes; a trainer's history of a long run is some MB
+
+
+def score(uri: str, metric: str) -> float | None:
+    """A metric of a checkpoint; None where nothing beside it states it.
+
+    Raises:
+        CorruptError: a file that states metrics is not JSON, or larger than any of them is.
+        StorageError: the storage failed.
+    """
+    place = locate(uri)
+    for where in _folders(place):
+        for found in _objects(where):
+            value = _number(found, metric)
+            if value is not None:
+                return value
+    return None
+
+
+def _folders(place: Location) -> Iterator[Location]:
+    """The checkpoint itself, and the step folder around it; a file without a step is all that its folder speaks of."""
+    folder = place.entry is not None and place.entry.is_dir
+    if folder:
+        yield place
+    around = [place.parent] if folder else [place.parent, place.parent.parent]
+    steps = [one for one in around if _step(one.name) is not None]
+    yield from steps
+    if not folder and not steps and _step(PurePosixPath(place.name).stem) is None:
+        yield place.parent
+
+
+def _step(name: str) -> int | None:
+    return step_number(name, any_prefix=True)
+
+
+def _objects(folder: Location) -> Iterator[dict[str, Any]]:
+    for name in _FILES:
+        place = folder.join(name)
+        entry = place.stat()
+        if entry is None or entry.is_dir:
+            continue  # most systems write only one of them
+        try:
+            data = json.loads(place.read_whole(_LARGEST))
+        except (ValueError, RecursionError) as error:
+            raise CorruptError(f"{name} is not JSON: {error}", uri=place.uri, cure="restore it") from error
+        if isinstance(data, dict):
+            yield from _within(name, data)
+
+
+def _within(name: str, data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if name == "_CHECKPOINT_METADATA":
+        found = data.get("metrics")
+        yield found if isinstance(found, dict) else {}
+    elif name == "trainer_state.json":
+        history = data.get("log_history")
+        yield from (
+            row for row in reversed(history if isinstance(history, list) else []) if isinstance(row, dict)
+        )
+    else:
+        yield data
+
+
+def _number(data: dict[str, Any], metric: str) -> float | None:
+    """A value by its name; a slash in the name may stand for a table in a table."""
+    value: Any = data.get(metric)
+    if value is None and "/" in metric:
+        head, _slash, rest = metric.partition("/")
+        below = data.get(head)
+        return _number(below, rest) if isinstance(below, dict) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None

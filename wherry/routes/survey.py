@@ -1,0 +1,265 @@
+"""survey: the checkpoints below a route's root that the route takes, each opened once for its size and fingerprint.
+
+What is passed over is told with the reason: other runs and formats, steps that are not selected, what wherry itself
+made, what is damaged, what is still being written, and what vanished between being found and being opened.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+from wherry.converter.existing import present_fingerprint
+from wherry.core.opaque import allowing
+from wherry.errors import NotFoundError, UnsupportedError, WherryError, storage_error
+from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.detect import examine
+from wherry.formats.discover import NEWER_STEP, Skipped, discover
+from wherry.routes.routes import Whereabouts, refusal, whereabouts
+from wherry.routes.scores import score
+from wherry.storage.errors import library_errors
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import FsspecStore, is_live, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from wherry.config.schema import Route
+    from wherry.config.values import Select
+    from wherry.core.detection import Detection
+    from wherry.storage.location import Entry, Location
+
+Why = Literal["not taken", "not settled", "ours", "damaged", "vanished", "no score"]
+_NANOSECONDS = 1_000_000_000
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Something below the root that is not converted now, and why."""
+
+    uri: str
+    why: str
+    reason: str
+
+    def to_json(self) -> dict[str, str]:
+        """The fields by name."""
+        return {"uri": self.uri, "why": self.why, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A checkpoint that the route takes.
+
+    Attributes:
+        found: its detection, examined.
+        where: its run, step and name.
+        fingerprint: of its files now.
+        nbytes: of its files.
+        score: the metric that the route chooses by, or keeps by, where it does.
+        newest: whether it is the newest of its run that the route takes: an alias is for that one alone, however
+            late an older one is registered.
+    """
+
+    found: Detection
+    where: Whereabouts
+    fingerprint: str
+    nbytes: int
+    score: float | None = None
+    newest: bool = False
+
+
+def survey(
+    route: Route, *, products: Collection[str] = (), on_pass: Callable[[Passed], None] | None = None
+) -> list[Candidate]:
+    """What a route takes of what lies below its root now, newest step first in each run.
+
+    Args:
+        route: what is asked for.
+        products: places at which wherry has put something made of another checkpoint, never a source of a route.
+        on_pass: called for everything that is passed over.
+
+    Raises:
+        NotFoundError: the root does not exist.
+        StorageError: the storage failed.
+    """
+    tell = on_pass or _ignore
+    with allowing(route.opaque):
+        placed = list(_placed(route, products, tell))
+        chosen = _selected(route.selection, placed, tell)
+        return _marked([one for pair in chosen if (one := _candidate(route, *pair, tell)) is not None])
+
+
+def _marked(found: list[Candidate]) -> list[Candidate]:
+    """Say of the newest of each run that it is; what has no step is the end of its run."""
+    last: dict[str, tuple[bool, int]] = {}
+    for one in found:
+        last[one.where.run] = max(_late(one), last.get(one.where.run, (False, -1)))
+    return [replace(one, newest=_late(one) == last[one.where.run]) for one in found]
+
+
+def _late(one: Candidate) -> tuple[bool, int]:
+    return one.where.step is None, one.where.step or 0
+
+
+Placed = tuple["Detection", Whereabouts, "float | None"]
+
+
+def _placed(
+    route: Route, products: Collection[str], tell: Callable[[Passed], None]
+) -> Iterator[tuple[Detection, Whereabouts]]:
+    def skipped(one: Skipped) -> None:
+        tell(Passed(one.uri, "not taken" if one.reason == NEWER_STEP else "not settled", one.reason))
+
+    latest = route.selection.choice == "latest"
+    for found in discover(route.root, on_skip=skipped, min_age=route.min_age, newest=latest):
+        where = whereabouts(route.root, found)
+        assert where is not None  # discover looks below the root only
+        reason = refusal(route, found, where)
+        if reason is not None:
+            tell(Passed(found.uri, "not taken", reason))
+        elif found.uri in products or _is_product(found.uri, tell):
+            tell(Passed(found.uri, "ours", "wherry made it of another checkpoint"))
+        else:
+            yield found, where
+
+
+def _is_product(uri: str, tell: Callable[[Passed], None]) -> bool:
+    """Whether it was made of another checkpoint; what training exported from its memory is a source as any other."""
+    try:
+        sidecar = read_sidecar(locate(uri))
+    except WherryError as error:
+        tell(Passed(uri, "damaged", error.what))
+        return True
+    receipt = None if sidecar is None else sidecar.receipt
+    return receipt is not None and not is_live(receipt.source.uri)
+
+
+def _selected(
+    chosen: Select, placed: Iterable[tuple[Detection, Whereabouts]], tell: Callable[[Passed], None]
+) -> Iterator[Placed]:
+    """Of each run what is meant, newest first; a checkpoint without a step is a run's own end."""
+    rows = sorted(placed, key=lambda pair: (pair[1].run, *_age(pair[1].step), pair[1].name))
+    for _run, group in groupby(rows, key=lambda pair: (pair[1].run, pair[1].step is None)):
+        yield from _of_run(chosen, list(group), tell)
+
+
+def _age(step: int | None) -> tuple[bool, int]:
+    return step is None, -(step or 0)
+
+
+def _of_run(
+    chosen: Select, rows: list[tuple[Detection, Whereabouts]], tell: Callable[[Passed], None]
+) -> Iterator[Placed]:
+    if chosen.choice == "best":
+        yield from _best(chosen, rows, tell)
+        return
+    newest = rows[0][1].step
+    for found, where in rows:
+        if chosen.choice == "latest" and where.step != newest:
+            tell(Passed(found.uri, "not taken", "a newer step of this run is there"))
+        else:
+            yield found, where, None
+
+
+def _best(
+    chosen: Select, rows: list[tuple[Detection, Whereabouts]], tell: Callable[[Passed], None]
+) -> Iterator[Placed]:
+    scored: list[tuple[float, Detection, Whereabouts]] = []
+    for found, where in rows:
+        try:
+            value = score(found.uri, chosen.metric)
+        except WherryError as error:
+            tell(Passed(found.uri, "no score", error.what))
+            continue
+        if value is None:
+            tell(Passed(found.uri, "no score", f"nothing beside it states {chosen.metric}"))
+            continue
+        verdict = examine(locate(found.uri), found)
+        if verdict.verdict == "ok":
+            scored.append((value, found, where))
+        else:
+            tell(Passed(found.uri, "damaged", verdict.reason or verdict.verdict))
+    pick = max if chosen.highest else min
+    best = pick((value for value, _found, _where in scored), default=None)
+    top = max((where.step or 0 for value, _found, where in scored if value == best), default=0)
+    for value, found, where in scored:
+        if value == best and (where.step or 0) == top:
+            yield found, where, value
+        else:
+            tell(
+                Passed(
+                    found.uri, "not taken", f"{chosen.metric} {value:g} is not the best of its run, {best:g}"
+                )
+            )
+
+
+def _candidate(
+    route: Route, found: Detection, where: Whereabouts, value: float | None, tell: Callable[[Passed], None]
+) -> Candidate | None:
+    place = locate(found.uri)
+    try:
+        verdict = examine(place, found)
+        if verdict.verdict != "ok":
+            tell(Passed(found.uri, "damaged", verdict.reason or verdict.verdict))
+            return None
+        with open_checkpoint(found.uri, format=route.source_format or found.format) as opened:
+            members = list(opened.reader.members())
+            mark = present_fingerprint(opened)
+        since = route.selection.since
+        written = modified(place, members) if since is not None else None
+    except NotFoundError:
+        tell(Passed(found.uri, "vanished", "it was there a moment ago; its system removed it"))
+        return None
+    except WherryError as error:
+        tell(Passed(found.uri, "damaged", error.what))
+        return None
+    if since is not None and written is not None and written < since:
+        tell(Passed(found.uri, "not taken", f"it was written before {since.isoformat()}"))
+        return None
+    metric = route.retention.metric
+    value = _kept_by(found.uri, metric) if value is None and metric else value
+    return Candidate(verdict, where, mark, sum(max(member.size, 0) for member in members), value)
+
+
+def modified(place: Location, members: Iterable[Entry]) -> datetime:
+    """When the newest file of a checkpoint was written; UTC.
+
+    Raises:
+        NotFoundError: one of the files is gone.
+        StorageError: the storage failed.
+        UnsupportedError: it does not say when files were written.
+    """
+    if place.store.capabilities.local:
+        newest = max((int(member.mark) for member in members if member.mark), default=0)
+        return datetime.fromtimestamp(newest / _NANOSECONDS, UTC)
+    assert isinstance(place.store, FsspecStore)
+    fs: Any = place.store.fs
+    paths = [place.path if member.name == place.name else f"{place.path}/{member.name}" for member in members]
+    try:
+        with library_errors(place.store.protocol, place.path):
+            return max(fs.modified(path) for path in paths).astimezone(UTC)
+    except FileNotFoundError as error:
+        raise NotFoundError("no such file", uri=place.uri, cure="check the path") from error
+    except OSError as error:
+        raise storage_error(error, place.uri) from error
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            "the storage does not say when files were written", uri=place.uri, cure="select by step instead"
+        ) from error
+
+
+def _kept_by(uri: str, metric: str) -> float | None:
+    """The metric that retention asks for: what cannot be read is not known, and what is not known is kept."""
+    try:
+        return score(uri, metric)
+    except WherryError as error:
+        _log.warning("%s is not known of %s: %s", metric, uri, error)
+        return None
+
+
+def _ignore(_passed: Passed) -> None:
+    """Nobody asked for what is passed over."""

@@ -1,0 +1,235 @@
+"""child: how wherry starts other processes, so that nothing in a checkpoint or working folder can reach them.
+
+`run` starts a module in a child process of this interpreter and waits for it. The child process
+
+- imports nothing from the working folder: it starts with `-P`, in an empty private folder that is removed afterwards,
+  and finds wherry where this process found it;
+- gets the environment variables of an allow-list and those that the caller names: no PYTHONPATH, no LD_PRELOAD, no
+  token, password or credential;
+- has a time limit, a limit on the resident memory of itself and its descendants, and a limit on its output;
+- does not outlive the wait: an error, Ctrl-C or SIGTERM kills its process group, and the kernel kills it when this
+  process dies.
+
+This is the only module of wherry that starts processes (besides `wherry.testing.children`, which uses `command`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import site
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NoReturn
+
+from wherry.config.values import duration
+from wherry.core.units import parse_size, show_seconds, show_size
+from wherry.errors import WherryError
+from wherry.storage.home import configured
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+_TIMEOUT, _MEMORY = "WHERRY_CHILD_TIMEOUT", "WHERRY_CHILD_MEMORY"
+_START = Path(__file__).absolute().with_name("child_start.py")
+_INTERVAL = 0.1  # seconds between two looks at the child
+_MOST_OUTPUT = 256 << 20  # bytes that a child may print
+_TAIL = 1 << 16  # bytes of the standard error that are kept
+_PASSED = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONUTF8"}
+)
+_PASSED_PREFIXES = (
+    *("LC_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "JAX_", "XLA_", "TPU_", "LIBTPU_", "PJRT_"),
+    *("OMP_", "MKL_", "OPENBLAS_"),
+)
+
+
+class NoAnswerError(WherryError):
+    """A child process gave no answer: it was killed, exceeded a limit, or failed to start."""
+
+    exit_code = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a child process may use.
+
+    Attributes:
+        seconds: wall time.
+        memory: bytes of resident memory, its descendants included.
+    """
+
+    seconds: float
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a child process ended.
+
+    Attributes:
+        code: exit status; negative for the signal that ended it.
+        output: its standard output.
+        errors: the end of its standard error.
+    """
+
+    code: int
+    output: str
+    errors: str
+
+
+def limits(*, seconds: float, memory: int) -> Limits:
+    """The limits that the user set, else the defaults of the caller.
+
+    Args:
+        seconds: default of `WHERRY_CHILD_TIMEOUT` (setting `child.timeout`).
+        memory: default of `WHERRY_CHILD_MEMORY` (setting `child.memory`).
+
+    Raises:
+        UsageError: a limit is no duration or no size.
+    """
+    timeout = os.environ.get(_TIMEOUT) or configured("child.timeout")
+    most = os.environ.get(_MEMORY) or configured("child.memory")
+    return Limits(duration(timeout) if timeout else seconds, parse_size(most) if most else memory)
+
+
+def run(
+    module: str,
+    words: Sequence[str] = (),
+    *,
+    purpose: str,
+    limits: Limits,
+    text: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run a module in a child process and wait until it ends.
+
+    Args:
+        module: what `python -m` would run.
+        words: its command line.
+        purpose: what it does, for errors.
+        limits: time and memory.
+        text: its standard input.
+        variables: environment variables besides those of the allow-list.
+
+    Raises:
+        NoAnswerError: the child exceeded a limit and was killed.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="wherry-child-") as folder,
+        tempfile.TemporaryFile() as stdin,
+        tempfile.TemporaryFile() as stdout,
+        tempfile.TemporaryFile() as stderr,
+        _interrupted_by_sigterm(),
+    ):
+        stdin.write(text.encode())
+        stdin.seek(0)
+        process = subprocess.Popen(  # noqa: S603  this interpreter and a module that the caller names
+            command(module, words), cwd=folder, env=environment(variables or {}),
+            stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
+        )  # fmt: skip
+        try:
+            _watch(process, limits, (stdout, stderr), purpose)
+        finally:
+            code = _end(process)
+        return Outcome(code, _text(stdout), _text(stderr, _TAIL))
+
+
+def command(module: str, words: Sequence[str] = ()) -> list[str]:
+    """The command line that runs a module in a child of this process, safe from modules in the working folder."""
+    return [sys.executable, "-P", str(_START), _root(), str(os.getpid()), module, *words]
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child: the variables of the allow-list that are set, and those that the caller names."""
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PASSED or name.startswith(_PASSED_PREFIXES)
+    }
+    return {**passed, **variables}
+
+
+def resident_memory(pid: int) -> int:
+    """Bytes of resident memory of a process and its descendants; 0 for a process that has ended."""
+    place = Path(f"/proc/{pid}")
+    try:
+        pages = int((place / "statm").read_text().split()[1])
+        children = [int(word) for file in place.glob("task/*/children") for word in file.read_text().split()]
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(map(resident_memory, children))
+
+
+def _root() -> str:
+    """The folder that wherry was imported from; empty where it is installed and the child finds it by itself."""
+    root = str(_START.parent.parent)
+    paths = sysconfig.get_paths()
+    installed = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
+    return "" if root in installed else root
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Generator[None]:
+    """Let SIGTERM interrupt the wait as Ctrl-C does, where it would end this process without any cleanup."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _watch(
+    process: subprocess.Popen[bytes], limits: Limits, files: Sequence[IO[bytes]], purpose: str
+) -> None:
+    """Wait until the process ends; raises NoAnswerError where it exceeds a limit."""
+    deadline = time.monotonic() + limits.seconds
+    while not _has_ended(process):
+        if time.monotonic() > deadline:
+            raise NoAnswerError(
+                f"{purpose} took longer than its limit of {show_seconds(limits.seconds)} and was stopped",
+                cure=f"raise the limit: export {_TIMEOUT}={max(2 * limits.seconds, 1):.0f}s", retryable=True,
+            )  # fmt: skip
+        if resident_memory(process.pid) > limits.memory:
+            raise NoAnswerError(
+                f"{purpose} used more memory than its limit of {show_size(limits.memory)} and was stopped",
+                cure=f"raise the limit: export {_MEMORY}={2 * limits.memory}",
+            )
+        if any(os.fstat(file.fileno()).st_size > _MOST_OUTPUT for file in files):
+            raise NoAnswerError(
+                f"{purpose} printed more than {show_size(_MOST_OUTPUT)} and was stopped",
+                cure="take another checkpoint; no sound one makes its library print so much",
+            )
+        time.sleep(_INTERVAL)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has ended; it is not reaped, so that no other group can get its number meanwhile."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Kill what is left of the process group and reap the process; returns its exit status."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def _text(file: IO[bytes], most: int = _MOST_OUTPUT) -> str:
+    file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+    return file.read().decode("utf-8", "replace")

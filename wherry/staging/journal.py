@@ -1,0 +1,221 @@
+"""The journal: which moves of an interrupted conversion are done, so that a second run writes only the rest.
+
+One JSON line a group commit, appended and synced only after the data that it covers was made durable, and the names
+of the staging area before them; so a line that can be read is true. The first line says which conversion it belongs
+to: plan digest, source fingerprint and version. A journal of another conversion is worthless and is begun anew, with
+the reason kept.
+
+A move is recorded once every leaf that it touches has been hashed, together with those digests, so a resumed run
+needs no byte of it again. The journal lies in the staging area and goes with it.
+
+Every line ends with a MAC over the line and the MAC before it, made with the user's key (see `wherry.staging.key`): what
+somebody else wrote, reordered, cut in the middle or brought from another place is not believed, and the conversion
+begins anew. Lines are verified before they are parsed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.tensorspec import Span
+from wherry.errors import storage_error
+from wherry.staging.key import journal_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+Header = Mapping[str, str]
+_FIRST_MAC = b"wherry journal 1"  # stands for the MAC before the first line
+_LONGEST_LINE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A move whose bytes are durable.
+
+    Attributes:
+        source: key path of the tensor in the source.
+        span: canonical bytes that were written.
+        leaves: number of each leaf that it touches → raw SHA-256.
+    """
+
+    source: KeyPath
+    span: Span
+    leaves: Mapping[int, bytes]
+
+
+@dataclass(slots=True)
+class Journal:
+    """The journal of one staging area; open it with `open_journal`, close it when done.
+
+    Attributes:
+        path: the file.
+        done: what an earlier run finished.
+        reason: why an earlier journal was not used; None where there was none or it is used.
+        guard: called before every line; raises where this run may not write any more.
+    """
+
+    path: Path
+    done: tuple[Done, ...] = ()
+    reason: str | None = None
+    guard: Callable[[], None] = lambda: None
+    _key: bytes = b""
+    _mac: bytes = _FIRST_MAC
+    _descriptor: int = -1
+    _spans: frozenset[tuple[KeyPath, Span]] = field(default_factory=frozenset[tuple[KeyPath, Span]])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that an earlier run finished."""
+        return sum(row.span.nbytes for row in self.done)
+
+    def has(self, source: KeyPath, span: Span) -> bool:
+        """Whether a move is done."""
+        return (source, span) in self._spans
+
+    def record(self, rows: Iterable[Done]) -> None:
+        """Append finished moves; their data must already be durable.
+
+        Raises:
+            StorageError: the storage failed.
+            TargetInUseError: another run has taken over the target.
+        """
+        lines = [_encode(row) for row in rows]
+        if lines:
+            self.guard()
+            self._append({"done": lines})
+
+    def close(self) -> None:
+        """Close the file; it stays for a later run."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, row: dict[str, Any]) -> None:
+        text = json.dumps(row).encode()
+        mac = _next_mac(self._key, self._mac, text)
+        try:
+            _write_all(self._descriptor, b"%b\t%b\n" % (text, mac.hex().encode()))
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise storage_error(error, str(self.path)) from error
+        self._mac = mac
+
+    def begin(self, header: Header, size: int) -> None:
+        """Open the file for appending, with the header where it has none.
+
+        Args:
+            header: what identifies the conversion.
+            size: bytes of the file that are kept.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._descriptor = os.open(self.path, flags, 0o600)
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            raise storage_error(error, str(self.path)) from error
+        if not size:
+            self._append(dict(header))
+        self._spans = frozenset((row.source, row.span) for row in self.done)
+
+
+def open_journal(path: Path, header: Header, guard: Callable[[], None] = lambda: None) -> Journal:
+    """Open the journal of a staging area, using what an earlier run of the same conversion left.
+
+    Args:
+        path: the file; it may not exist.
+        header: what identifies the conversion; every field must agree with an earlier run's.
+        guard: called before every line; raises where this run may not write any more.
+
+    Raises:
+        UsageError: the key is too short.
+        StorageError: the storage failed.
+    """
+    key = journal_key()
+    lines, reason = signed_lines(path, key)
+    done, reason = _rows(lines, header) if reason is None else ((), reason)
+    kept = lines if done else []
+    journal = Journal(path, done, reason, guard, key, kept[-1].mac if kept else _FIRST_MAC)
+    journal.begin(header, sum(line.size for line in kept))
+    return journal
+
+
+class Line(NamedTuple):
+    """A line whose MAC is right: its JSON, its MAC and its bytes in the file."""
+
+    text: bytes
+    mac: bytes
+    size: int
+
+
+def signed_lines(path: Path, key: bytes) -> tuple[list[Line], str | None]:
+    """The lines of a journal up to the first one that is torn, and why none of them can be believed.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    lines: list[Line] = []
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return [], "the journal of the interrupted run is not a file"
+            while (data := file.readline(_LONGEST_LINE)).endswith(b"\n"):
+                text, _tab, mac = data[:-1].rpartition(b"\t")
+                expected = _next_mac(key, lines[-1].mac if lines else _FIRST_MAC, text)
+                if not hmac.compare_digest(expected.hex().encode(), mac):
+                    return [], "the journal of the interrupted run was altered, or signed with another key"
+                lines.append(Line(text, expected, len(data)))
+    except FileNotFoundError:
+        return [], None
+    except OSError as error:
+        raise storage_error(error, str(path)) from error
+    return lines, None
+
+
+def _next_mac(key: bytes, before: bytes, text: bytes) -> bytes:
+    return hmac.digest(key, before + text, hashlib.sha256)
+
+
+def _rows(lines: list[Line], header: Header) -> tuple[tuple[Done, ...], str | None]:
+    if not lines:
+        return (), None
+    try:
+        rows: list[dict[str, Any]] = [json.loads(line.text) for line in lines]
+        changed = [name for name in header if rows[0].get(name) != header[name]]
+        if changed:
+            return (), f"the interrupted run had another {' and '.join(changed)}"
+        return tuple(_decode(row) for group in rows[1:] for row in group["done"]), None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return (), f"the journal of the interrupted run cannot be read: {error}"
+
+
+def _encode(row: Done) -> list[Any]:
+    leaves = base64.b64encode(b"".join(row.leaves.values())).decode()
+    return [render(row.source), *row.span, list(row.leaves), leaves]
+
+
+def _decode(row: list[Any]) -> Done:
+    path, start, stop, numbers, text = row
+    raw = base64.b64decode(text, validate=True)
+    leaves = {number: raw[place * 32 : place * 32 + 32] for place, number in enumerate(numbers)}
+    return Done(parse(path), Span(start, stop), leaves)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

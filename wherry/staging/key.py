@@ -1,0 +1,100 @@
+"""The key with which journals are signed, so that a run only continues what its own user began.
+
+It is the text of `WHERRY_KEY`, which several machines can share; else a random one that is made once in
+`WHERRY_HOME`, readable by its user alone. Where neither can be had, every run has a key of its own: it works, and
+what it leaves when it is interrupted is begun anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import stat
+from typing import TYPE_CHECKING
+
+from wherry.errors import StorageError, UsageError
+from wherry.storage.home import ensure_home
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEY_ENV = "WHERRY_KEY"
+_NAME = "journal.key"
+_SHORTEST = 16  # characters of WHERRY_KEY
+_MOST = 1024
+_log = logging.getLogger(__name__)
+
+
+def journal_key() -> bytes:
+    """The key, 32 bytes.
+
+    Raises:
+        UsageError: `WHERRY_KEY` is too short to be a secret.
+    """
+    given = os.environ.get(KEY_ENV)
+    if given is None:
+        text = _kept()
+    elif len(given) >= _SHORTEST:
+        text = given.encode()
+    else:
+        raise UsageError(
+            f"{KEY_ENV} is shorter than {_SHORTEST} characters",
+            cure=f"{KEY_ENV}=$(openssl rand -hex 32)",
+        )
+    return hashlib.sha256(b"wherry-journal-key" + text).digest()
+
+
+def _kept() -> bytes:
+    """The random key in the home; one of this run alone where the home cannot keep it."""
+    try:
+        path = ensure_home() / _NAME
+        return _read(path) or _made(path)
+    except OSError as error:
+        _log.warning(
+            "an interrupted run cannot be resumed, because it has no key to sign its journal: %s", error
+        )
+        return secrets.token_bytes(32)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        private = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        if not stat.S_ISREG(found.st_mode) or not private:
+            raise StorageError(
+                "the key is not a file that only this user can read", uri=str(path), cure=f"rm '{path}'"
+            )
+        text = os.read(descriptor, _MOST)
+    finally:
+        os.close(descriptor)
+    if len(text) < _SHORTEST:
+        raise StorageError("the key is too short", uri=str(path), cure=f"rm '{path}'")
+    return text
+
+
+def _made(path: Path) -> bytes:
+    """Make the key; of several runs that try at the same time the first one's counts."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, secrets.token_hex(32).encode())
+        os.fsync(descriptor)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        except OSError:  # no hard links here
+            draft.rename(path)
+    finally:
+        os.close(descriptor)
+        draft.unlink(missing_ok=True)
+    found = _read(path)
+    if found is None:
+        raise FileNotFoundError(path)
+    return found

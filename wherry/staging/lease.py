@@ -1,0 +1,317 @@
+"""The lease: two runs on one target exclude each other, and one that has ended or is silent does not block for ever.
+
+`.wherry-<name>.lease` beside the target names its owner. The owner keeps it open, and holds it as long as the path
+still leads to that file; every few seconds it writes a counter through the open file, so that it can never touch the
+lease of another. A lease whose owner is gone or silent (see `wherry.staging.lease_watch`) is replaced by a rename. Taking a
+lease over and committing exclude each other by `flock` on the file of the lease; on a file system without `flock` the
+names of the staging areas alone keep a former owner from committing (see `wherry.staging.staging`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
+
+from wherry.errors import StorageError, TargetInUseError, storage_error
+from wherry.staging import lease_watch
+from wherry.staging.lease_watch import Judgement, Owner, Verdict, judge, see, this_process
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+    from types import TracebackType
+
+DRAFT = ".draft"  # `.wherry-<name>.<8 hex>.draft`: a lease before its time; a kill may leave it
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without hard links says
+_NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
+_HEARTBEAT_SECONDS = 5.0
+_LOCK_SECONDS = 5.0  # a taker holds the lock for a few system calls
+_ATTEMPTS = 5
+_SCHEMA = 1
+_BEAT = b"%012d"
+_log = logging.getLogger(__name__)
+
+
+class Lease:
+    """Holds a lease on a target while its `with` block runs.
+
+    Attributes:
+        token: eight hex digits of this owner.
+        dead: the token of the former owner, where that was a process of this machine that has ended.
+
+    Raises on entering:
+        TargetInUseError: somebody alive holds it; the error says who.
+        StorageError: the storage failed.
+    """
+
+    def __init__(self, path: Path, target: str, judgement: Judgement | None = None) -> None:
+        """Choose the lease.
+
+        Args:
+            path: where it lies.
+            target: what it is for.
+            judgement: what was found there, where it has been watched already.
+        """
+        self.token = secrets.token_hex(4)
+        self.dead: str | None = None
+        self._path = path
+        self._target = target
+        self._judgement = judgement
+        self._descriptor = -1
+        self._identity = (0, 0)
+        self._text = json.dumps(
+            {"schema": _SCHEMA, **this_process(self.token).to_json(), "beat": (_BEAT % 0).decode()}
+        ).encode()
+        self._over = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="wherry-lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self._take()
+        except OSError as error:
+            raise storage_error(error, self._target) from error
+        self._heart.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._heart.join()
+        try:
+            released = self._release()
+        except OSError as failure:
+            released, reason = False, str(failure)
+        else:
+            reason = "another run is judging it"
+        if not released:
+            # What came of the work counts. As long as this process lives, others take the lease for held.
+            _log.warning("%s stays until it can be removed: %s", self._path, reason)
+            threading.Thread(target=self._release_later, name="wherry-lease-release", daemon=True).start()
+
+    @property
+    def uid(self) -> int:
+        """The user to whom the storage gives what this process makes."""
+        return os.fstat(self._descriptor).st_uid
+
+    def holds(self) -> bool:
+        """Whether the lease at the path is this one: a run that was stopped for too long may have lost it.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        try:
+            found = self._path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
+    @contextmanager
+    def exclusive(self) -> Generator[None]:
+        """Keep every other run from taking the lease over while the block runs.
+
+        Raises:
+            TargetInUseError: another run has taken it over.
+            OSError: the storage failed.
+        """
+        with _locked(self._descriptor, _LOCK_SECONDS) as locked:
+            if not locked or not self.holds():
+                raise self.lost()
+            yield
+
+    def lost(self) -> TargetInUseError:
+        """The error of an owner whose lease was taken over."""
+        return TargetInUseError(
+            "another run took over this target",
+            uri=self._target,
+            cure="wait for that run to end; this one was stopped, or gave no sign of life, for more than "
+            f"{lease_watch.EXPIRY_SECONDS:.0f} s",
+            retryable=True,
+        )
+
+    def _take(self) -> None:
+        for _attempt in range(_ATTEMPTS):
+            draft = self._path.with_name(f"{self._path.stem}.{secrets.token_hex(4)}{DRAFT}")
+            self._open(draft)
+            try:
+                if self._created(draft) or self._replaced(draft):
+                    return
+            except FileNotFoundError:  # the holder has tidied the draft away, or the folder is gone
+                if not self._path.parent.is_dir():
+                    self._close()
+                    raise
+            except BaseException:
+                self._close()
+                raise
+            finally:
+                draft.unlink(missing_ok=True)
+            self._close()
+        raise self._in_use(None)
+
+    def _open(self, path: Path) -> None:
+        """Make the file of the lease, complete before it gets its name."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o644)
+        found = os.fstat(self._descriptor)
+        self._identity = (found.st_dev, found.st_ino)
+        try:
+            os.write(self._descriptor, self._text)
+            os.fsync(self._descriptor)
+        except BaseException:
+            self._close()
+            path.unlink(missing_ok=True)
+            raise
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _created(self, draft: Path) -> bool:
+        """Whether the lease was free."""
+        try:
+            os.link(draft, self._path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            return self._created_without_links()
+        return True
+
+    def _created_without_links(self) -> bool:
+        draft = self._descriptor
+        try:
+            self._open(self._path)
+        except FileExistsError:
+            return False
+        os.close(draft)
+        return True
+
+    def _replaced(self, draft: Path) -> bool:
+        """Take over a lease whose owner is gone or silent; False where it changed meanwhile.
+
+        Raises:
+            TargetInUseError: its owner is alive, or another run is taking it over.
+        """
+        judged, self._judgement = self._judgement or judge([self._path])[self._path], None
+        if judged.sighting is None:
+            return False
+        owner = judged.sighting.owner
+        if judged.verdict is Verdict.ALIVE:
+            raise self._in_use(owner)
+        with _locked_path(self._path) as locked:
+            if not locked:
+                raise self._in_use(owner)
+            if see(self._path) != judged.sighting:
+                return False
+            try:
+                draft.replace(self._path)
+            except PermissionError as error:
+                raise StorageError(
+                    "the lease of another user has expired and cannot be replaced",
+                    uri=str(self._path),
+                    cure=f"its owner can remove it: rm '{self._path}'",
+                ) from error
+        self.dead = owner.token if owner and judged.verdict is Verdict.DEAD else None
+        return True
+
+    def _in_use(self, owner: Owner | None) -> TargetInUseError:
+        who = f"process {owner.pid} on {owner.host}" if owner else "another run"
+        return TargetInUseError(
+            f"{who} is writing this target",
+            uri=self._target,
+            cure="wait for that run to end; the lease of a run that gives no sign of life expires after "
+            f"{lease_watch.EXPIRY_SECONDS:.0f} s",
+            retryable=True,
+        )
+
+    def _release(self) -> bool:
+        """Remove the lease if it is still this one; False where another run holds its lock."""
+        with _locked(self._descriptor, _LOCK_SECONDS) as locked:
+            if not locked:
+                return False
+            if self.holds():
+                self._path.unlink(missing_ok=True)
+        self._close()
+        return True
+
+    def _release_later(self) -> None:
+        while True:
+            time.sleep(_HEARTBEAT_SECONDS)
+            try:
+                if self._release():
+                    return
+            except OSError as error:
+                _log.debug("%s still stays: %s", self._path, error)
+
+    def _beat(self) -> None:
+        place, count, warned = self._text.rindex(_BEAT % 0), 0, False
+        while not self._over.wait(_HEARTBEAT_SECONDS):
+            count += 1
+            try:
+                if not self.holds():
+                    return
+                os.pwrite(self._descriptor, _BEAT % count, place)
+                os.fdatasync(self._descriptor)
+            except OSError as error:  # storage that comes back in time costs nothing
+                if not warned:
+                    _log.warning(
+                        "%s was not renewed; the next attempt is in %.0f s: %s",
+                        self._path,
+                        _HEARTBEAT_SECONDS,
+                        error,
+                    )
+                warned = True
+
+
+@contextmanager
+def _locked_path(path: Path) -> Generator[bool]:
+    """Lock the file of another's lease; what cannot be opened, or locked here, is taken for locked."""
+    for access in (os.O_RDWR, os.O_RDONLY):  # NFS locks exclusively only what is open for writing
+        try:
+            descriptor = os.open(path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            break  # released at this moment
+        except OSError:
+            continue  # another user's, a link, or a socket
+        try:
+            with _locked(descriptor, 0) as locked:
+                yield locked
+        finally:
+            os.close(descriptor)
+        return
+    yield True
+
+
+@contextmanager
+def _locked(descriptor: int, patience: float) -> Generator[bool]:
+    """Whether an exclusive lock was got within some seconds; where the storage has no locks there is nothing to get."""
+    deadline, supported = time.monotonic() + patience, True
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                yield False
+                return
+            time.sleep(0.01)
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise
+            supported = False
+            break
+    try:
+        yield True
+    finally:
+        if supported:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -1,0 +1,109 @@
+"""Opening the area of a run: what an earlier run of the same conversion left is taken up, everything else discarded.
+
+`open_area` does all that must exclude other runs, and takes no longer than a few renames and a look at what is there;
+`complete` does the rest: it copies what a former owner may still write to, and removes what was discarded.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wherry.staging.area import (
+    JOURNAL,
+    REPLACED,
+    SIDECAR,
+    SPILL,
+    copy_area,
+    distrusted,
+    left_for,
+    remove,
+    set_aside,
+    take_up,
+)
+from wherry.staging.journal import signed_lines
+from wherry.staging.key import journal_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from wherry.staging.area import Left
+    from wherry.staging.lease import Lease
+
+
+@dataclass(slots=True)
+class Opening:
+    """What became of earlier runs when an area was opened.
+
+    Attributes:
+        is_new: whether the area was made, not taken up.
+        former: an area that must be copied into the new one; None where there is none.
+        aside: what is to be removed.
+        discarded: why something was not taken up; None where nothing was left.
+    """
+
+    is_new: bool = True
+    former: Path | None = None
+    aside: list[Path] = field(default_factory=list["Path"])
+    discarded: str | None = None
+
+
+def open_area(area: Path, name: str, identity: str | None, lease: Lease) -> Opening:
+    """Take up an earlier area under a new name, or make the area; other runs are excluded by the caller.
+
+    Args:
+        area: the area of this run; nothing is there.
+        name: the target's name.
+        identity: the conversion; None where nothing is taken up.
+        lease: of the target, held.
+
+    Raises:
+        UsageError: the key of the journals is too short.
+        OSError: the storage failed.
+    """
+    opening = Opening()
+    same = [left for left in left_for(area.parent, name) if left.identity and left.identity == identity]
+    for left in sorted(same, key=lambda left: _progress(left, lease), reverse=True):
+        reason = distrusted(left.path)
+        if reason is None:
+            opening.former = take_up(left, area, lease.dead)
+            opening.is_new = opening.former is not None
+            break
+        opening.discarded = f"what an interrupted run left was not taken up: {reason}"
+    if opening.is_new:
+        area.mkdir(mode=0o700)
+    for left in list(left_for(area.parent, name)):
+        if left.path not in (area, opening.former):
+            _discard(left, lease, opening)
+    return opening
+
+
+def complete(opening: Opening, area: Path) -> None:
+    """Copy what must be copied, and remove what was discarded, and what is never kept for a later run.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    if opening.former is not None:
+        copy_area(opening.former, area)
+        opening.aside.append(set_aside(opening.former))
+    for path in (*opening.aside, *(area / name for name in (SPILL, SIDECAR, REPLACED))):
+        remove(path)
+
+
+def _progress(left: Left, lease: Lease) -> tuple[int, bool]:
+    """The order in which areas are taken up: by what is recorded in them, then by what need not be copied."""
+    lines = [] if distrusted(left.path) else signed_lines(left.path / JOURNAL, journal_key())[0]
+    return len(lines), left.is_abandoned(lease.dead)
+
+
+def _discard(left: Left, lease: Lease, opening: Opening) -> None:
+    """Put aside what another conversion to this target left: the lease says that nobody works on it."""
+    if left.path.lstat().st_uid not in (os.geteuid(), lease.uid):
+        opening.discarded = f"{left.path.name} belongs to another user and was left"
+    elif left.is_draft:
+        opening.aside.append(left.path)
+    else:
+        opening.aside.append(set_aside(left.path))
+        opening.discarded = opening.discarded or "an interrupted run had another source, plan or option"

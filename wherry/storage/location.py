@@ -1,0 +1,288 @@
+"""Location: a path in a store, and what a store must be able to say of itself.
+
+What a store can do is declared, not guessed (restic's `Properties`): whether a rename can refuse to overwrite,
+whether a put can be create-only, whether byte ranges can be read and written. `wherry.storage.stores` has the stores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote
+
+from wherry.errors import HostileError, NotFoundError, storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Bytes of whole files that are read: a config, and a file that goes along with the tensors.
+MOST_CONFIG = 64 << 20
+MOST_COMPANION = 1 << 30
+
+_DEEPEST = 64  # folders below one that is walked
+_MOST_VISITS = 16  # of one folder under several names, in one walk
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can do.
+
+    Attributes:
+        atomic_rename: a folder appears under its final name in one step that cannot overwrite.
+        create_only_put: an object can be created on the condition that it does not exist yet.
+        ranged_writes: bytes can be written at any offset of a file.
+        local: paths are paths of this machine's file system.
+    """
+
+    atomic_rename: bool
+    create_only_put: bool
+    ranged_writes: bool
+    local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file or folder.
+
+    Attributes:
+        name: within its parent, or its relative path.
+        size: bytes; -1 of a link to nothing and of what must not be opened.
+        is_dir: whether it is a folder.
+        mark: time of the last modification (local files), ETag or generation; part of fingerprints.
+        inode: device and inode of a local file; two files of one name and mark differ by it.
+        changed: time of the last change of the inode in nanoseconds, which no program can set; 0 where there is none.
+        barred: why it must not be opened (`a FIFO`, `a link leads outside the checkpoint, to /etc/passwd`); empty
+            where it may.
+    """
+
+    name: str
+    size: int
+    is_dir: bool
+    mark: str = ""
+    inode: str = ""
+    changed: int = 0
+    barred: str = ""
+
+
+class Store(Protocol):
+    """The operations that the rest of wherry may rely on; paths are absolute within the store."""
+
+    protocol: str
+    capabilities: Capabilities
+
+    def stat(self, path: str) -> Entry | None:
+        """The entry at a path, following links, or None."""
+        ...
+
+    def entries(self, path: str) -> list[Entry]:
+        """Children of a folder, sorted by name."""
+        ...
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of a file; fewer where the file ends earlier."""
+        ...
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """Fill a buffer from an offset; the number of bytes that the file had."""
+        ...
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
+        """Write a small file whole; create-only raises FileExistsError."""
+        ...
+
+
+def path_uri(path: str) -> str:
+    """A local path as it is printed and recorded: itself, or a `file://` URI where its bytes are no UTF-8 text.
+
+    Python reads bytes that the locale cannot decode as lone surrogates, which no database and no JSON reader takes.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        data = path.encode("utf-8", "surrogateescape")
+    else:
+        return path
+    try:
+        return data.decode()  # text that an ASCII locale has hidden
+    except UnicodeDecodeError:
+        return f"file://{quote(data)}"
+
+
+def native_path(text: str) -> str:
+    """A path as this process's locale spells it; the inverse of `path_uri` where that gave text."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+    return text
+
+
+@dataclass(frozen=True)
+class Location:
+    """A path in a store; what every function of wherry takes once a URI has been read."""
+
+    store: Store
+    path: str
+
+    @property
+    def uri(self) -> str:
+        """The printed form: a bare path for local files, a URI elsewhere."""
+        return (
+            path_uri(self.path) if self.store.capabilities.local else f"{self.store.protocol}://{self.path}"
+        )
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def parent(self) -> Location:
+        """The folder that holds it."""
+        head = self.path.rstrip("/").rpartition("/")[0]
+        return Location(self.store, head or "/")
+
+    def join(self, name: str) -> Location:
+        """A location below this one; `name` is trusted (`member` is for names that were read from data)."""
+        return Location(self.store, f"{self.path.rstrip('/')}/{name}")
+
+    def member(self, name: str) -> Location:
+        """A location below this one, for a name that was read from checkpoint data.
+
+        Raises:
+            HostileError: the name is absolute, empty, or has a `..` part.
+        """
+        parts = name.split("/")
+        if (
+            not name
+            or name.startswith("/")
+            or "\\" in name
+            or "\0" in name
+            or any(p in ("..", "") for p in parts)
+        ):
+            raise HostileError(
+                f"a file name in the data points outside its folder: {name!r}",
+                uri=self.uri,
+                cure="do not use this checkpoint; it was made or altered to reach other files",
+            )
+        return self.join(name)
+
+    @cached_property
+    def entry(self) -> Entry | None:
+        """What is there, looked up once."""
+        return self.stat()
+
+    def stat(self) -> Entry | None:
+        """What is there now."""
+        try:
+            return self.store.stat(self.path)
+        except OSError as error:
+            raise storage_error(error, self.uri) from error
+
+    def exists(self) -> bool:
+        """Whether anything is there now."""
+        return self.stat() is not None
+
+    def entries(self) -> list[Entry]:
+        """Children, sorted by name; empty for a file or where nothing is."""
+        try:
+            return self.store.entries(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise storage_error(error, self.uri) from error
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of the file.
+
+        Raises:
+            NotFoundError: there is no such file.
+            HostileError: it is no regular file, or a link leads where it must not.
+            StorageError: the storage failed.
+        """
+        try:
+            return self.store.read(self.path, start, stop)
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise NotFoundError("no such file", uri=self.uri, cure="check the path") from error
+        except OSError as error:
+            raise storage_error(error, self.uri) from error
+
+    def read_whole(self, most: int) -> bytes:
+        """All bytes of a file that is metadata.
+
+        Args:
+            most: bytes that it may have.
+
+        Raises:
+            HostileError: it has more; and as `read`.
+            NotFoundError, StorageError: as `read`.
+        """
+        entry = self.stat() if self.store.capabilities.local else None
+        size = entry.size if entry else 0
+        data = self.read(0, most + 1) if size <= most else b""
+        if max(size, len(data)) > most:
+            raise HostileError(
+                f"{self.name} has {max(size, len(data)):,} bytes; at most {most:,} of such a file are read",
+                uri=self.uri,
+                cure="take it out of the checkpoint, or restore it",
+            )
+        return data
+
+    def put(self, data: bytes) -> None:
+        """Write a small file whole.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        try:
+            self.store.put(self.path, data)
+        except OSError as error:
+            raise storage_error(error, self.uri) from error
+
+    def walk(self, prefix: str = "") -> Iterator[Entry]:
+        """Every file below, with its path relative to this location; linked folders are entered.
+
+        Args:
+            prefix: what is put before each path.
+
+        Raises:
+            HostileError: something below must not be opened, or links lead in circles.
+        """
+        yield from self._below(prefix, Counter())
+
+    def require_open(self, entry: Entry) -> None:
+        """Refuse a child that must not be opened.
+
+        Raises:
+            HostileError: it is a FIFO, a socket or a device, or a link that must not be followed.
+        """
+        if entry.barred:
+            place = self.join(entry.name)
+            place.read(0, 1)  # what refuses it knows the cure
+            raise HostileError(entry.barred, uri=place.uri, cure="take it out of the checkpoint")
+
+    def _below(self, prefix: str, visits: Counter[str]) -> Iterator[Entry]:
+        if self.store.capabilities.local:
+            self._require_bounded(prefix, visits)
+        for entry in self.entries():
+            self.require_open(entry)
+            if entry.is_dir:
+                yield from self.join(entry.name)._below(f"{prefix}{entry.name}/", visits)  # noqa: SLF001  its own
+            else:
+                yield replace(entry, name=f"{prefix}{entry.name}")
+
+    def _require_bounded(self, prefix: str, visits: Counter[str]) -> None:
+        real = os.path.realpath(self.path)
+        visits[real] += 1
+        circle = visits[real] > _MOST_VISITS
+        if circle or prefix.count("/") > _DEEPEST:
+            raise HostileError(
+                "links lead to this folder again and again"
+                if circle
+                else f"more than {_DEEPEST} folders deep",
+                uri=self.uri,
+                cure="remove the links that lead back to a folder above them, or move the folder away",
+            )

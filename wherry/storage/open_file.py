@@ -1,0 +1,155 @@
+"""open_file: the one way in which files and folders of this machine are opened.
+
+A name in a checkpoint can be a FIFO that nobody ever writes to, a device without an end, or a link to a file of the
+user's. So what is opened is a regular file (or a folder, for a listing), no call ever waits, links obey `wherry.storage.links`,
+and nothing is written through a link. What is checked is the descriptor that is then read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from wherry.errors import HostileError
+from wherry.storage.links import link_refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from wherry.storage.links import Root
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_ALWAYS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+# What `open` says of a socket, of a device without a driver, and of a FIFO that is written and nobody reads.
+_NO_FILE = (errno.ENXIO, errno.ENODEV)
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a block device",
+}
+_CURE = "take it out of the checkpoint; only regular files are read"
+
+
+def open_regular(path: str, *, root: Root | None = None, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+    """Open a regular file.
+
+    Args:
+        path: the file.
+        root: what the user named; links must obey its rule. None for files that are not a checkpoint's.
+        flags: of `os.open`; with those that write, the file itself is no link.
+        mode: of a file that is created.
+
+    Returns:
+        A file descriptor, which the caller closes.
+
+    Raises:
+        HostileError: it is a FIFO, a socket or a device, or a link leads where it must not.
+        OSError: it cannot be opened; `IsADirectoryError` for a folder.
+    """
+    descriptor = _opened(path, flags | (os.O_NOFOLLOW if flags & _WRITING else 0), mode)
+    try:
+        _require_admitted(descriptor, path, root)
+        _require_regular(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def opened_folder(path: str, root: Root | None = None) -> Generator[int]:
+    """A descriptor of a folder while the block runs.
+
+    Raises:
+        HostileError: a link leads where it must not.
+        OSError: it cannot be opened; `NotADirectoryError` for a file.
+    """
+    descriptor = _opened(path, os.O_RDONLY | os.O_DIRECTORY, 0)
+    try:
+        _require_admitted(descriptor, path, root)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: str, start: int, stop: int, root: Root | None = None) -> bytes:
+    """Bytes [start, stop) of a regular file; fewer where it ends earlier, and no more memory than it has bytes.
+
+    Raises:
+        HostileError, OSError: as `open_regular`.
+    """
+    descriptor = open_regular(path, root=root)
+    try:
+        return read_descriptor(descriptor, start, stop)
+    finally:
+        os.close(descriptor)
+
+
+def read_descriptor(descriptor: int, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of an open file; fewer where it ends earlier, and no more memory than it has bytes."""
+    left = min(stop, os.fstat(descriptor).st_size) - start
+    pieces: list[bytes] = []
+    while left > 0 and (piece := os.pread(descriptor, left, start)):
+        pieces.append(piece)
+        start, left = start + len(piece), left - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def special(mode: int) -> str:
+    """What a file is that is neither regular nor a folder, by its mode; empty for those two."""
+    kind = stat.S_IFMT(mode)
+    return "" if kind in (stat.S_IFREG, stat.S_IFDIR) else _KINDS.get(kind, "no regular file")
+
+
+def special_refusal(path: str, mode: int) -> HostileError:
+    """The error for something that is no regular file."""
+    return HostileError(f"{special(mode) or 'a device'} in place of a file", uri=path, cure=_CURE)
+
+
+def loop_refusal(path: str) -> HostileError:
+    """The error for a link that leads back to itself."""
+    return HostileError("a link that leads back to itself", uri=path, cure="remove the link")
+
+
+def written_link_refusal(path: str) -> HostileError:
+    """The error for a link under a name that is to be written."""
+    return HostileError("a link where a file is written", uri=path, cure="remove the link")
+
+
+def _opened(path: str, flags: int, mode: int) -> int:
+    try:
+        return os.open(path, flags | _ALWAYS, mode)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise special_refusal(path, os.stat(path).st_mode) from error  # noqa: PTH116  as in store
+        if error.errno == errno.ELOOP:
+            raise (written_link_refusal if flags & os.O_NOFOLLOW else loop_refusal)(path) from error
+        raise
+
+
+def _require_regular(descriptor: int, path: str) -> None:
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if kind != stat.S_IFREG:
+        raise special_refusal(path, kind)
+
+
+def _require_admitted(descriptor: int, path: str, root: Root | None) -> None:
+    if root is None:
+        return
+    real = _real_path(descriptor, path)
+    if not root.admits(path, real):
+        raise link_refusal(path, real)
+
+
+def _real_path(descriptor: int, path: str) -> str:
+    """Where a descriptor's file lies; where the system does not say so, where its path leads now."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115  on the way of every read
+    except OSError:
+        return os.path.realpath(path)

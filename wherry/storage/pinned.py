@@ -1,0 +1,70 @@
+"""PinnedStore: the local files of one opened checkpoint, each of them the same file from the first read to the last.
+
+A file is opened once and read by that descriptor, so that a file which is renamed over it changes nothing of what is
+read. Where many files are open, a descriptor makes room for another and its file is opened again later; then it must
+still be the file that was read before. A file that is changed in place is noticed by `wherry.formats.pin`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.errors import MismatchError
+from wherry.storage.descriptors import Descriptors
+from wherry.storage.open_file import open_regular, read_descriptor
+from wherry.storage.stores import LocalStore, entry_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from wherry.storage.links import Root
+    from wherry.storage.location import Entry
+
+CHANGED_CURE = "convert it again once nothing writes to it"
+
+
+class PinnedStore(LocalStore):
+    """Local files that are opened once; `close` releases them."""
+
+    def __init__(self, root: Root | None) -> None:
+        super().__init__(root)
+        self._descriptors = Descriptors(self._open)
+        self._first: dict[str, Entry] = {}
+
+    def first_seen(self, path: str) -> Entry | None:
+        """What the file at a path was when it was opened first; None where nothing was read of it."""
+        return self._first.get(path)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """See Store."""
+        with self.descriptor(path) as descriptor:
+            return read_descriptor(descriptor, start, stop)
+
+    @contextmanager
+    def descriptor(self, path: str) -> Generator[int]:
+        """The descriptor of a file; see LocalStore.
+
+        Raises:
+            MismatchError: another file is at the path now.
+            HostileError, OSError: as `open_regular`.
+        """
+        with self._descriptors.using(path) as descriptor:
+            yield descriptor
+
+    def close(self) -> None:
+        """Close the files."""
+        self._descriptors.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _open(self, path: str) -> int:
+        descriptor = open_regular(path, root=self.root)
+        now = entry_of(Path(path).name, os.fstat(descriptor))
+        if self._first.setdefault(path, now).inode != now.inode:
+            os.close(descriptor)
+            raise MismatchError("the file was replaced while it was read", uri=path, cure=CHANGED_CURE)
+        return descriptor

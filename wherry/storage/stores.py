@@ -1,0 +1,304 @@
+"""The stores: local files, and everything that fsspec reaches; and how a URI is read.
+
+Local paths never import fsspec: they are the fast path, and `os.pread` beats it. Which protocol can do what is a
+table here. Credentials come only from each library's own chain; a URI never carries them, and none is ever printed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from wherry.errors import UsageError, missing_extra, storage_error
+from wherry.storage.errors import library_errors, translated
+from wherry.storage.folders import make_folders
+from wherry.storage.links import root_at
+from wherry.storage.location import Capabilities, Entry, Location, native_path
+from wherry.storage.open_file import loop_refusal, open_regular, opened_folder, read_regular, special
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from wherry.storage.links import Root
+
+LOCAL = Capabilities(atomic_rename=True, create_only_put=True, ranged_writes=True, local=True)
+OBJECTS = Capabilities(atomic_rename=False, create_only_put=True, ranged_writes=False, local=False)
+READ_ONLY = Capabilities(atomic_rename=False, create_only_put=False, ranged_writes=False, local=False)
+
+# protocol → (capabilities, package that provides it, extra of wherry that installs the package).
+_PROTOCOLS: dict[str, tuple[Capabilities, str, str]] = {
+    "file": (LOCAL, "", ""),
+    "memory": (OBJECTS, "fsspec", ""),
+    "gs": (OBJECTS, "gcsfs", "gcs"),
+    "gcs": (OBJECTS, "gcsfs", "gcs"),
+    "s3": (OBJECTS, "s3fs", "s3"),
+    "hf": (READ_ONLY, "huggingface_hub", "hub"),
+}
+
+# What names the state of an object, by the words of the stores; the last ones are times.
+_MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """Files of this machine, opened as `wherry.storage.open_file` says.
+
+    Attributes:
+        root: what the user named, below which links may lead; None for files of our own.
+    """
+
+    root: Root | None = None
+    protocol = "file"
+    capabilities = LOCAL
+
+    def stat(self, path: str) -> Entry | None:
+        """See Store."""
+        try:
+            return entry_of(Path(path).name, os.stat(path))  # noqa: PTH116  as PTH123
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise loop_refusal(path) from error
+            raise
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store. A dangling link is listed with size -1, so that it is never mistaken for absence."""
+        with opened_folder(path, self.root) as folder, os.scandir(folder) as found:
+            return sorted((self._scanned(path, entry) for entry in found), key=lambda entry: entry.name)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """See Store."""
+        return read_regular(path, start, stop, self.root)
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """See Store."""
+        with self.descriptor(path) as descriptor:
+            return os.preadv(descriptor, [buffer], start)
+
+    @contextmanager
+    def descriptor(self, path: str) -> Generator[int]:
+        """A descriptor to read a file by while the block runs.
+
+        Raises:
+            HostileError, OSError: as `open_regular`.
+        """
+        descriptor = open_regular(path, root=self.root)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
+        """See Store. The file is synced; its folder is the caller's business."""
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if create_only else os.O_TRUNC)
+        descriptor = open_regular(path, flags=flags)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _scanned(self, folder: str, entry: os.DirEntry[str]) -> Entry:
+        try:
+            status = entry.stat()
+        except FileNotFoundError:
+            return Entry(entry.name, -1, is_dir=False)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return Entry(entry.name, -1, is_dir=False, barred="a link that leads back to itself")
+            raise
+        if self.root is not None and entry.is_symlink():
+            path = os.path.join(folder, entry.name)  # noqa: PTH118  for each of thousands of files
+            real = os.path.realpath(path)
+            if not self.root.admits(path, real):
+                return Entry(
+                    entry.name, -1, is_dir=False, barred=f"a link leads outside the checkpoint, to {real}"
+                )
+        return entry_of(entry.name, status)
+
+
+class LiveStore:
+    """Where a training state in the memory of a process is said to lie: a name without any file behind it."""
+
+    protocol = "live"
+    capabilities = READ_ONLY
+
+    def stat(self, path: str) -> Entry | None:  # noqa: ARG002  of the protocol
+        """See Store: nothing is ever there."""
+        return None
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store."""
+        raise FileNotFoundError(path)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:  # noqa: ARG002  of the protocol
+        """See Store."""
+        raise FileNotFoundError(path)
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:  # noqa: ARG002  of the protocol
+        """See Store."""
+        raise FileNotFoundError(path)
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:  # noqa: ARG002
+        """See Store."""
+        raise PermissionError(errno.EROFS, "a live state is not written", path)
+
+
+def is_live(uri: str) -> bool:
+    """Whether a URI names a training state that was exported from memory; nothing is ever found there."""
+    return uri.startswith(f"{LiveStore.protocol}://")
+
+
+def entry_of(name: str, status: os.stat_result) -> Entry:
+    """The entry of a local file or folder from what the system says of it."""
+    barred = special(status.st_mode)
+    return Entry(
+        name,
+        -1 if barred else status.st_size,
+        stat.S_ISDIR(status.st_mode),
+        mark=str(status.st_mtime_ns),
+        inode=f"{status.st_dev}:{status.st_ino}",
+        changed=status.st_ctime_ns,
+        barred=barred,
+    )
+
+
+class FsspecStore:
+    """Any store that fsspec reaches."""
+
+    def __init__(self, protocol: str, capabilities: Capabilities) -> None:
+        import fsspec  # a tenth of a second that local runs do not pay
+
+        self.protocol = protocol
+        self.capabilities = capabilities
+        self.fs: Any = fsspec.filesystem(protocol)
+
+    def stat(self, path: str) -> Entry | None:
+        """See Store; never from a listing that fsspec has kept."""
+        try:
+            with library_errors(self.protocol, path):
+                self.fs.invalidate_cache(path)
+                return self._entry(self.fs.info(path))
+        except FileNotFoundError:
+            return None
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store. Listings are never taken from fsspec's cache: another process may have written."""
+        fresh = {"refresh": True} if self.protocol in ("gs", "gcs", "s3", "hf") else {}
+        with library_errors(self.protocol, path):
+            rows = self.fs.ls(path, detail=True, **fresh)
+        found = [self._entry(row) for row in rows if row["name"].strip("/") != path.strip("/")]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """See Store."""
+        with library_errors(self.protocol, path):
+            return self.fs.cat_file(path, start=start, end=stop)
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """See Store."""
+        data = self.read(path, start, start + len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
+        """See Store."""
+        if create_only and self.stat(path) is not None:
+            raise FileExistsError(path)
+        with library_errors(self.protocol, path):
+            self.fs.pipe_file(path, data, **({"mode": "create"} if create_only else {}))
+
+    def _entry(self, row: dict[str, Any]) -> Entry:
+        mark = next((str(row[key]) for key in _MARKS if row.get(key)), "")
+        name = row["name"].rstrip("/").rsplit("/", 1)[-1]
+        return Entry(name, int(row.get("size") or 0), row["type"] == "directory", mark=mark)
+
+
+def remote_store(protocol: str) -> FsspecStore:
+    """The store of a protocol.
+
+    Raises:
+        MissingExtraError: the package for it is not installed.
+        UsageError: nobody knows the protocol.
+    """
+    capabilities, package, extra = _PROTOCOLS.get(protocol, (READ_ONLY, "fsspec", ""))
+    try:
+        return FsspecStore(protocol, capabilities)
+    except ImportError as error:
+        raise missing_extra(package, extra or protocol, f"{protocol}:// storage") from error
+    except ValueError as error:
+        raise UsageError(
+            f"unknown storage protocol {protocol}://", cure="use file, gs, s3, hf or memory"
+        ) from error
+    except Exception as error:
+        raise translated(error, protocol, "") or error from error
+
+
+def open_local(location: Location) -> int:
+    """A descriptor of a local file to be read, which the caller closes.
+
+    Raises:
+        HostileError, OSError: as `open_regular`.
+    """
+    assert isinstance(location.store, LocalStore)
+    return open_regular(location.path, root=location.store.root)
+
+
+def make_folder(location: Location) -> None:
+    """Make a local folder and its parents, but never a staging area.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    try:
+        make_folders(Path(location.path))
+    except OSError as error:
+        raise storage_error(error, location.uri) from error
+
+
+def locate(uri: str | os.PathLike[str]) -> Location:
+    """Read a URI or a path; links of a local path itself are the user's choice, those below it obey `wherry.storage.links`.
+
+    Raises:
+        UsageError: an empty or relative-to-nothing URI, or one that carries credentials.
+        MissingExtraError: the package for its protocol is not installed.
+    """
+    text = os.fspath(uri)
+    if not text:
+        raise UsageError("an empty URI")
+    if text.startswith(("models:/", "wherry://")):
+        raise UsageError(
+            f"{text} names a registered checkpoint, and is no place to write or to walk",
+            cure="`wherry resolve` prints where it lies",
+        )
+    protocol, separator, rest = text.partition("://")
+    if not separator:
+        return local_location(native_path(text))
+    if protocol == "file":
+        return local_location(
+            os.fsdecode(unquote_to_bytes(urlsplit(text).path.encode("utf-8", "surrogateescape")))
+        )
+    if protocol == LiveStore.protocol:
+        return Location(LiveStore(), rest)
+    if "@" in rest.split("/")[0]:
+        raise UsageError(
+            "a URI must not carry credentials", cure="use the storage library's own credential chain"
+        )
+    return Location(remote_store(protocol), rest.rstrip("/"))
+
+
+def local_location(path: str, *, configurable: bool = True) -> Location:
+    """A path of this machine, as the root of what is read below it.
+
+    Args:
+        path: relative to the working directory, or absolute.
+        configurable: whether the configuration may allow further links.
+    """
+    absolute = str(Path(path).absolute())
+    return Location(LocalStore(root_at(absolute, configurable=configurable)), absolute)

@@ -1,0 +1,6 @@
+"""Key paths under other names: what a tensor of one checkpoint is called in another.
+
+- Mapping: which source tensor becomes which target tensor, and which are ignored by a named rule (`mapping`).
+- Rename: a rule that rewrites key paths (`renames`).
+- Axis names: logical names, partition specs and scan axes of tensors (`axes`).
+"""

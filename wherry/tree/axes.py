@@ -1,0 +1,242 @@
+"""Logical axis names that a user states: for tensors of which nothing on disk says what their axes are.
+
+    axes=FILE     TOML or JSON: `axes` maps patterns of printed key paths to a name for each axis (`null`, in TOML "",
+                  for an axis without one), `boxes` the same patterns to `Partitioned` or `LogicallyPartitioned`,
+                  `rules` is a list of pairs as below
+    rules=TEXT    logical axis name → mesh axes, in order of precedence: `embed:data,mlp:fsdp+model,layers:-`; or a FILE
+
+Names are found or stated, never guessed: where a container names the axes too, both must agree, every pattern must
+match, and the number of names must be the tensor's rank. What rules make of names is what Flax makes of them (linen
+`spmd.logical_to_mesh_axes`): the first rule for a name whose mesh axes no other axis of the tensor has counts.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
+from wherry.errors import MismatchError, UsageError
+from wherry.tree.forms import BOX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from wherry.core.manifest import Manifest
+
+Rules: TypeAlias = "tuple[tuple[str, AxisName], ...]"
+BOXES = ("LogicallyPartitioned", "Partitioned")
+BOX_TAG = "box"  # in a tensor's tags: the class of the box that held it
+AXIS_OPTIONS = {
+    "axes": "file (TOML or JSON) that names the axes of tensors: `[axes]`, key path pattern = [name, …]",
+    "rules": "mesh axes of each logical axis name, in order: `embed:data,mlp:fsdp+model,layers:-`, or a file",
+}
+_CURE = "write for example rules=embed:data,mlp:fsdp+model"
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a file states.
+
+    Attributes:
+        axes: pattern → a name for each axis.
+        boxes: pattern → class of the box.
+        rules: logical axis name → mesh axes, in order.
+    """
+
+    axes: Mapping[str, tuple[AxisName, ...]]
+    boxes: Mapping[str, str]
+    rules: Rules
+
+
+def settled(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the contents of the files that they name, so that a plan's digest covers them.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    done = dict(options)
+    if isinstance(done.get("axes"), str):
+        done["axes"] = _parsed(done["axes"])
+    if isinstance(done.get("rules"), str):
+        done["rules"] = [[name, axes] for name, axes in rules_of(done["rules"])]
+    return done
+
+
+def named(manifest: Manifest, options: Mapping[str, Any]) -> Manifest:
+    """A manifest with the names and rules that the user states.
+
+    Args:
+        manifest: of the source.
+        options: `axes` and `rules`, settled or not.
+
+    Raises:
+        UsageError: a file cannot be read, or a pattern matches nothing.
+        MismatchError: the names contradict the tensor's rank, or what the container says.
+    """
+    given = settled(options)
+    stated = _stated(given.get("axes") or {})
+    rules = rules_of(given["rules"]) if given.get("rules") is not None else stated.rules
+    if not (stated.axes or stated.boxes or rules):
+        return manifest
+    tensors = _with_names(manifest.tensors.values(), stated)
+    if rules and not any(spec.axes for spec in tensors):
+        raise UsageError("rules for axis names, but nothing names an axis here", cure="--set axes=FILE")
+    return replace(manifest, tensors={spec.path: _with_rules(spec, rules) for spec in tensors})
+
+
+def mesh_axes(axes: Sequence[AxisName], rules: Rules) -> tuple[AxisName, ...]:
+    """The partition spec of a tensor: what rules make of its axis names.
+
+    Args:
+        axes: logical names, in order; an entry that is no single name stays as it is.
+        rules: in order of precedence.
+
+    Raises:
+        UsageError: a name stands for two axes.
+    """
+    twice = [name for name in axes if isinstance(name, str) and list(axes).count(name) > 1]
+    if twice:
+        raise UsageError(f"the name {twice[0]} stands for two axes of one tensor")
+    spec: list[AxisName] = [None if isinstance(name, str) else name for name in axes]
+    open_ = {name: place for place, name in enumerate(axes) if isinstance(name, str)}
+    for name, wanted in rules:
+        taken = {axis for entry in spec for axis in _several(entry)}
+        if name in open_ and not taken & set(_several(wanted)):
+            spec[open_.pop(name)] = wanted
+    return tuple(spec)
+
+
+def rules_of(value: Any) -> Rules:
+    """Rules from `embed:data,mlp:fsdp+model`, a file, a list of pairs or a mapping.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if isinstance(value, str) and value.endswith((".toml", ".json")):
+        value = _parsed(value).get("rules")
+    if isinstance(value, str):
+        pairs = [pair.partition(":") for pair in value.split(",")]
+        value = [[name.strip(), _mesh_text(text)] for name, colon, text in pairs if colon]
+        if len(value) < len(pairs):
+            raise UsageError("rules that cannot be read", cure=_CURE)
+    rows: Any = list(value.items()) if isinstance(value, dict) else value
+    if not isinstance(rows, list | tuple) or not all(_is_rule(row) for row in rows):
+        raise UsageError("rules that cannot be read", cure=_CURE)
+    return tuple((row[0], axis_name(row[1])) for row in rows)
+
+
+def axis_name(value: Any) -> AxisName:
+    """A name, several, or none, from JSON or TOML.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if value is None or value in ("", "-"):
+        return None
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    raise UsageError(f"{value!r} is no axis name", cure="write a name, a list of names, or null")
+
+
+def _is_rule(row: Any) -> bool:
+    return isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], str) and bool(row[0])  # noqa: PLR2004
+
+
+def _mesh_text(text: str) -> Any:
+    names = [name.strip() for name in text.split("+")]
+    return names if len(names) > 1 else names[0]
+
+
+def _several(entry: AxisName) -> tuple[str, ...]:
+    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
+def _parsed(path: str) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        data = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", cure="give a TOML or JSON file") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} is no table", cure="write `[axes]` and a pattern on each line")
+    return data
+
+
+def _stated(data: Mapping[str, Any]) -> Stated:
+    unknown = sorted(set(data) - {"axes", "boxes", "rules"})
+    if unknown:
+        raise UsageError(f"axes: {', '.join(unknown)} is not understood", cure="it has axes, boxes and rules")
+    rows, boxes = data.get("axes", {}), data.get("boxes", {})
+    if not isinstance(rows, dict) or not all(isinstance(names, list | tuple) for names in rows.values()):
+        raise UsageError("axes: not a table of lists", cure='write "params/*/kernel" = ["embed", "mlp"]')
+    if not isinstance(boxes, dict) or not all(kind in BOXES for kind in boxes.values()):
+        raise UsageError("axes: boxes is no table of classes", cure=f"choose {' or '.join(BOXES)}")
+    names = {pattern: tuple(axis_name(name) for name in some) for pattern, some in rows.items()}
+    return Stated(names, boxes, rules_of(data["rules"]) if "rules" in data else ())
+
+
+def _with_names(tensors: Any, stated: Stated) -> list[TensorSpec]:
+    used: set[str] = set()
+    named_ = [_with_name(spec, stated, used) for spec in tensors]
+    for pattern in (*stated.axes, *stated.boxes):
+        if pattern not in used:
+            raise UsageError(
+                f"axes: {pattern} matches nothing that is left",
+                cure="`wherry inspect` lists the key paths; the first pattern that matches counts",
+            )
+    return named_
+
+
+def _with_name(spec: TensorSpec, stated: Stated, used: set[str]) -> TensorSpec:
+    found = _first(spec, stated.axes, used)
+    kind = _first(spec, stated.boxes, used)
+    tags = dict(spec.tags or {})
+    if found is not None:
+        axes = stated.axes[found]
+        _require_agreement(spec, axes)
+        spec = replace(spec, axes=axes)
+        tags.setdefault(BOX_TAG, BOXES[0])
+    if kind is not None:
+        tags[BOX_TAG] = stated.boxes[kind]
+    return replace(spec, tags=tags or None)
+
+
+def _first(spec: TensorSpec, patterns: Mapping[str, Any], used: set[str]) -> str | None:
+    """The first pattern that matches the key path, or the one of its box."""
+    names = [spec.name, spec.name.removesuffix(f"/{BOX}")]
+    found = next((one for one in patterns if any(fnmatchcase(name, one) for name in names)), None)
+    used |= {found} if found is not None else set()
+    return found
+
+
+def _require_agreement(spec: TensorSpec, axes: tuple[AxisName, ...]) -> None:
+    if len(axes) != len(spec.shape):
+        raise MismatchError(
+            f"{len(axes)} axis names for a tensor of {len(spec.shape)} axes",
+            path=spec.name,
+            cure="put a pattern for this tensor before the one that matched it",
+        )
+    if spec.axes is not None and spec.axes != axes:
+        raise MismatchError(
+            f"the axes are called {axes}, but the checkpoint calls them {spec.axes}",
+            path=spec.name,
+            cure="correct the file, or leave the tensor out of it",
+        )
+
+
+def _with_rules(spec: TensorSpec, rules: Rules) -> TensorSpec:
+    """The partition spec follows from the rules; the devices of an older one have no part in it."""
+    if not rules or spec.axes is None:
+        return spec
+    try:
+        return replace(spec, sharding=Sharding(spec=mesh_axes(spec.axes, rules), rules=rules))
+    except UsageError as error:
+        error.path = spec.name
+        raise

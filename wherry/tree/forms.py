@@ -1,0 +1,246 @@
+"""Tree forms: named ways to spell the same tree, each a renaming of key paths with its inverse.
+
+    boxed     linen partition boxes: …/kernel  ↔  …/kernel/value             (only what is partitioned)
+    nnx       variables of an `nnx.State`: …/kernel  ↔  …/kernel/value       (every array; `raw_value` in Flax 0.8)
+    unnest    linen collections leave the key paths: params/Dense_0/kernel   →  Dense_0/kernel
+    nest      and come back: the collection of each array is stated          →  params/Dense_0/kernel
+    rename    rules of `wherry.tree.renames`
+
+A wrapper is a node with the one child `value`; a parameter that is really called `value` has siblings, so it is none.
+Nothing says on disk of which collection a flat NNX array is (`BatchStat` is not stored), so `nest` asks for it by
+patterns of printed key paths. Steps are taken in the order above for what leaves and in the reverse order for what
+comes, so that a request and the opposite one undo each other. All of it is names: no byte of a tensor changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.keypath import KeyPath, render
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.tree.renames import parse_rules, renamed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+BOX = "value"
+OLD_VARIABLE = "raw_value"
+COLLECTION = "params"
+# Options of every target, in the order in which `--set` lists them.
+FORM_OPTIONS = {
+    "boxed": "linen partition boxes: `false` drops the last part `value` of key paths, `true` appends it where axis "
+    "names are known; or patterns of the key paths that get it, by commas",
+    "nnx": "NNX variables: the last part of every key path, `value` (Flax 0.9 and later), `raw_value` (0.8) or `none`",
+    "unnest": "linen collections whose names leave the key paths, by commas, for example `params,batch_stats`",
+    "nest": "collection of each array: `params`, or `batch_stats:*/mean,*/var;params:*`; the first pattern counts",
+    "rename": "rules by `;`, for example `layers.{n}.w -> blocks/{n}/kernel; model/{rest*} -> params/{rest*}`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """What a renaming looks at.
+
+    Attributes:
+        tensors: key paths of the tensors.
+        others: of the leaves that are no tensors, and of empty nodes.
+        named: those tensors whose axes have logical names.
+    """
+
+    tensors: frozenset[KeyPath]
+    others: frozenset[KeyPath] = frozenset()
+    named: frozenset[KeyPath] = frozenset()
+
+    @property
+    def every(self) -> list[KeyPath]:
+        """All key paths, in order."""
+        return sorted(self.tensors | self.others)
+
+
+def respelled(leaves: Leaves, options: Mapping[str, Any]) -> dict[KeyPath, KeyPath]:
+    """Key path → key path in the form that is asked for, of everything in a tree.
+
+    Args:
+        leaves: the tree.
+        options: of FORM_OPTIONS; `rename` may also be a sequence of rules.
+
+    Raises:
+        UsageError: a form that cannot be read, or that the tree is in already.
+        UnrepresentableError: a key path has no place in the form, or two would meet; they are named.
+    """
+    names = {path: path for path in leaves.every}
+    idle = {option: options[option] for option in FORM_OPTIONS if options.get(option) is not None}
+    for option, step in _STEPS:
+        if options.get(option) is None:
+            continue
+        change = step(Leaves(*_now(leaves, names)), options[option])
+        if any(old != new for old, new in change.items()):
+            idle.pop(option, None)
+        names = {path: change.get(name, name) for path, name in names.items()}
+        _require_apart(names)
+    for option, asked in idle.items():
+        raise UsageError(
+            f"{option}={asked} changes nothing: the tree is in that form already", cure=f"leave {option} away"
+        )
+    return names
+
+
+def _now(leaves: Leaves, names: Mapping[KeyPath, KeyPath]) -> tuple[frozenset[KeyPath], ...]:
+    return tuple(
+        frozenset(names[path] for path in some) for some in (leaves.tensors, leaves.others, leaves.named)
+    )
+
+
+def wrapped(paths: Iterable[KeyPath], word: str) -> set[KeyPath]:
+    """The leaves that are the one child, called `word`, of their node."""
+    every = list(paths)
+    children: dict[KeyPath, int] = {}
+    for path in every:
+        for depth in range(len(path)):
+            node = path[:depth]
+            children[node] = children.get(node, 0) + (depth == len(path) - 1)
+    inner = {path[:depth] for path in every for depth in range(len(path) - 1)}
+    return {
+        path
+        for path in every
+        if len(path) > 1 and path[-1] == word and children[path[:-1]] == 1 and path[:-1] not in inner
+    }
+
+
+def _wrapped_tensors(leaves: Leaves, word: str) -> set[KeyPath]:
+    return wrapped(leaves.every, word) & leaves.tensors
+
+
+def _unboxed(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+    return {path: path[:-1] for path in _wrapped_tensors(leaves, BOX)} if _word(asked) == "false" else {}
+
+
+def _plain(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+    """Without the wrapper, but for the one that comes."""
+    if asked not in ("none", BOX, OLD_VARIABLE):
+        raise UsageError(f"nnx={asked} is not possible", cure=f"choose {BOX}, {OLD_VARIABLE} or none")
+    words = [word for word in (BOX, OLD_VARIABLE) if word != asked]
+    return {path: path[:-1] for word in words for path in _wrapped_tensors(leaves, word)}
+
+
+def _unnested(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+    collections = [part.strip() for part in str(asked).split(",") if part.strip()]
+    roots = {path[0] for path in leaves.every if path}
+    absent = sorted(set(collections) - roots)
+    if absent or not collections:
+        raise UsageError(
+            f"no collection {', '.join(absent) or 'is named'} here",
+            cure=f"there are {', '.join(sorted(roots))}",
+        )
+    outside = [path for path in leaves.every if path[:1] == path or path[0] not in collections]
+    if outside:
+        raise UnrepresentableError(
+            f"unnest={asked} has no place for {render(outside[0])}: it is in none of these collections",
+            path=render(outside[0]),
+            cure="name its collection too, or carry --only params",
+        )
+    return {path: path[1:] for path in leaves.every}
+
+
+def _nested(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+    rows = _patterns(str(asked))
+    names: dict[KeyPath, KeyPath] = {}
+    used: set[str] = set()
+    for path in leaves.every:
+        text = render(path)
+        found = next(((name, one) for name, one in rows if fnmatchcase(text, one)), None)
+        if found is None:
+            raise UnrepresentableError(
+                f"nest={asked} states no collection for {text}",
+                path=text,
+                cure="add a pattern that matches it",
+            )
+        names[path] = (found[0], *path)
+        used.add(":".join(found))
+    idle = [f"{name}:{one}" for name, one in rows if f"{name}:{one}" not in used]
+    if idle:
+        raise UsageError(
+            f"nest: {idle[0]} matches nothing that is left", cure="`wherry inspect` lists the key paths"
+        )
+    return names
+
+
+def _patterns(text: str) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for clause in text.split(";"):
+        name, separator, patterns = clause.strip().partition(":")
+        found = [one.strip() for one in patterns.split(",") if one.strip()] if separator else ["*"]
+        if not name or not found:
+            raise UsageError(
+                f"nest={text} is not possible", cure="write params, or batch_stats:*/mean;params:*"
+            )
+        rows += [(name, one) for one in found]
+    return rows
+
+
+def _ruled(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+    return renamed(leaves.every, parse_rules(rule_texts(asked)))
+
+
+def rule_texts(asked: Any) -> tuple[str, ...]:
+    """The rules of the option `rename`: one text with `;` between them, or a sequence of texts."""
+    texts = asked.split(";") if isinstance(asked, str) else asked
+    return tuple(text.strip() for text in texts if text.strip())
+
+
+def _wrapped_again(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+    left = leaves.tensors - _wrapped_tensors(leaves, asked)
+    return {path: (*path, asked) for path in left} if asked != "none" else {}
+
+
+def _boxed(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+    word = _word(asked)
+    if word == "false":
+        return {}
+    chosen = leaves.named if word == "true" else _matching(leaves.tensors, word)
+    if not chosen:
+        raise UsageError(
+            "nothing states which arrays are partitioned: no axis names are stored here",
+            cure="give them with --set axes=FILE, or name the key paths: --set 'boxed=params/*/kernel'",
+        )
+    return {path: (*path, BOX) for path in chosen - _wrapped_tensors(leaves, BOX)}
+
+
+def _matching(paths: frozenset[KeyPath], patterns: str) -> frozenset[KeyPath]:
+    found: set[KeyPath] = set()
+    for pattern in patterns.split(","):
+        some = {path for path in paths if fnmatchcase(render(path), pattern.strip())}
+        if not some:
+            raise UsageError(f"boxed: {pattern.strip()} matches no array", cure="`wherry inspect` lists them")
+        found |= some
+    return frozenset(found)
+
+
+def _word(asked: Any) -> str:
+    return str(asked).lower() if str(asked).lower() in ("true", "false") else str(asked)
+
+
+def _require_apart(names: Mapping[KeyPath, KeyPath]) -> None:
+    owners: dict[KeyPath, KeyPath] = {}
+    for path, name in names.items():
+        other = owners.setdefault(name, path)
+        if other != path:
+            raise UnrepresentableError(
+                f"key collision: {render(other)} and {render(path)} would both become {render(name)}",
+                path=render(path),
+                cure="rename one of them: --rename 'pattern -> template'",
+            )
+
+
+# What leaves, in order; then what comes, in the reverse order.
+_STEPS: tuple[tuple[str, Callable[[Leaves, Any], dict[KeyPath, KeyPath]]], ...] = (
+    ("boxed", _unboxed),
+    ("nnx", _plain),
+    ("unnest", _unnested),
+    ("rename", _ruled),
+    ("nest", _nested),
+    ("nnx", _wrapped_again),
+    ("boxed", _boxed),
+)

@@ -1,0 +1,234 @@
+"""Mapping: which source entry becomes which target entry when both hold the same tree.
+
+Every tensor is moved once or ignored by a named rule with a reason. Key paths stay as they are unless `split`
+makes a tree of one-part names, a named form respells the tree (`wherry.tree.forms`: boxes, NNX variables, collections,
+rules), or `join` makes one-part names of a tree, in this order; two paths that would meet are refused. What was renamed
+is recorded in the manifest's origin, so that `verify --against` finds every tensor under its old name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from wherry.core.keypath import KeyPath, render
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.tree.axes import AXIS_OPTIONS, named
+from wherry.tree.forms import FORM_OPTIONS
+from wherry.tree.spelling import (
+    CUT_OPTIONS,
+    NAMES,
+    RENAMED,
+    carried_lists,
+    record,
+    recut,
+    renamed_spec,
+    spell,
+    spelled,
+    with_renames,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Format
+
+__all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "Ignored", "Mapped", "map_tree", "recut"]
+
+# Options of every target: how the tree is spelled. They are given through --set like a format's own.
+TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
+RULES = ("values", "empties", "companions")
+_PARAMETER_ROOTS = ("params", "target", "model")
+_PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values do not show
+_NESTED = "planner_data"  # in `custom`: one-part name → parts of its nested path
+_Held = TypeVar("_Held")
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A source entry that is not carried.
+
+    Attributes:
+        path: its key path (a companion's name as one part).
+        rule: the rule that ignores it.
+        reason: in words.
+    """
+
+    path: KeyPath
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A source manifest as the target's tree.
+
+    Attributes:
+        manifest: the target's tensors, values, empties and companions under their new paths.
+        pairs: target key path → source key path.
+        ignored: what is not carried.
+    """
+
+    manifest: Manifest
+    pairs: Mapping[KeyPath, KeyPath]
+    ignored: tuple[Ignored, ...]
+
+
+def map_tree(
+    source: Manifest,
+    row: Format,
+    tree: Mapping[str, Any],
+    *,
+    only: str | None,
+    ignore: Iterable[str],
+    uri: str,
+    renames: Iterable[str] = (),
+) -> Mapped:
+    """Map a checkpoint onto the same tree in another container.
+
+    Args:
+        source: what the source holds.
+        row: the target format.
+        tree: of TREE_OPTIONS; at most one of `split` and `join`.
+        only: `params` or None.
+        ignore: named rules of RULES.
+        uri: the target, for errors.
+        renames: rules of `wherry.tree.renames`, after those of the option `rename`.
+
+    Raises:
+        UsageError: an unknown rule, both `split` and `join`, or a form that cannot be read or changes nothing.
+        UnrepresentableError: two paths meet, or `only` leaves nothing.
+        MismatchError: axis names that the user states contradict the checkpoint.
+    """
+    rules = _checked_rules(ignore)
+    source = named(source, tree)
+    tree = with_renames(tree, renames)
+    kept, ignored = _select(source, only, uri)
+    chosen = replace(source, tensors={path: source.tensors[path] for path in kept})
+    adapted = None if spelled(tree) or row.adapt is None else row.adapt(chosen, uri)
+    changed = spell(chosen, tree, rules | ({"values", "empties"} if only else frozenset[str]()))
+    if adapted and any(old != new for old, new in adapted.names.items()):
+        changed = {**adapted.names}
+    rename = recut(tree) if changed is None else _lookup(changed)
+    names = _unique({path: rename(path) for path in kept}, uri)
+    lists, lost = carried_lists(source, tree, None if adapted else changed)
+    manifest = replace(
+        source,
+        tensors={names[path]: renamed_spec(source.tensors[path], names[path]) for path in kept},
+        values=_carried(source.values, rename),
+        empties=_carried(source.empties, rename),
+        lists=adapted.lists if adapted else lists,
+        custom={**source.custom, **adapted.custom} if adapted else source.custom,
+        origin=source.origin if changed is None else {**source.origin, NAMES: record(tree, changed)},
+        kind="params" if only == "params" else source.kind,
+        digests={},
+    )
+    manifest, more = _apply_rules(manifest, rules, only, row)
+    reason = "a sequence whose items have other names now: a mapping"
+    gone = tuple(Ignored(path, "lists", reason) for path in lost)
+    return Mapped(manifest, {names[path]: path for path in kept}, (*ignored, *gone, *more))
+
+
+def _lookup(names: Mapping[KeyPath, KeyPath]) -> Callable[[KeyPath], KeyPath]:
+    return lambda path: names.get(path, path)
+
+
+def _checked_rules(ignore: Iterable[str]) -> frozenset[str]:
+    rules = frozenset(ignore)
+    unknown = rules - set(RULES)
+    if unknown:
+        raise UsageError(
+            f"unknown rule {', '.join(sorted(unknown))}", cure=f"choose among {', '.join(RULES)}"
+        )
+    return rules
+
+
+def parameters_of(source: Manifest, uri: str) -> list[KeyPath]:
+    """The tensors that `only="params"` carries, in order."""
+    return _select(source, "params", uri)[0]
+
+
+def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath], tuple[Ignored, ...]]:
+    paths = sorted(source.tensors)
+    if only is None:
+        return paths, ()
+    if only != "params":
+        raise UsageError(f"--only {only} is not possible", cure="write --only params")
+    first = {path: _root(path, source) for path in paths}
+    roots = [root for root in _PARAMETER_ROOTS if root in first.values()]
+    kept = [path for path in paths if first[path] in roots]
+    if source.kind == "params" and not kept:
+        kept = paths
+    if not kept:
+        raise UnrepresentableError(
+            "--only params finds no parameters in this tree", uri=uri, cure="leave --only away"
+        )
+    chosen = set(kept)
+    reason = "not a parameter: only the parameters were asked for"
+    return kept, tuple(Ignored(path, "only params", reason) for path in paths if path not in chosen)
+
+
+def _root(path: KeyPath, source: Manifest) -> str | None:
+    """The node at the top that holds a tensor; names that a planner joined (PyTorch DCP) are taken apart."""
+    planned = source.custom.get(_NESTED)
+    parts = planned.get(path[0]) if isinstance(planned, dict) and path else None
+    return next(iter(parts or path), None)
+
+
+def _unique(names: dict[KeyPath, KeyPath], uri: str) -> dict[KeyPath, KeyPath]:
+    owners: dict[KeyPath, KeyPath] = {}
+    for source, target in names.items():
+        other = owners.setdefault(target, source)
+        if other != source:
+            raise UnrepresentableError(
+                f"key collision: {render(other)} and {render(source)} would both become {render(target)}",
+                uri=uri,
+                cure="choose another separator, or no split or join",
+            )
+    taken = set(owners)
+    for target in owners:
+        inner = next((target[:cut] for cut in range(1, len(target)) if target[:cut] in taken), None)
+        if inner is not None:
+            raise UnrepresentableError(
+                f"key collision: {render(inner)} would be a tensor and hold {render(target)}",
+                uri=uri,
+                cure="choose another separator, or no split or join",
+            )
+    return names
+
+
+def _carried(held: Mapping[KeyPath, _Held], rename: Callable[[KeyPath], KeyPath]) -> dict[KeyPath, _Held]:
+    return {rename(path): value for path, value in held.items()}
+
+
+def _apply_rules(
+    manifest: Manifest, rules: frozenset[str], only: str | None, row: Format
+) -> tuple[Manifest, tuple[Ignored, ...]]:
+    ignored: list[Ignored] = []
+    if "values" in rules or only:
+        ignored += [Ignored(path, "values", "a non-tensor leaf, left by name") for path in manifest.values]
+        manifest = replace(manifest, values={})
+    if "empties" in rules or only:
+        ignored += [Ignored(path, "empties", "an empty node, left by name") for path in manifest.empties]
+        manifest = replace(manifest, empties={})
+    if "companions" in rules or not row.holds.companions:
+        reason = "left by name" if "companions" in rules else f"{row.name} is one file and holds no others"
+        ignored += [Ignored((companion.name,), "companions", reason) for companion in manifest.companions]
+        manifest = replace(manifest, companions=())
+    if not row.holds.types and isinstance(pickled := manifest.custom.get(_PICKLED), dict):
+        ignored += _plain(pickled, row)
+    return manifest, tuple(ignored)
+
+
+def _plain(pickled: Mapping[str, Mapping[str, Any]], row: Format) -> list[Ignored]:
+    """What a pickle knew and the target has no words for: the contents stay, their class goes."""
+    types = [
+        Ignored((path,), "types", f"a {name}, which {row.name} holds as a plain value")
+        for path, name in pickled.get("types", {}).items()
+    ]
+    keys = [
+        Ignored((path,), "types", f"the key {key!r}, which {row.name} holds as text")
+        for path, key in pickled.get("keys", {}).items()
+    ]
+    return [*types, *keys]

@@ -1,0 +1,135 @@
+"""Spelling: the key paths of a whole tree under options, and the record from which they are found again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.keypath import KeyPath, parse, render
+from wherry.errors import UsageError
+from wherry.tree.axes import BOX_TAG, BOXES
+from wherry.tree.forms import BOX, FORM_OPTIONS, Leaves, respelled, rule_texts
+from wherry.tree.lists import kept_lists
+from wherry.tree.renames import inverse_rules, parse_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import TensorSpec
+
+CUT_OPTIONS = {
+    "split": "separator at which one-part key paths become a tree, for example `.`",
+    "join": "separator with which key paths become one part, for example `.`",
+}
+RENAMED = "renamed"  # in a receipt's options: what a rewrite renamed, printed key path → new one
+NAMES = "names"  # in a manifest's origin: the forms that were asked for, and every key path that they changed
+
+
+def recut(tree: Mapping[str, Any]) -> Callable[[KeyPath], KeyPath]:
+    """How `split`, `join` or the renaming of a rewrite among these options changes a key path.
+
+    Raises:
+        UsageError: both are given.
+    """
+    split, join = tree.get("split"), tree.get("join")
+    if split and join:
+        raise UsageError("split and join exclude each other")
+    if split:
+        return lambda path: tuple(path[0].split(split)) if len(path) == 1 else path
+    if join:
+        return lambda path: (join.join(path),)
+    if RENAMED in tree:
+        names = {parse(old): parse(new) for old, new in tree[RENAMED].items()}
+        return lambda path: names.get(path, path)
+    return lambda path: path
+
+
+def spelled(tree: Mapping[str, Any]) -> bool:
+    """Whether options change key paths; a format's own way of naming then stands back."""
+    return any(tree.get(option) is not None for option in (*CUT_OPTIONS, *FORM_OPTIONS))
+
+
+def with_renames(tree: Mapping[str, Any], renames: Iterable[str]) -> Mapping[str, Any]:
+    """Options with further rules after those of `rename`."""
+    texts = (*rule_texts(tree.get("rename") or ()), *renames)
+    return {**tree, "rename": texts} if texts else tree
+
+
+def spell(chosen: Manifest, tree: Mapping[str, Any], left: frozenset[str]) -> dict[KeyPath, KeyPath] | None:
+    """Key path → new key path where named forms are asked for; None where `split` and `join` say everything.
+
+    Args:
+        chosen: what is carried.
+        tree: of TREE_OPTIONS.
+        left: rules that leave `values` or `empties` behind, which then need no place.
+
+    Raises:
+        UsageError, UnrepresentableError: see `tree_forms.respelled`.
+    """
+    if not any(tree.get(option) is not None for option in FORM_OPTIONS):
+        return None
+    first = recut({"split": tree.get("split"), "join": tree.get("join")})
+    before = first if tree.get("split") else _same
+    after = first if tree.get("join") else _same
+    values = chosen.values if "values" not in left else {}
+    empties = chosen.empties if "empties" not in left else {}
+    every = (*chosen.tensors, *values, *empties)
+    names = respelled(
+        Leaves(
+            tensors=frozenset(before(path) for path in chosen.tensors),
+            others=frozenset(before(path) for path in (*values, *empties)),
+            named=frozenset(before(path) for path, spec in chosen.tensors.items() if spec.axes is not None),
+        ),
+        tree,
+    )
+    return {path: after(names[before(path)]) for path in every}
+
+
+def _same(path: KeyPath) -> KeyPath:
+    return path
+
+
+def renamed_spec(spec: TensorSpec, path: KeyPath) -> TensorSpec:
+    """A tensor under its new name; one that is boxed anew says which box it is given back in."""
+    boxed = path[-1:] == (BOX,) and spec.path[-1:] != (BOX,) and spec.axes is not None
+    tags = {BOX_TAG: BOXES[0], **(spec.tags or {})} if boxed else spec.tags
+    return replace(spec, path=path, tags=tags)
+
+
+def carried_lists(
+    source: Manifest, tree: Mapping[str, Any], changed: Mapping[KeyPath, KeyPath] | None
+) -> tuple[frozenset[KeyPath], tuple[KeyPath, ...]]:
+    """Which nodes are sequences in the new tree, and those that no longer are."""
+    if tree.get("split") or tree.get("join"):
+        return frozenset(), ()
+    if changed is None:
+        return source.lists, ()
+    return kept_lists(source.lists, changed)
+
+
+def record(tree: Mapping[str, Any], changed: Mapping[KeyPath, KeyPath]) -> dict[str, Any]:
+    """What was asked for and done, so that it can be undone and proved; see `renaming_of`."""
+    asked = {option: tree[option] for option in FORM_OPTIONS if tree.get(option) is not None}
+    noted: dict[str, Any] = {
+        "asked": {**asked, **({"rename": list(asked["rename"])} if "rename" in asked else {})},
+        RENAMED: {render(old): render(new) for old, new in sorted(changed.items()) if old != new},
+    }
+    if list(asked) == ["rename"]:
+        back = inverse_rules(dict(changed), parse_rules(asked["rename"]))
+        noted |= {"inverse": list(back)} if back else {}
+    return noted
+
+
+def renaming_of(manifest: Manifest | None, options: Mapping[str, Any]) -> Callable[[KeyPath], KeyPath]:
+    """How a conversion changed key paths: old one → new one.
+
+    Args:
+        manifest: of what it wrote, with its origin; None where that is not known.
+        options: of its receipt.
+
+    Raises:
+        UsageError: `split` and `join` are both among the options.
+    """
+    noted = manifest.origin.get(NAMES) if manifest is not None else None
+    return recut({RENAMED: noted[RENAMED]} if isinstance(noted, dict) else options)

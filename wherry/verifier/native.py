@@ -1,0 +1,229 @@
+"""native and logits: the levels of verification at which the systems' own software has its say.
+
+`native` loads a checkpoint with the target system's own library onto the devices that are there (TPU, GPU, CPU),
+sharded where it can be, and compares the digest of what lies on them with the recorded one. `logits` makes a Hugging
+Face folder of source and target each, where they are not one, and compares what transformers' own model computes from
+them. Each check is one child process, so that the heavy libraries never enter the caller and their memory goes with
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UnsupportedError, UsageError, missing_extra
+from wherry.formats.registry import service
+from wherry.live.snapshot import available_memory
+from wherry.mover.hashing import Failure, hash_checkpoint
+from wherry.runtime import child
+from wherry.runtime.child import NoAnswerError
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from wherry.formats.checkpoint import Checkpoint
+
+_SCHEMA = 1
+_HUB = "huggingface"
+# JAX keeps 64-bit types; nothing is fetched from anywhere.
+_VARIABLES = {"JAX_ENABLE_X64": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+# Default limits of a child: a slow disk still reads 20 MB/s; libraries hold an array up to six times (loaded, cast to
+# float32, mapped, sharded), besides their own code and compiler. At least 2 GiB, at most the memory that is available.
+_SECONDS, _BYTES_PER_SECOND = 900, 20_000_000
+_MEMORY, _COPIES, _LEAST_MEMORY = 4 << 30, 6, 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the other software said.
+
+    Attributes:
+        failed: what is not as recorded.
+        refused: whether it did not load the checkpoint at all.
+        devices: software and devices, in words.
+        checked: tensors that were compared (logits: numbers).
+        sharded: tensors that lay over several devices.
+        error: largest relative difference of logits.
+        nbytes: bytes of the checkpoint.
+        evidence: which library reads what.
+    """
+
+    failed: tuple[Failure, ...]
+    refused: bool
+    devices: str
+    checked: int = 0
+    sharded: int = 0
+    error: float | None = None
+    nbytes: int = 0
+    evidence: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The verdict of the verification."""
+        return "ok" if not self.failed else "refused" if self.refused else "altered"
+
+    def to_json(self) -> dict[str, Any]:
+        """As `verify --json` prints it."""
+        more = {"error": self.error} if self.error is not None else {"sharded": self.sharded}
+        return {"devices": self.devices, "checked": self.checked, "evidence": self.evidence, **more}
+
+
+def said(
+    level: str, checkpoint: Checkpoint, against: str | None, *, family_file: str | None, memory: int
+) -> Seen:
+    """Run the check of a level, `native` or `logits`; raises what these do."""
+    seen = (
+        native(checkpoint, memory=memory)
+        if level == "native"
+        else logits(checkpoint, against, family_file=family_file)
+    )
+    return replace(seen, nbytes=checkpoint.manifest.nbytes)
+
+
+def native(checkpoint: Checkpoint, *, memory: int) -> Seen:
+    """Load a checkpoint with its system's own library and compare what lies on the devices.
+
+    Args:
+        checkpoint: it; its recorded digests count, without a record those of its bytes.
+        memory: budget of the pass over the bytes, where there is no record.
+
+    Raises:
+        UnsupportedError: no library is known for its format, or it is not on this machine's file system.
+        MissingExtraError: the library is not installed.
+        NoAnswerError: the child exceeded a limit, was killed, or failed to start.
+    """
+    name = checkpoint.detection.format
+    loader = service("native").LOADERS.get(name)
+    if loader is None:
+        known = ", ".join(sorted(service("native").LOADERS))
+        raise UnsupportedError(
+            f"no library is known that loads {name}", uri=checkpoint.uri,
+            cure=f"verify it at level digest; native knows {known}",
+        )  # fmt: skip
+    _require(loader.package, loader.extra, f"loading {name} natively")
+    sidecar = read_sidecar(locate(checkpoint.uri))
+    digests = sidecar.manifest.digests if sidecar else hash_checkpoint(checkpoint, memory=memory).digests
+    manifest = checkpoint.manifest.with_digests(digests).to_json()
+    request = {
+        "task": "native",
+        "function": loader.function,
+        "package": loader.package,
+        "path": _local(checkpoint),
+        "manifest": manifest,
+    }
+    return replace(_seen(_ask(request, checkpoint.manifest.nbytes)), evidence=loader.evidence)
+
+
+def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | None = None) -> Seen:
+    """Compare what a model computes before and after.
+
+    Args:
+        checkpoint: the target.
+        against: the source; what the receipt beside the target names by default.
+        family_file: the file that declares the family, where wherry itself does not.
+
+    Raises:
+        UsageError: nothing says what the source is.
+        MissingExtraError: transformers or torch is not installed.
+        NoAnswerError: as for `native`.
+        WherryError: whatever making a Hugging Face folder of one of them raises.
+    """
+    _require("transformers", "native", "computing logits")
+    _require("torch", "native", "computing logits")
+    sidecar = read_sidecar(locate(checkpoint.uri))
+    source = against or (sidecar.receipt.source.uri if sidecar and sidecar.receipt else None)
+    if source is None:
+        raise UsageError("level logits compares with the source", cure="say which: --against SOURCE")
+    from wherry.formats.checkpoint import open_checkpoint
+
+    with tempfile.TemporaryDirectory(prefix=".wherry-logits.") as folder, open_checkpoint(source) as other:
+        request = {
+            "task": "logits",
+            "source": _as_hub(other, Path(folder) / "source", family_file),
+            "target": _as_hub(checkpoint, Path(folder) / "target", family_file),
+        }
+        nbytes = checkpoint.manifest.nbytes + other.manifest.nbytes
+        return replace(_seen(_ask(request, nbytes)), evidence=service("native").LOGITS_EVIDENCE)
+
+
+def _as_hub(checkpoint: Checkpoint, folder: Path, family_file: str | None) -> str:
+    """A Hugging Face folder of a checkpoint: itself where it is one with a config."""
+    if checkpoint.detection.format == _HUB and checkpoint.detection.family:
+        return _local(checkpoint)
+    from wherry.converter.convert import convert
+    from wherry.view.choose import Wish
+
+    wish = Wish(family_file=family_file)
+    convert(checkpoint.uri, folder, to=_HUB, only="params", lineage=False, wish=wish)
+    return str(folder)
+
+
+def _local(checkpoint: Checkpoint) -> str:
+    location = locate(checkpoint.uri)
+    if location.store.protocol != "file":
+        raise UnsupportedError(
+            "libraries of other systems load from this machine's file system only here", uri=checkpoint.uri,
+            cure="fetch it first: wherry fetch URI DIR",
+        )  # fmt: skip
+    return location.path
+
+
+def _require(package: str, extra: str, purpose: str) -> None:
+    if not _is_installed(package):
+        raise missing_extra(package, extra, purpose)
+
+
+def _is_installed(package: str) -> bool:
+    """Whether a package can be found; nothing of it is imported, its parents included."""
+    top, *inner = accumulate(package.split("."), lambda outer, name: f"{outer}.{name}")
+    spec = find_spec(top)
+    for name in inner:
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations) if spec else None
+    return spec is not None
+
+
+def _ask(request: dict[str, Any], nbytes: int) -> dict[str, Any]:
+    done = child.run(
+        service("native").CHILD,
+        purpose=f"the {request['task']} check",
+        limits=child.limits(seconds=_SECONDS + nbytes / _BYTES_PER_SECOND, memory=_memory(nbytes)),
+        text=json.dumps({"schema": _SCHEMA, **request}),
+        variables=_VARIABLES,
+    )
+    if done.code:
+        last = done.errors.strip().splitlines()[-1:] or ["it printed nothing"]
+        raise NoAnswerError(
+            f"the {request['task']} check ended with {done.code}: {last[0]}",
+            cure="a negative number is a signal: -9 is the system, out of memory", retryable=done.code < 0,
+        )  # fmt: skip
+    answer = json.loads(done.output)
+    if "unsupported" in answer:
+        raise UnsupportedError(answer["unsupported"], cure=answer["cure"])
+    return answer
+
+
+def _memory(nbytes: int) -> int:
+    """Default memory limit of a check of so many bytes."""
+    wanted = _MEMORY + _COPIES * nbytes
+    free = available_memory()
+    return wanted if free is None else max(_LEAST_MEMORY, min(wanted, free))
+
+
+def _seen(answer: dict[str, Any]) -> Seen:
+    if "refused" in answer:
+        return Seen((Failure("", f"the library refused it: {answer['refused']}"),), True, answer["devices"])
+    return Seen(
+        tuple(Failure(path, reason) for path, reason in answer["failed"]),
+        False,
+        answer["devices"],
+        answer["checked"],
+        answer.get("sharded", 0),
+        answer.get("error"),
+    )

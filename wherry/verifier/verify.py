@@ -1,0 +1,308 @@
+"""verify: is this checkpoint whole, and does it hold what was recorded?
+
+Levels, each including those before it:
+
+- `structure`: it opens; keys, shapes and dtypes are consistent.
+- `present`: every expected chunk is there, from metadata alone. Absent is never read as zeros.
+- `digest`: every byte is re-read and equals the manifest beside it, companions included. Where there is no manifest,
+  the checksums that the container itself records (torch's archives have a CRC-32 per member) are all there is.
+- `roundtrip`: what `against` names is found again in it; where that is of another system, through the inverse layout,
+  so that equal digests prove that the conversion lost nothing. What values may lose is measured and has a bound.
+- `native`, `logits`: it is present, and the system's own library loads it onto the devices that are there, bit by bit;
+  a reference implementation computes from it what it computes from the source.
+
+With `against=SOURCE` both checkpoints are read and compared tensor by tensor, through the renaming that the
+target's receipt records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.converter.plan import DEFAULT_MEMORY
+from wherry.core.keypath import render
+from wherry.core.opaque import allowed_opaque
+from wherry.core.units import parse_size
+from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
+from wherry.formats.checkpoint import Checkpoint, open_checkpoint
+from wherry.formats.detect import describe_absent, resolve
+from wherry.mover.checksums import without_checksum
+from wherry.mover.hashing import Failure, Measured, compare, hash_checkpoint
+from wherry.storage.location import MOST_COMPANION
+from wherry.storage.sidecar import Sidecar, read_sidecar
+from wherry.storage.stores import locate
+from wherry.tree.mapping import parameters_of
+from wherry.tree.spelling import renaming_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.progress import OnProgress
+    from wherry.mover.hashing import Hashes
+    from wherry.verifier.native import Seen
+
+LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
+_OTHERS_SAY = ("native", "logits")
+# verdict → what the command line ends with.
+_EXIT_CODES = {"ok": 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, "refused": 9}
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The outcome of a verification.
+
+    Attributes:
+        uri: what was verified.
+        level: how far.
+        verdict: `ok`, `incomplete` (something is not there), `corrupt` (it contradicts itself), `malicious`,
+            `altered` (bytes are not the recorded ones), or `refused` (its own library does not load it).
+        ok: whether the verdict is `ok`.
+        checked: number of tensors.
+        failed: those that failed, each with its reason and, where known, the damaged leaf.
+        seconds: wall time.
+        nbytes: bytes read.
+        measured: what came back from another system's layout changed, within its bound.
+        native: what the system's own software said, at the levels `native` and `logits`.
+        against: the checkpoint that it was compared with, where one was named and it passed.
+    """
+
+    uri: str
+    level: str
+    verdict: str
+    ok: bool
+    checked: int
+    failed: tuple[Failure, ...]
+    seconds: float = 0.0
+    nbytes: int = 0
+    measured: Measured | None = None
+    native: Seen | None = None
+    against: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0, or what the command line ends with."""
+        return _EXIT_CODES[self.verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `verify --json` prints it."""
+        return {
+            "uri": self.uri,
+            "level": self.level,
+            "verdict": self.verdict,
+            "ok": self.ok,
+            "tensors": {
+                "checked": self.checked,
+                "failed": [{"path": row.path, "reason": row.reason, "leaf": row.leaf} for row in self.failed],
+            },
+            "seconds": self.seconds,
+            "bytes": self.nbytes,
+            **({"lossy": asdict(self.measured)} if self.measured else {}),
+            **({"native": self.native.to_json()} if self.native else {}),
+            **({"against": self.against} if self.against else {}),
+        }
+
+
+def verify(
+    uri: str | os.PathLike[str],
+    *,
+    level: str = "present",
+    against: str | os.PathLike[str] | None = None,
+    memory: str | int = DEFAULT_MEMORY,
+    progress: OnProgress | None = None,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+    family_file: str | None = None,
+) -> Verification:
+    """Verify a checkpoint.
+
+    Args:
+        uri: what to verify.
+        level: one of `LEVELS`.
+        against: another checkpoint whose tensors it must equal; implies reading both.
+        memory: budget for reading.
+        progress: called a few times a second.
+        format, step, item: which checkpoint of `uri`.
+        family_file: the file that declared the family through whose layouts it was made of `against`.
+
+    Raises:
+        UsageError: an unknown level, or level `native` or `logits` while classes of pickles are let pass.
+        NotFoundError: level `digest` without a manifest beside the checkpoint and without `against`, and the container
+            records no checksum for some tensor.
+        NotACheckpointError, UnsupportedError, StorageError: it is nothing that can be verified. Damage and hostile
+            data are verdicts here, not errors.
+    """
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
+    if level == "roundtrip" and against is None:
+        raise UsageError("level roundtrip compares with the source", cure="say which: --against SOURCE")
+    if level in _OTHERS_SAY and allowed_opaque():
+        raise UsageError(
+            f"level {level} cannot read around {', '.join(sorted(allowed_opaque()))}: the system's own library would "
+            "call what a pickle names",
+            cure="leave out --allow-opaque, or verify it at level digest",
+        )
+    clock = time.monotonic()
+    other = None if against is None else _Other(against, family_file)
+    try:
+        with open_checkpoint(uri, format=format, step=step, item=item) as checkpoint:
+            found = _look(checkpoint, level, other, parse_size(memory), progress)
+            if level in _OTHERS_SAY and found.ok:
+                found = _told(found, checkpoint, other, parse_size(memory))
+    except (DamagedError, HostileError) as error:
+        failure = Failure(error.path or "", error.what)
+        found = Verification(
+            error.uri or str(uri), level, error.verdict, ok=False, checked=0, failed=(failure,)
+        )
+    compared = resolve(against)[1].uri if against is not None and found.ok else None
+    return replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """What to compare with, and the file that declares how, where wherry itself does not."""
+
+    uri: str | os.PathLike[str]
+    family_file: str | None
+    measured: Measured = field(default_factory=Measured)
+
+
+def _look(
+    checkpoint: Checkpoint,
+    level: str,
+    against: _Other | None,
+    memory: int,
+    progress: OnProgress | None,
+) -> Verification:
+    pieces = () if level == "structure" else checkpoint.reader.absent()
+    missing = tuple(Failure(render(one.path), f"missing: {describe_absent(one)}") for one in pieces)
+    compared = against is not None and level not in _OTHERS_SAY
+    read = not missing and (level in ("digest", "roundtrip") or compared)
+    altered = tuple(_altered(checkpoint, against, memory, progress)) if read else ()
+    verdict = "incomplete" if missing else ("altered" if altered else "ok")
+    return Verification(
+        uri=checkpoint.uri,
+        level=level,
+        verdict=verdict,
+        ok=verdict == "ok",
+        checked=len(checkpoint.manifest.tensors),
+        failed=missing + altered,
+        nbytes=checkpoint.manifest.nbytes if read else 0,
+        measured=against.measured if against and against.measured.tensors else None,
+    )
+
+
+def _told(found: Verification, checkpoint: Checkpoint, other: _Other | None, memory: int) -> Verification:
+    """What the system's own software says of a checkpoint that is present."""
+    from wherry.verifier.native import said  # starts a child
+
+    source, file = (str(other.uri), other.family_file) if other else (None, None)
+    seen = said(found.level, checkpoint, source, family_file=file, memory=memory)
+    return replace(found, verdict=seen.verdict, ok=not seen.failed, failed=seen.failed, native=seen)
+
+
+def _altered(
+    checkpoint: Checkpoint, against: _Other | None, memory: int, progress: OnProgress | None
+) -> Iterator[Failure]:
+    sidecar = read_sidecar(locate(checkpoint.uri))
+    alone = against is None and sidecar is None
+    unrecorded = without_checksum(checkpoint) if alone else 0
+    if alone and unrecorded == len(checkpoint.manifest.tensors):
+        raise _nothing_recorded(checkpoint, unrecorded)
+    found = hash_checkpoint(checkpoint, memory=memory, progress=progress)
+    if unrecorded:
+        raise _nothing_recorded(checkpoint, unrecorded)
+    if sidecar is not None:
+        yield from _differences(found, sidecar.manifest.digests, sidecar.leaves)
+        yield from _altered_companions(checkpoint, sidecar)
+    if against is not None and sidecar is not None and sidecar.manifest.origin.get("layout"):
+        yield from _came_back(checkpoint, sidecar, against, memory, progress)
+    elif against is not None:
+        yield from _against(found, sidecar, against.uri, memory, progress)
+
+
+def _nothing_recorded(checkpoint: Checkpoint, unrecorded: int) -> NotFoundError:
+    count = len(checkpoint.manifest.tensors)
+    what = "it" if unrecorded == count else f"{unrecorded} of its {count} tensors; the others are intact"
+    return NotFoundError(
+        f"no digests are recorded for {what}",
+        uri=checkpoint.uri,
+        cure="compare it with another checkpoint: --against URI; wherry records digests of what it writes",
+    )
+
+
+def _against(
+    found: Hashes,
+    sidecar: Sidecar | None,
+    against: str | os.PathLike[str],
+    memory: int,
+    progress: OnProgress | None,
+) -> Iterator[Failure]:
+    options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
+    rename = renaming_of(sidecar.manifest if sidecar else None, options)
+    with open_checkpoint(against) as other:
+        seen = _as_scanned(other, sidecar)
+        theirs = hash_checkpoint(seen, memory=memory, progress=progress, paths=_meant(seen, sidecar))
+    renamed = {rename(path): path for path in theirs.digests}
+    expected = {path: theirs.digests[origin] for path, origin in renamed.items()}
+    leaves = {path: theirs.leaves[origin] for path, origin in renamed.items()}
+    yield from _differences(found, expected, leaves)
+
+
+def _meant(source: Checkpoint, sidecar: Sidecar | None) -> list[KeyPath]:
+    """The source's tensors, or its parameters where the target records that it holds no more of a train state."""
+    held, kind = source.manifest, sidecar.manifest.kind if sidecar else None
+    left_state = held.kind == "train-state" and kind == "params"
+    return parameters_of(held, source.uri) if left_state else sorted(held.tensors)
+
+
+def _as_scanned(source: Checkpoint, sidecar: Sidecar | None) -> Checkpoint:
+    """The source with its layers stacked or taken apart, where the target records that they were and they are not."""
+    record = sidecar.manifest.origin.get("scan") if sidecar else None
+    if record is None:
+        return source
+    from wherry.view.scan import fits, parse_scan, scanned_view
+
+    scan = parse_scan(record["asked"])
+    return scanned_view(source, scan.text) if fits(source.manifest, scan) else source
+
+
+def _came_back(
+    checkpoint: Checkpoint,
+    sidecar: Sidecar,
+    against: _Other,
+    memory: int,
+    progress: OnProgress | None,
+) -> Iterator[Failure]:
+    """Compare with a source of another system, through the inverse layout."""
+    from wherry.view.inverse import roundtrip
+
+    with open_checkpoint(against.uri) as other:
+        layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
+        yield from roundtrip(
+            checkpoint, other, layout, memory=memory, progress=progress, measured=against.measured
+        )
+
+
+def _differences(
+    found: Hashes, expected: Mapping[KeyPath, str], leaves: Mapping[KeyPath, tuple[bytes, ...]]
+) -> Iterator[Failure]:
+    yield from compare(found, expected, leaves)
+    for path in sorted(set(found.digests) - set(expected)):
+        yield Failure(render(path), "a tensor that was not expected")
+
+
+def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
+    for companion in sidecar.manifest.companions:
+        try:
+            data = checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
+        except NotFoundError:
+            yield Failure(companion.name, "the companion file is gone")
+            continue
+        if hashlib.sha256(data).hexdigest() != companion.sha256:
+            yield Failure(companion.name, "the companion file is not the recorded one")

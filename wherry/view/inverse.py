@@ -1,0 +1,214 @@
+"""roundtrip: a converted checkpoint read back through the inverse layout must hash to the digests of its source.
+
+That is the proof that a conversion between systems lost nothing: the inverse is made of the same declarations, but
+every byte comes from the target as it lies in storage. Where values were changed on the way (a narrower type, norms
+stored as w or 1 + w), what differs is measured, and must stay within the bound that the plan stated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core import dtypes
+from wherry.core.keypath import render
+from wherry.errors import UsageError
+from wherry.families import Projected, convert_layout, families, load_family, load_family_file
+from wherry.families.companions import config_beside
+from wherry.layout.cuts import bands
+from wherry.mover.hashing import Failure, Hashes, Measured, compare, hash_checkpoint
+from wherry.view.view import Relaid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.progress import OnProgress
+    from wherry.core.tensorspec import Region
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.layout.copies import Stored
+    from wherry.layout.words import Bound
+
+_BAND = 8 << 20
+
+
+def roundtrip(
+    converted: Checkpoint,
+    source: Checkpoint,
+    layout: Mapping[str, Any],
+    *,
+    memory: int,
+    progress: OnProgress | None = None,
+    measured: Measured | None = None,
+) -> Iterator[Failure]:
+    """Every tensor of the source that does not come back, with the reason.
+
+    Args:
+        converted: the target of a conversion.
+        source: what it was made of.
+        layout: what the target's manifest records: family, both systems, their forms and conventions; with
+            `family_file`, where the family is declared.
+        memory: budget for reading.
+        progress: called a few times a second.
+        measured: told of what came back changed, within its bound.
+
+    Raises:
+        UsageError: the family was declared in a file and is not known here.
+        WherryError: the target does not fit its own layout.
+    """
+    forward = _forward(source, layout)
+    back = _inverse(forward, converted)
+    with Relaid(converted, back) as view:
+        carried = {*back.targets, *back.scalars}
+        dropped = {row.path for row in forward.ignored}
+        for path in source.manifest.tensors:
+            if path not in carried and path not in dropped:
+                yield Failure(render(path), "nothing of the target holds it")
+        yield from _compared(view, source, forward, back, memory, progress, measured=measured)
+
+
+def came_back(
+    converted: Checkpoint,
+    view: Relaid,
+    paths: set[KeyPath],
+    known: Mapping[KeyPath, str] | None = None,
+    *,
+    memory: int,
+    progress: OnProgress | None = None,
+) -> Iterator[Failure]:
+    """The same for some tensors of a target that has just been written from a view.
+
+    Args:
+        converted: what was written, opened.
+        view: what it was written from.
+        paths: tensors of the target.
+        known: digests of the source's tensors; it is read again where they are not known.
+        memory: budget for reading.
+        progress: called a few times a second.
+    """
+    forward = view.projected
+    wanted = {piece.parameter for path in paths for piece in forward.targets[path].pieces}
+    whole = _inverse(forward, converted)
+    held = {
+        path: stored
+        for path, stored in whole.targets.items()
+        if any(piece.parameter in wanted for piece in stored.pieces)
+    }
+    back = replace(whole, targets=held, scalars={})
+    with Relaid(converted, back) as inverse:
+        yield from _compared(inverse, view.original, forward, back, memory, progress, known)
+
+
+def _compared(
+    view: Checkpoint,
+    source: Checkpoint,
+    forward: Projected,
+    back: Projected,
+    memory: int,
+    progress: OnProgress | None,
+    known: Mapping[KeyPath, str] | None = None,
+    measured: Measured | None = None,
+) -> Iterator[Failure]:
+    found = hash_checkpoint(view, memory=memory, progress=progress, stage="roundtrip")
+    wanted = [path for path in source.manifest.tensors if path in back.targets or path in back.scalars]
+    if known is None:
+        theirs = hash_checkpoint(source, memory=memory, progress=progress, stage="roundtrip", paths=wanted)
+    else:
+        theirs = Hashes({path: known[path] for path in wanted})
+    bound = max(forward.lossy.values(), default=None)
+    for failure in compare(found, theirs.digests, theirs.leaves):
+        yield from _measured(failure, view, source, back, bound, measured or Measured())
+
+
+def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projected:
+    """The projection that made a target, made again of what its manifest records."""
+    declared = layout.get("family_file")
+    if declared is None and layout["family"] not in families():
+        raise UsageError(
+            f"family {layout['family']} was declared in a file", cure="give the same --family-file"
+        )
+    family = load_family_file(declared) if declared else load_family(layout["family"])
+    one, other = dict(layout["from"]), dict(layout["to"])
+    mine, theirs = family.system(one.pop("system")), family.system(other.pop("system"))
+    config, told_by = config_beside(source, mine)
+    return convert_layout(
+        source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
+        source_options=one, options=other, only=layout.get("only"), dtype=layout.get("dtype"),
+    )  # fmt: skip
+
+
+def _inverse(forward: Projected, converted: Checkpoint) -> Projected:
+    """From the target back to the very tensors of the source."""
+    system = forward.system
+    conventions = {name: text for name, text in forward.chosen.items() if name in system.conventions}
+    held = convert_layout(
+        converted.manifest, forward.source.family, system.name, system.name,
+        source_options=conventions, sizes=forward.source.solved.sizes,
+    )  # fmt: skip
+    return replace(held, targets=_carried(forward), scalars=_numbers(forward), ignored=(), lossy={})
+
+
+def _carried(forward: Projected) -> dict[KeyPath, Stored]:
+    """The source's own tensors, of which some target tensor holds something."""
+    there = {piece.parameter for stored in forward.targets.values() for piece in stored.pieces}
+    return {
+        path: stored
+        for path, stored in forward.source.stored.items()
+        if all(piece.parameter in there for piece in stored.pieces)
+    }
+
+
+def _numbers(forward: Projected) -> dict[KeyPath, KeyPath]:
+    """Key path in the source → in the target, of the run's numbers."""
+    return {source: target for target, source in forward.scalars.items()}
+
+
+def _measured(
+    failure: Failure,
+    view: Checkpoint,
+    source: Checkpoint,
+    back: Projected,
+    bound: Bound | None,
+    measured: Measured,
+) -> Iterator[Failure]:
+    """The failure, unless values were meant to change and did so within the bound."""
+    path = next(path for path in source.manifest.tensors if render(path) == failure.path)
+    spec, other = source.manifest.tensors[path], view.manifest.tensors.get(path)
+    same = other is not None and (other.shape, other.dtype) == (spec.shape, spec.dtype)
+    if bound is None or not same or path not in back.targets or dtypes.opaque(spec.dtype):
+        yield failure
+        return
+    regions = [region for region, _span in bands(back.targets[path], _BAND, back.pieces)]
+    found = [_error(source, view, path, region, bound) for region in regions]
+    error, share = max(one for one, _share in found), max(share for _one, share in found)
+    if share > 1:
+        yield Failure(
+            failure.path, f"its values differ by up to {error:.3g}, {share:.3g} times what |error| ≤ "
+            f"{bound.relative:.2g} × |value| + {bound.absolute:.2g} allows",
+        )  # fmt: skip
+        return
+    measured.tensors += 1
+    measured.error, measured.share = max(measured.error, error), max(measured.share, share)
+
+
+def _error(
+    source: Checkpoint, view: Checkpoint, path: KeyPath, region: Region, bound: Bound
+) -> tuple[float, float]:
+    """The largest difference in a region, and the largest as a part of what is allowed where it is."""
+    import numpy as np
+
+    mine, theirs = _wide(source.read(path, region)), _wide(view.read(path, region))
+    error = np.where(mine == theirs, 0.0, np.abs(mine - theirs))  # two infinities differ by nothing
+    allowed = bound.relative * np.abs(mine) + bound.absolute
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(error == 0, 0.0, error / allowed)
+    if not np.isfinite(share).all():
+        return float("inf"), float("inf")
+    return float(error.max(initial=0.0)), float(share.max(initial=0.0))
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype("complex128" if array.dtype.kind == "c" else "float64")

@@ -1,0 +1,283 @@
+"""Relaid: a checkpoint seen through another system's layout, as if it had been written there.
+
+The view has the target's key paths, shapes and dtypes; its reader gathers any region out of the source. So the same
+plan, mover, journal and verification carry a conversion between systems as one between containers. Where a tensor's
+bytes follow one another in the source's files (renamed, stacked along its first axis, taken out of a stack), they are
+given as extents and never pass through memory as an array.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.core import dtypes
+from wherry.core.manifest import Companion
+from wherry.core.tensorspec import GRID, Region, TensorSpec, region_shape
+from wherry.families import Projected, target_manifest
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.detect import ReckoningReader
+from wherry.formats.format import Absent, Extent, Opened
+from wherry.formats.reader import RegionReader
+from wherry.layout.copies import held_bytes, taken_by
+from wherry.layout.cuts import cut_multiples, stacked_grid
+from wherry.layout.runs import cut, runs
+from wherry.mover.decoded import SMALL, CanonicalReader, Decoded
+from wherry.mover.regions import fill_region
+from wherry.mover.spans import raw_bytes
+from wherry.storage.location import Entry, Location
+from wherry.storage.stores import LocalStore
+from wherry.tree.mapping import Ignored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.families.companions import Outfit
+    from wherry.layout.copies import Pieces, Stored
+    from wherry.layout.words import Bound
+
+_OTHER_SYSTEM = "a file of the source's system, of no use to the target's"
+_BAND = 8 << 20  # what is gathered at a time: the unit of raw moves
+
+
+class Relaid(Checkpoint):
+    """The view; the source stays open as long as it is used.
+
+    Attributes:
+        original: the source.
+        projected: what it is in the target's layout.
+        ignored: its tensors that are not carried, each with its rule.
+        lossy: key path → what there and back can change.
+        notes: what could not be carried or made, in words.
+        snippet: how the target's own software loads the result.
+    """
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        projected: Projected,
+        made: Outfit | None = None,
+        dtype: str | None = None,
+        only: str | None = None,
+    ) -> None:
+        """Look at a source.
+
+        Args:
+            source: it.
+            projected: what it is in the target's layout.
+            made: the files that go along.
+            dtype: what the parameters were cast to, to be recorded with the layout.
+            only: `params` if the optimizer's state was left behind because that was asked for; recorded too.
+        """
+        files, carried = (made.files, made.carried) if made else ({}, ())
+        manifest = target_manifest(projected, source.manifest)
+        specs = {
+            path: _hinted(_banded(path, spec, projected), projected)
+            for path, spec in manifest.tensors.items()
+        }
+        kept = [one for one in source.manifest.companions if one.name in carried and one.name not in files]
+        new = [Companion(name, len(data)) for name, data in files.items()]
+        manifest = replace(manifest, tensors=specs, companions=(*kept, *new))
+        asked = {name: text for name, text in (("dtype", dtype), ("only", only)) if text}
+        if asked:
+            layout = {**manifest.origin["layout"], **asked}
+            manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
+        reader = RelaidReader(source, projected, files)
+        super().__init__(Opened(source.detection, manifest, reader))
+        self._source = source
+        self.projected = projected
+        left = tuple(Ignored((name,), "companions", _OTHER_SYSTEM) for name in (made.left if made else ()))
+        self.ignored: tuple[Ignored, ...] = (*projected.ignored, *left)
+        self.lossy: Mapping[KeyPath, Bound] = projected.lossy
+        self.notes: tuple[str, ...] = made.warnings if made else ()
+        self.snippet: str = made.snippet if made else ""
+
+    @property
+    def original(self) -> Checkpoint:
+        """The source itself."""
+        return self._source
+
+
+class RelaidReader:
+    """Reads target tensors out of a source; see Reader.
+
+    Attributes:
+        decoded: the source's tensors that do not lie raw.
+        canonical: a reader of the source's own tensors, which decodes them once for itself and for the view.
+    """
+
+    def __init__(self, source: Checkpoint, projected: Projected, files: Mapping[str, bytes]) -> None:
+        self._source = source
+        self._projected = projected
+        self._files = files
+        self._own = threading.local()
+        self.decoded = Decoded(source.reader)
+        self.canonical = CanonicalReader(source.reader, self.decoded)
+
+    def needs(self, path: KeyPath) -> set[KeyPath]:
+        """The source tensors that a target tensor is made of."""
+        taken = self._projected.scalars.get(path)
+        if taken is not None:
+            return {taken}
+        return set(taken_by(self._projected.targets[path], self._projected.pieces))
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """See Reader."""
+        taken = self._projected.scalars.get(spec.path)
+        if taken is not None:
+            return self._source.reader.read(self._source.spec(taken), region)
+        return self._projected.gather(spec.path, region, self._part)
+
+    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """See FillingReader."""
+        import numpy as np
+
+        out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
+        if spec.path in self._projected.scalars:
+            out[...] = self.read(spec, region)
+        else:
+            self._projected.gather(spec.path, region, self._part, out)
+
+    def overhead(self, spec: TensorSpec, region: Region) -> int:
+        """See FillingReader: the largest part of the source that is read for a region, and its cast."""
+        stored = self._projected.targets.get(spec.path)
+        if stored is None:
+            return 0
+        own = dtypes.canonical_size(spec.dtype, math.prod(region_shape(region)))
+        return held_bytes(stored, region, self._projected.pieces) - own
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader."""
+        return self.read(spec, spec.whole).tobytes()
+
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """See Reader: where the source's bytes follow one another as the target's do."""
+        taken = self._projected.scalars.get(spec.path)
+        if taken is not None:
+            return self._source.reader.extents(self._source.spec(taken))
+        stored = self._projected.targets[spec.path]
+        spans = runs(stored, self._projected)
+        if spans is None:
+            return None
+        found: list[Extent] = []
+        for source, span in spans:
+            extents = self._source.reader.extents(source)
+            if extents is None:
+                return None
+            found += cut(extents, span)
+        return tuple(found)
+
+    def absent(self) -> Iterator[Absent]:
+        """See Reader: what the source lacks of what is carried."""
+        used = {spec.path for held in self._projected.pieces.held.values() for spec, _piece in held.values()}
+        used |= set(self._projected.scalars.values())
+        return (piece for piece in self._source.reader.absent() if piece.path in used)
+
+    def shortfall(self) -> str | None:
+        """See ReckoningReader: what is missing of the source, where its reader can tell."""
+        reader = self._source.reader
+        return reader.shortfall() if isinstance(reader, ReckoningReader) else None
+
+    def companion(self, name: str) -> Location:
+        """See Reader."""
+        if name in self._files:
+            return Location(_Made(files=self._files), name)
+        return self._source.reader.companion(name)
+
+    def members(self) -> Iterator[Entry]:
+        """See Reader: the source's files."""
+        return iter(self._source.reader.members())
+
+    def close(self) -> None:
+        """See Reader; the source is closed by who opened it."""
+        self.decoded.close()
+
+    def _part(self, path: KeyPath, region: Region) -> np.ndarray:
+        """A region of a source tensor, valid until this thread reads the next one."""
+        spec = self._source.manifest.tensors[path]
+        reader = self._source.reader
+        extents = reader.extents(spec)
+        if extents is None and spec.nbytes <= SMALL:
+            return reader.read(spec, region)
+        if extents is None and isinstance(reader, RegionReader) and reader.cheap(spec):
+            return self._array(spec, region, lambda out: reader.region(spec, region, out))
+        if extents is not None:
+            return self._raw(spec, extents, region)
+        held = self.decoded.array(spec, region)
+        if held is not None:
+            return held
+        return self._array(spec, region, lambda out: self.decoded.fill(spec, region, out))
+
+    def _raw(self, spec: TensorSpec, extents: tuple[Extent, ...], region: Region) -> np.ndarray:
+        read = raw_bytes(extents, spec)
+        return self._array(spec, region, lambda out: fill_region(spec, region, read, out))
+
+    def _array(self, spec: TensorSpec, region: Region, fill: Callable[[memoryview], None]) -> np.ndarray:
+        import numpy as np
+
+        shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)
+        out = self._scratch(math.prod(shape) * dtype.itemsize)
+        fill(out)
+        return np.frombuffer(out, dtype).reshape(shape)
+
+    def _scratch(self, nbytes: int) -> memoryview:
+        """Memory of this thread that is used again: fresh memory costs more than filling it."""
+        held: Any = getattr(self._own, "buffer", None)
+        if held is None or len(held) < nbytes:
+            held = self._own.buffer = bytearray(nbytes)
+        return memoryview(held)[:nbytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made(LocalStore):
+    """Files that exist in memory only, until they are copied beside the target."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def stat(self, path: str) -> Entry | None:
+        """See Store."""
+        return Entry(path, len(self.files[path]), is_dir=False) if path in self.files else None
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """See Store."""
+        return self.files[path][start:stop]
+
+
+def _banded(path: KeyPath, spec: TensorSpec, projected: Projected) -> TensorSpec:
+    """A target tensor with the grid on which it should be cut, so that no source row is read twice."""
+    stored = projected.targets.get(path)
+    if stored is None or spec.size == 0 or not spec.shape:
+        return spec
+    multiples = cut_multiples(stored, _BAND, projected.pieces.sizes)
+    cut = next((axis for axis, step in enumerate(multiples) if step > 1), len(multiples) - 1)
+    return replace(spec, chunks=(*multiples[:cut], multiples[cut], *spec.shape[cut + 1 :]))
+
+
+def _hinted(spec: TensorSpec, projected: Projected) -> TensorSpec:
+    """A target tensor with the chunk grid in which each source tensor fills whole chunks, for formats that have chunks.
+
+    It is of use where the grid is not one of runs anyway: where an unrolled axis lies behind one that is transposed.
+    """
+    stored = projected.targets.get(spec.path)
+    if stored is None or spec.nbytes <= _BAND or not _stacks(stored, projected.pieces):
+        return spec
+    grid = stacked_grid(stored, projected.pieces, _BAND)
+    cut = next((axis for axis, step in enumerate(grid) if step > 1), len(grid))
+    if grid[cut + 1 :] == spec.shape[cut + 1 :]:
+        return spec
+    return replace(spec, tags={**(spec.tags or {}), GRID: "x".join(map(str, grid))})
+
+
+def _stacks(stored: Stored, sources: Pieces) -> bool:
+    """Whether a target tensor holds an axis that the source spells as many tensors."""
+    return any(
+        name in names
+        for piece in stored.pieces
+        for name in sources.unrolled[piece.parameter]
+        for names in piece.groups
+    )

@@ -1,0 +1,1 @@
+"""What operators see: how runs end, notifications, metrics, and checks before a run."""

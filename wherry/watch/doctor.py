@@ -1,0 +1,232 @@
+"""doctor: is everything there that wherry needs on this machine, and does it answer?
+
+Looks and asks only: packages by their metadata, without importing them; the ledger's chain is recomputed; servers
+get one request with a short time limit. A finding is `ok`, `missing` (an extra that may never be needed) or
+`broken` (something that is set up and does not work), each with a cure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from wherry.core.units import show_size
+from wherry.errors import WherryError
+from wherry.storage.home import (
+    ensure_home,
+    home,
+    mlflow_registry_uri,
+    mlflow_tracking_uri,
+    sqlite_file,
+    without_secrets,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+State: TypeAlias = Literal["ok", "missing", "broken"]
+
+_ANSWER_SECONDS = 3.0
+_LOW_SPACE = 1 << 30
+
+# extra → packages as they are imported and, where that differs, as they are distributed.
+_EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
+    "prefect": (("prefect", "prefect"), ("fastapi", "fastapi")),
+    "mlflow": (("mlflow", "mlflow"),),
+    "jax": (("jax", "jax"), ("orbax.checkpoint", "orbax-checkpoint"), ("flax", "flax")),
+    "torch": (("torch", "torch"),),
+    "gcs": (("gcsfs", "gcsfs"),),
+    "s3": (("s3fs", "s3fs"),),
+    "dask": (("distributed", "distributed"),),
+    "penzai": (("penzai", "penzai"),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: its name, state, what was seen, and the cure where something is wrong."""
+
+    name: str
+    state: State
+    detail: str
+    cure: str | None = None
+
+
+def diagnose() -> list[Finding]:
+    """Look at everything; an examination that fails is itself a finding."""
+    return [
+        _tensorstore(),
+        *(_extra(name) for name in _EXTRAS),
+        *_fastapi(),
+        _home(),
+        _ledger(),
+        *_prefect(),
+        *_mlflow(),
+        _disk(),
+    ]
+
+
+def _extra(name: str) -> Finding:
+    cure = f"pip install 'wherry[{name}]'"
+    absent = [package for module, package in _EXTRAS[name] if not _importable(module)]
+    if absent:
+        return Finding(f"extra {name}", "missing", f"{', '.join(absent)} not installed", cure)
+    return Finding(f"extra {name}", "ok", ", ".join(f"{p} {_version(p)}" for _module, p in _EXTRAS[name]))
+
+
+def _importable(module: str) -> bool:
+    """Whether a module is there; of a nested one the outermost package is not imported where it is absent."""
+    if find_spec(module.partition(".")[0]) is None:
+        return False
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(version unknown)"
+
+
+def _fastapi() -> Iterator[Finding]:
+    """Prefect 3.8 declares fastapi < 1, but its server does not start with 0.155 and later."""
+    if not (_importable("prefect") and _importable("fastapi")):
+        return
+    major, minor = (int(part) for part in _version("fastapi").split(".")[:2])
+    capped = any("fastapi" in row and "<0.151" in row for row in requires("prefect") or [])
+    if (major, minor) >= (0, 151) and not capped:
+        detail = f"fastapi {_version('fastapi')}: the server of Prefect {_version('prefect')} does not start with it"
+        yield Finding("prefect server", "broken", detail, "pip install 'fastapi<0.151'")
+
+
+def _tensorstore() -> Finding:
+    try:
+        import tensorstore  # pyright: ignore[reportUnusedImport]  # noqa: F401  whether it loads is the question
+    except ImportError as error:
+        return Finding(
+            "tensorstore", "broken", f"does not load: {error}", "pip install --force-reinstall tensorstore"
+        )
+    return Finding("tensorstore", "ok", _version("tensorstore"))
+
+
+def _home() -> Finding:
+    cure = "set WHERRY_HOME to a folder that can be written"
+    try:
+        folder = ensure_home()
+    except WherryError as error:
+        return Finding("home", "broken", error.what, cure)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Finding("home", "broken", f"{folder} cannot be written", cure)
+    if folder.stat().st_mode & 0o077:
+        return Finding("home", "broken", f"{folder} is open to other users", f"chmod 700 {folder}")
+    return Finding("home", "ok", str(folder))
+
+
+def _ledger() -> Finding:
+    from wherry.ledger.record import check_chain, open_ledger
+
+    try:
+        with open_ledger() as ledger:
+            chain = check_chain(ledger)
+            uri = ledger.uri
+    except WherryError as error:
+        return Finding("ledger", "broken", error.what, error.cure)
+    if chain.altered is not None:
+        cure = (
+            "restore the file from a backup; the sidecars beside the checkpoints still tell each conversion"
+        )
+        return Finding("ledger", "broken", f"{uri}: {chain.altered}", cure)
+    return Finding(
+        "ledger", "ok", f"{uri}: {chain.statements} statements, chain whole, head {chain.head[:12]}"
+    )
+
+
+def _prefect() -> Iterator[Finding]:
+    """The API that flows would use; without one each flow starts a temporary server, which is slow but works."""
+    if not _importable("prefect"):
+        return
+    url = os.environ.get("PREFECT_API_URL") or _prefect_profile_url()
+    if not url:
+        cure = "start `prefect server start` and set PREFECT_API_URL"
+        yield Finding("prefect api", "missing", "not configured; every flow starts a temporary server", cure)
+        return
+    cure = "start the server, or unset PREFECT_API_URL"
+    yield _answers("prefect api", url, f"{url.rstrip('/')}/health", cure)
+
+
+def _prefect_profile_url() -> str | None:
+    """PREFECT_API_URL of the active profile, read as the file that it is: importing prefect costs seconds."""
+    import tomllib
+    from pathlib import Path
+
+    folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    try:
+        data = tomllib.loads((folder / "profiles.toml").read_text())
+    except (OSError, ValueError):
+        return None
+    active = os.environ.get("PREFECT_PROFILE") or data.get("active", "")
+    url = data.get("profiles", {}).get(active, {}).get("PREFECT_API_URL")
+    return url if isinstance(url, str) else None
+
+
+def _mlflow() -> Iterator[Finding]:
+    if not _importable("mlflow"):
+        return
+    stores = {"mlflow tracking": mlflow_tracking_uri(), "mlflow registry": mlflow_registry_uri()}
+    if stores["mlflow tracking"] == stores["mlflow registry"]:
+        stores = {"mlflow store": stores["mlflow tracking"]}
+    for name, uri in stores.items():
+        yield _mlflow_store(name, uri)
+
+
+def _mlflow_store(name: str, uri: str) -> Finding:
+    file = sqlite_file(uri)
+    if file is not None:
+        return _writable(name, file)
+    if uri.startswith(("http://", "https://")):
+        cure = "start the server, or check MLFLOW_TRACKING_URI and MLFLOW_REGISTRY_URI"
+        return _answers(name, uri, f"{uri.rstrip('/')}/health", cure)
+    return Finding(name, "ok", f"{without_secrets(uri)} (not asked)")
+
+
+def _writable(name: str, file: Path) -> Finding:
+    """A SQLite store: the file, or where it is not there yet the nearest folder above, can be written."""
+    place = next(path for path in (file, *file.parents) if path.exists())
+    if os.access(place, os.W_OK) and (place == file or place.is_dir()):
+        return Finding(name, "ok", str(file) if place == file else f"{file} (made on first use)")
+    return Finding(
+        name, "broken", f"{file} cannot be written", "check its rights, or set MLFLOW_TRACKING_URI"
+    )
+
+
+def _answers(name: str, uri: str, health: str, cure: str) -> Finding:
+    """One request, no retry. An answer of any kind, even 401, says that the server is there."""
+    from urllib.error import HTTPError, URLError
+    from urllib.request import urlopen
+
+    shown = without_secrets(uri)
+    try:
+        with urlopen(health, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310  the user's own setting
+            return Finding(name, "ok", f"{shown} answers ({answer.status})")
+    except HTTPError as error:
+        state: State = "broken" if error.code >= 500 else "ok"  # noqa: PLR2004  the server's own fault
+        return Finding(name, state, f"{shown} answers {error.code}", cure if state == "broken" else None)
+    except (URLError, OSError, ValueError) as error:
+        return Finding(name, "broken", f"{shown} does not answer: {getattr(error, 'reason', error)}", cure)
+
+
+def _disk() -> Finding:
+    place = next(path for path in (home(), *home().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    detail = f"{show_size(free)} free at {place}"
+    if free < _LOW_SPACE:
+        return Finding("disk", "broken", detail, "free some space")
+    return Finding("disk", "ok", detail)

@@ -1,0 +1,178 @@
+"""metrics: how things stand, as numbers for Prometheus.
+
+What was done is counted from the ledger, whoever did it and on whichever machine; what waits is looked for in storage
+now, by the routes of `wherry.toml` or below roots. Alerts worth having:
+
+    time() - wherry_last_success_timestamp_seconds{flow="nightly-convert"} > 26 * 3600    a night is missing
+    wherry_oldest_unconverted_age_seconds > 2 * 86400                                     something never gets converted
+    wherry_last_run_ok == 0, or wherry_audit_findings{severity="error"} > 0
+
+Written for a node exporter's textfile collector, the file appears in one step, as the collector needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.auditor.roots import age_of
+from wherry.errors import WherryError, storage_error
+from wherry.formats.discover import discover
+from wherry.storage.home import config_file, configured
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+from wherry.watch.metrics_ledger import HELP, RUN, Sample, done
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+_READABLE_TO_ALL = 0o644  # the collector is another user
+_log = logging.getLogger(__name__)
+
+
+def measure(roots: Sequence[str] | None = None) -> list[Sample]:
+    """Count what was done and look for what waits.
+
+    Args:
+        roots: below which checkpoints count that were never converted (of each run the newest); by default what the
+            routes of the configuration take.
+
+    Raises:
+        StorageError: the ledger cannot be read. A root that cannot be read is a number, not an error.
+        UsageError: the configuration is faulty.
+    """
+    from wherry.ledger.record import open_ledger
+
+    with open_ledger() as ledger:
+        counted, sources = done(ledger)
+    waiting = _of_routes() if roots is None else (_of_root(root, sources) for root in roots)
+    return [*counted, *(sample for each in waiting for sample in each)]
+
+
+def note_run(flow: str, *, ok: bool, counts: Mapping[str, int]) -> None:
+    """Tell the ledger how a run of a flow ended, so that a missing one can be seen.
+
+    Args:
+        flow: its name.
+        ok: whether nothing failed.
+        counts: what it did, by outcome.
+
+    Raises:
+        StorageError: the ledger cannot be written.
+    """
+    from wherry.ledger.record import open_ledger, record_event
+
+    with open_ledger() as ledger:
+        record_event(ledger, "note", None, {"about": RUN, "flow": flow, "ok": ok, "counts": dict(counts)})
+
+
+def publish() -> str | None:
+    """Write the metrics where `WHERRY_METRICS` or `metrics.file` of the configuration says.
+
+    Returns:
+        The file; None where none is configured.
+
+    Raises:
+        StorageError: the ledger cannot be read, or the file not be written.
+        UsageError: the configuration is faulty.
+    """
+    file = os.environ.get("WHERRY_METRICS") or configured("metrics.file")
+    if file:
+        write(measure(), file)
+    return file or None
+
+
+def after_run(flow: str, *, ok: bool, counts: Mapping[str, int]) -> str:
+    """What a flow does at its end: `note_run` and `publish`; a flow that did its work does not fail over these.
+
+    Returns:
+        `noted`, or why not; the reason is logged as a warning too.
+    """
+    try:
+        note_run(flow, ok=ok, counts=counts)
+        publish()
+    except WherryError as error:
+        _log.warning("the run was not noted: %s", error)
+        return f"not noted: {error.what}"
+    return "noted"
+
+
+def text(samples: Iterable[Sample]) -> str:
+    """The text format of Prometheus (version 0.0.4), metric by metric."""
+    rows = list(samples)
+    lines: list[str] = []
+    for name in dict.fromkeys(sample.name for sample in rows):
+        kind, says = HELP[name]
+        lines += [f"# HELP {name} {says}", f"# TYPE {name} {kind}"]
+        lines += [_line(sample) for sample in rows if sample.name == name]
+    return "\n".join(lines) + "\n"
+
+
+def write(samples: Iterable[Sample], file: str | os.PathLike[str]) -> None:
+    """Write them to a file, in one step.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    path = Path(file).absolute()
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".wherry-", delete=False) as draft:
+            draft.write(text(samples))
+            os.fchmod(draft.fileno(), _READABLE_TO_ALL)
+        Path(draft.name).replace(path)
+    except OSError as error:
+        raise storage_error(error, str(path)) from error
+
+
+def _of_routes() -> Iterator[list[Sample]]:
+    """What the nightly flow would find to do; nothing where there is no configuration."""
+    if config_file() is None:
+        return
+    from wherry.config.config import load_config
+    from wherry.routes.night import plan_night
+
+    for plan in plan_night(load_config().routes):
+        works = (*plan.todo.works, *plan.todo.waiting)
+        uris = [work.source.found.uri for work in works]
+        bytes_ = Sample("wherry_unconverted_bytes", (("route", plan.route.name),), plan.todo.nbytes)
+        yield [*_waiting("route", plan.route.name, uris, reachable=plan.error is None), bytes_]
+
+
+def _of_root(root: str, sources: set[str]) -> list[Sample]:
+    try:
+        found = [
+            one.uri for one in discover(root, newest=True) if one.uri not in sources and not _made(one.uri)
+        ]
+    except WherryError:
+        return _waiting("root", root, [], reachable=False)
+    return _waiting("root", root, found, reachable=True)
+
+
+def _made(uri: str) -> bool:
+    """Whether wherry wrote it, by the record beside it."""
+    sidecar = read_sidecar(locate(uri))
+    return sidecar is not None and sidecar.receipt is not None
+
+
+def _waiting(label: str, name: str, uris: Sequence[str], *, reachable: bool) -> list[Sample]:
+    """How many wait and how long; nothing but that it could not be looked, where it could not."""
+    labels = ((label, name),)
+    state = Sample("wherry_root_reachable", labels, int(reachable))
+    if not reachable:
+        return [state]
+    ages = [age for uri in uris if (age := age_of(locate(uri))) is not None]
+    oldest = Sample("wherry_oldest_unconverted_age_seconds", labels, round(max(ages, default=0.0), 3))
+    return [state, Sample("wherry_unconverted", labels, len(uris)), oldest]
+
+
+def _line(sample: Sample) -> str:
+    labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
+    return f"{sample.name}{f'{{{labels}}}' if labels else ''} {sample.value:.17g}"
+
+
+def _escaped(value: str) -> str:
+    """A label's value; names come from storage and can hold anything."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
