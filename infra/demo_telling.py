@@ -81,8 +81,8 @@ def night(done: dict[str, Any]) -> None:
 
 def versions(names: Iterable[str]) -> None:
     """What the registry has of these models."""
-    from wherry.formats.registry import service
-    from wherry.storage.home import mlflow_registry_uri, mlflow_tracking_uri
+    from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+    from wherry.core.services import service
 
     wanted = set(names)
     for one in service("mlflow").registered(mlflow_tracking_uri(), mlflow_registry_uri()):

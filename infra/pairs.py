@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.converter.convert import convert
 from wherry.core.manifest import Manifest
+from wherry.core.request import NONE, Wish
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
 from wherry.formats.registry import checked_options, find_format, formats
 from wherry.storage.stores import locate
-from wherry.view.choose import NONE, Wish
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

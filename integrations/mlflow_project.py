@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.settings import mlflow_tracking_uri
 from wherry.errors import MismatchError, NotFoundError
 from wherry.integrations.mlflow_promote import promoting
 from wherry.integrations.mlflow_read import find_digest, look_up
 from wherry.ledger.record import open_ledger, statements
 from wherry.ledger.resolve import resolve_model
 from wherry.models.register import enter
-from wherry.storage.home import mlflow_tracking_uri, without_secrets
+from wherry.storage.home import without_secrets
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 

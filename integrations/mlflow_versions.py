@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from mlflow.exceptions import MlflowException
 
-from wherry import __version__
 from wherry.errors import StorageError
 from wherry.integrations.mlflow_aliases import aliases, exclusive, moved, set_tag, tagged
 from wherry.integrations.mlflow_client import (
@@ -44,6 +43,7 @@ from wherry.integrations.mlflow_client import (
 from wherry.integrations.mlflow_runs import forget_run, record_run
 from wherry.storage.home import sqlite_file
 from wherry.storage.stores import locate
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping

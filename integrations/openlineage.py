@@ -19,7 +19,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from wherry import __version__
+from wherry.config.settings import configured
 from wherry.core.receipt import CheckpointRef, utc_now
 from wherry.errors import WherryError
 from wherry.integrations.openlineage_datasets import (
@@ -32,9 +32,9 @@ from wherry.integrations.openlineage_datasets import (
     schema_of,
 )
 from wherry.integrations.openlineage_transport import transport
-from wherry.storage.home import configured
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

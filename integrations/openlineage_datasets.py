@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wherry import __version__
 from wherry.core.keypath import render
 from wherry.errors import UsageError
 from wherry.storage.stores import locate
 from wherry.tree.spelling import NAMES, RENAMED
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

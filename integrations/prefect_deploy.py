@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from wherry.config.config import load_config
+from wherry.config.file import config_file
 from wherry.errors import NotFoundError, StorageError, UsageError, storage_error
 from wherry.integrations.prefect_automations import ensure_automations, notification_block, read_automations
 from wherry.integrations.prefect_pools import Outcome, Pool, ensure_pools, read_pools
 from wherry.runtime import child
-from wherry.storage.home import config_file
 from wherry.watch import preflight
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.digest import short
 from wherry.core.progress import Meter
 from wherry.errors import MismatchError, NotFoundError, storage_error
 from wherry.integrations.signing_bundle import IDENTITY, hint, load_key, load_public_key, opened, sealed
@@ -193,13 +194,14 @@ def require(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> 
         name, reason = found.failed[0]
         more = f"; {len(found.failed) - 1} more" if len(found.failed) > 1 else ""
         raise MismatchError(f"not as it was signed: {name} {reason}{more}", uri=found.uri, cure="restore it")
-    return f"{found.files} files as signed by key {found.signer[:12]}"
+    return f"{found.files} files as signed by key {short(found.signer)}"
 
 
 def _resolved(uri: str | os.PathLike[str]) -> Location:
     from wherry.formats.detect import resolve
+    from wherry.ledger.resolve import checkpoint_uri
 
-    return resolve(uri)[0]
+    return resolve(checkpoint_uri(uri))[0]
 
 
 def _identity(location: Location) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from prefect import task
 from wherry.converter.convert import Target
 from wherry.converter.convert import convert_all as carry_out
 from wherry.core.opaque import allowing
+from wherry.core.request import Wish
 from wherry.errors import NotRecordedError
 from wherry.tasks.common import STEP, progress_artifact, run_logger
-from wherry.view.choose import Wish
 
 
 @task(name="convert", **STEP)

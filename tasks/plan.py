@@ -7,10 +7,11 @@ from typing import Any
 from prefect import task
 
 from wherry.converter.plan import plan as make
+from wherry.core.digest import short
 from wherry.core.opaque import allowing
+from wherry.core.request import Wish
 from wherry.core.units import show_size
 from wherry.tasks.common import STEP, run_logger
-from wherry.view.choose import Wish
 from wherry.watch.preflight import refuse_here
 
 # The rest of a plan names every tensor, which is more than a result of a task should hold.
@@ -56,6 +57,6 @@ def plan(
     with allowing(opaque):
         made = make(source, target, to=to, wish=Wish(**(wish or {})), **chosen)
     size = show_size(made.nbytes_in)
-    run_logger().info("%d tensors, %s to read, plan %s", made.tensors, size, made.digest[:12])
+    run_logger().info("%d tensors, %s to read, plan %s", made.tensors, size, short(made.digest))
     data = made.to_json()
     return {name: data[name] for name in _KEPT}

@@ -20,13 +20,13 @@ from wherry.converter.command import command, stated
 from wherry.converter.convert import Target, convert_all
 from wherry.core import receipt as receipts
 from wherry.core.opaque import allowing
+from wherry.core.request import Wish
 from wherry.errors import CorruptError, UsageError
 from wherry.ledger.conversions import asked_in
 from wherry.ledger.record import open_ledger, record_conversion, statements
 from wherry.lineage.stale import stale
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
-from wherry.view.choose import Wish
 
 MINE = 'extends = "llama"\nname = "mine"\nabout = "ours"\n'
 

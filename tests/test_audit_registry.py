@@ -10,7 +10,7 @@ import pytest
 import wherry
 from tests import audit_support as support
 from wherry.auditor.audit import audit
-from wherry.storage.home import mlflow_registry_uri
+from wherry.config.settings import mlflow_registry_uri
 
 
 def row(receipt, name="model", version="1", aliases=(), **tags):

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from wherry.cli import cli
 from wherry.config.config import load_config
-from wherry.config.values import duration, moment, render, select
+from wherry.config.values import moment, render, select
+from wherry.core.units import duration
 from wherry.errors import NotFoundError, UsageError
 from wherry.storage import home
 

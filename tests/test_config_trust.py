@@ -17,8 +17,8 @@ import wherry
 from wherry.config import trust
 from wherry.config.config import load_config
 from wherry.config.trust import require_own_prefect_settings
+from wherry.core.services import service
 from wherry.errors import HostileError, NotFoundError, UsageError
-from wherry.formats.registry import service
 from wherry.storage import home
 
 
@@ -226,7 +226,7 @@ def test_prefect_takes_no_settings_of_a_checkpoint(tmp_path, monkeypatch, name):
 
 
 def test_without_a_file_nothing_is_imported(tmp_path):
-    code = "import sys, wherry.storage.home; wherry.storage.home.ledger_url(); print([m for m in sys.modules if 'trust' in m])"
+    code = "import sys, wherry.storage.home; wherry.config.settings.ledger_url(); print([m for m in sys.modules if 'trust' in m])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from wherry.config.file import config_file
+from wherry.config.settings import configured
 from wherry.config.use import in_force
 from wherry.errors import CorruptError
-from wherry.storage.home import config_file, configured
 from wherry.watch import ending as module
 from wherry.watch.ending import blame, ending
 from wherry.watch.metrics import measure

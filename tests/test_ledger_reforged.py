@@ -14,11 +14,11 @@ from tests.test_audit_bundle import rewritten
 from wherry.auditor.audit import audit
 from wherry.auditor.bundle import check_bundle
 from wherry.cli import cli
+from wherry.config.settings import ledger_url
 from wherry.ledger import schema as tables
 from wherry.ledger.append import content_of, hash_of
 from wherry.ledger.cursors import delivered, seal_of
 from wherry.ledger.record import Anchor, check_chain, head, open_ledger, record_conversion, record_event
-from wherry.storage.home import ledger_url
 
 pytest_plugins = ["tests.ledger_support"]  # its fixtures
 NOTES = 6

@@ -10,7 +10,7 @@ import pytest
 
 import wherry
 from tests.families_support import CORPUS
-from wherry.view.choose import Wish
+from wherry.core.request import Wish
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")

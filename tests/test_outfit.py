@@ -9,10 +9,10 @@ import pytest
 import wherry
 from tests.families_support import made
 from tests.test_outfit_configs import LLAMA
+from wherry.core.request import Wish
 from wherry.errors import MismatchError, NotFoundError, UnrepresentableError
 from wherry.families import load_family
 from wherry.families.companions import config_system, matches
-from wherry.view.choose import Wish
 
 np = pytest.importorskip("numpy")
 safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")

@@ -11,8 +11,8 @@ import pytest
 
 import wherry
 from tests.registry_support import converted
+from wherry.core.services import service
 from wherry.errors import MismatchError, UsageError
-from wherry.formats.registry import service
 from wherry.ledger.record import open_ledger, record_conversion, record_verification
 from wherry.models.policy import Facts, Policy, judge, policy_of
 from wherry.storage.sidecar import read_sidecar

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 import wherry
 from tests.registry_support import converted, flip_a_bit
 from wherry.cli import cli
+from wherry.config.settings import mlflow_tracking_uri
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetInUseError, UsageError
 from wherry.ledger.record import check_chain, open_ledger, statements
-from wherry.storage.home import mlflow_tracking_uri
 from wherry.storage.sidecar import encode, read_sidecar
 from wherry.storage.stores import locate
 

@@ -12,7 +12,6 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry import __version__
 from wherry.config.schema import Route
 from wherry.ledger.conversions import ConvertedTarget
 from wherry.ledger.record import open_ledger
@@ -20,6 +19,7 @@ from wherry.routes.night import plan_night
 from wherry.routes.reconcile import Known, estimate, hours, known, todo
 from wherry.routes.scores import score
 from wherry.routes.survey import survey
+from wherry.version import __version__
 
 
 def route(root, out="/out", **fields):

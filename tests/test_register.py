@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.config.settings import mlflow_tracking_uri
 from wherry.errors import MissingExtraError, NotFoundError, StorageError, UsageError
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
-from wherry.storage.home import mlflow_tracking_uri
 from wherry.storage.sidecar import sidecar_location
 from wherry.storage.stores import locate
 
@@ -189,7 +189,7 @@ def test_sources_as_registries_take_them(receipt):
     assert versions._source(sidecar, "/models/a", "sqlite:////m.db") == "file:///models/a"
     assert versions._source(sidecar, "/models/a", "http://127.0.0.1:5000") == by_digest
     assert versions._source(sidecar, "memory://models/a", "sqlite:////m.db") == by_digest
-    page = wherry.formats.registry.service("mlflow").page("https://user:secret@host/base/", "my model", "3")
+    page = wherry.core.services.service("mlflow").page("https://user:secret@host/base/", "my model", "3")
     assert page == "https://host/base/#/models/my%20model/versions/3"
 
 

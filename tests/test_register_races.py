@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.config.settings import mlflow_tracking_uri
 from wherry.errors import StorageError
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
-from wherry.storage.home import mlflow_tracking_uri
 
 mlflow = pytest.importorskip("mlflow")
 versions = pytest.importorskip("wherry.integrations.mlflow_versions")

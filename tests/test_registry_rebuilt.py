@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.config.settings import mlflow_registry_uri
 from wherry.ledger import deliver
 from wherry.ledger.record import check_chain, open_ledger
-from wherry.storage.home import mlflow_registry_uri
 
 mlflow = pytest.importorskip("mlflow")
 

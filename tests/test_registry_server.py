@@ -12,8 +12,8 @@ import pytest
 
 import wherry
 from tests.registry_support import converted, flip_a_bit, mlflow_server
+from wherry.core.services import service
 from wherry.errors import MismatchError, StorageError
-from wherry.formats.registry import service
 
 mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.server

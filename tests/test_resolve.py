@@ -12,12 +12,12 @@ from click.testing import CliRunner
 import wherry
 from tests.registry_support import converted, flip_a_bit, moved
 from wherry.cli import cli
+from wherry.config.settings import mlflow_tracking_uri
+from wherry.core.services import service
 from wherry.errors import MismatchError, NotFoundError, UsageError
-from wherry.formats.registry import service
 from wherry.ledger.record import open_ledger, record_sighting
 from wherry.ledger.resolve import is_model_uri
 from wherry.lineage.lineage import show
-from wherry.storage.home import mlflow_tracking_uri
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 

@@ -16,8 +16,8 @@ from tests.formats_support import CORPUS, expected, place
 from tests.systems_support import carry, hashes
 from wherry.core.digest import weights_digest as weights_of
 from wherry.core.keypath import render
+from wherry.core.request import Wish
 from wherry.mover.hashing import hash_checkpoint
-from wherry.view.choose import Wish
 
 needs_corpus = pytest.mark.skipif(
     not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder"

@@ -17,6 +17,7 @@ import wherry
 from tests.families_support import LLAMA as CONFIG
 from tests.families_support import llama
 from tests.formats_support import CORPUS, expected, place
+from wherry.core.request import Wish
 from wherry.errors import (
     AmbiguousError,
     IncompleteError,
@@ -25,7 +26,6 @@ from wherry.errors import (
     UsageError,
     WherryError,
 )
-from wherry.view.choose import Wish
 
 needs_corpus = pytest.mark.skipif(
     not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder"

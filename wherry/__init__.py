@@ -28,10 +28,10 @@ mlflow, torch or jax.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
+
+from wherry.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from wherry.auditor.audit import audit as audit
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     resolve = resolve_model
     open = open_checkpoint  # noqa: A001  the door's word, as in DESIGN
 
-__version__ = "0.1.0"
 
 _DOOR = {
     "AuditReport": "wherry.auditor.report:AuditReport",
@@ -108,18 +107,6 @@ _DOOR = {
     "verify": "wherry.verifier.verify:verify",
     "why": "wherry.lineage.answers:why",
 }
-
-
-class _Door(ModuleType):
-    """A module whose verbs stay functions although each verb's module has the verb's name."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Ignore the import system where it binds the module `wherry.convert` over the verb `convert`."""
-        if not (name in _DOOR and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Door
 
 
 def __getattr__(name: str) -> object:

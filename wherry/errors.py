@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 from typing import Any, ClassVar
 
-from wherry import __version__
+from wherry.version import __version__
 
 
 class WherryError(Exception):

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, UnsupportedError, UsageError
-from wherry.formats.change import Change, Rewrite
+from wherry.formats.format import Change, Rewrite
 from wherry.formats.registry import find_format
 from wherry.integrations.containers.inert_values import Global, Record
 from wherry.integrations.containers.pickle_writer import PickleWriter

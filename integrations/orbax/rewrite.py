@@ -31,8 +31,7 @@ from wherry.errors import (
     UsageError,
     storage_error,
 )
-from wherry.formats.change import Change, Rewrite
-from wherry.formats.format import Glimpse
+from wherry.formats.format import Change, Glimpse, Rewrite
 from wherry.integrations.containers.chunk_store import sync_everything
 from wherry.integrations.orbax import aggregate, layout, marks, relink, renaming
 from wherry.integrations.orbax.opening import open_item

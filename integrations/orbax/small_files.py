@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry import __version__
 from wherry.errors import storage_error
 from wherry.integrations.orbax import layout
 from wherry.integrations.orbax.tree import stored_name
 from wherry.staging.staging import sync_folder
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

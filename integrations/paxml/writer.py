@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry import __version__
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.errors import storage_error
 from wherry.integrations.orbax import layout as orbax
@@ -24,6 +23,7 @@ from wherry.integrations.paxml import metadata, naming
 from wherry.integrations.paxml.layout import COMMITTED, STATE
 from wherry.integrations.paxml.placeholders import placeholder_file
 from wherry.staging.staging import sync_folder
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

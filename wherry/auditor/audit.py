@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from wherry import __version__
 from wherry.auditor.bundle import anchor_hash, place_for, prepare_folder, record_of, write_bundle
 from wherry.auditor.bytes import load_some, read_all
 from wherry.auditor.cure import completed
@@ -36,6 +35,7 @@ from wherry.core.receipt import utc_now
 from wherry.core.units import parse_size
 from wherry.errors import UsageError, WherryError
 from wherry.runtime import threads
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     import os

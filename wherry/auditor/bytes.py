@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.auditor.known import READ
-from wherry.auditor.places import SHOWN, about, troubled
+from wherry.auditor.places import about, troubled
 from wherry.auditor.report import Finding
 from wherry.converter.references import digested, reference
-from wherry.core.digest import LEAF
+from wherry.core.digest import LEAF, short
 from wherry.core.progress import Progress
+from wherry.core.services import service
 from wherry.errors import MissingExtraError, UnsupportedError, UsageError, WherryError
 from wherry.formats.checkpoint import open_checkpoint
-from wherry.formats.registry import service
 from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime.child import NoAnswerError
 from wherry.verifier.verify import Verification, verify
@@ -202,9 +202,7 @@ def _without_sidecar(
         return
     part = "a companion file is" if node.weights_digest == subject.weights_digest else "its tensors are"
     kind = "altered" if row.role != READ or row.models else "source-changed"
-    yield about(
-        row, kind, f"{part} not what was recorded: the digest is {node.checkpoint_digest[:SHOWN]} now"
-    )
+    yield about(row, kind, f"{part} not what was recorded: the digest is {short(node.checkpoint_digest)} now")
 
 
 def _noted(done: Looked, known: Known, ledger: Ledger) -> Looked:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.auditor.known import READ, WRITTEN
 from wherry.auditor.report import Audited, Finding, gravity
 from wherry.converter.existing import present_fingerprint
-from wherry.core.digest import checkpoint_digest
+from wherry.core.digest import checkpoint_digest, short
 from wherry.core.keypath import render
 from wherry.errors import (
     CorruptError,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from wherry.auditor.known import Known, KnownPlace, Subject
     from wherry.formats.checkpoint import Checkpoint
 
-SHOWN = 12  # hex digits of a digest in print
 _DOUBTED = {
     "replaced",
     "source-changed",
@@ -170,15 +169,15 @@ class _Look:
             yield about(
                 self.place,
                 "replaced" if self.required else "source-changed",
-                f"checkpoint {stated.checkpoint_digest[:SHOWN]} lies where the ledger has "
-                f"{self.place.checkpoint_digest[:SHOWN]}",
+                f"checkpoint {short(stated.checkpoint_digest)} lies where the ledger has "
+                f"{short(self.place.checkpoint_digest)}",
             )
         computed = checkpoint_digest(sidecar.manifest, stated.format, stated.format_version)
         if computed != stated.checkpoint_digest:
             yield about(
                 self.place,
                 "sidecar-altered",
-                f"its manifest gives the digest {computed[:SHOWN]}, and it states {stated.checkpoint_digest[:SHOWN]}",
+                f"its manifest gives the digest {short(computed)}, and it states {short(stated.checkpoint_digest)}",
             )
 
     def _contents(self, checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.auditor.known import WRITTEN
 from wherry.auditor.report import Finding
+from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+from wherry.core.digest import short
+from wherry.core.services import service
 from wherry.errors import MissingExtraError, StorageError, WherryError
-from wherry.formats.registry import service
-from wherry.storage.home import mlflow_registry_uri, mlflow_tracking_uri, sqlite_file, without_secrets
+from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -105,7 +107,7 @@ def compared(asked: Asked, known: Known, looked: Mapping[str, Looked], *, as_of:
         if version.digest in known.subjects:
             yield from _of_version(version, asked.uri, known, looked)
         elif version.digest and not as_of:
-            what = f"{version.shown} points at checkpoint {version.digest[:12]}, of which the ledger knows nothing"
+            what = f"{version.shown} points at checkpoint {short(version.digest)}, of which the ledger knows nothing"
             yield Finding("registration-unknown", what, asked.uri, version.digest, models=(version.shown,))
     yield from _lost(asked, known)
     if not as_of:
@@ -121,11 +123,11 @@ def _of_version(
         yield Finding("registration-without-bytes", what, version.tags.get("wherry.uri"), **about)
     stated = version.tags.get(_WEIGHTS_TAG)
     if stated is not None and stated != known.subjects[version.digest].weights_digest:
-        what = f"{version.shown}: its weights digest {stated[:12]} is not that of its checkpoint"
+        what = f"{version.shown}: its weights digest {short(stated)} is not that of its checkpoint"
         yield Finding("registration-altered", what, registry, **about)
     rows = known.registrations.get(version.digest, [])  # of any registry: one store has several addresses
     if not any((row.name, row.version) == (version.name, version.version) for row in rows):
-        what = f"{version.shown}: the ledger has no such registration of checkpoint {version.digest[:12]}"
+        what = f"{version.shown}: the ledger has no such registration of checkpoint {short(version.digest)}"
         yield Finding("registration-unknown", what, registry, **about)
 
 
@@ -161,7 +163,7 @@ def _lost(asked: Asked, known: Known) -> Iterator[Finding]:
                     models=(str(row),),
                 )
             elif found != digest:
-                what = f"{row} points at checkpoint {found[:12] or 'none'}, the ledger has {digest[:12]}"
+                what = f"{row} points at checkpoint {short(found) or 'none'}, the ledger has {short(digest)}"
                 yield Finding("registration-altered", what, asked.uri, digest, models=(str(row),))
 
 

@@ -7,7 +7,6 @@ lists. Lists are cut at a bound, with a count of the rest, so that a folder of a
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +15,7 @@ from wherry.converter.existing import present_fingerprint
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.formats.discover import Skipped, discover
+from wherry.storage.ages import age_of
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import read_sidecar, sidecar_name, signature_name
 from wherry.storage.stores import locate
@@ -151,15 +151,6 @@ def _reason(location: Location, found: Detection, sources: Mapping[str, set[str]
     with open_checkpoint(location.uri, format=found.format) as checkpoint:
         now = present_fingerprint(checkpoint)
     return None if now in fingerprints else "changed since it was converted"
-
-
-def age_of(location: Location) -> float | None:
-    """Seconds since the newest of its files was written; of a folder those that lie directly in it."""
-    if not location.store.capabilities.local:
-        return None
-    entries = [one for one in location.entries() if not one.is_dir] or [location.entry]
-    marks = [int(one.mark) for one in entries if one is not None and one.mark]
-    return max(time.time() - max(marks) / _NANOSECONDS, 0.0) if marks else None
 
 
 def _unknown_files(root: Location, claimed: Mapping[str, Detection], result: Survey) -> None:

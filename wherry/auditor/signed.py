@@ -12,11 +12,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wherry.auditor.places import SHOWN, Looked, about, troubled
+from wherry.auditor.places import Looked, about, troubled
+from wherry.config.settings import configured
+from wherry.core.digest import short
+from wherry.core.services import service
 from wherry.errors import CorruptError, MismatchError, WherryError
-from wherry.formats.registry import service
 from wherry.runtime import threads
-from wherry.storage.home import configured
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import is_live, locate
 
@@ -81,7 +82,7 @@ def _findings(one: Looked, key: str) -> Iterator[Finding]:
     digest = identity.get("checkpoint_digest")
     if digest is not None and digest != row.checkpoint_digest:
         what = (
-            f"checkpoint {digest[:SHOWN]} was signed, and the ledger has {row.checkpoint_digest[:SHOWN]} here"
+            f"checkpoint {short(digest)} was signed, and the ledger has {short(row.checkpoint_digest)} here"
         )
         yield _broken(row, what)
 

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from wherry.auditor.report import SEVERITIES
+from wherry.core.digest import short
 from wherry.core.units import show_seconds, show_size
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from wherry.auditor.report import AuditReport, Finding
 
 LISTED = 200  # rows of a table; the JSON has them all
-_SHOWN = 12  # hex digits of a digest in print
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#!])")
 
 
@@ -39,7 +39,7 @@ def markdown(report: AuditReport) -> str:
                 f"{row.level}: {row.devices}" if row.devices else row.level,
                 row.format,
                 row.uri,
-                row.checkpoint_digest[:_SHOWN],
+                short(row.checkpoint_digest),
                 ", ".join(row.models),
             )
             for row in sorted(report.checkpoints, key=lambda row: (row.verdict == "ok", row.uri))
@@ -83,7 +83,7 @@ _COLUMNS = ("kind", "what", "where", "cure", "affected")
 def _cells(row: Finding) -> tuple[str, ...]:
     tensor = f" ({row.path}{'' if row.leaf is None else f', leaf {row.leaf}'})" if row.path else ""
     affected = [
-        f"{one.format} {one.checkpoint_digest[:_SHOWN]} {', '.join(one.models)}" for one in row.affected
+        f"{one.format} {short(one.checkpoint_digest)} {', '.join(one.models)}" for one in row.affected
     ]
     return row.kind, row.what + tensor, row.uri or "", row.cure or "", "; ".join([*row.models, *affected])
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from wherry import __version__
 from wherry.cli.audit import audit, metrics
 from wherry.cli.deploy import deploy, preflight, serve
 from wherry.cli.emit import emit
@@ -49,6 +48,7 @@ from wherry.cli.prune import prune
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, routes
 from wherry.runtime.interpreter import tune, use_utf8
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -41,7 +41,7 @@ def deploy(
 
     FILE is a prefect.yaml, infra/prefect.yaml by default; the server is that of PREFECT_API_URL.
     """
-    from wherry.formats.registry import service
+    from wherry.core.services import service
 
     prefect = service("deploy")
     plan = prefect.Plan(
@@ -68,7 +68,7 @@ def deploy(
 @click.option("--limit", default=2, show_default=True, help="Runs at a time.")
 def serve(file: Path, limit: int) -> None:
     """Carry out the deployments of FILE in this process, without a work pool, until stopped."""
-    from wherry.formats.registry import service
+    from wherry.core.services import service
 
     service("serve").serve(file, limit=limit)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json
+from wherry.core.digest import short
 from wherry.errors import UsageError, storage_error
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: boo
         ("head", found.head),
     ])  # fmt: skip
     for digest in found.partial:
-        click.echo(f"  {digest[:12]} is known by the registry's tags alone")
+        click.echo(f"  {short(digest)} is known by the registry's tags alone")
     for row in found.unreadable:
         click.echo(f"  not read: {row['uri']}: {row['reason']}")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from wherry.cli.options import as_json
+from wherry.core.digest import short
 from wherry.errors import storage_error
 
 _ABOUT = "X is a URI, a digest (8 hex digits or more) or models:/NAME@ALIAS."
@@ -82,7 +83,7 @@ def stale_(x: str | None, config: str | None, json_: bool) -> None:
         console.print_json({"schema": SCHEMA, "stale": [one.to_json() for one in found]})
     else:
         for one in found:
-            click.echo(f"{one.uri} ({one.format}, {one.checkpoint_digest[:12]})")
+            click.echo(f"{one.uri} ({one.format}, {short(one.checkpoint_digest)})")
             for reason in one.reasons:
                 click.echo(f"  {reason.kind}: {reason.detail}")
             if one.cure:

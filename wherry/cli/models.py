@@ -66,9 +66,9 @@ def promote(
 
     SUBJECT is models:/NAME@ALIAS, models:/NAME/VERSION or, with --name, a checkpoint's URI.
     """
-    from wherry import rollback as go_back
     from wherry.cli import console
     from wherry.models import promote as carry_out
+    from wherry.models.promote import rollback as go_back
 
     if rollback and (name or policy or to_registry_uri):
         raise UsageError("a rollback takes no --name, --policy or --to-registry-uri")

@@ -77,7 +77,7 @@ def laid_out(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def command(**arguments: Any) -> Any:
-        from wherry.view.choose import Wish
+        from wherry.core.request import Wish
 
         wish = Wish(**{name: arguments.pop(name) for name in Wish.__slots__})
         if rules := arguments.pop("rename"):

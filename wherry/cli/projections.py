@@ -41,7 +41,7 @@ def deliver(projection: str | None, *, again: bool, json_: bool) -> None:
 def sign(uri: str, key: str, out: str | None, *, quiet: bool, json_: bool) -> None:
     """Sign every file of the checkpoint at URI, as `model_signing verify key` accepts it."""
     from wherry.cli import console
-    from wherry.formats.registry import service
+    from wherry.core.services import service
 
     with console.bar(quiet=quiet or json_) as progress:
         place = service("signing").sign(uri, key, out=out, progress=progress)
@@ -62,7 +62,7 @@ def sign(uri: str, key: str, out: str | None, *, quiet: bool, json_: bool) -> No
 def verify_signature(uri: str, key: str, signature: str | None, *, quiet: bool, json_: bool) -> None:
     """Say whether the checkpoint at URI is what was signed."""
     from wherry.cli import console
-    from wherry.formats.registry import service
+    from wherry.core.services import service
 
     with console.bar(quiet=quiet or json_) as progress:
         found = service("signing").verify(uri, key, signature=signature, progress=progress)

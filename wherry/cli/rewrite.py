@@ -12,7 +12,7 @@ from wherry.cli.options import as_json, chosen, memory, quiet, settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wherry.formats.change import Rewriting, Rewritten
+    from wherry.converter.rewrite_plan import Rewriting, Rewritten
 
 
 @click.command()

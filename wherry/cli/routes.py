@@ -113,11 +113,15 @@ def nightly(
     from wherry.routes.night_run import run_night
     from wherry.routes.report import markdown
     from wherry.routes.routes import chosen_routes
+    from wherry.watch.ending import blame, ending
 
-    with in_force(config, env) as loaded:
+    with in_force(config, env) as loaded, ending("nightly-convert", "Nightly conversion") as end:
         report = run_night(loaded, chosen_routes(loaded, names), dry_run=dry_run, **how)
+        end.counts, end.silent = dict(report.counts), dry_run or report.left_to_another
+        error = failure(report)
+        if error is not None:
+            blame(end, error)
     click.echo(json.dumps(report.to_json(), indent=1) if json_ else markdown(report), nl=json_)
-    error = failure(report)
     if error is not None:
         if not json_:
             click.echo(f"error: {error}", err=True)

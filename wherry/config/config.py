@@ -14,10 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
 from wherry.config.lines import line_of, where
 from wherry.config.routes import origin, stated
 from wherry.errors import NotFoundError, UsageError, WherryError
-from wherry.storage.home import CONFIG_ENV, ENVIRONMENT_ENV, config_file, without_secrets
+from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 

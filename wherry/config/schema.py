@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from wherry.config.values import Select, duration, require_template, select, settings_of
-from wherry.core.units import parse_size
-from wherry.view.choose import Wish
+from wherry.config.values import Select, require_template, select, settings_of
+from wherry.core.request import Wish
+from wherry.core.units import duration, parse_size
 
 VerifyLevel: TypeAlias = Literal["none", "structure", "present", "digest", "roundtrip", "native", "logits"]
 Option: TypeAlias = str | int | float | bool

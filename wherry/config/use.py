@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.config import Config, load_config
+from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV
 from wherry.errors import NotFoundError
-from wherry.storage.home import CONFIG_ENV, ENVIRONMENT_ENV
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 Choice = Literal["latest", "best", "every", "all", "since"]
 FIELDS = ("run", "step", "format", "name", "route", "family", "kind")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*")
 _BEST = re.compile(r"best\(\s*([^,()]+?)\s*(?:,\s*(min|max)\s*)?\)")
 _EVERY = re.compile(r"every\s+(\d+)")
 _SINCE = re.compile(r"since\s+(\S+)")
@@ -47,18 +45,6 @@ class Select:
     highest: bool = False
     steps: int = 1
     since: datetime | None = None
-
-
-def duration(text: str | float) -> float:
-    """Seconds of a duration such as `15m`, `2h` or `30d`; a bare number is seconds.
-
-    Raises:
-        UsageError: it is none.
-    """
-    found = _DURATION.fullmatch(str(text))
-    if found is None:
-        raise UsageError(f"not a duration: {text!r}", cure="write for example 900, 15m, 2h or 30d")
-    return float(found.group(1)) * _SECONDS[found.group(2)]
 
 
 def select(text: str) -> Select:

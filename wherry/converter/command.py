@@ -22,13 +22,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.digest import short
 from wherry.core.opaque import allowed_opaque
+from wherry.core.request import Wish
 from wherry.errors import UsageError
 from wherry.formats.registry import find_format
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import is_live, locate
-from wherry.view.choose import Wish
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -51,7 +52,6 @@ _WORDS = {
 # What decides the result; and what of it the digest of a plan does not cover, which sees sizes and no contents.
 DECIDING = ("options", "only", "ignore", "family", "dtype", *_FILES, "assets")
 UNPLANNED = (*_FILES, "assets")
-_SHOWN = 12  # hex digits of a digest in print
 _REWRITE = "rewrite"  # in the options of a receipt: the name of the rewrite
 
 
@@ -181,7 +181,7 @@ def _shown(value: Any) -> str:
     if not value:
         return "not stated"
     if isinstance(value, dict) and "sha256" in value:
-        return f"{value['name']} ({value['sha256'][:_SHOWN]})"
+        return f"{value['name']} ({short(value['sha256'])})"
     if isinstance(value, dict):
         return ", ".join(f"{name}={_spelled(one)}" for name, one in sorted(value.items()))
     return ", ".join(value) if isinstance(value, list) else str(value)

@@ -22,17 +22,20 @@ from wherry.converter.passes import run
 from wherry.converter.plan import DEFAULT_MEMORY, make_plan
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import GroupReceipt, Receipt, software, utc_now
+from wherry.core.request import PLAIN, Wish
+from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, open_checkpoint
 from wherry.formats.pin import settled_checkpoint, take_pin
-from wherry.formats.registry import find_format, service
+from wherry.formats.registry import find_format
 from wherry.ledger.deliver import report_failure
 from wherry.ledger.recording import LEFT_OUT, record_all
+from wherry.ledger.resolve import checkpoint_uri
 from wherry.staging.in_use import in_use
 from wherry.staging.staging import tidy
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import locate
-from wherry.view.choose import PLAIN, Wish, relaid
+from wherry.view.choose import relaid
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -149,7 +152,9 @@ def convert_all(
     if sign is not None:
         service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
     with _failures_told(os.fspath(source), targets if lineage else (), asked.started):
-        opened = settled_checkpoint(lambda: open_checkpoint(source, format=format, step=step, item=item))
+        opened = settled_checkpoint(
+            lambda: open_checkpoint(checkpoint_uri(source), format=format, step=step, item=item)
+        )
         with opened as checkpoint, in_use(checkpoint.uri), _signed_too(sign, progress):
             group = convert_opened(checkpoint, targets, asked, if_exists=if_exists, lineage=lineage)
     if sign is not None:

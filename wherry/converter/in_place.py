@@ -22,7 +22,7 @@ from wherry.storage.stores import locate
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from wherry.formats.change import Change
+    from wherry.formats.format import Change
     from wherry.storage.location import Location
 
 BEFORE = ".before"

@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry import __version__
 from wherry.converter.existing import present_fingerprint
 from wherry.converter.references import reference, source_reference
 from wherry.core.digest import sha256_of
@@ -27,6 +26,7 @@ from wherry.staging.staging import Staging
 from wherry.storage.location import MOST_COMPANION
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import make_folder
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.converter.job import Job, Staged, complete, stage
-from wherry.converter.planned import JointMoves
+from wherry.converter.planned import joint_moves
 from wherry.core.progress import Meter
 from wherry.errors import MismatchError, WherryError
 from wherry.formats.pin import blaming_changes
@@ -94,15 +94,15 @@ def _move(jobs: list[Job], staged: list[Staged]) -> tuple[Hashes, Hashes | None]
 
 
 def _carried(carrier: Carrier, jobs: list[Job]) -> Hashes | None:
-    plans, seen = [job.plan for job in jobs], jobs[0].checkpoint
+    moves, seen = joint_moves([job.plan for job in jobs]), jobs[0].checkpoint
     if seen.original is seen:
-        carrier.carry(JointMoves(plans))
+        carrier.carry(moves)
         return None
     from wherry.view.groups import ViewPass
     from wherry.view.view import RelaidReader
 
     assert isinstance(seen.reader, RelaidReader)
-    return ViewPass(seen.original, seen.reader, carrier, plans, jobs[0].progress).carry()
+    return ViewPass(seen.original, seen.reader, carrier, moves, jobs[0].progress).carry()
 
 
 def agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:

@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.planned import Plan
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
+from wherry.core.request import PLAIN, Wish
 from wherry.core.tensorspec import GRID
 from wherry.core.units import parse_size
 from wherry.errors import IncompleteError, UnsupportedError, UsageError
 from wherry.formats.checkpoint import Checkpoint, open_checkpoint
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_format
+from wherry.ledger.resolve import checkpoint_uri
 from wherry.mover.pool import Pool
 from wherry.mover.source import Spill
 from wherry.storage.stores import locate
 from wherry.tree.axes import settled
 from wherry.tree.held import require_held
 from wherry.tree.mapping import TREE_OPTIONS, Mapped, map_tree
-from wherry.view.choose import PLAIN, Wish, relaid
+from wherry.view.choose import relaid
 
 if TYPE_CHECKING:
     import os
@@ -74,7 +76,7 @@ def plan(
             or a chunk of the source cannot be decoded in that much memory.
         UnrepresentableError: the target cannot hold the source; every reason is named.
     """
-    with open_checkpoint(source, format=format, step=step, item=item) as checkpoint:
+    with open_checkpoint(checkpoint_uri(source), format=format, step=step, item=item) as checkpoint:
         seen, options, only = relaid(checkpoint, _writable(to), options or {}, wish, only)
         return make_plan(
             seen, target, to=to, options=options, memory=memory, only=only, ignore=ignore, verify=verify,

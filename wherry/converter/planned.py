@@ -6,17 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, render
-from wherry.mover.move import Move, largest_move, moves_of
+from wherry.mover.move import JointMoves, Move, largest_move
 from wherry.runtime.threads import carrier_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from wherry.core.account import Bound, Ignored
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
-    from wherry.layout.words import Bound
-    from wherry.tree.mapping import Ignored
 
 BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore
 
@@ -99,7 +98,7 @@ class Plan:
 
     def moves(self) -> Iterator[Move]:
         """The units of work, in the order of the source's tensors."""
-        return iter(JointMoves([self]))
+        return iter(joint_moves([self]))
 
     def _largest(self, target: KeyPath, source: KeyPath) -> int:
         spec = self.source_manifest.tensors[source]
@@ -150,26 +149,17 @@ class Plan:
         }
 
 
-class JointMoves:
-    """The units of work of several plans with one source, each part of which is read once."""
-
-    def __init__(self, plans: Sequence[Plan]) -> None:
-        self._plans = plans
-        self._targets: dict[KeyPath, list[TensorSpec]] = {}
-        for one in plans:
-            for target, source in one.pairs.items():
-                self._targets.setdefault(source, []).append(one.manifest.tensors[target])
-        self._raw = frozenset[KeyPath]().union(*(one.raw for one in plans))
-        self._free = frozenset[KeyPath]().union(*(one.free for one in plans))
-        self._regions = frozenset[KeyPath]().union(*(one.regions for one in plans))
-
-    def __iter__(self) -> Iterator[Move]:
-        for source in self._targets:
-            yield from self.of(source)
-
-    def of(self, source: KeyPath) -> Iterator[Move]:
-        """Those of one source tensor."""
-        spec = self._plans[0].source_manifest.tensors[source]
-        spec = replace(spec, chunks=None) if source in self._free else spec
-        raw, regions = source in self._raw, source in self._regions
-        return moves_of(spec, self._targets[source], raw=raw, regions=regions)
+def joint_moves(plans: Sequence[Plan]) -> JointMoves:
+    """The moves of several plans with one source, each part of which is read once."""
+    targets: dict[KeyPath, list[TensorSpec]] = {}
+    for one in plans:
+        for target, source in one.pairs.items():
+            targets.setdefault(source, []).append(one.manifest.tensors[target])
+    free = frozenset[KeyPath]().union(*(one.free for one in plans))
+    tensors = plans[0].source_manifest.tensors
+    return JointMoves(
+        {path: replace(tensors[path], chunks=None) if path in free else tensors[path] for path in targets},
+        targets,
+        frozenset[KeyPath]().union(*(one.raw for one in plans)),
+        frozenset[KeyPath]().union(*(one.regions for one in plans)),
+    )

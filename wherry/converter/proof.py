@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from wherry.converter.rewrite_plan import Rewriting
     from wherry.core.detection import Detection
     from wherry.core.manifest import Companion, Manifest
     from wherry.core.progress import OnProgress
-    from wherry.formats.change import Change, Rewriting
+    from wherry.formats.format import Change
     from wherry.storage.location import Location
 
 

@@ -18,18 +18,19 @@ from wherry.converter.existing import existing_result
 from wherry.converter.in_place import changed, replace_sidecar
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.converter.proof import Asked, know, prove
+from wherry.converter.rewrite_plan import Rewriting, Rewritten
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import render
 from wherry.core.progress import Meter
 from wherry.core.receipt import utc_now
 from wherry.core.units import parse_size
 from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, UsageError
-from wherry.formats.change import Rewriting, Rewritten
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import absence, resolve
 from wherry.formats.pin import Pin, settled_checkpoint, take_pin
 from wherry.formats.registry import rewrites
 from wherry.ledger.recording import LEFT_OUT, record
+from wherry.ledger.resolve import checkpoint_uri
 from wherry.staging.staging import Staging, tidy
 from wherry.storage.copy import carry, listed
 from wherry.storage.sidecar import FOLDER_NAME, encode
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from wherry.core.progress import OnProgress
-    from wherry.formats.change import Change, Rewrite
+    from wherry.formats.format import Change, Rewrite
     from wherry.storage.location import Location
 
 VERIFY = ("digest", "none")
@@ -155,7 +156,7 @@ def _ready(
 ) -> Generator[_Ready]:
     if (target is None) != in_place:
         raise UsageError("rewrite needs a target, or in_place, and not both", cure="name a new folder")
-    location, detection = resolve(source, **which)
+    location, detection = resolve(checkpoint_uri(source), **which)
     home = location if target is None else locate(target)
     _require_local(location, home)
     _require_apart(location, home)

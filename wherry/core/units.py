@@ -48,3 +48,21 @@ def show_seconds(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*")
+
+
+def duration(text: str | float) -> float:
+    """Seconds of a duration such as `15m`, `2h` or `30d`; a bare number is seconds.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = _DURATION.fullmatch(str(text))
+    if found is None:
+        raise UsageError(f"not a duration: {text!r}", cure="write for example 900, 15m, 2h or 30d")
+    return float(found.group(1)) * _SECONDS[found.group(2)]

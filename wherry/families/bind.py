@@ -22,13 +22,13 @@ from wherry.layout.copies import Pieces, Stored
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from wherry.core.account import Ignored
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
     from wherry.families.facts import Told
     from wherry.families.schema import Family, System
     from wherry.layout.sizes import Solved
-    from wherry.tree.mapping import Ignored
 
 _SHOWN = 8  # so many unmatched key paths are listed
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from wherry.core.account import Ignored
 from wherry.core.keypath import parse
 from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError, UsageError
@@ -18,7 +19,6 @@ from wherry.families.targets import fillers, placed, repeated, sized, tied, writ
 from wherry.families.templates import Template, form_choices, replaced, templates
 from wherry.layout import words
 from wherry.layout.copies import Pieces, Stored, gather
-from wherry.tree.mapping import Ignored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

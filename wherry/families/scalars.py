@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from wherry.core.account import Ignored
 from wherry.core.keypath import render
 from wherry.families.templates import replaced
-from wherry.tree.mapping import Ignored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

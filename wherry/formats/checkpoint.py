@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from wherry.core.account import Bound, Ignored
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Opened, Reader
-    from wherry.layout.words import Bound
     from wherry.storage.location import Entry
-    from wherry.tree.mapping import Ignored
 
 
 class Checkpoint:

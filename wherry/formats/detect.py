@@ -24,7 +24,6 @@ from wherry.errors import (
 )
 from wherry.formats.format import Absent, Glimpse
 from wherry.formats.registry import find_format, formats
-from wherry.ledger.resolve import meant
 from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
 from wherry.storage.location import Location
@@ -73,7 +72,6 @@ def detect(
         NotFoundError: nothing is there, or the run has no such step.
         StorageError: the storage failed.
     """
-    uri = meant(uri)
     try:
         location, found = resolve(uri, format=format, step=step, item=item)
     except (NotFoundError, OSError):
@@ -99,7 +97,7 @@ def resolve(
         IncompleteError: it is a staging folder, or an empty step folder.
         HostileError: the step or item is a link that must not be followed.
     """
-    location = _existing(locate(meant(uri)))
+    location = _existing(locate(uri))
     if is_staging(location.name) or is_staging(location.parent.name):
         raise IncompleteError(
             "staging area of a conversion that has not finished",

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
     from wherry.formats.adapted import Adapted
-    from wherry.formats.change import Rewrite
     from wherry.storage.location import Entry, Location
 
 Options: TypeAlias = Mapping[str, Any]
@@ -302,3 +301,56 @@ class Format:
     adapt: Callable[[Manifest, str], Adapted] | None = None
     guard: Callable[[Location, bool], None] = lambda _target, _into: None
     rewrites: Mapping[str, Rewrite] = field(default_factory=dict[str, "Rewrite"])
+
+
+def _nothing(_folder: Location) -> None:
+    """What completes a folder that is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a rewrite makes of one checkpoint.
+
+    Attributes:
+        opened: the source, opened; who takes the change closes its reader.
+        carried: file of the source → its name in the target, both relative; carried over byte by byte.
+        files: small files that the target has anew or with other contents; put last, in this order.
+        finish: completes the folder once these are there, durably.
+        made: files and folders that `finish` makes at the top of the folder.
+        renamed: key path → new key path, of those that change.
+        left: files of the source that the target does not have.
+        staged_only: why it cannot be done in the folder itself; empty where it can.
+    """
+
+    opened: Opened
+    carried: Mapping[str, str]
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    finish: Callable[[Location], None] = _nothing
+    made: tuple[str, ...] = ()
+    renamed: Mapping[KeyPath, KeyPath] = field(default_factory=dict["KeyPath", "KeyPath"])
+    left: tuple[str, ...] = ()
+    staged_only: str = ""
+
+    def name(self, path: KeyPath) -> KeyPath:
+        """The key path that one of the source has in the target."""
+        return self.renamed.get(path, path)
+
+
+PlanFunction: TypeAlias = "Callable[[Location, Detection, str | None], Change]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One rewrite of a format.
+
+    Attributes:
+        help: one sentence, as `wherry formats NAME` prints it.
+        plan: looks at a checkpoint and says what it would do; takes the location, its detection and what stands
+            after the `=` of `--as NAME=VALUE` (None where nothing does). Raises where it cannot be done, or where
+            something that the result needs is not there.
+        value: what VALUE is, for the help; empty where none is taken.
+    """
+
+    help: str
+    plan: PlanFunction
+    value: str = ""

@@ -15,30 +15,14 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import UsageError, missing_extra
+from wherry.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.formats.change import Rewrite
-    from wherry.formats.format import Format, Options
+    from wherry.formats.format import Format, Options, Rewrite
 
 _FORMATS_PACKAGE = "wherry.integrations.formats"
-
-# service → (module, package that it needs, extra of wherry that installs the package).
-_SERVICES: dict[str, tuple[str, str, str]] = {
-    "native": ("wherry.integrations.native", "jax", "jax"),
-    "live": ("wherry.integrations.live.filling", "jax", "jax"),
-    "mlflow": ("wherry.integrations.mlflow", "mlflow", "mlflow"),
-    "prefect": ("wherry.flows.convert", "prefect", "prefect"),
-    "prefect-notify": ("wherry.tasks.notify", "prefect", "prefect"),
-    "deploy": ("wherry.integrations.prefect_deploy", "prefect", "prefect"),
-    "serve": ("wherry.flows.serve", "prefect", "prefect"),
-    "signing": ("wherry.integrations.signing", "cryptography", "sign"),
-    "openlineage": ("wherry.integrations.openlineage", "", ""),
-    "export-state": ("wherry.integrations.export_live", "", ""),
-    "export-processes": ("wherry.integrations.export_processes", "", ""),
-}
 
 
 @cache
@@ -106,26 +90,6 @@ def checked_options(row: Format, given: Options) -> dict[str, Any]:
                 f"{name}={values[name]} is not possible", cure=f"choose {' or '.join(option.choices)}"
             )
     return values
-
-
-def service(name: str) -> Any:
-    """The module that speaks to an outside service.
-
-    Raises:
-        MissingExtraError: the package that it needs is not installed.
-        HostileError: Prefect is needed, and would take its settings from a checkpoint's folder.
-    """
-    module, package, extra = _SERVICES[name]
-    if package == "prefect":
-        from wherry.config.trust import require_own_prefect_settings
-
-        require_own_prefect_settings()
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0] == package:
-            raise missing_extra(package, extra, name) from error
-        raise
 
 
 def _most_specific_first(rows: Mapping[str, Format]) -> list[str]:

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
 from wherry.formats.format import Extent
-from wherry.layout.copies import Copy, Stored, copies
+from wherry.layout.copies import Copy, Pieces, Stored, copies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.families import Projected
 
-
-def runs(stored: Stored, projected: Projected) -> list[tuple[TensorSpec, Span]] | None:
+def runs(stored: Stored, pieces: Pieces) -> list[tuple[TensorSpec, Span]] | None:
     """A target tensor as spans of source tensors, in order; None where elements change places or values."""
     found: list[tuple[int, Copy]] = []
-    for copy in copies(stored, stored.spec.whole, projected.pieces):
+    for copy in copies(stored, stored.spec.whole, pieces):
         plain = not copy.steps and copy.source.dtype == stored.spec.dtype
         if (
             not plain

@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core import dtypes
+from wherry.core.account import Bound
 from wherry.errors import UnrepresentableError, UsageError
 
 if TYPE_CHECKING:
@@ -32,13 +33,6 @@ if TYPE_CHECKING:
 _SINGLE = 2.0**-24  # half a unit in the last place of float32
 _MARGIN = 4.0  # for the few roundings of the arithmetic itself
 _GUARD_BITS = 3  # so many more bits in the target undo a scale exactly
-
-
-class Bound(NamedTuple):
-    """|there and back - value| ≤ relative × |value| + absolute, barring overflow and underflow."""
-
-    relative: float = 0.0
-    absolute: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

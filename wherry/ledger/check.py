@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, RowMapping, select
 
+from wherry.core.digest import short
 from wherry.ledger import schema as tables
 from wherry.ledger.append import content_of, hash_of
 from wherry.ledger.rows import Row, Told, rows_of
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     _Row = Mapping[str, Any] | RowMapping
 
 _PAGE = 1000  # rows that the driver holds at a time
-_SHOWN = 12  # hex digits of a digest in print
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # What names a row of a table, and all that it holds. Their hash() is keyed anew in every process, so that nobody can
 # prepare two rows that look alike.
@@ -168,10 +168,10 @@ def _first_missing(connection: Connection, table: Table, missing: frozenset[int]
 def _named(table: Table, row: _Row) -> str:
     """A row in words: its table and what names it."""
     if table is tables.edge:
-        return f"edge {row['source'][:_SHOWN]} → {row['target'][:_SHOWN]}"
+        return f"edge {short(row['source'])} → {short(row['target'])}"
     values = (row[name] for name in tables.KEYS[table])
     words = [str(value) for value in values]
-    return f"{table.name} {' '.join(word[:_SHOWN] if _DIGEST.fullmatch(word) else word for word in words)}"
+    return f"{table.name} {' '.join(short(word) if _DIGEST.fullmatch(word) else word for word in words)}"
 
 
 def _seal_fault(connection: Connection, head: int) -> str | None:

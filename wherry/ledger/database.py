@@ -20,16 +20,16 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
+from wherry.config.settings import ledger_url
 from wherry.errors import CorruptError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.ledger import schema as tables
-from wherry.storage.home import ensure_home, ledger_url, sqlite_file, without_secrets
+from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
+from wherry.storage.home import ensure_home, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-BUSY_SECONDS = 60
 BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
-READ, WRITE = "read", "write"
 _SQLITE = ("sqlite", "sqlite+pysqlite")
 _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5432/database"
 

@@ -18,10 +18,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.settings import configured as setting
+from wherry.config.settings import mlflow_registry_uri
+from wherry.core.services import service
 from wherry.errors import UsageError, WherryError
-from wherry.formats.registry import service
-from wherry.storage.home import configured as setting
-from wherry.storage.home import mlflow_registry_uri, without_secrets
+from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, create_engine, inspect, make_url
 
 from wherry.errors import UsageError, missing_extra
 from wherry.ledger import schema as tables
-from wherry.ledger.database import BUSY_SECONDS, WRITE
+from wherry.ledger.schema import BUSY_SECONDS, WRITE
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:

@@ -13,12 +13,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry import __version__
+from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import TargetExistsError, WherryError
-from wherry.storage.home import mlflow_registry_uri, mlflow_tracking_uri, without_secrets
+from wherry.storage.home import without_secrets
 from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.storage.stores import locate
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     import os
@@ -163,7 +164,7 @@ def _gather(root: str | os.PathLike[str], found: _Found) -> None:
 
 
 def _ask_registry(tracking: str, registry: str, found: _Found) -> None:
-    from wherry.formats.registry import service
+    from wherry.core.services import service
 
     known = _references(found)
     try:

@@ -133,9 +133,9 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
     """
     from wherry.formats.detect import resolve
     from wherry.ledger.record import has_conversion, open_ledger, record_conversion, record_sighting
-    from wherry.ledger.resolve import proved_sidecar
+    from wherry.ledger.resolve import checkpoint_uri, proved_sidecar
 
-    location, _found = resolve(uri)
+    location, _found = resolve(checkpoint_uri(uri))
     sidecar = proved_sidecar(location, "ledger record")
     receipt = sidecar.receipt
     with open_ledger(ledger) as opened:

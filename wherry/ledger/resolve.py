@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+from wherry.core.digest import short
+from wherry.core.services import service
 from wherry.errors import MismatchError, NotFoundError, UsageError, WherryError
-from wherry.formats.registry import service
-from wherry.storage.home import mlflow_registry_uri, mlflow_tracking_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,8 +102,8 @@ def resolve_model(
     return _placed(asked, stores)
 
 
-def meant(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The URI itself, or where the checkpoint lies that a model URI means; see `resolve_model`."""
+def checkpoint_uri(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The URI of the checkpoint that a model URI names, see `resolve_model`; any other URI as it is."""
     return resolve_model(uri).uri if is_model_uri(uri) else uri
 
 
@@ -150,7 +151,7 @@ def _placed(asked: _Asked, stores: Mapping[str, str]) -> Resolved:
     if failed:
         raise next((error for error in failed if error.retryable), failed[0])
     raise NotFoundError(
-        f"checkpoint {asked.digest[:12]} is at no place that is known of: {', '.join(tried) or 'there is none'}",
+        f"checkpoint {short(asked.digest)} is at no place that is known of: {', '.join(tried) or 'there is none'}",
         uri=asked.uri,
         cure="restore it; `wherry lineage show` tells what it was made of",
         stage="resolve",
@@ -198,7 +199,7 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
 
 def _another(asked: _Asked, place: str) -> MismatchError:
     return MismatchError(
-        f"another checkpoint than the registered {asked.digest[:12]} lies there",
+        f"another checkpoint than the registered {short(asked.digest)} lies there",
         uri=place,
         cure="restore the checkpoint, or register the one that is there now",
         stage="resolve",

@@ -217,3 +217,9 @@ def _breaks(table: str) -> str:
     last = f"SELECT hash FROM {table} ORDER BY seq DESC LIMIT 1"  # noqa: S608  our own name
     count = f"SELECT max(seq) FROM {table}"  # noqa: S608  our own name
     return f"NEW.seq <> coalesce(({count}), 0) + 1 OR NEW.prev <> coalesce(({last}), '{GENESIS}')"
+
+
+BUSY_SECONDS = 60
+
+
+READ, WRITE = "read", "write"

@@ -11,8 +11,9 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.digest import short
 from wherry.lineage.lineage import LineageTree, named, tree_of
-from wherry.lineage.text import SHOWN, facts, how, title
+from wherry.lineage.text import facts, how, title
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -137,7 +138,7 @@ def render_why(found: Why) -> str:
         lines += [f"{'  ' * (step.distance - 1)}made from {title(found.nodes[step.edge.source])}"]
         lines += [f"{'  ' * step.distance}{line}" for line in _told_of(step)]
         lines += [f"{'  ' * step.distance}{line}" for line in facts(found.nodes[step.edge.source])]
-    origins = ", ".join(digest[:SHOWN] for digest in found.origins)
+    origins = ", ".join(short(digest) for digest in found.origins)
     lines.append(
         f"above {origins} nothing is known" if origins else "it goes round: each was made of another"
     )

@@ -13,8 +13,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.digest import short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, WherryError
-from wherry.lineage.text import SHOWN
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
@@ -102,8 +102,8 @@ def _by_model(text: str) -> str:
 
 
 def _registered_digest(text: str) -> str | None:
-    from wherry.formats.registry import service
-    from wherry.storage.home import mlflow_registry_uri, mlflow_tracking_uri
+    from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+    from wherry.core.services import service
 
     for row in service("mlflow").registered(mlflow_tracking_uri(), mlflow_registry_uri()):
         means = {f"models:/{row.name}/{row.version}", *(f"models:/{row.name}@{one}" for one in row.aliases)}
@@ -121,7 +121,7 @@ def _by_digest(ledger: Ledger, text: str) -> str | None:
     if len(found) > 1:
         raise AmbiguousError(
             f"{len(found)} checkpoints have a digest that begins with {text}",
-            cure=f"choose one: {', '.join(digest[:SHOWN] for digest in found)}",
+            cure=f"choose one: {', '.join(short(digest) for digest in found)}",
             stage="lineage",
         )
     return found[0] if found else None
@@ -148,10 +148,11 @@ def _by_uri(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
 def _meanings(text: str) -> Iterator[str]:
     """The URI itself, then the checkpoint that it stands for, where it is a run folder."""
     from wherry.formats.detect import resolve
+    from wherry.ledger.resolve import checkpoint_uri
 
     yield text
     try:
-        _location, found = resolve(text)
+        _location, found = resolve(checkpoint_uri(text))
     except WherryError as error:
         _log.debug("not a checkpoint or run: %s", error)
         return

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.digest import short
 from wherry.core.receipt import utc_now
 from wherry.lineage.text import render
 
@@ -67,7 +68,7 @@ def _script() -> str:
 
 def _title(node: Node) -> str:
     uri = node.places[0].uri if node.places else ""
-    name = "/".join([part for part in uri.split("/") if part][-2:]) or node.checkpoint_digest[:12]
+    name = "/".join([part for part in uri.split("/") if part][-2:]) or short(node.checkpoint_digest)
     return _short(f"Lineage of {name} ({node.format})")
 
 

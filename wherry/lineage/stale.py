@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry import __version__
 from wherry.converter.command import UNPLANNED, command_line, differences, present, request, resolved
 from wherry.converter.existing import present_fingerprint
 from wherry.core.opaque import allowing
@@ -24,6 +23,7 @@ from wherry.lineage.routes import as_routed, rules_for
 from wherry.runtime import threads
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import is_live, locate
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     import os

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from wherry.core.digest import short
 from wherry.storage.stores import is_live
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from wherry.ledger.nodes import Node, Place
     from wherry.ledger.record import Edge
     from wherry.lineage.lineage import LineageTree
-
-SHOWN = 12  # hex digits of a digest in print
 
 
 def render(tree: LineageTree) -> str:
@@ -56,7 +55,7 @@ def title(node: Node) -> str:
     step = "" if node.step is None else f", step {node.step}"
     version = f" ({node.format_version})" if node.format_version else ""
     return (
-        f"{node.checkpoint_digest[:SHOWN]} {node.format}{version}: {node.kind}, {node.tensors} tensors{step}"
+        f"{short(node.checkpoint_digest)} {node.format}{version}: {node.kind}, {node.tensors} tensors{step}"
     )
 
 
@@ -83,4 +82,4 @@ def how(edge: Edge) -> str:
     """A conversion in one line."""
     origin = "its sidecar" if edge.statement is None else f"statement {edge.statement}"
     exactness = "lossless" if edge.lossless else "lossy"
-    return f"{exactness}, plan {edge.plan_digest[:SHOWN]}, {edge.time} ({origin})"
+    return f"{exactness}, plan {short(edge.plan_digest)}, {edge.time} ({origin})"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.convert import Asked, Target
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
+from wherry.core.request import Wish
 from wherry.errors import UsageError
 from wherry.mover.source import FOLDER_VARIABLE
 from wherry.storage.folders import PREFIX
 from wherry.storage.stores import locate
-from wherry.view.choose import Wish
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Request:
         system: format whose names and shapes the state has (`maxtext`, `huggingface`, `lingua`, …), where the target is
             another system's.
         only, ignore, memory, verify, if_exists, into: as `wherry.convert` takes them.
-        family, config, dtype, assets: what is asked for of layouts; see `wherry.view.choose.Wish`.
+        family, config, dtype, assets: what is asked for of layouts; see `wherry.core.request.Wish`.
         spool: a folder for `disk` and for what other processes give; all of them must see it. By default it is on the
             target's file system, and where the target is in an object store among this host's temporary files.
         patience: seconds that rank 0 waits for the share of each other process, and the others after the last sign of

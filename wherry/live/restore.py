@@ -19,18 +19,21 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter
+from wherry.core.request import Wish
+from wherry.core.services import service
 from wherry.core.units import parse_size
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, UsageError
 from wherry.formats.checkpoint import Checkpoint, open_checkpoint
 from wherry.formats.detect import describe_absent
-from wherry.formats.registry import find_format, service
+from wherry.formats.registry import find_format
+from wherry.ledger.resolve import checkpoint_uri
 from wherry.live.filling import Filling, filled
 from wherry.live.match import Matched, match
 from wherry.staging.in_use import in_use
 from wherry.tree.forms import rule_texts
 from wherry.tree.mapping import parameters_of
 from wherry.tree.renames import parse_rules, renamed
-from wherry.view.choose import Wish, relaid
+from wherry.view.choose import relaid
 
 if TYPE_CHECKING:
     import os
@@ -115,7 +118,9 @@ def restore(
         raise UsageError(
             "the template holds no arrays", cure="give a state with arrays or stand-ins for them"
         )
-    opened = open_checkpoint(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
+    opened = open_checkpoint(
+        checkpoint_uri(uri), format=format, step=step, item=item, allow_opaque=allow_opaque
+    )
     with opened as source, in_use(source.uri):
         seen, rest = _view(source, to, dict(options or {}), wish or Wish(), only)
         named = seen is source or to == "penzai"

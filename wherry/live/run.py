@@ -17,8 +17,8 @@ from wherry.converter.convert import convert_opened, existing, plan_jobs
 from wherry.core.keypath import render
 from wherry.core.manifest import Manifest
 from wherry.core.receipt import from_json
+from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error
-from wherry.formats.registry import service
 from wherry.ledger.recording import record, require_recorded
 from wherry.live.checkpoint import live_checkpoint
 from wherry.live.request import asked_of, spool_of, target_of

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core import dtypes
 from wherry.errors import StorageError, storage_error
 from wherry.runtime import threads
+from wherry.runtime.memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _ALIGNED = 64  # boxes begin where any element type can be mapped
 _THREADS = 4
 _SPARE = 256 << 20  # what a snapshot in memory must leave to the process
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 class Box(NamedTuple):
@@ -173,22 +173,6 @@ class Snapshot:
         while data:
             done = os.pwrite(self._descriptor, data, start)
             data, start = data[done:], start + done
-
-
-def available_memory() -> int | None:
-    """Bytes that can be taken without swapping, the limit of the container regarded; None where nothing says it."""
-    found: list[int] = []
-    try:
-        rows = Path("/proc/meminfo").read_text().splitlines()
-        found += [int(row.split()[1]) << 10 for row in rows if row.startswith("MemAvailable:")]
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        if limit != "max":
-            stat = dict(row.split() for row in (_CGROUP / "memory.stat").read_text().splitlines())
-            cached = int(stat["inactive_file"]) + int(stat["active_file"])
-            found.append(int(limit) - int((_CGROUP / "memory.current").read_text()) + cached)
-    except (OSError, ValueError, KeyError):
-        return min(found, default=None)  # this system says less, so less is known
-    return min(found, default=None)
 
 
 def _in_memory() -> tuple[int, str]:

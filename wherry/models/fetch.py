@@ -26,7 +26,7 @@ from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.fingerprint import fingerprint
 from wherry.formats.registry import find_format
 from wherry.ledger.recording import RECORDED, REFUSED, not_recorded
-from wherry.ledger.resolve import is_model_uri, proved_digest, proved_sidecar, resolve_model
+from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
 from wherry.staging.in_use import in_use
 from wherry.staging.staging import Staging
@@ -158,8 +158,7 @@ def fetch(
 def _subject(uri: str | os.PathLike[str]) -> _Subject:
     from wherry.formats.detect import resolve
 
-    meant = resolve_model(uri).uri if is_model_uri(uri) else uri
-    location, detection = resolve(meant)
+    location, detection = resolve(checkpoint_uri(uri))
     sidecar = proved_sidecar(location, "fetch")
     with Checkpoint(find_format(detection.format).open(location, detection)) as opened:
         members = list(opened.reader.members())

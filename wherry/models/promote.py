@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
+from wherry.core.services import service
 from wherry.errors import NotFoundError, UsageError
-from wherry.formats.registry import service
 from wherry.ledger.resolve import Resolved, is_model_uri, resolve_model, stores_of
 from wherry.models.promote_proof import proved
 from wherry.storage.home import user_name, without_secrets

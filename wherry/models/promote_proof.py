@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.services import service
 from wherry.errors import IncompleteError, MismatchError, NotRecordedError
 from wherry.formats.checkpoint import open_checkpoint
-from wherry.formats.registry import service
 from wherry.ledger.recording import record_outcome
 from wherry.ledger.resolve import Resolved, proved_digest
 from wherry.storage.sidecar import read_sidecar, unrecorded

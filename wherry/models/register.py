@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.receipt import Receipt
+from wherry.core.services import service
 from wherry.errors import NotFoundError, UsageError, WherryError
-from wherry.formats.registry import service
-from wherry.storage.home import mlflow_registry_uri, mlflow_tracking_uri, without_secrets
+from wherry.ledger.resolve import checkpoint_uri
+from wherry.storage.home import without_secrets
 from wherry.storage.sidecar import Sidecar, read_sidecar
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ def _subject(uri_or_receipt: str | os.PathLike[str] | Receipt) -> tuple[str, Sid
     from wherry.formats.detect import resolve
 
     asked = uri_or_receipt.target.uri if isinstance(uri_or_receipt, Receipt) else uri_or_receipt
-    location, _found = resolve(asked)
+    location, _found = resolve(checkpoint_uri(asked))
     sidecar = read_sidecar(location)
     if sidecar is None:
         raise NotFoundError(

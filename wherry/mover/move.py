@@ -16,7 +16,7 @@ from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Region, Span, TensorSpec, row_bands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
 
@@ -144,3 +144,29 @@ def on_grid(region: Region, chunks: tuple[int, ...], shape: tuple[int, ...]) -> 
         part.start % chunk == 0 and (part.stop % chunk == 0 or part.stop == extent)
         for part, chunk, extent in zip(region, chunks, shape, strict=True)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class JointMoves:
+    """The moves of all targets of one source, each part of which is read once.
+
+    Attributes:
+        sources: the source tensors that are read.
+        targets: source key path → the target tensors that are made of it.
+        raw: source key paths of which any span can be read.
+        regions: source key paths of which any region can be read without reading much more.
+    """
+
+    sources: Mapping[KeyPath, TensorSpec]
+    targets: Mapping[KeyPath, Sequence[TensorSpec]]
+    raw: frozenset[KeyPath]
+    regions: frozenset[KeyPath]
+
+    def __iter__(self) -> Iterator[Move]:
+        for source in self.targets:
+            yield from self.of(source)
+
+    def of(self, source: KeyPath) -> Iterator[Move]:
+        """Those of one source tensor."""
+        raw, regions = source in self.raw, source in self.regions
+        return moves_of(self.sources[source], self.targets[source], raw=raw, regions=regions)

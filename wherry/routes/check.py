@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal
 
 from wherry.config.values import placeholders
 from wherry.core.opaque import allowing
+from wherry.core.request import NONE
 from wherry.errors import UsageError, WherryError
 from wherry.families import families, load_family_file
 from wherry.formats.registry import checked_options, find_format
 from wherry.storage.bucket_names import store_of
 from wherry.storage.stores import locate
 from wherry.tree.mapping import TREE_OPTIONS
-from wherry.view.choose import NONE
 from wherry.view.system import layout_options
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from wherry import __version__
 from wherry.errors import (
     DamagedError,
     MissingExtraError,
@@ -32,6 +31,7 @@ from wherry.routes.survey import Passed, survey
 from wherry.staging.lease import Lease
 from wherry.storage.home import ensure_home
 from wherry.storage.stores import is_live, locate
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence

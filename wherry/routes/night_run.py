@@ -1,7 +1,6 @@
 """A night without Prefect: the same plan and the same report as the flow, on threads of this process.
 
-Each checkpoint: convert, verify, register, note. Where a conversion to several targets fails each is tried alone. How
-the night ended is told and noted as the flow does it.
+Each checkpoint: convert, verify, register, note. Where a conversion to several targets fails each is tried alone.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from wherry.routes.night import (
     as_ours,
     came_of,
     failed_notes,
-    failure,
     holding,
     note,
     note_made,
@@ -30,7 +28,6 @@ from wherry.routes.night import (
 )
 from wherry.runtime import threads
 from wherry.verifier.verified import comparison, verified
-from wherry.watch.ending import blame, ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,18 +59,7 @@ def run_night(
     Raises:
         StorageError: the ledger cannot be read or written.
     """
-    with ending("nightly-convert", "Nightly conversion") as end:
-        report = _night(config, tuple(routes), dry_run=dry_run, go=go, retry_failed=retry_failed)
-        end.counts, end.silent = dict(report.counts), dry_run or report.left_to_another
-        error = failure(report)
-        if error is not None:
-            blame(end, error)
-    return report
-
-
-def _night(
-    config: Config, asked: tuple[Route, ...], *, dry_run: bool, go: bool, retry_failed: bool
-) -> Report:
+    asked = tuple(routes)
     with ExitStack() as stack:
         free = [route for route in asked if dry_run or stack.enter_context(holding(route))]
         plans = plan_night(free, retry_failed=retry_failed, go=go)

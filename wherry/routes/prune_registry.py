@@ -11,15 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.settings import configured, mlflow_registry_uri, mlflow_tracking_uri
+from wherry.core.services import service
 from wherry.errors import WherryError
-from wherry.formats.registry import service
-from wherry.storage.home import (
-    configured,
-    mlflow_registry_uri,
-    mlflow_tracking_uri,
-    sqlite_file,
-    without_secrets,
-)
+from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping

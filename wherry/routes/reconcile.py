@@ -15,11 +15,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry import __version__
 from wherry.core.units import parse_size
 from wherry.errors import WherryError
 from wherry.routes.routes import Wanted, wanted
 from wherry.routes.survey import Candidate, Passed
+from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

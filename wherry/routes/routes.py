@@ -168,8 +168,9 @@ def explain(uri: str, config: Config) -> list[Explanation]:
         WherryError: nothing recognises it.
     """
     from wherry.formats.detect import resolve
+    from wherry.ledger.resolve import checkpoint_uri
 
-    _location, found = resolve(uri)
+    _location, found = resolve(checkpoint_uri(uri))
     return [_explain(route, found) for route in config.routes]
 
 
@@ -251,7 +252,7 @@ def _run_folder(root: str, found: Detection, where: Whereabouts) -> Location | N
 def _too_old(route: Route, found: Detection) -> str | None:
     """Why `since` leaves a checkpoint: its newest file was written before."""
     from wherry.formats.checkpoint import open_checkpoint
-    from wherry.routes.survey import modified
+    from wherry.storage.ages import modified
 
     since = route.selection.since
     with open_checkpoint(found.uri, format=route.source_format or found.format) as opened:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from wherry.converter.existing import present_fingerprint
 from wherry.core.opaque import allowing
-from wherry.errors import NotFoundError, UnsupportedError, WherryError, storage_error
+from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.formats.detect import examine
 from wherry.formats.discover import NEWER_STEP, Skipped, discover
 from wherry.routes.routes import Whereabouts, refusal, whereabouts
 from wherry.routes.scores import score
-from wherry.storage.errors import library_errors
+from wherry.storage.ages import modified
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import FsspecStore, is_live, locate
+from wherry.storage.stores import is_live, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from wherry.config.schema import Route
     from wherry.config.values import Select
     from wherry.core.detection import Detection
-    from wherry.storage.location import Entry, Location
 
 Why = Literal["not taken", "not settled", "ours", "damaged", "vanished", "no score"]
 _NANOSECONDS = 1_000_000_000
@@ -223,33 +221,6 @@ def _candidate(
     metric = route.retention.metric
     value = _kept_by(found.uri, metric) if value is None and metric else value
     return Candidate(verdict, where, mark, sum(max(member.size, 0) for member in members), value)
-
-
-def modified(place: Location, members: Iterable[Entry]) -> datetime:
-    """When the newest file of a checkpoint was written; UTC.
-
-    Raises:
-        NotFoundError: one of the files is gone.
-        StorageError: the storage failed.
-        UnsupportedError: it does not say when files were written.
-    """
-    if place.store.capabilities.local:
-        newest = max((int(member.mark) for member in members if member.mark), default=0)
-        return datetime.fromtimestamp(newest / _NANOSECONDS, UTC)
-    assert isinstance(place.store, FsspecStore)
-    fs: Any = place.store.fs
-    paths = [place.path if member.name == place.name else f"{place.path}/{member.name}" for member in members]
-    try:
-        with library_errors(place.store.protocol, place.path):
-            return max(fs.modified(path) for path in paths).astimezone(UTC)
-    except FileNotFoundError as error:
-        raise NotFoundError("no such file", uri=place.uri, cure="check the path") from error
-    except OSError as error:
-        raise storage_error(error, place.uri) from error
-    except UnsupportedError as error:
-        raise UnsupportedError(
-            "the storage does not say when files were written", uri=place.uri, cure="select by step instead"
-        ) from error
 
 
 def _kept_by(uri: str, metric: str) -> float | None:

@@ -29,10 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
-from wherry.config.values import duration
-from wherry.core.units import parse_size, show_seconds, show_size
+from wherry.core.services import service
+from wherry.core.units import duration, parse_size, show_seconds, show_size
 from wherry.errors import WherryError
-from wherry.storage.home import configured
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -95,6 +94,7 @@ def limits(*, seconds: float, memory: int) -> Limits:
     Raises:
         UsageError: a limit is no duration or no size.
     """
+    configured = service("settings").configured
     timeout = os.environ.get(_TIMEOUT) or configured("child.timeout")
     most = os.environ.get(_MEMORY) or configured("child.memory")
     return Limits(duration(timeout) if timeout else seconds, parse_size(most) if most else memory)

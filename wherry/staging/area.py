@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.staging.lease import DRAFT
 from wherry.storage.copy import copy_written
-from wherry.storage.folders import PREFIX, is_staging
+from wherry.storage.folders import DRAFT, PREFIX, is_staging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

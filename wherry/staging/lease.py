@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Self
 from wherry.errors import StorageError, TargetInUseError, storage_error
 from wherry.staging import lease_watch
 from wherry.staging.lease_watch import Judgement, Owner, Verdict, judge, see, this_process
+from wherry.storage.folders import DRAFT
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
     from types import TracebackType
 
-DRAFT = ".draft"  # `.wherry-<name>.<8 hex>.draft`: a lease before its time; a kill may leave it
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without hard links says
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 _HEARTBEAT_SECONDS = 5.0

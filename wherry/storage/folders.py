@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PREFIX = ".wherry-"
+DRAFT = ".draft"  # ends the name of a file that is not yet complete; a kill may leave it
 
 
 def is_staging(name: str) -> bool:

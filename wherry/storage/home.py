@@ -1,9 +1,7 @@
-"""Home: where wherry keeps what belongs to no single checkpoint (the ledger and the embedded MLflow store).
+"""home: where wherry keeps what belongs to no single checkpoint (the ledger and the embedded MLflow store).
 
-One folder, `WHERRY_HOME`, private to its user; by default the platform's folder for user data. Environment
-variables that name a shared ledger or an MLflow server win over `wherry.toml`, and that over the files in the home.
-Looking up a path or a URL creates nothing; `ensure_home` does. Where there is no `wherry.toml`, nothing of the
-configuration is imported.
+One folder, `WHERRY_HOME`, private to its user; by default the platform's folder for user data. Looking up a path
+creates nothing; `ensure_home` does.
 """
 
 from __future__ import annotations
@@ -11,16 +9,12 @@ from __future__ import annotations
 import getpass
 import os
 from pathlib import Path
-from typing import Any
 
 from platformdirs import user_data_dir
 
 from wherry.errors import storage_error
 
 _PRIVATE = 0o700
-CONFIG_NAME = "wherry.toml"
-CONFIG_ENV = "WHERRY_CONFIG"
-ENVIRONMENT_ENV = "WHERRY_ENV"
 
 
 def home() -> Path:
@@ -43,56 +37,6 @@ def ensure_home() -> Path:
         failure.cure = "set WHERRY_HOME to a folder that can be written"
         raise failure from error
     return folder
-
-
-def config_file() -> Path | None:
-    """The configuration: what `WHERRY_CONFIG` names, else `wherry.toml` in the working directory or the home.
-
-    One in the working directory is passed over where `wherry.config.trust` says that it does not count.
-    """
-    given = os.environ.get(CONFIG_ENV)
-    if given:
-        return Path(given).expanduser().absolute()
-    here, own = Path(CONFIG_NAME).absolute(), home() / CONFIG_NAME
-    if here != own and os.path.lexists(here):
-        from wherry.config.trust import counts
-
-        if counts(here):
-            return here
-    return own if own.is_file() else None
-
-
-def configured(name: str) -> Any:
-    """What the configuration says of a setting, environment variables included; None where it says nothing.
-
-    Args:
-        name: dotted, as `mlflow.tracking_uri`.
-
-    Raises:
-        UsageError: the configuration is faulty.
-        NotFoundError: the configuration that `WHERRY_CONFIG` names is not there.
-    """
-    if config_file() is None:
-        return None
-    from wherry.config.config import load_config, value_at
-
-    return value_at(load_config().settings.model_dump(), name)
-
-
-def ledger_url() -> str:
-    """SQLAlchemy URL of the ledger: `WHERRY_LEDGER`, the configuration's, or a SQLite file in the home."""
-    return os.environ.get("WHERRY_LEDGER") or configured("ledger") or f"sqlite:///{home() / 'ledger.db'}"
-
-
-def mlflow_tracking_uri() -> str:
-    """`MLFLOW_TRACKING_URI`, the configuration's, or a SQLite file in the home (MLflow's own is the working folder)."""
-    given = os.environ.get("MLFLOW_TRACKING_URI") or configured("mlflow.tracking_uri")
-    return given or f"sqlite:///{home() / 'mlflow.db'}"
-
-
-def mlflow_registry_uri() -> str:
-    """`MLFLOW_REGISTRY_URI`, the configuration's, or where the tracking store is."""
-    return os.environ.get("MLFLOW_REGISTRY_URI") or configured("mlflow.registry_uri") or mlflow_tracking_uri()
 
 
 def mlflow_artifacts() -> Path:

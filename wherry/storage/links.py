@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from wherry.core.services import service
 from wherry.errors import HostileError
 
 _CACHED = ("models--", "datasets--", "spaces--")
@@ -65,10 +66,12 @@ def allowed_roots() -> tuple[str, ...]:
     Raises:
         UsageError: the configuration is faulty.
     """
-    from wherry.storage.home import configured  # asked only where a link leads outside
-
     stated = os.environ.get("WHERRY_LINKS")
-    folders = [one for one in stated.split(os.pathsep) if one] if stated else configured("links") or ()
+    folders = (
+        [one for one in stated.split(os.pathsep) if one]
+        if stated
+        else service("settings").configured("links") or ()
+    )
     return tuple(os.path.realpath(os.path.expanduser(folder)) for folder in folders)  # noqa: PTH111  text alone
 
 

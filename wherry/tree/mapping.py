@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from wherry.core.account import Ignored
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.tree.axes import AXIS_OPTIONS, named
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Format
 
-__all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "Ignored", "Mapped", "map_tree", "recut"]
+__all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "Mapped", "map_tree", "recut"]
 
 # Options of every target: how the tree is spelled. They are given through --set like a format's own.
 TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
@@ -43,21 +44,6 @@ _PARAMETER_ROOTS = ("params", "target", "model")
 _PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values do not show
 _NESTED = "planner_data"  # in `custom`: one-part name → parts of its nested path
 _Held = TypeVar("_Held")
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """A source entry that is not carried.
-
-    Attributes:
-        path: its key path (a companion's name as one part).
-        rule: the rule that ignores it.
-        reason: in words.
-    """
-
-    path: KeyPath
-    rule: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

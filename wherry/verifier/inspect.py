@@ -10,6 +10,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.core.units import parse_size
 from wherry.formats.checkpoint import Checkpoint, open_checkpoint
 from wherry.formats.pin import settled_checkpoint, take_pin
+from wherry.ledger.resolve import checkpoint_uri
 from wherry.mover.hashing import Hashes, flat_hashes, hash_checkpoint
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def inspect(
     """
 
     def open_it() -> Checkpoint:
-        return open_checkpoint(uri, format=format, step=step, item=item)
+        return open_checkpoint(checkpoint_uri(uri), format=format, step=step, item=item)
 
     with settled_checkpoint(open_it) if write else open_it() as checkpoint:
         budget, pin = parse_size(memory), take_pin(checkpoint) if write else None

@@ -18,12 +18,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.services import service
 from wherry.errors import UnsupportedError, UsageError, missing_extra
-from wherry.formats.registry import service
-from wherry.live.snapshot import available_memory
 from wherry.mover.hashing import Failure, hash_checkpoint
 from wherry.runtime import child
 from wherry.runtime.child import NoAnswerError
+from wherry.runtime.memory import available_memory
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
@@ -142,8 +142,12 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
     if source is None:
         raise UsageError("level logits compares with the source", cure="say which: --against SOURCE")
     from wherry.formats.checkpoint import open_checkpoint
+    from wherry.ledger.resolve import checkpoint_uri
 
-    with tempfile.TemporaryDirectory(prefix=".wherry-logits.") as folder, open_checkpoint(source) as other:
+    with (
+        tempfile.TemporaryDirectory(prefix=".wherry-logits.") as folder,
+        open_checkpoint(checkpoint_uri(source)) as other,
+    ):
         request = {
             "task": "logits",
             "source": _as_hub(other, Path(folder) / "source", family_file),
@@ -158,7 +162,7 @@ def _as_hub(checkpoint: Checkpoint, folder: Path, family_file: str | None) -> st
     if checkpoint.detection.format == _HUB and checkpoint.detection.family:
         return _local(checkpoint)
     from wherry.converter.convert import convert
-    from wherry.view.choose import Wish
+    from wherry.core.request import Wish
 
     wish = Wish(family_file=family_file)
     convert(checkpoint.uri, folder, to=_HUB, only="params", lineage=False, wish=wish)

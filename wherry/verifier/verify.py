@@ -29,6 +29,7 @@ from wherry.core.units import parse_size
 from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
 from wherry.formats.checkpoint import Checkpoint, open_checkpoint
 from wherry.formats.detect import describe_absent, resolve
+from wherry.ledger.resolve import checkpoint_uri
 from wherry.mover.checksums import without_checksum
 from wherry.mover.hashing import Failure, Measured, compare, hash_checkpoint
 from wherry.storage.location import MOST_COMPANION
@@ -150,7 +151,7 @@ def verify(
     clock = time.monotonic()
     other = None if against is None else _Other(against, family_file)
     try:
-        with open_checkpoint(uri, format=format, step=step, item=item) as checkpoint:
+        with open_checkpoint(checkpoint_uri(uri), format=format, step=step, item=item) as checkpoint:
             found = _look(checkpoint, level, other, parse_size(memory), progress)
             if level in _OTHERS_SAY and found.ok:
                 found = _told(found, checkpoint, other, parse_size(memory))
@@ -159,7 +160,7 @@ def verify(
         found = Verification(
             error.uri or str(uri), level, error.verdict, ok=False, checked=0, failed=(failure,)
         )
-    compared = resolve(against)[1].uri if against is not None and found.ok else None
+    compared = resolve(checkpoint_uri(against))[1].uri if against is not None and found.ok else None
     return replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
 
 
@@ -245,7 +246,7 @@ def _against(
 ) -> Iterator[Failure]:
     options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
     rename = renaming_of(sidecar.manifest if sidecar else None, options)
-    with open_checkpoint(against) as other:
+    with open_checkpoint(checkpoint_uri(against)) as other:
         seen = _as_scanned(other, sidecar)
         theirs = hash_checkpoint(seen, memory=memory, progress=progress, paths=_meant(seen, sidecar))
     renamed = {rename(path): path for path in theirs.digests}
@@ -282,7 +283,7 @@ def _came_back(
     """Compare with a source of another system, through the inverse layout."""
     from wherry.view.inverse import roundtrip
 
-    with open_checkpoint(against.uri) as other:
+    with open_checkpoint(checkpoint_uri(against.uri)) as other:
         layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
         yield from roundtrip(
             checkpoint, other, layout, memory=memory, progress=progress, measured=against.measured

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.converter.planned import JointMoves
 from wherry.core.progress import Meter
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.hashing import Hashes
@@ -25,12 +24,12 @@ from wherry.runtime.crew import StoppedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 
-    from wherry.converter.planned import Plan
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Reader
+    from wherry.mover.move import JointMoves
     from wherry.runtime.crew import Task
     from wherry.view.view import RelaidReader
 
@@ -146,14 +145,14 @@ class ViewPass:
         source: the checkpoint that is seen.
         reader: the view's reader.
         carrier: carries the view's tensors.
-        plans: of all targets.
+        moves: of all targets.
         progress: called a few times a second, for the stage `digest`.
     """
 
     source: Checkpoint
     reader: RelaidReader
     carrier: Carrier
-    plans: list[Plan]
+    moves: JointMoves
     progress: OnProgress | None
 
     def carry(self) -> Hashes:
@@ -184,7 +183,7 @@ class ViewPass:
 
     def _tasks(self, used: Carrier, left: Carrier) -> Iterator[Task]:
         """What is to be done, group by group; `left` hashes what nothing is made of."""
-        specs, moves, decoded = self.source.manifest.tensors, JointMoves(self.plans), self.reader.decoded
+        specs, moves, decoded = self.source.manifest.tensors, self.moves, self.reader.decoded
         needs = {path: self.reader.needs(path) for path in self.carrier.specs}
         sizes = {path: spec.nbytes for path, spec in specs.items()}
         decoded.kept = {path for path in _alone(needs, sizes) if self.reader.canonical.decodes(specs[path])}

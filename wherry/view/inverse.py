@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from wherry.core.account import Bound
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import Region
     from wherry.formats.checkpoint import Checkpoint
     from wherry.layout.copies import Stored
-    from wherry.layout.words import Bound
 
 _BAND = 8 << 20
 

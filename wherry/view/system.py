@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.request import CONTAINERS, NONE, SCAN
 from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError
 from wherry.families import (
     convert_layout,
@@ -22,16 +23,15 @@ from wherry.families.companions import config_file, facts_beside, outfit, source
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
-from wherry.view.choose import CONTAINERS, NONE, SCAN
 from wherry.view.view import Relaid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from wherry.core.request import Wish
     from wherry.families.schema import Family, System
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
-    from wherry.view.choose import Wish
 
 CONFIG = "config.json"
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
+from wherry.core.account import Ignored
 from wherry.core.manifest import Companion
 from wherry.core.tensorspec import GRID, Region, TensorSpec, region_shape
 from wherry.families import Projected, target_manifest
@@ -29,17 +30,16 @@ from wherry.mover.regions import fill_region
 from wherry.mover.spans import raw_bytes
 from wherry.storage.location import Entry, Location
 from wherry.storage.stores import LocalStore
-from wherry.tree.mapping import Ignored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
 
+    from wherry.core.account import Bound
     from wherry.core.keypath import KeyPath
     from wherry.families.companions import Outfit
     from wherry.layout.copies import Pieces, Stored
-    from wherry.layout.words import Bound
 
 _OTHER_SYSTEM = "a file of the source's system, of no use to the target's"
 _BAND = 8 << 20  # what is gathered at a time: the unit of raw moves
@@ -161,7 +161,7 @@ class RelaidReader:
         if taken is not None:
             return self._source.reader.extents(self._source.spec(taken))
         stored = self._projected.targets[spec.path]
-        spans = runs(stored, self._projected)
+        spans = runs(stored, self._projected.pieces)
         if spans is None:
             return None
         found: list[Extent] = []

@@ -14,16 +14,11 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+from wherry.core.digest import short
 from wherry.core.units import show_size
 from wherry.errors import WherryError
-from wherry.storage.home import (
-    ensure_home,
-    home,
-    mlflow_registry_uri,
-    mlflow_tracking_uri,
-    sqlite_file,
-    without_secrets,
-)
+from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,7 +140,7 @@ def _ledger() -> Finding:
         )
         return Finding("ledger", "broken", f"{uri}: {chain.altered}", cure)
     return Finding(
-        "ledger", "ok", f"{uri}: {chain.statements} statements, chain whole, head {chain.head[:12]}"
+        "ledger", "ok", f"{uri}: {chain.statements} statements, chain whole, head {short(chain.head)}"
     )
 
 

@@ -18,10 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.auditor.roots import age_of
+from wherry.config.file import config_file
+from wherry.config.settings import configured
 from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
-from wherry.storage.home import config_file, configured
+from wherry.storage.ages import age_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.watch.metrics_ledger import HELP, RUN, Sample, done

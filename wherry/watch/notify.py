@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from wherry.config.settings import configured
 from wherry.core.emit import opener
+from wherry.core.services import service
 from wherry.errors import WherryError
-from wherry.formats.registry import service
-from wherry.storage.home import configured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,29 @@
+"""file: which `wherry.toml` counts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from wherry.storage.home import home
+
+CONFIG_NAME = "wherry.toml"
+CONFIG_ENV = "WHERRY_CONFIG"
+ENVIRONMENT_ENV = "WHERRY_ENV"
+
+
+def config_file() -> Path | None:
+    """The configuration: what `WHERRY_CONFIG` names, else `wherry.toml` in the working directory or the home.
+
+    One in the working directory is passed over where `wherry.config.trust` says that it does not count.
+    """
+    given = os.environ.get(CONFIG_ENV)
+    if given:
+        return Path(given).expanduser().absolute()
+    here, own = Path(CONFIG_NAME).absolute(), home() / CONFIG_NAME
+    if here != own and os.path.lexists(here):
+        from wherry.config.trust import counts
+
+        if counts(here):
+            return here
+    return own if own.is_file() else None

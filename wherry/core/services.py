@@ -1,0 +1,49 @@
+"""services: the rooms above and the outside systems that a room below may call, as rows of dotted strings.
+
+Nothing is imported before it is asked for. A row names the package that the service needs and the extra that installs
+it, so that a missing package is an error that says what to install.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from wherry.errors import missing_extra
+
+# service → (module, package that it needs, extra of wherry that installs the package).
+_SERVICES: dict[str, tuple[str, str, str]] = {
+    "settings": ("wherry.config.settings", "", ""),
+    "native": ("wherry.integrations.native", "jax", "jax"),
+    "live": ("wherry.integrations.live.filling", "jax", "jax"),
+    "mlflow": ("wherry.integrations.mlflow", "mlflow", "mlflow"),
+    "prefect": ("wherry.flows.convert", "prefect", "prefect"),
+    "prefect-notify": ("wherry.tasks.notify", "prefect", "prefect"),
+    "deploy": ("wherry.integrations.prefect_deploy", "prefect", "prefect"),
+    "serve": ("wherry.flows.serve", "prefect", "prefect"),
+    "signing": ("wherry.integrations.signing", "cryptography", "sign"),
+    "openlineage": ("wherry.integrations.openlineage", "", ""),
+    "export-state": ("wherry.integrations.export_live", "", ""),
+    "export-processes": ("wherry.integrations.export_processes", "", ""),
+}
+
+
+_TRUST = "wherry.config.trust"  # judges the settings that Prefect would read in the working folder
+
+
+def service(name: str) -> Any:
+    """The module that speaks to an outside service.
+
+    Raises:
+        MissingExtraError: the package that it needs is not installed.
+        HostileError: Prefect is needed, and would take its settings from a checkpoint's folder.
+    """
+    module, package, extra = _SERVICES[name]
+    if package == "prefect":
+        import_module(_TRUST).require_own_prefect_settings()
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] == package:
+            raise missing_extra(package, extra, name) from error
+        raise

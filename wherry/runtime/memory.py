@@ -1,0 +1,23 @@
+"""memory: how many bytes of memory are free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_memory() -> int | None:
+    """Bytes that can be taken without swapping, the limit of the container regarded; None where nothing says it."""
+    found: list[int] = []
+    try:
+        rows = Path("/proc/meminfo").read_text().splitlines()
+        found += [int(row.split()[1]) << 10 for row in rows if row.startswith("MemAvailable:")]
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            stat = dict(row.split() for row in (_CGROUP / "memory.stat").read_text().splitlines())
+            cached = int(stat["inactive_file"]) + int(stat["active_file"])
+            found.append(int(limit) - int((_CGROUP / "memory.current").read_text()) + cached)
+    except (OSError, ValueError, KeyError):
+        return min(found, default=None)  # this system says less, so less is known
+    return min(found, default=None)

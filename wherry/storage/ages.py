@@ -1,0 +1,54 @@
+"""ages: when the files of a checkpoint were written."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import NotFoundError, UnsupportedError, storage_error
+from wherry.storage.errors import library_errors
+from wherry.storage.stores import FsspecStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wherry.storage.location import Entry, Location
+
+_NANOSECONDS = 1e9
+
+
+def age_of(location: Location) -> float | None:
+    """Seconds since the newest of its files was written; of a folder those that lie directly in it."""
+    if not location.store.capabilities.local:
+        return None
+    entries = [one for one in location.entries() if not one.is_dir] or [location.entry]
+    marks = [int(one.mark) for one in entries if one is not None and one.mark]
+    return max(time.time() - max(marks) / _NANOSECONDS, 0.0) if marks else None
+
+
+def modified(place: Location, members: Iterable[Entry]) -> datetime:
+    """When the newest file of a checkpoint was written; UTC.
+
+    Raises:
+        NotFoundError: one of the files is gone.
+        StorageError: the storage failed.
+        UnsupportedError: it does not say when files were written.
+    """
+    if place.store.capabilities.local:
+        newest = max((int(member.mark) for member in members if member.mark), default=0)
+        return datetime.fromtimestamp(newest / _NANOSECONDS, UTC)
+    assert isinstance(place.store, FsspecStore)
+    fs: Any = place.store.fs
+    paths = [place.path if member.name == place.name else f"{place.path}/{member.name}" for member in members]
+    try:
+        with library_errors(place.store.protocol, place.path):
+            return max(fs.modified(path) for path in paths).astimezone(UTC)
+    except FileNotFoundError as error:
+        raise NotFoundError("no such file", uri=place.uri, cure="check the path") from error
+    except OSError as error:
+        raise storage_error(error, place.uri) from error
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            "the storage does not say when files were written", uri=place.uri, cure="select by step instead"
+        ) from error
