@@ -3,8 +3,8 @@
 In this order, since each step needs those before it: preflight, work pools, global concurrency limits, deployments,
 automations. The deployments are made by Prefect's own `prefect deploy --all`, so that `prefect.yaml` means exactly
 what Prefect's documentation says; what it left out is found afterwards, since it passes over faulty entries with a
-mere warning. That command runs in a child process (see `wherry.runtime.child`): entrypoints of deployments are modules that are
-installed, since the child stands in an empty folder.
+mere warning. That command runs in a child process (see `wherry.runtime.child`): entrypoints of
+deployments are modules that are installed, since the child stands in an empty folder.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def test_limits_are_set_by_variables_and_the_configuration(monkeypatch, tmp_path
 
 
 # The last one replaces this process by the same command line in UTF-8 mode, before anything is done.
-STARTERS = {"wherry/child.py", "wherry/testing/children.py", "wherry/interpreter.py"}
+STARTERS = {"wherry/runtime/child.py", "wherry/testing/children.py", "wherry/runtime/interpreter.py"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=label)

@@ -226,7 +226,10 @@ def test_prefect_takes_no_settings_of_a_checkpoint(tmp_path, monkeypatch, name):
 
 
 def test_without_a_file_nothing_is_imported(tmp_path):
-    code = "import sys, wherry.storage.home; wherry.config.settings.ledger_url(); print([m for m in sys.modules if 'trust' in m])"
+    code = (
+        "import sys; from wherry.config.settings import ledger_url; ledger_url(); "
+        "print([m for m in sys.modules if 'trust' in m])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )

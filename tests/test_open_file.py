@@ -159,11 +159,11 @@ def test_the_sidecar_and_what_users_name(model, tmp_path):
 
 # Modules that read no checkpoint by a path: their own parts, what the user names, /proc, staging, keys and the ledger.
 OWN = {
-    "wherry/area.py", "wherry/child.py", "wherry/cli_errors.py", "wherry/key.py", "wherry/lease_watch.py",
-    "wherry/audit_bundle.py", "wherry/audit_check.py", "wherry/axis_names.py", "wherry/cli_ledger.py",
-    "wherry/doctor.py", "wherry/families/__init__.py", "wherry/journal.py", "wherry/lease.py",
-    "wherry/lineage_page.py", "wherry/policy.py", "wherry/shares.py", "wherry/snapshot.py", "wherry/staging.py",
-    "wherry/live_checkpoint.py", "wherry/open_file.py", "wherry/carrying.py",
+    "wherry/staging/area.py", "wherry/runtime/child.py", "wherry/cli/errors.py", "wherry/staging/key.py", "wherry/staging/lease_watch.py",
+    "wherry/auditor/bundle.py", "wherry/auditor/check.py", "wherry/tree/axes.py", "wherry/cli/ledger.py",
+    "wherry/watch/doctor.py", "wherry/families/__init__.py", "wherry/staging/journal.py", "wherry/staging/lease.py",
+    "wherry/lineage/page.py", "wherry/models/policy.py", "wherry/live/shares.py", "wherry/live/snapshot.py", "wherry/staging/staging.py",
+    "wherry/live/checkpoint.py", "wherry/storage/open_file.py", "wherry/storage/copy.py",
     "integrations/containers/chunk_store.py", "integrations/containers/npz_writer.py",
     "integrations/containers/torch_zip_writer.py", "integrations/openlineage_transport.py",
     "integrations/prefect_automations.py", "integrations/prefect_deploy.py", "integrations/prefect_pools.py",

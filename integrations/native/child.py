@@ -2,8 +2,8 @@
 
     python -m wherry.integrations.native.child < REQUEST > ANSWER          (JSON; a `schema` number in both)
 
-It is started by `wherry.runtime.child`, in an empty folder of its own, which is also the cache of Hugging Face's libraries, so
-that nothing that was fetched earlier is executed.
+It is started by `wherry.runtime.child`, in an empty folder of its own, which is also the cache of Hugging
+Face's libraries, so that nothing that was fetched earlier is executed.
 
 The request has the function, the path, and the manifest with a digest for each tensor. Each array is fetched from its
 devices shard by shard, replicas once, and its digest compared. What the library prints goes to the standard error.

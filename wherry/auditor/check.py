@@ -7,7 +7,7 @@ checkpoint and model version is stated in that chain; that every manifest gives,
 checkpoint was audited. It proves nothing about storage: that is what the audit itself looked at. Compare the anchor
 with one kept elsewhere (`--anchor`): a chain that was written anew as a whole is consistent, too.
 
-Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`, written out again on purpose: by a second hand.
+Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`, written out again on purpose.
 """
 
 from __future__ import annotations

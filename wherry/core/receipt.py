@@ -74,7 +74,7 @@ class Receipt:
         warnings: what could not be carried or made, in words.
         snippet: how the target's own software loads the result; empty where that is not known.
         group: names the pass that made several targets at once; the same in the receipt of each, empty for one.
-        asked: what was stated, and nothing else; see `wherry.converter.command`. Empty in receipts of before it was kept.
+        asked: what was stated, and nothing else; see `converter.command`. Empty in receipts of before it was kept.
     """
 
     source: CheckpointRef

@@ -105,7 +105,7 @@ def last_conversions(ledger: Ledger) -> dict[str, ConvertedTarget]:
 
 
 def asked_in(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """Number of a conversion's statement → what was stated; see `wherry.converter.command`. Empty where it is not kept."""
+    """Number of a conversion's statement → what was stated; see `converter.command`. Empty where it is not kept."""
     table, every, found = tables.statement.c, list(numbers), dict[int, dict[str, Any]]()
     with ledger.read() as connection:
         for start in range(0, len(every), _AT_ONCE):

@@ -1,4 +1,4 @@
-"""The ledger's database: how it is opened, made, locked and kept durable. What is written is `wherry.ledger.record`'s affair.
+"""The ledger's database: how it is opened, made, locked and kept durable. `wherry.ledger.record` writes it.
 
 SQLite, the default, is one file in WAL mode with `synchronous=FULL`: a commit is on the disk when it returns, readers
 go on meanwhile, and writers of all processes wait for one another. PostgreSQL is for teams; `wherry.ledger.postgres`

@@ -95,7 +95,7 @@ def restore(
             included), an NNX module or state, a Penzai model, a torch module, optimizer or state dict.
         only: `params`, or patterns of printed key paths by commas: what of the checkpoint is restored.
         strict: whether a leaf that the checkpoint lacks, or an entry that the template lacks, is an error.
-        rename: rules of `wherry.tree.renames` for the checkpoint's key paths, one text with `;` between them or several.
+        rename: rules of `wherry.tree.renames` for the checkpoint's key paths, one text with `;` between or several.
         cast: whether element types may differ; values are then converted.
         to: the format of whose system the template has names and shapes, where it is another's (`huggingface`).
         options: forms and conventions of the layouts, as for `convert`.

@@ -4,7 +4,7 @@ wherry removes only what it wrote itself, and that has a sidecar. So a conversio
 while it runs, and any other source is read without leaving a trace anywhere. The mark is a lease beside the checkpoint,
 `.wherry-<name>.<8 hex>.reading`, as that of who writes it is: whoever could remove the checkpoint sees it, whichever
 machine or home they have. It is void when its process has ended, or has given no sign of life for half a minute of
-watching (see `wherry.staging.lease_watch`); several may read one source. Where nothing can be written beside the source, and
+watching (see `lease_watch`); several may read one source. Where nothing can be written beside the source, and
 on object stores, which have no leases, the mark lies in `WHERRY_HOME/in-use` and is seen by whoever shares the home;
 where that cannot be written either the conversion goes on without a mark.
 """

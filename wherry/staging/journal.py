@@ -8,7 +8,7 @@ the reason kept.
 A move is recorded once every leaf that it touches has been hashed, together with those digests, so a resumed run
 needs no byte of it again. The journal lies in the staging area and goes with it.
 
-Every line ends with a MAC over the line and the MAC before it, made with the user's key (see `wherry.staging.key`): what
+Every line ends with a MAC over the line and the MAC before it, made with the user's key (see `key`): what
 somebody else wrote, reordered, cut in the middle or brought from another place is not believed, and the conversion
 begins anew. Lines are verified before they are parsed.
 """

@@ -2,8 +2,8 @@
 
 `.wherry-<name>.lease` beside the target names its owner. The owner keeps it open, and holds it as long as the path
 still leads to that file; every few seconds it writes a counter through the open file, so that it can never touch the
-lease of another. A lease whose owner is gone or silent (see `wherry.staging.lease_watch`) is replaced by a rename. Taking a
-lease over and committing exclude each other by `flock` on the file of the lease; on a file system without `flock` the
+lease of another. A lease whose owner is gone or silent (see `lease_watch`) is replaced by a rename. Taking a lease
+over and committing exclude each other by `flock` on the file of the lease; on a file system without `flock` the
 names of the staging areas alone keep a former owner from committing (see `wherry.staging.staging`).
 """
 

@@ -1,13 +1,13 @@
 """Staging and commit: a target appears whole, under its final name, in one step, or not at all.
 
-A conversion writes into a staging area beside the target (`wherry.staging.area` has its name and what lies in it). The name
-begins with a dot and a letter, so that neither Lingua (which takes any folder that begins with ten digits for a
-checkpoint) nor Orbax (which lists digits and `<prefix>_<digits>`, and deletes its own temporary names) ever touches
-it. The area is closed to other users; what lies in it has the modes of the umask, and keeps them when it is committed.
-On a local file system the commit is `renameat2(RENAME_NOREPLACE)` and an fsync of the parent; where the kernel or file
-system lacks it, a hard link (files) or a rename that can replace nothing but an empty folder. Parents that are made are
-synced into their own parents. On an object store the staged files are uploaded under their final names and the
-format's commit member is put last, create-only, so that readers see nothing before it; nothing is renamed there.
+A conversion writes into a staging area beside the target (see `wherry.staging.area`). The name begins with a dot and
+a letter, so that neither Lingua (which takes any folder that begins with ten digits for a checkpoint) nor Orbax
+(which lists digits and `<prefix>_<digits>`, and deletes its own temporary names) ever touches it. The area is closed
+to other users; what lies in it has the modes of the umask, and keeps them when it is committed. On a local file
+system the commit is `renameat2(RENAME_NOREPLACE)` and an fsync of the parent; where the kernel or file system lacks
+it, a hard link (files) or a rename that can replace nothing but an empty folder. Parents that are made are synced
+into their own parents. On an object store the staged files are uploaded under their final names and the format's
+commit member is put last, create-only, so that readers see nothing before it; nothing is renamed there.
 
 Every owner commits from the name of its own area alone, and only while it holds the target's lease. A run that was
 stopped for so long that another took over its target finds its area gone; it ends with TargetInUseError, and touches

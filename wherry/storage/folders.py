@@ -1,7 +1,7 @@
 """Folders that wherry makes, and the names that its staging areas bear.
 
-A staging area is made by `wherry.staging.staging` alone. A run whose area was taken over finds that its path is gone; nothing
-that it still does may make a folder there again.
+A staging area is made by the room `staging` alone. A run whose area was taken over finds that its path is gone;
+nothing that it still does may make a folder there again.
 """
 
 from __future__ import annotations

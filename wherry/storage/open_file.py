@@ -1,8 +1,8 @@
 """open_file: the one way in which files and folders of this machine are opened.
 
 A name in a checkpoint can be a FIFO that nobody ever writes to, a device without an end, or a link to a file of the
-user's. So what is opened is a regular file (or a folder, for a listing), no call ever waits, links obey `wherry.storage.links`,
-and nothing is written through a link. What is checked is the descriptor that is then read.
+user's. So what is opened is a regular file (or a folder, for a listing), no call ever waits, links obey
+`wherry.storage.links`, and nothing is written through a link. What is checked is the descriptor that is then read.
 """
 
 from __future__ import annotations

@@ -263,7 +263,9 @@ def make_folder(location: Location) -> None:
 
 
 def locate(uri: str | os.PathLike[str]) -> Location:
-    """Read a URI or a path; links of a local path itself are the user's choice, those below it obey `wherry.storage.links`.
+    """Read a URI or a path.
+
+    Links of a local path itself are the user's choice; those below it obey `wherry.storage.links`.
 
     Raises:
         UsageError: an empty or relative-to-nothing URI, or one that carries credentials.

@@ -1,4 +1,4 @@
-"""The contract of readers: what `wherry.formats.format.Reader` and `Checkpoint` promise, checked on any opened checkpoint.
+"""The contract of readers: what `wherry.formats.format.Reader` and `Checkpoint` promise, on any opened checkpoint.
 
 Regions are slices of the whole; bytes are canonical (C order, little endian) whichever way they come; extents name
 exactly those bytes; wrong requests are refused with our errors; all of it from several threads.
