@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from pydantic import BaseModel, ConfigDict, Field
 
-from wherry.auditor.text import counted
+from wherry.auditor.report import counted
 from wherry.errors import MismatchError
 from wherry.tasks.audit import audit as audit_task
 from wherry.tasks.ending import ending

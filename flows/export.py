@@ -12,8 +12,8 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 from pydantic import BaseModel, ConfigDict, Field
 
+from wherry.config.config import in_force
 from wherry.config.schema import MlflowSettings
-from wherry.config.use import in_force
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert import chain, summary
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec

@@ -19,8 +19,8 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict, Field
 
+from wherry.config.config import in_force
 from wherry.config.schema import Route
-from wherry.config.use import in_force
 from wherry.errors import WherryError
 from wherry.flows.convert import chain
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec

@@ -22,7 +22,7 @@ from wherry.core import receipt as receipts
 from wherry.core.opaque import allowing
 from wherry.core.request import Wish
 from wherry.errors import CorruptError, UsageError
-from wherry.ledger.conversions import asked_in
+from wherry.ledger.nodes import asked_in
 from wherry.ledger.record import open_ledger, record_conversion, statements
 from wherry.lineage.stale import stale
 from wherry.storage.sidecar import read_sidecar

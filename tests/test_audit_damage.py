@@ -13,7 +13,7 @@ import wherry
 from tests import audit_support as support
 from wherry.auditor import bytes as audit_bytes
 from wherry.auditor.audit import audit
-from wherry.auditor.text import markdown, summary
+from wherry.auditor.report import markdown, summary
 from wherry.cli import cli
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, missing_extra
 from wherry.ledger.record import open_ledger, statements

@@ -15,7 +15,7 @@ from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
 from wherry.mover.decoded import CanonicalReader, Decoded
 from wherry.mover.hashing import hash_checkpoint
-from wherry.runtime.crew import StoppedError
+from wherry.runtime.threads import StoppedError
 
 SHAPE = (1024, 768)  # 3 MiB: more than is decoded again and again
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from wherry.config.config import in_force
 from wherry.config.file import config_file
 from wherry.config.settings import configured
-from wherry.config.use import in_force
 from wherry.errors import CorruptError
 from wherry.watch import ending as module
 from wherry.watch.ending import blame, ending

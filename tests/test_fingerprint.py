@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wherry.formats.fingerprint import fingerprint
+from wherry.formats.checkpoint import fingerprint
 from wherry.storage.location import Entry
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import locate

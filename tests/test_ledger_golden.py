@@ -12,9 +12,8 @@ import pytest
 from tests import make_golden_ledger as golden
 from wherry.errors import CorruptError
 from wherry.ledger import schema as tables
-from wherry.ledger.conversions import conversions_of
 from wherry.ledger.database import schema_of
-from wherry.ledger.nodes import digest_at, nodes
+from wherry.ledger.nodes import conversions_of, digest_at, nodes
 from wherry.ledger.record import ancestors, check_chain, head, open_ledger, record_conversion, statements
 
 FOLDER = Path(__file__).parent / "golden"

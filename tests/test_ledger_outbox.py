@@ -9,9 +9,15 @@ from sqlalchemy import event
 
 from tests.ledger_support import conversion, digest, filled, node
 from wherry.errors import UsageError
-from wherry.ledger.conversions import conversions_of, converted_sources, last_conversions
 from wherry.ledger.cursors import cursors, delivered, failed, pending, rewind
-from wherry.ledger.nodes import digest_at, digests_starting, nodes
+from wherry.ledger.nodes import (
+    conversions_of,
+    converted_sources,
+    digest_at,
+    digests_starting,
+    last_conversions,
+    nodes,
+)
 from wherry.ledger.record import (
     ancestors,
     check_chain,

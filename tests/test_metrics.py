@@ -17,8 +17,7 @@ from wherry.auditor.audit import audit
 from wherry.cli.audit import metrics as command
 from wherry.errors import StorageError
 from wherry.ledger.record import open_ledger, record_event
-from wherry.watch.metrics import after_run, measure, note_run, text, write
-from wherry.watch.metrics_ledger import HELP, Sample
+from wherry.watch.metrics import HELP, Sample, after_run, measure, note_run, text, write
 
 _LINE = re.compile(r'[a-z_]+(\{([a-z_]+="([^"\\\n]|\\.)*",?)+\})? -?[\d.e+-]+')
 

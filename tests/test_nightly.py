@@ -20,7 +20,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.flows import load_flow_from_entrypoint
 
 from wherry.flows.nightly import NightlySpec, nightly
-from wherry.ledger.conversions import converted_sources
+from wherry.ledger.nodes import converted_sources
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.routes.night import holding
 from wherry.routes.routes import load_config

@@ -22,7 +22,7 @@ from wherry.config.config import VARIABLES
 from wherry.formats.registry import formats
 from wherry.models.policy import Policy, policy_of
 from wherry.verifier.verify import LEVELS
-from wherry.watch import metrics_ledger
+from wherry.watch import metrics
 
 DOORS = ("For trainers", "For platform engineers", "For auditors")
 
@@ -179,7 +179,7 @@ def test_pools_and_files_that_are_named_are_there():
 
 def test_the_alerts_are_about_metrics_that_are_written():
     part = section("For platform engineers")
-    assert set(re.findall(r"\bwherry_[a-z_]+", part)) <= set(metrics_ledger.HELP)
+    assert set(re.findall(r"\bwherry_[a-z_]+", part)) <= set(metrics.HELP)
     flows = "".join(path.read_text() for path in (ROOT / "flows").glob("*.py"))
     for name in re.findall(r'flow="([\w-]+)"', part):
         assert f'ending("{name}"' in flows, f"nothing notes the end of {name}"

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.config.schema import Route
-from wherry.ledger.conversions import ConvertedTarget
+from wherry.ledger.nodes import ConvertedTarget
 from wherry.ledger.record import open_ledger
 from wherry.routes.night import plan_night
 from wherry.routes.reconcile import Known, estimate, hours, known, todo

@@ -13,10 +13,9 @@ from wherry.core.keypath import parse
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.registry import find_format
 from wherry.tree.forms import Leaves, respelled
-from wherry.tree.lists import kept_lists
 from wherry.tree.mapping import map_tree
 from wherry.tree.renames import inverse_rules, parse_rules, renamed
-from wherry.tree.spelling import NAMES, renaming_of
+from wherry.tree.spelling import NAMES, kept_lists, renaming_of
 
 PART = st.text(st.sampled_from("ab01._~/{}* ->é"), max_size=6)
 PATH = st.lists(PART, min_size=1, max_size=4).map(tuple)

@@ -209,7 +209,7 @@ def test_config_show(tmp_path, monkeypatch):
 
 
 def test_policies_and_keys_are_checked_too(tmp_path):
-    from wherry.config.use import in_force, named_policy
+    from wherry.config.config import in_force, named_policy
     from wherry.models.policy import policy_of
     from wherry.routes.check import check
 

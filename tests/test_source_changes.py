@@ -18,7 +18,7 @@ from wherry.converter.convert import Target, convert_all
 from wherry.errors import MismatchError
 from wherry.formats import pin as pins
 from wherry.formats.registry import find_format, formats
-from wherry.ledger.conversions import converted_sources
+from wherry.ledger.nodes import converted_sources
 from wherry.ledger.record import open_ledger
 from wherry.mover.output import Output
 from wherry.storage.stores import locate

@@ -23,9 +23,8 @@ from wherry.core.tensorspec import Span
 from wherry.errors import CorruptError, StorageError, UsageError
 from wherry.formats.format import StreamingReader
 from wherry.integrations.containers.safetensors_writer import SafetensorsWriter
-from wherry.mover.flowing import spans_of
 from wherry.mover.pool import Pool
-from wherry.mover.source import Spill
+from wherry.mover.source import Spill, spans_of
 
 BIG = (6144, 8192)  # 96 MiB of bfloat16
 
@@ -270,7 +269,7 @@ def test_what_a_kill_leaves_goes_with_the_next_run_or_with_clean(tmp_path):
 
 
 def test_a_stopped_pass_ends_between_two_pieces(tmp_path):
-    from wherry.runtime.crew import StoppedError
+    from wherry.runtime.threads import StoppedError
 
     folder = stored(tmp_path / "in", values((1024, 6000)), (1024, 6000), **ZSTD)
     stopped = threading.Event()

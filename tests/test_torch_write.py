@@ -21,7 +21,7 @@ from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
 from wherry.integrations.containers import stored_zip_writer
 from wherry.integrations.containers.pickle_writer import PickleWriter
-from wherry.mover import crc32
+from wherry.mover import checksums
 
 
 def load(path):
@@ -189,8 +189,10 @@ def test_spans_must_be_inside_and_agree(tmp_path):
 @settings(max_examples=200, deadline=None)
 def test_crcs_of_pieces_combine(data, draw):
     cut = draw.draw(st.integers(0, len(data)))
-    assert crc32.combine(zlib.crc32(data[:cut]), zlib.crc32(data[cut:]), len(data) - cut) == zlib.crc32(data)
-    whole = crc32.PieceCrc(len(data))
+    assert checksums.combine(zlib.crc32(data[:cut]), zlib.crc32(data[cut:]), len(data) - cut) == zlib.crc32(
+        data
+    )
+    whole = checksums.PieceCrc(len(data))
     for _ in range(draw.draw(st.integers(0, 6))):
         start = draw.draw(st.integers(0, len(data)))
         stop = draw.draw(st.integers(start, len(data)))
@@ -199,7 +201,7 @@ def test_crcs_of_pieces_combine(data, draw):
 
 
 def test_a_repeated_write_counts_with_its_last_bytes():
-    crc = crc32.PieceCrc(8)
+    crc = checksums.PieceCrc(8)
     crc.update(0, memoryview(b"wrong"))
     crc.update(0, memoryview(b"go"))
     crc.update(2, memoryview(b"od one"))
@@ -212,7 +214,7 @@ def test_archives_beyond_32_bits(tmp_path, monkeypatch):
     specs = [TensorSpec(("big",), (size,), "uint8"), TensorSpec(("after",), (3,), "int16")]
     monkeypatch.setattr("os.posix_fallocate", lambda *_args: None)
     monkeypatch.setattr(
-        crc32.PieceCrc, "value", lambda crc, _read: 0x1234 if crc.size == size else 0x2E2D9C1A
+        checksums.PieceCrc, "value", lambda crc, _read: 0x1234 if crc.size == size else 0x2E2D9C1A
     )
     writer = create(tmp_path / "a.pt", "torch-zip", Manifest(tensors={spec.path: spec for spec in specs}))
     writer.write(("after",), Span(0, 6), memoryview(b"\1\0\2\0\3\0"))

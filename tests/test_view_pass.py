@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 import wherry
 from wherry.errors import MismatchError
 from wherry.mover.decoded import Decoded
-from wherry.runtime.crew import Crew
+from wherry.runtime.threads import Crew
 from wherry.view import groups as view_pass
 from wherry.view.groups import groups
 

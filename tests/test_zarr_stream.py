@@ -32,8 +32,8 @@ from tests.large_chunks import (
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import CorruptError, IncompleteError
 from wherry.integrations.containers import ocdbt, zarr, zarr_stream
-from wherry.mover.placing import band_at, place
 from wherry.mover.pool import Pool
+from wherry.mover.regions import band_at, place
 from wherry.mover.source import Spill
 from wherry.storage.stores import locate
 
@@ -57,7 +57,7 @@ def spilled_bytes(folder, budget=16 * MIB, step=3 * MIB + 1):
 
 
 def read(extents, span, spec):
-    from wherry.mover.spans import read_span
+    from wherry.mover.regions import read_span
 
     buffer = bytearray(span.nbytes)
     read_span(extents, span, memoryview(buffer), spec)

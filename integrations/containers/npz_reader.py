@@ -17,7 +17,7 @@ from wherry.integrations.containers.npz_writer import SUFFIX
 from wherry.integrations.containers.stored_zip import DEFLATED, STORED, data_offset, read_directory
 from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.containers.torch_zip import PlacedTensor
-from wherry.mover.crc32 import combine
+from wherry.mover.checksums import combine
 from wherry.mover.output import as_bytes
 
 if TYPE_CHECKING:

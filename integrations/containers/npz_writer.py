@@ -21,7 +21,7 @@ from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.integrations.containers.flatfile import FlatFiles
 from wherry.integrations.containers.npy import ALIGNMENT, build_header
-from wherry.mover.crc32 import PieceCrc, combine
+from wherry.mover.checksums import PieceCrc, combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

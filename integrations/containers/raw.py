@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.tensorspec import Span, TensorSpec, region_shape
 from wherry.errors import UnrepresentableError
-from wherry.mover.spans import read_span
+from wherry.mover.regions import read_span
 
 if TYPE_CHECKING:
     import numpy as np

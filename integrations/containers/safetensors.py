@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnrepresentableError, UnsupportedError
 from wherry.integrations.containers.safetensors_dtypes import BITS, RANK, TO_STORED
-from wherry.runtime.uncollected import uncollected
+from wherry.runtime.threads import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -27,7 +27,7 @@ from wherry.integrations.containers.stored_zip_writer import (
     small,
 )
 from wherry.integrations.containers.torch_values import DTYPES
-from wherry.mover.crc32 import PieceCrc
+from wherry.mover.checksums import PieceCrc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -21,7 +21,7 @@ from wherry.integrations.dcp.chunks import grid_of, with_elements
 from wherry.integrations.dcp.items import Items
 from wherry.integrations.dcp.metadata import Index, read_index
 from wherry.integrations.huggingface.weights import is_weights
-from wherry.runtime.uncollected import uncollected
+from wherry.runtime.threads import uncollected
 from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:

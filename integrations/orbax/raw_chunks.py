@@ -12,8 +12,7 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec, region_shape, region_within
 from wherry.formats.format import Extent
 from wherry.mover.move import cells
-from wherry.mover.regions import fill_region
-from wherry.mover.spans import raw_bytes
+from wherry.mover.regions import fill_region, raw_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

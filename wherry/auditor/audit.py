@@ -21,15 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wherry.auditor.bundle import anchor_hash, place_for, prepare_folder, record_of, write_bundle
-from wherry.auditor.bytes import load_some, read_all
+from wherry.auditor.bytes import check_signatures, load_some, read_all, required_key
 from wherry.auditor.cure import completed
 from wherry.auditor.known import Known, KnownPlace, below, known
 from wherry.auditor.places import Looked, look_at
 from wherry.auditor.registrations import Asked, ask, compared
-from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
+from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity, markdown
 from wherry.auditor.roots import findings_of, required, survey
-from wherry.auditor.signed import check_signatures, required_key
-from wherry.auditor.text import markdown
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.units import parse_size

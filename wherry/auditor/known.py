@@ -192,7 +192,7 @@ def descendants(found: Known, digest: str) -> Iterator[str]:
 def _replay(
     found: Known, statement: Statement, registrations: dict[tuple[str, str, str], KnownVersion]
 ) -> None:
-    from wherry.ledger.rows import Told, rows_of
+    from wherry.ledger.append import Told, rows_of
 
     told = Told(statement.kind, statement.body, statement.seq, statement.time)
     for table, row in rows_of(told):

@@ -72,7 +72,7 @@ def audit(
     """  # fmt: skip
     from wherry.auditor.audit import audit as look
     from wherry.auditor.bundle import check_bundle
-    from wherry.auditor.text import markdown
+    from wherry.auditor.report import markdown
     from wherry.cli import console
 
     if check is not None:
@@ -112,7 +112,7 @@ def metrics(roots: Sequence[str], out: str | None, json_: bool) -> None:
 
 
 def _show(report: AuditReport, *, json_: bool) -> None:
-    from wherry.auditor.text import summary
+    from wherry.auditor.report import summary
     from wherry.cli import console
 
     if json_:

@@ -19,7 +19,7 @@ from wherry.errors import NotRecordedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from wherry.converter.planned import Plan
+    from wherry.converter.plan import Plan
     from wherry.core.detection import Detection
     from wherry.core.progress import OnProgress, Progress
     from wherry.core.receipt import GroupReceipt, Receipt

@@ -28,7 +28,7 @@ def prune(names: tuple[str, ...], config: str | None, env: str | None, yes: bool
 
     Never a source, a version with an alias, the only copy, or what a running job reads.
     """
-    from wherry.config.use import in_force
+    from wherry.config.config import in_force
     from wherry.routes.prune import prune
     from wherry.routes.routes import chosen_routes
 

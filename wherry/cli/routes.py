@@ -108,7 +108,7 @@ def nightly(
     names: tuple[str, ...], config: str | None, env: str | None, json_: bool, dry_run: bool, **how: bool
 ) -> None:
     """Convert what the routes ask for and the ledger does not have; without Prefect, as the flow does it."""
-    from wherry.config.use import in_force
+    from wherry.config.config import in_force
     from wherry.routes.night import failure
     from wherry.routes.night_run import run_night
     from wherry.routes.report import markdown

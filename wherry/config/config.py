@@ -3,12 +3,15 @@
 The file is the one that `WHERRY_CONFIG` names, else `wherry.toml` in the working directory, else in the home. A table
 `[env.NAME]` lays its values over those of the file when `WHERRY_ENV` is NAME. Precedence of a setting: flag >
 environment variable > env section > file > default. Errors name file, line, field and cure.
+
+What a workflow asks of the configuration: to be in force while it runs, and for a policy by its name.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,19 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
 from wherry.config.lines import line_of, where
-from wherry.config.routes import origin, stated
+from wherry.config.values import origin, stated
 from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     from pydantic import ValidationError
 
-    from wherry.config.routes import Stated
     from wherry.config.schema import Route, Settings
+    from wherry.config.values import Stated
+
 
 # setting → the environment variable that wins over the file; a list is separated as PATH is.
 VARIABLES = {
@@ -296,3 +300,45 @@ def _put(data: dict[str, Any], name: str, value: Any) -> None:
         if not isinstance(held, dict):
             return  # the schema says what is wrong with it
     held[last] = value
+
+
+@contextmanager
+def in_force(path: str | os.PathLike[str] | None, env: str | None = None) -> Generator[Config]:
+    """Make a configuration the one that every verb and every child process asks while the context is open.
+
+    It is set for the whole process; workers run each flow in a process of its own.
+
+    Args:
+        path: the file; what is in force already by default.
+        env: the environment; likewise.
+
+    Raises:
+        NotFoundError, UsageError, StorageError: as `load_config`.
+    """
+    loaded = load_config(path, env)
+    wanted = {CONFIG_ENV: loaded.file if path is not None else None, ENVIRONMENT_ENV: env}
+    before = {name: os.environ.get(name) for name, value in wanted.items() if value}
+    os.environ.update({name: value for name, value in wanted.items() if value})
+    try:
+        yield loaded
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def named_policy(name: str) -> Mapping[str, Any]:
+    """The gates of `[policy.NAME]`, as `wherry.models.policy.policy_of` takes them.
+
+    Raises:
+        NotFoundError: there is no such policy.
+        UsageError, StorageError: as `load_config`.
+    """
+    loaded = load_config()
+    policies = loaded.settings.policy
+    if name not in policies:
+        cure = f"choose {' or '.join(policies)}" if policies else "state it in wherry.toml, or name a file"
+        raise NotFoundError(f"there is no [policy.{name}]", uri=loaded.file, cure=cure)
+    return policies[name]

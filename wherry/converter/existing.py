@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import TargetExistsError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, open_checkpoint
-from wherry.formats.fingerprint import fingerprint
+from wherry.formats.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.storage.stores import locate
 

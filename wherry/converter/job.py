@@ -16,8 +16,7 @@ from wherry.converter.references import reference, source_reference
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.errors import MismatchError
-from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.fingerprint import fingerprint
+from wherry.formats.checkpoint import Checkpoint, fingerprint
 from wherry.formats.format import Glimpse
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import ExitStack
 
-    from wherry.converter.planned import Plan
+    from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Companion, Manifest
     from wherry.core.progress import OnProgress
@@ -202,10 +201,10 @@ def _boxed(staged: Staged, ours: Hashes) -> Hashes:
             straight=True,
         )
         if job.plan.verify == "digest":
-            from wherry.converter.boxed import prove
+            from wherry.converter.proof import prove_boxes
 
             digests, memory = job.source_digests, job.plan.memory
-            prove(job.checkpoint, written, boxed, found, digests, memory=memory, progress=job.progress)
+            prove_boxes(job.checkpoint, written, boxed, found, digests, memory=memory, progress=job.progress)
     return found
 
 

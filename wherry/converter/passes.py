@@ -11,22 +11,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.converter.job import Job, Staged, complete, stage
-from wherry.converter.planned import joint_moves
+from wherry.converter.plan import joint_moves
+from wherry.converter.references import agree_with_source
 from wherry.core.progress import Meter
-from wherry.errors import MismatchError, WherryError
+from wherry.errors import WherryError
 from wherry.formats.pin import blaming_changes
 from wherry.mover.carrier import Carrier
-from wherry.mover.hashing import Hashes, compare
+from wherry.mover.hashing import Hashes
 from wherry.mover.pool import Pool
 from wherry.mover.source import Spill
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wherry.core.receipt import Receipt
-    from wherry.formats.checkpoint import Checkpoint
 
 
 def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
@@ -103,23 +101,3 @@ def _carried(carrier: Carrier, jobs: list[Job]) -> Hashes | None:
 
     assert isinstance(seen.reader, RelaidReader)
     return ViewPass(seen.original, seen.reader, carrier, moves, jobs[0].progress).carry()
-
-
-def agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:
-    """Where the source has a manifest of ours, its bytes must still be the ones that were recorded.
-
-    Raises:
-        MismatchError: they are not; the tensor is named.
-    """
-    recorded = read_sidecar(locate(checkpoint.uri))
-    if recorded is None:
-        return
-    known = recorded.manifest.digests
-    failed = compare(hashes, {path: known[path] for path in hashes.digests if path in known}, recorded.leaves)
-    if failed:
-        raise MismatchError(
-            f"the source has changed since it was recorded: {failed[0].reason}",
-            uri=checkpoint.uri,
-            path=failed[0].path,
-            cure="restore the source, or delete its sidecar if the change was meant",
-        )

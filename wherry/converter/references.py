@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from wherry.converter.existing import present_fingerprint
 from wherry.core.digest import checkpoint_digest, weights_digest
 from wherry.core.receipt import CheckpointRef
-from wherry.mover.hashing import hash_checkpoint
+from wherry.errors import MismatchError
+from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.storage.location import MOST_COMPANION
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
@@ -87,3 +88,23 @@ def digested(checkpoint: Checkpoint, companion: Companion) -> Companion:
     """A companion with the digest of its bytes."""
     data = checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
     return replace(companion, sha256=hashlib.sha256(data).hexdigest())
+
+
+def agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:
+    """Where the source has a manifest of ours, its bytes must still be the ones that were recorded.
+
+    Raises:
+        MismatchError: they are not; the tensor is named.
+    """
+    recorded = read_sidecar(locate(checkpoint.uri))
+    if recorded is None:
+        return
+    known = recorded.manifest.digests
+    failed = compare(hashes, {path: known[path] for path in hashes.digests if path in known}, recorded.leaves)
+    if failed:
+        raise MismatchError(
+            f"the source has changed since it was recorded: {failed[0].reason}",
+            uri=checkpoint.uri,
+            path=failed[0].path,
+            cure="restore the source, or delete its sidecar if the change was meant",
+        )

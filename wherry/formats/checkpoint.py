@@ -2,6 +2,11 @@
 
 A checkpoint has a URI, a Detection, a Manifest and a way to its bytes. Opening reads metadata only. Nothing in
 it is ever unpickled, and the source is never changed.
+
+Fingerprint: the cheap answer to "has this stored checkpoint changed?".
+
+SHA-256 over the names, sizes and change marks (mtime_ns, etag or generation) of its files. No byte is read.
+Equal fingerprints let a rerun do nothing and a journal be trusted; they prove nothing about content, digests do.
 """
 
 from __future__ import annotations
@@ -9,12 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from wherry.core import dtypes
+from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.opaque import allowing
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import NotFoundError, UsageError
 from wherry.storage.location import Location
 from wherry.storage.pinned import PinnedStore
+from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
@@ -163,3 +170,20 @@ def open_checkpoint(
         files = PinnedStore(store.root) if isinstance(store, LocalStore) else None
         place = Location(files or store, location.path)
         return Checkpoint(find_format(detection.format).open(place, detection), files)
+
+
+def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = True) -> str:
+    """Hex fingerprint of a checkpoint's files.
+
+    Args:
+        members: its files, as its reader lists them.
+        location: where it lies. A single file counts under the name `.`, so that the fingerprint taken in the
+            staging area holds after the commit.
+        marks: whether change marks count; not for a target on an object store, which gives them on upload.
+    """
+    rows = [
+        ["." if entry.name == location.name else entry.name, entry.size, entry.mark if marks else ""]
+        for entry in members
+        if entry.name not in OWN_NAMES
+    ]
+    return sha256_of("fingerprint", sorted(rows))

@@ -19,8 +19,7 @@ from sqlalchemy import Connection, RowMapping, select
 
 from wherry.core.digest import short
 from wherry.ledger import schema as tables
-from wherry.ledger.append import content_of, hash_of
-from wherry.ledger.rows import Row, Told, rows_of
+from wherry.ledger.append import Row, Told, content_of, hash_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

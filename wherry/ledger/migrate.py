@@ -15,8 +15,7 @@ from sqlalchemy import select, text
 
 from wherry.errors import CorruptError
 from wherry.ledger import schema as tables
-from wherry.ledger.append import append, write
-from wherry.ledger.rows import Told, rows_of
+from wherry.ledger.append import Told, append, rows_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

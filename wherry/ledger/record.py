@@ -18,10 +18,9 @@ from sqlalchemy import Connection, RowMapping, select
 
 from wherry.errors import UsageError
 from wherry.ledger import schema as tables
-from wherry.ledger.append import append, same_statement
+from wherry.ledger.append import EVENTS, PENDING, REGISTERED, append, same_statement
 from wherry.ledger.check import Anchor, Chain, check_chain
 from wherry.ledger.database import Ledger, open_ledger
-from wherry.ledger.rows import EVENTS, PENDING, REGISTERED
 from wherry.ledger.schema import GENESIS
 from wherry.ledger.statements import Head, Statement, head, statements
 

@@ -1,7 +1,7 @@
 """The tables of the ledger, and what keeps its statements from being changed.
 
 `statement` is the ledger: append-only, each row chained to the one before it, with the number of the schema in which
-its body is written. Every other table but one is told by the statements, row by row (`wherry.ledger.rows`), and could
+its body is written. Every other table but one is told by the statements, row by row (`wherry.ledger.append`), and could
 be made of them again; `wherry ledger check` compares the two, so that an altered, missing or invented row of any of
 them is found. `projection` alone is a state of its own: how far each projection has been delivered. Its rows are
 sealed by a digest.

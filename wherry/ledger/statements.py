@@ -26,7 +26,7 @@ class Statement:
 
     Attributes:
         seq: its number, from 1 without gaps.
-        kind: what it states; `wherry.ledger.rows.KINDS`.
+        kind: what it states; `wherry.ledger.append.KINDS`.
         schema: in which its body is written.
         time: when it was appended; UTC, never before its predecessor's.
         hash: over all of it and `prev`.

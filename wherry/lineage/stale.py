@@ -5,6 +5,12 @@ route states it or else as it was asked for, and the digests of the two plans ar
 of the source, the target format, every option and every rule. So are the files that the request names, which a plan
 does not cover. Where neither can be known, as of old receipts, the version of wherry is.
 What was made of something stale is stale too. Reasons are data, each result has the command that converts again.
+
+Which routes could have asked for a conversion that lies there, and what each of them states of it now.
+
+A route that puts the result at this very place asked for it. Where none does (the template changed, or somebody
+converted by hand below a route's root), the routes with the deepest root may have, each by any of its targets of that
+format.
 """
 
 from __future__ import annotations
@@ -14,12 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.converter.command import UNPLANNED, command_line, differences, present, request, resolved
+from wherry.converter.command import UNPLANNED, command_line, differences, present, request, resolved, stated
 from wherry.converter.existing import present_fingerprint
 from wherry.core.opaque import allowing
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint
-from wherry.lineage.routes import as_routed, rules_for
+from wherry.formats.registry import find_format
+from wherry.routes.routes import refusal, wanted, whereabouts
 from wherry.runtime import threads
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import is_live, locate
@@ -29,10 +36,11 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wherry.config.schema import Route
-    from wherry.ledger.conversions import ConvertedTarget
-    from wherry.ledger.nodes import Node, Place
-    from wherry.lineage.routes import Rule
+    from wherry.config.schema import Route, TargetRule
+    from wherry.core.detection import Detection
+    from wherry.ledger.nodes import ConvertedTarget, Node, Place
+    from wherry.routes.routes import Whereabouts
+
 
 _log = logging.getLogger(__name__)
 SCHEMA = 1
@@ -112,8 +120,7 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
 
 def _rows(about: str | os.PathLike[str] | None) -> tuple[list[_Made], Mapping[str, Node]]:
     """The conversions that are current, one for each place, and the nodes of their sources."""
-    from wherry.ledger.conversions import asked_in, last_conversions
-    from wherry.ledger.nodes import nodes
+    from wherry.ledger.nodes import asked_in, last_conversions, nodes
     from wherry.ledger.record import open_ledger
 
     chosen = None if about is None else _below(about)
@@ -287,3 +294,53 @@ def _with_upstream(rows: Sequence[_Made], looked: Sequence[Stale]) -> Iterator[S
         if any(reason.kind not in (SOURCE_GONE, OLDER_WHERRY) for reason in full):
             worn[row.target_uri] = row.target_uri
         yield replace(one, reasons=full)
+
+
+class Rule(NamedTuple):
+    """What a route states for a target."""
+
+    route: Route
+    rule: TargetRule
+
+
+def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route]) -> list[Rule]:
+    """What the routes that take a source state of what is made of it.
+
+    Args:
+        uri: where the result lies.
+        format: of the result.
+        source: what it was made of, as it is now.
+        routes: all that there are.
+
+    Returns:
+        What may have asked for it; empty where no route did.
+    """
+    exact: list[Rule] = []
+    deepest: list[tuple[int, Rule]] = []
+    for route in routes:
+        where = whereabouts(route.root, source)
+        if where is None or refusal(route, source, where) is not None:
+            continue
+        places = _places(route, source, where)
+        for rule in route.targets:
+            if find_format(rule.format).name == format:
+                deepest.append((len(locate(route.root).uri), Rule(route, rule)))
+                exact += [Rule(route, rule)] if places.get(rule.uri) == uri else []
+    depth = max((depth for depth, _rule in deepest), default=0)
+    return exact or [rule for there, rule in deepest if there == depth]
+
+
+def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, str]:
+    """Template → where it puts what is made of a source; empty where the route cannot tell."""
+    try:
+        return {one.rule.uri: one.place for one in wanted(route, source, where)}
+    except WherryError:
+        return {}
+
+
+def as_routed(route: Route, rule: TargetRule) -> dict[str, Any]:
+    """What a night states of a target; the classes that the route lets pass are let pass already."""
+    return stated(
+        rule.wish, to=rule.format, options=rule.settings, only=rule.only, ignore=route.ignore, meta=route.meta,
+        verify=None if route.read_back else "none", **{"from": route.source_format},
+    )  # fmt: skip

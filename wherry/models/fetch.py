@@ -22,8 +22,7 @@ from wherry.errors import (
     TargetExistsError,
     WherryError,
 )
-from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.fingerprint import fingerprint
+from wherry.formats.checkpoint import Checkpoint, fingerprint
 from wherry.formats.registry import find_format
 from wherry.ledger.recording import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar

@@ -124,7 +124,7 @@ def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None)
     if isinstance(gates, Policy):
         return gates
     if isinstance(gates, str) and _NAME.fullmatch(gates):
-        from wherry.config.use import named_policy
+        from wherry.config.config import named_policy
 
         gates = named_policy(gates)
     origin = "the policy" if gates is None or not isinstance(gates, str | os.PathLike) else os.fspath(gates)

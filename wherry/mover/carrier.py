@@ -23,12 +23,12 @@ from wherry.core import dtypes
 from wherry.core.digest import LeafHasher
 from wherry.formats.reader import FillingReader
 from wherry.mover.checksums import Recorded
-from wherry.mover.flowing import spans_of
 from wherry.mover.move import Move, moves_of
 from wherry.mover.output import Output, as_bytes
-from wherry.mover.spans import file_offset, read_span
+from wherry.mover.regions import file_offset, read_span
+from wherry.mover.source import spans_of
 from wherry.runtime import threads
-from wherry.runtime.crew import Crew
+from wherry.runtime.threads import Crew
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.mover.pool import Pool
     from wherry.mover.source import Spill
-    from wherry.runtime.crew import Task
+    from wherry.runtime.threads import Task
 
 _DECODE_FACTOR = 2  # a decoded region is held once by the codec and once as an array
 

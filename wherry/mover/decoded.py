@@ -5,6 +5,8 @@ every chunk again and again. So a tensor is decoded, chunk by chunk and in bound
 hashed on the way where that is wanted. Small ones that are wanted once stay in memory (`kept`), others in files.
 Where its chunks hold short runs only, the file has them as they were decoded (`stored_boxes`). The files go when the
 space for them is needed, least recently used first, and with the view.
+
+Decoding of a whole tensor: its blocks one after another, and its digest where they come in order.
 """
 
 from __future__ import annotations
@@ -19,29 +21,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
+from wherry.core.digest import LeafHasher
+from wherry.core.tensorspec import row_bands
+from wherry.formats.format import Reader, StreamingReader
 from wherry.formats.reader import RegionReader
 from wherry.mover import boxes as stored_boxes
 from wherry.mover.boxes import StoredBox
-from wherry.mover.decoding import InOrder, blocks_of
 from wherry.mover.kept import Kept
 from wherry.mover.move import cells
 from wherry.mover.output import as_array, as_bytes
-from wherry.mover.placing import place
-from wherry.mover.regions import fill_region
+from wherry.mover.regions import fill_region, place
 from wherry.mover.source import FOLDER_VARIABLE
-from wherry.runtime.crew import StoppedError
+from wherry.runtime.threads import StoppedError
+from wherry.storage.direct import reading, writing
 from wherry.storage.folders import PREFIX
-from wherry.storage.scratch import reading, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
     import numpy as np
 
-    from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.format import Reader
+
 
 SMALL = 1 << 20  # decoding so much again costs less than keeping it
 _MOST = 16 << 30  # bytes of files that nobody reads at the moment
@@ -262,3 +265,43 @@ def _one_by_one(
             write(piece, end)
             end += len(piece)
         yield StoredBox(region, start)
+
+
+_BAND = 8 << 20
+
+
+def blocks_of(reader: Reader, spec: TensorSpec) -> Iterator[tuple[Region, Iterator[memoryview]]]:
+    """The boxes that a tensor is decoded in, each as pieces of canonical bytes that are valid until the next."""
+    for cell in _cells(spec):
+        if spec.chunks is not None and isinstance(reader, StreamingReader) and reader.held(spec, cell):
+            yield from ((block.region, block.pieces) for block in reader.stream(spec, cell))
+        else:
+            yield cell, iter([as_bytes(reader.read(spec, cell))])
+
+
+def _cells(spec: TensorSpec) -> Iterator[Region]:
+    if spec.chunks is not None:
+        return cells(spec.whole, spec.chunks)
+    return (region for region, _span in row_bands(spec, _BAND, (1,) * len(spec.shape)))
+
+
+class InOrder:
+    """Hashes a tensor's bytes as long as they come one after another; chunks of inner axes do not."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self._hasher: LeafHasher | None = LeafHasher(spec)
+        self._position = 0
+
+    def take(self, data: memoryview, offset: int) -> None:
+        """The bytes at an offset."""
+        if self._hasher is not None and offset == self._position:
+            self._hasher.update(offset, data)
+            self._position += len(data)
+        else:
+            self._hasher = None
+
+    @property
+    def whole(self) -> LeafHasher | None:
+        """The hashed leaves, if all bytes came in order."""
+        found = self._hasher
+        return found if found is not None and self._position == found.spec.nbytes else None

@@ -14,8 +14,8 @@ from wherry.core.progress import Meter, OnProgress
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.checksums import Recorded
 from wherry.mover.pool import Pool
+from wherry.mover.regions import read_span
 from wherry.mover.source import Spill
-from wherry.mover.spans import read_span
 from wherry.runtime import threads
 
 if TYPE_CHECKING:

@@ -1,16 +1,32 @@
-"""Regions of tensors whose canonical bytes lie raw, read run by run and never as the whole tensor."""
+"""Regions of tensors whose canonical bytes lie raw, read run by run and never as the whole tensor.
+
+Placing: where the elements of a box lie in a tensor's canonical bytes.
+
+A **band** is the fewest whole chunks of a grid that are contiguous in C order.
+
+Spans: canonical bytes that lie raw in files, read from where they lie.
+"""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import product
+from operator import mul
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import Region, TensorSpec, region_shape
+from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
+from wherry.errors import CorruptError, storage_error
+from wherry.storage.direct import readinto
+from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.format import Extent
+    from wherry.storage.location import Location
 
 
 _SHORT = 32 << 10  # a run below this is read together with what lies between it and the next
@@ -95,3 +111,136 @@ def _cut(shape: tuple[int, ...], region: Region, size: int) -> int:
             return axis
         covered, axis = wider, axis - 1
     return axis
+
+
+def band_at(spec: TensorSpec, cut: tuple[int, ...], at: int) -> tuple[Region, Span]:
+    """The band that holds the byte at an offset, as a region and as a span.
+
+    Args:
+        spec: the tensor.
+        cut: extents of a band: ones, then one cut axis, then full extents.
+        at: offset in its canonical bytes.
+    """
+    axis = next((axis for axis, step in enumerate(cut) if step > 1), len(cut) - 1)
+    row = dtypes.canonical_size(spec.dtype, math.prod(spec.shape[axis + 1 :]))
+    plane, inside = divmod(at // row, spec.shape[axis])
+    first = inside - inside % cut[axis]
+    stop = min(first + cut[axis], spec.shape[axis])
+    leading: list[slice] = []
+    rest = plane
+    for extent in reversed(spec.shape[:axis]):
+        rest, index = divmod(rest, extent)
+        leading.append(slice(index, index + 1))
+    base = plane * spec.shape[axis]
+    region = (*reversed(leading), slice(first, stop), *spec.whole[axis + 1 :])
+    return region, Span((base + first) * row, (base + stop) * row)
+
+
+def place(
+    spec: TensorSpec,
+    region: Region,
+    pieces: Iterable[memoryview],
+    write: Callable[[memoryview, int], None],
+) -> None:
+    """Write a box of elements where they lie in the tensor, in runs as long as the shapes allow.
+
+    Args:
+        spec: the tensor.
+        region: the box; what lies beyond the tensor's edge is left out.
+        pieces: its elements in C order.
+        write: takes bytes and their offset in the tensor's canonical bytes.
+    """
+    extents = region_shape(region)
+    axis = len(extents) - 1
+    while axis > 0 and extents[axis] == spec.shape[axis]:
+        axis -= 1
+    inner = dtypes.canonical_size(spec.dtype, math.prod(spec.shape[axis + 1 :]))
+    valid = (min(region[axis].stop, spec.shape[axis]) - region[axis].start) * inner
+    run, filled = extents[axis] * inner, 0
+    starts = _run_starts(spec.shape, region, axis)
+    at = next(starts)
+    for piece in pieces:
+        position = 0
+        while position < len(piece):
+            if filled == run:
+                at, filled = next(starts), 0
+            part = piece[position : position + run - filled]
+            if at is not None and filled < valid:
+                write(part[: valid - filled], dtypes.canonical_size(spec.dtype, at) + filled)
+            filled += len(part)
+            position += len(part)
+
+
+def _run_starts(shape: tuple[int, ...], region: Region, axis: int) -> Iterator[int | None]:
+    """First element of each run of a box, in C order; None where it lies beyond the tensor's edge."""
+    strides = [math.prod(shape[number + 1 :]) for number in range(axis + 1)]
+    first = region[axis].start * strides[axis]
+    bounds = [
+        (range(part.start, part.stop), extent)
+        for part, extent in zip(region[:axis], shape[:axis], strict=True)
+    ]
+    for index in product(*(indices for indices, _extent in bounds)):
+        outside = any(at >= extent for at, (_indices, extent) in zip(index, bounds, strict=True))
+        yield None if outside else first + sum(map(mul, index, strides))
+
+
+def file_offset(extents: tuple[Extent, ...], at: int) -> int:
+    """Where in its file a canonical byte lies."""
+    position = 0
+    for extent in extents:
+        if at < position + extent.length:
+            return extent.offset + at - position
+        position += extent.length
+    return 0
+
+
+def raw_bytes(extents: tuple[Extent, ...], spec: TensorSpec) -> Callable[[int, memoryview], None]:
+    """What fills a buffer from an offset in a tensor's canonical bytes on, which lie raw in files."""
+
+    def read(at: int, buffer: memoryview) -> None:
+        read_span(extents, Span(at, at + len(buffer)), buffer, spec)
+
+    return read
+
+
+def read_span(
+    extents: tuple[Extent, ...], span: Span, buffer: memoryview, spec: TensorSpec, *, straight: bool = False
+) -> None:
+    """Fill a buffer with canonical bytes that lie raw in files.
+
+    Args:
+        extents: where.
+        span: which of them.
+        buffer: takes them.
+        spec: the tensor, for what errors say.
+        straight: past the page cache, where that goes.
+
+    Raises:
+        CorruptError: a file ends before the bytes that its metadata promises.
+        StorageError: the storage failed.
+    """
+    position = 0
+    for extent in extents:
+        start, stop = max(span.start, position), min(span.stop, position + extent.length)
+        if start < stop:
+            part = buffer[start - span.start : stop - span.start]
+            _fill(extent.location, extent.offset + start - position, part, spec, straight=straight)
+        position += extent.length
+    if position < span.stop:
+        raise CorruptError(f"its bytes end at {position}, {spec.nbytes} were expected", path=spec.name)
+
+
+def _fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
+    store = location.store
+    read = (
+        partial(readinto, root=store.root) if straight and isinstance(store, LocalStore) else store.readinto
+    )
+    filled = 0
+    while filled < len(buffer):
+        try:
+            count = read(location.path, offset + filled, buffer[filled:])
+        except OSError as error:
+            raise storage_error(error, location.uri) from error
+        if count == 0:
+            raise CorruptError("the file ends before this tensor does", uri=location.uri, path=spec.name)
+        filled += count

@@ -7,6 +7,10 @@ and one worker carries them as they come. One spill file holds one **band**: the
 contiguous in the tensor. It is made when the first move needs it, by all workers that wait for it together (each
 decodes one chunk at a time), and is removed once every byte of it was read; what a pass that ends early leaves is
 removed with the folder.
+
+Flowing: bytes that come one after another, cut into the spans that moves want.
+
+Band: one spill file, made by all workers that wait for it together.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import shutil
 import tempfile
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -26,24 +31,22 @@ from wherry.core.units import show_size
 from wherry.errors import UsageError, storage_error
 from wherry.formats.format import Block, Extent, Reader, StreamingReader
 from wherry.formats.reader import FillingReader, RegionReader
-from wherry.mover.band import Band
-from wherry.mover.flowing import only_block, until
 from wherry.mover.move import cells, common_grid, on_grid
 from wherry.mover.output import as_bytes
-from wherry.mover.placing import band_at, place
-from wherry.mover.regions import fill_region
-from wherry.mover.spans import raw_bytes
+from wherry.mover.regions import band_at, fill_region, place, raw_bytes
+from wherry.runtime.threads import StoppedError
+from wherry.storage.direct import writing
 from wherry.storage.folders import PREFIX
-from wherry.storage.scratch import writing
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterable, Iterator
     from types import TracebackType
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
     from wherry.mover.pool import Pool
+
 
 FOLDER_VARIABLE = "WHERRY_SPILL"
 _SHARE = 4  # what is decoded in memory is at most the budget divided by this,
@@ -301,3 +304,122 @@ class Spill:
 
 def _chunk_bytes(spec: TensorSpec) -> int:
     return dtypes.canonical_size(spec.dtype, math.prod(spec.chunks or ()))
+
+
+def only_block(reader: Reader, spec: TensorSpec) -> Block | None:
+    """The block that a tensor's only chunk is decoded in, if it comes as one; nothing is decoded yet."""
+    if not isinstance(reader, StreamingReader):
+        return None
+    block = next(iter(reader.stream(spec, spec.whole)), None)
+    return block if block is not None and block.region == spec.whole else None
+
+
+def until(stopped: threading.Event, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+    """The same pieces, until a pass is stopped.
+
+    Raises:
+        StoppedError: it was.
+    """
+    for piece in pieces:
+        if stopped.is_set():
+            raise StoppedError
+        yield piece
+
+
+def spans_of(pieces: Iterator[memoryview], spans: Iterable[Span], buffer: memoryview) -> Iterator[memoryview]:
+    """The bytes of each span, in the one buffer, valid until the next; what lies between them is passed over.
+
+    The pieces are taken to their end, since whoever decodes them looks there whether all was well.
+
+    Args:
+        pieces: bytes from offset 0 on.
+        spans: ascending and disjoint.
+        buffer: holds the largest span.
+
+    Raises:
+        ValueError: the pieces end before the last span does.
+    """
+    flow = _Flow(pieces)
+    for span in spans:
+        flow.skip(span.start)
+        part = buffer[: span.nbytes]
+        flow.fill(part)
+        yield part
+    for _rest in pieces:
+        pass
+
+
+class _Flow:
+    """Where in the pieces one is."""
+
+    def __init__(self, pieces: Iterator[memoryview]) -> None:
+        self._pieces = pieces
+        self._rest = memoryview(b"")
+        self._position = 0
+
+    def skip(self, position: int) -> None:
+        while self._position < position:
+            self._take(position - self._position)
+
+    def fill(self, part: memoryview) -> None:
+        done = 0
+        while done < len(part):
+            piece = self._take(len(part) - done)
+            part[done : done + len(piece)] = piece
+            done += len(piece)
+
+    def _take(self, most: int) -> memoryview:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                raise ValueError(f"the bytes end at {self._position}")
+            self._rest = piece
+        piece, self._rest = self._rest[:most], self._rest[most:]
+        self._position += len(piece)
+        return piece
+
+
+@dataclass(slots=True)
+class Band:
+    """One spill file.
+
+    Attributes:
+        path: where it is.
+        span: canonical bytes of the tensor that it holds.
+        cells: chunks that nobody has begun to decode.
+        left: bytes that no move has read.
+        running: chunks that are being decoded.
+        error: why it could not be made.
+    """
+
+    path: Path
+    span: Span
+    cells: Iterator[Region]
+    left: int
+    running: int = 0
+    error: BaseException | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def take(self) -> Region | None:
+        """A chunk to decode; None where none is left or the band has failed."""
+        with self.changed:
+            cell = None if self.error else next(self.cells, None)
+            self.running += cell is not None
+            return cell
+
+    def done(self, error: BaseException | None) -> None:
+        """A chunk that was taken is decoded, or failed."""
+        with self.changed:
+            self.running -= 1
+            self.error = self.error or error
+            self.changed.notify_all()
+
+    def wait(self, stopped: threading.Event) -> None:
+        """Until all of it is there; raises what went wrong."""
+        with self.changed:
+            while self.running and not self.error:
+                self.changed.wait(0.2)
+                if stopped.is_set():
+                    raise StoppedError
+        if self.error:
+            raise self.error

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from wherry.config.schema import Route
-    from wherry.ledger.conversions import ConvertedTarget
-    from wherry.ledger.nodes import Node
+    from wherry.ledger.nodes import ConvertedTarget, Node
     from wherry.ledger.record import Ledger
 
 
@@ -108,8 +107,7 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
 
 def _made(ledger: Ledger, route: Route) -> list[_Made]:
     """What the route had made and is still there."""
-    from wherry.ledger.conversions import last_conversions
-    from wherry.ledger.nodes import nodes
+    from wherry.ledger.nodes import last_conversions, nodes
     from wherry.ledger.statements import statements
 
     notes = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from wherry.config.schema import Route
-    from wherry.ledger.conversions import ConvertedTarget
+    from wherry.ledger.nodes import ConvertedTarget
     from wherry.ledger.record import Ledger
 
 MADE = "route"  # what a note says that tells of a target of a route
@@ -120,7 +120,7 @@ class Todo:
 
 def known(ledger: Ledger) -> Known:
     """Read what the ledger says of conversions, routes and failures."""
-    from wherry.ledger.conversions import converted_sources, last_conversions
+    from wherry.ledger.nodes import converted_sources, last_conversions
 
     requests: dict[str, str] = {}
     failed: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)

@@ -19,7 +19,7 @@ from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.hashing import Hashes
 from wherry.mover.source import Spill
 from wherry.runtime import threads
-from wherry.runtime.crew import StoppedError
+from wherry.runtime.threads import StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Reader
     from wherry.mover.move import JointMoves
-    from wherry.runtime.crew import Task
+    from wherry.runtime.threads import Task
     from wherry.view.view import RelaidReader
 
 GROUP_BYTES = 256 << 20  # of source tensors; one that is larger is a group of its own

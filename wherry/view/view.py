@@ -26,8 +26,7 @@ from wherry.layout.copies import held_bytes, taken_by
 from wherry.layout.cuts import cut_multiples, stacked_grid
 from wherry.layout.runs import cut, runs
 from wherry.mover.decoded import SMALL, CanonicalReader, Decoded
-from wherry.mover.regions import fill_region
-from wherry.mover.spans import raw_bytes
+from wherry.mover.regions import fill_region, raw_bytes
 from wherry.storage.location import Entry, Location
 from wherry.storage.stores import LocalStore
 
