@@ -7,7 +7,7 @@ from typing import Any
 from prefect import task
 
 from wherry.core.opaque import allowing
-from wherry.formats.detect import detect as look
+from wherry.ledger.named import detect_named as look
 from wherry.tasks.common import STEP, run_logger
 
 

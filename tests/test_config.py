@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from wherry.cli import cli
+from wherry.config import settings
 from wherry.config.config import load_config
 from wherry.config.values import moment, render, select
 from wherry.core.units import duration
@@ -44,7 +45,7 @@ def test_nothing_is_stated(tmp_path, monkeypatch):
     config = load_config()
     assert (config.file, config.routes, config.settings.memory) == (None, (), "128MiB")
     assert set(config.origins.values()) == {"default"}
-    assert home.ledger_url() == f"sqlite:///{home.home() / 'ledger.db'}"
+    assert settings.ledger_url() == f"sqlite:///{home.home() / 'ledger.db'}"
 
 
 def test_precedence_and_origins(toml, monkeypatch):
@@ -54,17 +55,17 @@ def test_precedence_and_origins(toml, monkeypatch):
     )
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     config = load_config()
-    assert config.settings.ledger == home.ledger_url() == "sqlite:////file.db"
+    assert config.settings.ledger == settings.ledger_url() == "sqlite:////file.db"
     assert config.origins["ledger"] == f"{path}:1"
     assert config.origins["mlflow.tracking_uri"] == f"{path}:4"
     monkeypatch.setenv("WHERRY_ENV", "prod")
-    assert home.ledger_url() == "sqlite:////prod.db"
-    assert home.mlflow_tracking_uri() == "http://file"
-    assert home.mlflow_registry_uri() == "http://prod"
+    assert settings.ledger_url() == "sqlite:////prod.db"
+    assert settings.mlflow_tracking_uri() == "http://file"
+    assert settings.mlflow_registry_uri() == "http://prod"
     assert load_config().origins["ledger"] == f"{path}:6 [env.prod]"
     monkeypatch.setenv("WHERRY_LEDGER", "sqlite:////variable.db")
     monkeypatch.setenv("WHERRY_SHARED_PATHS", "/mnt/a:/mnt/b")
-    assert load_config().settings.ledger == home.ledger_url() == "sqlite:////variable.db"
+    assert load_config().settings.ledger == settings.ledger_url() == "sqlite:////variable.db"
     assert load_config().origins["ledger"] == "environment variable WHERRY_LEDGER"
     assert load_config().settings.shared_paths == ("/mnt/a", "/mnt/b")
     assert load_config(env="prod").env == "prod"
@@ -88,7 +89,7 @@ def test_where_it_is_found(toml, tmp_path, monkeypatch):
     with pytest.raises(NotFoundError, match="WHERRY_CONFIG"):
         load_config()
     with pytest.raises(NotFoundError):
-        home.ledger_url()
+        settings.ledger_url()
 
 
 def test_a_changed_file_is_read_again(toml):

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.config import trust
+from wherry.config import settings, trust
 from wherry.config.config import load_config
 from wherry.config.trust import require_own_prefect_settings
 from wherry.core.services import service
@@ -61,7 +61,7 @@ def test_a_checkpoint_configures_nothing(tmp_path, monkeypatch, caplog, evil, wh
     (folder / "wherry.toml").write_text(evil)
     monkeypatch.chdir(folder)
     with caplog.at_level(logging.WARNING):
-        assert home.ledger_url() == f"sqlite:///{home.home() / 'ledger.db'}"
+        assert settings.ledger_url() == f"sqlite:///{home.home() / 'ledger.db'}"
         assert load_config().file is None
     (warning,) = caplog.messages
     assert str(folder / "wherry.toml") in warning

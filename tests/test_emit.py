@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 import wherry
+from wherry import emit as door
 from wherry.cli import cli
-from wherry.core import emit as door
 
 FILE = Path(__file__).parent.parent / "wherry" / "emit.py"
 

@@ -54,7 +54,7 @@ def test_latest_of_steps_between_run_and_folder(tmp_path):
 
 
 def test_latest_of_steps_that_are_files(tmp_path):
-    from wherry.converter import convert
+    from wherry import convert
 
     for step in (1, 2):
         convert(

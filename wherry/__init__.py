@@ -47,9 +47,8 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec as TensorSpec
     from wherry.errors import WherryError as WherryError
     from wherry.formats.checkpoint import Checkpoint as Checkpoint
-    from wherry.formats.checkpoint import open_checkpoint
-    from wherry.formats.detect import detect as detect
     from wherry.formats.discover import discover as discover
+    from wherry.ledger.named import detect_named, open_named
     from wherry.ledger.resolve import resolve_model
     from wherry.lineage.answers import impact as impact
     from wherry.lineage.answers import why as why
@@ -69,7 +68,8 @@ if TYPE_CHECKING:
     from wherry.verifier.verify import verify as verify
 
     resolve = resolve_model
-    open = open_checkpoint  # noqa: A001  the door's word, as in DESIGN
+    detect = detect_named
+    open = open_named  # noqa: A001  the door's word, as in DESIGN
 
 
 _DOOR = {
@@ -87,14 +87,14 @@ _DOOR = {
     "WherryError": "wherry.errors:WherryError",
     "audit": "wherry.auditor.audit:audit",
     "convert": "wherry.converter.convert:convert",
-    "detect": "wherry.formats.detect:detect",
+    "detect": "wherry.ledger.named:detect_named",
     "discover": "wherry.formats.discover:discover",
     "emit": "wherry.core.emit:emit",
     "export": "wherry.live.export:export",
     "fetch": "wherry.models.fetch:fetch",
     "impact": "wherry.lineage.answers:impact",
     "inspect": "wherry.verifier.inspect:inspect",
-    "open": "wherry.formats.checkpoint:open_checkpoint",
+    "open": "wherry.ledger.named:open_named",
     "plan": "wherry.converter.plan:plan",
     "promote": "wherry.models.promote:promote",
     "prune": "wherry.routes.prune:prune",

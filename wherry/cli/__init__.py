@@ -102,9 +102,9 @@ def discover(root: str, json_: bool, **which: Any) -> None:
 def detect(uri: str, json_: bool, **which: Any) -> None:
     """Say what lies at URI, and why."""
     from wherry.cli import console
-    from wherry.formats.detect import detect
+    from wherry.ledger.named import detect_named
 
-    found = detect(uri, **which)
+    found = detect_named(uri, **which)
     console.show_detection(found, json_=json_)
     sys.exit(_VERDICT_CODES[found.verdict])
 

@@ -30,7 +30,7 @@ _registry = click.option("--registry-uri", help="MLflow registry; the tracking s
 def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> None:
     """Register the checkpoint at URI in MLflow by reference; no bytes are copied."""
     from wherry.cli import console
-    from wherry.models import register as enter
+    from wherry.models.register import register as enter
 
     console.show_registration(enter(uri, tags=settings(tags), **arguments), json_=json_)
 
@@ -67,7 +67,7 @@ def promote(
     SUBJECT is models:/NAME@ALIAS, models:/NAME/VERSION or, with --name, a checkpoint's URI.
     """
     from wherry.cli import console
-    from wherry.models import promote as carry_out
+    from wherry.models.promote import promote as carry_out
     from wherry.models.promote import rollback as go_back
 
     if rollback and (name or policy or to_registry_uri):
@@ -95,7 +95,7 @@ def resolve(model: str, json_: bool, **arguments: Any) -> None:
     from dataclasses import asdict
 
     from wherry.cli import console
-    from wherry.ledger import resolve as look_up
+    from wherry.ledger.resolve import resolve_model as look_up
 
     found = look_up(model, **arguments)
     if json_:
@@ -116,7 +116,7 @@ def fetch(uri: str, target: str, json_: bool, quiet: bool, **arguments: Any) -> 
     URI may be models:/NAME@ALIAS. An interrupted copy is taken up again.
     """
     from wherry.cli import console
-    from wherry.models import fetch as copy
+    from wherry.models.fetch import fetch as copy
 
     with console.committed(_show_fetched, json_=json_), console.bar(quiet=quiet or json_) as progress:
         done = copy(uri, target, progress=progress, **arguments)

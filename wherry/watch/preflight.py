@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from wherry.config import settings
 from wherry.errors import UsageError
 from wherry.storage import home
 
@@ -53,7 +54,9 @@ def shared_paths() -> tuple[str, ...]:
     """
     text = os.environ.get(SHARED_ENV)
     paths = (
-        tuple(filter(None, text.split(os.pathsep))) if text else tuple(home.configured("shared_paths") or ())
+        tuple(filter(None, text.split(os.pathsep)))
+        if text
+        else tuple(settings.configured("shared_paths") or ())
     )
     for path in paths:
         if not Path(path).is_absolute():
@@ -64,9 +67,9 @@ def shared_paths() -> tuple[str, ...]:
 def stores() -> dict[str, str]:
     """The places that every run needs besides its checkpoints."""
     return {
-        "ledger": home.ledger_url(),
-        "MLflow tracking store": home.mlflow_tracking_uri(),
-        "MLflow registry": home.mlflow_registry_uri(),
+        "ledger": settings.ledger_url(),
+        "MLflow tracking store": settings.mlflow_tracking_uri(),
+        "MLflow registry": settings.mlflow_registry_uri(),
     }
 
 
