@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
-    """Carry out all jobs; what came of each, in order.
-
-    Raises:
-        WherryError: what could be read of a source was not right, or all targets of a pass failed.
-    """
+    """Carry out all jobs; what came of each, in order. A pass that fails does not keep the others from being made."""
     results: dict[int, Receipt | WherryError] = {}
     for group in _groups(jobs):
-        results |= dict(zip(group, _pass([jobs[number] for number in group]), strict=True))
+        try:
+            done = _pass([jobs[number] for number in group])
+        except WherryError as error:
+            done = [error] * len(group)
+        results |= dict(zip(group, done, strict=True))
     return [results[number] for number in range(len(jobs))]
 
 
