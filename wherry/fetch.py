@@ -19,7 +19,7 @@ from wherry.durable import put
 from wherry.errors import (
     MismatchError,
     TargetExistsError,
-    WherryError,
+    wherry_error,
 )
 from wherry.existing import present_fingerprint
 from wherry.fetch_files import copy_files
@@ -257,8 +257,9 @@ def _record(subject: _Subject, done: Fetched) -> Fetched:
             mark = fingerprint(copy.reader.members(), location)
         with open_ledger() as ledger:
             record_sighting(ledger, replace(subject.sidecar.checkpoint, uri=location.uri, fingerprint=mark))
-    except WherryError as cause:
+    except Exception as caught:
+        cause = wherry_error(caught)
         error = not_recorded(cause, [done.uri])
         error.result = replace(done, lineage=REFUSED + cause.what)
-        raise error from cause
+        raise error from caught
     return replace(done, lineage=RECORDED)
