@@ -141,8 +141,7 @@ def convert_all(
 
     Raises:
         NotRecordedError: the targets are committed, but the ledger cannot be used; `result` is the GroupReceipt.
-        WherryError: the first error of any target, after the others were made; nothing is left at its destination.
-            `committed` has the receipts of the others.
+        WherryError: the first error of any target, after the others were made; these are in its `committed`.
     """
     now = utc_now(), time.monotonic()
     which = {"from": format, "step": step, "item": item}
