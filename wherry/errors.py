@@ -26,9 +26,13 @@ The exit codes are those of DESIGN. A verdict of `detect` is the class of the er
 from __future__ import annotations
 
 import errno
-from typing import Any, ClassVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wherry import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 
 class WherryError(Exception):
@@ -233,6 +237,21 @@ def storage_error(error: OSError, uri: str) -> StorageError:
     cure, retryable = _STORAGE_CURES.get(error.errno or 0, ("check that the storage is reachable", True))
     reason = error.strerror or str(error) or type(error).__name__
     return StorageError(f"storage failed: {reason}", uri=uri, cure=cure, retryable=retryable)
+
+
+@contextmanager
+def storage_errors(uri: str) -> Generator[None]:
+    """Around calls of the operating system.
+
+    Raises:
+        StorageError: a call failed; an error of our own stays what it is.
+    """
+    try:
+        yield
+    except WherryError:
+        raise
+    except OSError as error:
+        raise storage_error(error, uri) from error
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
