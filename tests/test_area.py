@@ -17,7 +17,7 @@ from tests.crash_support import WRITTEN, convert, options_of
 from wherry import area, lease_watch, staging
 from wherry.clean import clean
 from wherry.errors import StorageError, TargetInUseError
-from wherry.folders import make_folders
+from wherry.folders import make_folders, remove
 from wherry.staging import Staging
 from wherry.store import locate
 
@@ -146,7 +146,7 @@ def test_the_area_of_another_user_is_not_taken_up(model, target, monkeypatch, wh
     assert "belongs to another user" in receipt.note
     if what == "area":
         assert (left / target.name).exists(), "it is not ours to remove"
-        area.remove(left)
+        remove(left)
     assert_right(target, model)
 
 

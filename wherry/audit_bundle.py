@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from wherry import audit_check
 from wherry.audit_check import ANCHOR, INDEX, LEDGER, MANIFESTS, REPORT, SCHEMA
 from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
+from wherry.folders import make_durable_folders, sync_folder
 from wherry.location import MOST_CONFIG
 from wherry.receipt import utc_now
-from wherry.staging import make_durable_folders, sync_folder
 from wherry.store import locate
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import storage_error
-from wherry.folders import PREFIX
+from wherry.folders import PREFIX, sync_folder
 from wherry.lease import DRAFT
-from wherry.staging import sync_folder
 from wherry.store import LocalStore
 
 if TYPE_CHECKING:

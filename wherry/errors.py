@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,7 +35,7 @@ from wherry import __version__
 from wherry.redact import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from wherry.receipt import Receipt
 
@@ -268,6 +269,21 @@ def storage_error(error: OSError, uri: str | None) -> StorageError:
     cure, retryable = _STORAGE_CURES.get(error.errno or 0, ("check that the storage is reachable", True))
     reason = redact(error.strerror or str(error)) or type(error).__name__
     return StorageError(f"storage failed: {reason}", uri=uri, cure=cure, retryable=retryable)
+
+
+@contextmanager
+def storage_errors(uri: str) -> Generator[None]:
+    """Around calls of the operating system.
+
+    Raises:
+        StorageError: a call failed; an error of our own stays what it is.
+    """
+    try:
+        yield
+    except WherryError:
+        raise
+    except OSError as error:
+        raise storage_error(error, uri) from error
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:

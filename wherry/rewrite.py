@@ -242,10 +242,15 @@ def _staged(ready: _Ready, asked: Asked) -> Rewritten:
 
 def _in_place(ready: _Ready, asked: Asked) -> Rewritten:
     known = know(ready.checkpoint, asked)
-    with changed(ready.source, ready.change):
+
+    def require_unchanged() -> None:
+        ready.pin.require_unchanged(ready.checkpoint)
+
+    with changed(ready.source, ready.change, require_unchanged) as held:
         sidecar = prove(ready.checkpoint, ready.change, known, ready.source, asked, ready.rewriting)
-        if sidecar is not None:
-            replace_sidecar(ready.source, encode(sidecar))
+        with held.exclusive():  # also without a sidecar: what was proved must be what this run made
+            if sidecar is not None:
+                replace_sidecar(ready.source, encode(sidecar))
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt)
 
 

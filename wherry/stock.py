@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError, TargetExistsError, storage_error
 from wherry.existing import present_fingerprint
-from wherry.folders import PREFIX
+from wherry.folders import PREFIX, sync_folder
 from wherry.keypath import render
 from wherry.references import digested, reference
 from wherry.resolve import proved_digest
 from wherry.sidecar import Sidecar, encode, read_sidecar, sidecar_location
-from wherry.staging import rename_without_replacing, sync_folder
+from wherry.staging import rename_without_replacing
 from wherry.store import LocalStore, locate
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,11 @@ from wherry.errors import UsageError, missing_extra, storage_error
 from wherry.folders import make_folders
 from wherry.links import root_at
 from wherry.location import Capabilities, Entry, Location, native_path
-from wherry.open_file import loop_refusal, open_regular, opened_folder, read_regular, special
+from wherry.open_file import loop_refusal, open_regular, opened_folder, opened_regular, read_regular, special
 from wherry.store_errors import library_errors, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from contextlib import AbstractContextManager
 
     from wherry.links import Root
 
@@ -82,18 +81,13 @@ class LocalStore:
         with self.descriptor(path) as descriptor:
             return os.preadv(descriptor, [buffer], start)
 
-    @contextmanager
-    def descriptor(self, path: str) -> Generator[int]:
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
         """A descriptor to read a file by while the block runs.
 
-        Raises:
+        Raises on entering:
             HostileError, OSError: as `open_regular`.
         """
-        descriptor = open_regular(path, root=self.root)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        return opened_regular(path, root=self.root)
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store. The file is synced; its folder is the caller's business."""

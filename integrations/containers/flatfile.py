@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from wherry.descriptors import Descriptors
 from wherry.errors import StorageError, storage_error
+from wherry.folders import sync_folder
 from wherry.integrations.containers.blocks import Blocks
 from wherry.open_file import open_regular
-from wherry.staging import sync_folder
 from wherry.straight import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.errors import storage_error
+from wherry.folders import sync_folder
 from wherry.integrations.containers.torch_zip_writer import ArchivesWriter
 from wherry.integrations.dcp.opening import METADATA
-from wherry.staging import sync_folder
 
 if TYPE_CHECKING:
     from wherry.integrations.dcp.writing import Layout

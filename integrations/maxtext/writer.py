@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import storage_error
+from wherry.folders import sync_folder
 from wherry.integrations.maxtext import shape
 from wherry.integrations.maxtext.opening import ITEM, NAME
 from wherry.integrations.orbax import layout
 from wherry.integrations.orbax.small_files import WRITTEN, checkpoint_json
 from wherry.integrations.orbax.writer import OrbaxWriter
-from wherry.staging import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from wherry import __version__
 from wherry.errors import storage_error
+from wherry.folders import sync_folder
 from wherry.integrations.orbax import layout
 from wherry.integrations.orbax.tree import stored_name
-from wherry.staging import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry import __version__
 from wherry.errors import storage_error
+from wherry.folders import sync_folder
 from wherry.integrations.orbax import layout as orbax
 from wherry.integrations.orbax.representable import chunks_of, refuse_unrepresentable
 from wherry.integrations.orbax.small_files import WRITTEN
@@ -23,7 +24,6 @@ from wherry.integrations.paxml import metadata, naming
 from wherry.integrations.paxml.layout import COMMITTED, STATE
 from wherry.integrations.paxml.placeholders import placeholder_file
 from wherry.keypath import KeyPath, joined_names, render
-from wherry.staging import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
