@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
-from wherry.errors import HostileError, NotFoundError, storage_error
+from wherry.errors import HostileError, NotFoundError, StorageError, storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -205,7 +205,7 @@ class Location:
         """
         try:
             return self.store.read(self.path, start, stop)
-        except (FileNotFoundError, IsADirectoryError) as error:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise NotFoundError("no such file", uri=self.uri, cure="check the path") from error
         except OSError as error:
             raise storage_error(error, self.uri) from error
@@ -257,11 +257,16 @@ class Location:
         """Refuse a child that must not be opened.
 
         Raises:
-            HostileError: it is a FIFO, a socket or a device, or a link that must not be followed.
+            HostileError: it is a FIFO, a socket or a device, or a link that must not or cannot be followed.
+            StorageError: the storage failed, and a retry can help.
         """
         if entry.barred:
             place = self.join(entry.name)
-            place.read(0, 1)  # what refuses it knows the cure
+            try:
+                place.read(0, 1)  # what refuses it knows the cure
+            except StorageError as error:
+                if error.retryable:
+                    raise
             raise HostileError(entry.barred, uri=place.uri, cure="take it out of the checkpoint")
 
     def _below(self, prefix: str, visits: Counter[str]) -> Iterator[Entry]:
