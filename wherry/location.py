@@ -18,9 +18,8 @@ from wherry.errors import HostileError, NotFoundError, StorageError, storage_err
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Bytes of whole files that are read: a config, and a file that goes along with the tensors.
-MOST_CONFIG = 64 << 20
-MOST_COMPANION = 1 << 30
+MOST_CONFIG = 64 << 20  # bytes of a config that are read
+_PIECE = 8 << 20
 
 _DEEPEST = 64  # folders below one that is walked
 _MOST_VISITS = 16  # of one folder under several names, in one walk
@@ -230,6 +229,17 @@ class Location:
                 cure="take it out of the checkpoint, or restore it",
             )
         return data
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes of a file of any length, in order; up to 8 MiB at a time, and no more than it has now.
+
+        Raises:
+            HostileError, NotFoundError, StorageError: as `read`.
+        """
+        entry = self.stat()
+        size = max(entry.size, 1) if entry else 1  # what is not there, or no file, is refused by `read`
+        for start in range(0, size, _PIECE):
+            yield self.read(start, min(start + _PIECE, size))
 
     def put(self, data: bytes) -> None:
         """Write a small file whole.

@@ -11,11 +11,12 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.companion_files import digested
 from wherry.errors import IncompleteError, TargetExistsError, storage_error
 from wherry.existing import present_fingerprint
 from wherry.folders import PREFIX
 from wherry.keypath import render
-from wherry.references import digested, reference
+from wherry.references import reference
 from wherry.resolve import proved_digest
 from wherry.sidecar import Sidecar, encode, read_sidecar, sidecar_location
 from wherry.staging import rename_without_replacing, sync_folder
