@@ -21,6 +21,7 @@ from wherry.format import Glimpse
 from wherry.hashing import Hashes, compare, hash_checkpoint
 from wherry.journal import Journal, open_journal
 from wherry.output import Output
+from wherry.pin import blaming_changes
 from wherry.receipt import Receipt, software, utc_now
 from wherry.references import reference, source_reference
 from wherry.sidecar import FOLDER_NAME, Sidecar, encode
@@ -143,10 +144,11 @@ def complete(staged: Staged, hashes: Hashes) -> Receipt:
         raise staged.output.error
     finish(staged.output.writer)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
-    boxed = _boxed(staged, ours)
-    verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
-    ours = Hashes({**ours.digests, **boxed.digests}, {**ours.leaves, **boxed.leaves})
-    sidecar, receipt = _sidecar(staged, ours, hashes, verification)
+    with blaming_changes(job.pin, job.checkpoint.original):  # boxes and identity need the source once more
+        boxed = _boxed(staged, ours)
+        verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
+        ours = Hashes({**ours.digests, **boxed.digests}, {**ours.leaves, **boxed.leaves})
+        sidecar, receipt = _sidecar(staged, ours, hashes, verification)
     text = encode(sidecar)
     if not job.row.single_file:
         place.join(FOLDER_NAME).put(text)

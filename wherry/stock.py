@@ -52,9 +52,10 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
     if lacking is not None:
         raise IncompleteError("it has no digest of its own", uri=uri, path=render(lacking))
     companions = tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
-    pin.require_unchanged(checkpoint)
+    mark = present_fingerprint(checkpoint)
+    pin.require_unchanged(checkpoint)  # so the fingerprint is that of the files that were read
     manifest = checkpoint.manifest.with_digests(hashes.digests, companions)
-    node = reference(found.uri, found.format, found.format_version, manifest, present_fingerprint(checkpoint))
+    node = reference(found.uri, found.format, found.format_version, manifest, mark)
     location = locate(found.uri)
     there = read_sidecar(location)
     if there is None:
