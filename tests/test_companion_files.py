@@ -68,6 +68,13 @@ def test_pieces_are_the_file(tmp_path, length):
     assert b"".join(store.pieces()) == data
 
 
+def test_a_sparse_companion_fills_no_disk(tmp_path, long):
+    os.truncate(long / "data.jsonl", (32 << 30) + 1)
+    with pytest.raises(HostileError, match="at most 34,359,738,368"):
+        wherry.convert(long, tmp_path / "to" / "out", to="orbax")
+    assert not (tmp_path / "to").exists()
+
+
 def test_pieces_of_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(HostileError, match="FIFO"):

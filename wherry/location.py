@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_CONFIG = 64 << 20  # bytes of a config that are read
+MOST_COMPANION = (
+    32 << 30
+)  # bytes of a file that goes along with the tensors; a sparse file would fill the disk
 _PIECE = 8 << 20
 
 _DEEPEST = 64  # folders below one that is walked
@@ -223,20 +226,19 @@ class Location:
         size = entry.size if entry else 0
         data = self.read(0, most + 1) if size <= most else b""
         if max(size, len(data)) > most:
-            raise HostileError(
-                f"{self.name} has {max(size, len(data)):,} bytes; at most {most:,} of such a file are read",
-                uri=self.uri,
-                cure="take it out of the checkpoint, or restore it",
-            )
+            raise self._too_large(max(size, len(data)), most)
         return data
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes of a file of any length, in order; up to 8 MiB at a time, and no more than it has now.
+        """The bytes of a companion file, in order; up to 8 MiB at a time, and no more than it has now.
 
         Raises:
-            HostileError, NotFoundError, StorageError: as `read`.
+            HostileError: it has more than `MOST_COMPANION`; and as `read`.
+            NotFoundError, StorageError: as `read`.
         """
         entry = self.stat()
+        if entry is not None and entry.size > MOST_COMPANION:
+            raise self._too_large(entry.size, MOST_COMPANION)
         size = max(entry.size, 1) if entry else 1  # what is not there, or no file, is refused by `read`
         for start in range(0, size, _PIECE):
             yield self.read(start, min(start + _PIECE, size))
@@ -278,6 +280,13 @@ class Location:
                 if error.retryable:
                     raise
             raise HostileError(entry.barred, uri=place.uri, cure="take it out of the checkpoint")
+
+    def _too_large(self, size: int, most: int) -> HostileError:
+        return HostileError(
+            f"{self.name} has {size:,} bytes; at most {most:,} of such a file are read",
+            uri=self.uri,
+            cure="take it out of the checkpoint, or restore it",
+        )
 
     def _below(self, prefix: str, visits: Counter[str]) -> Iterator[Entry]:
         if self.store.capabilities.local:

@@ -208,5 +208,7 @@ def _settle_seconds() -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= _MOST_SETTLE_SECONDS:
-        raise UsageError(f"{SETTLE_VARIABLE}={text} is no number of seconds up to a day", cure="write seconds, as 2")
+        raise UsageError(
+            f"{SETTLE_VARIABLE}={text} is no number of seconds up to a day", cure="write seconds, as 2"
+        )
     return seconds
