@@ -28,7 +28,7 @@ from wherry.errors import (
 from wherry.format import Glimpse
 from wherry.integrations.huggingface.folder import family_of
 from wherry.integrations.huggingface.weights import find_weights, is_weights
-from wherry.location import MOST_COMPANION
+from wherry.location import MOST_CONFIG
 from wherry.registry import find_format
 from wherry.store import locate
 
@@ -77,8 +77,7 @@ def test_corpus_facts(corpus):
         "generation_config.json",
     }
     assert (
-        json.loads(found.reader.companion("config.json").read_whole(MOST_COMPANION))["model_type"]
-        == "qwen3_moe"
+        json.loads(found.reader.companion("config.json").read_whole(MOST_CONFIG))["model_type"] == "qwen3_moe"
     )
     with pytest.raises(NotFoundError):
         found.reader.companion(INDEX)

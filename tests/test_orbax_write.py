@@ -21,7 +21,7 @@ from tests import orbax_support as support
 from tests.orbax_support import ORBAX, assert_same_tree, full_manifest, nested, opened, sample, small_chunks
 from wherry.errors import StorageError, UnrepresentableError, UsageError
 from wherry.format import Glimpse
-from wherry.location import MOST_COMPANION
+from wherry.location import MOST_CONFIG
 from wherry.registry import checked_options
 from wherry.store import locate
 from wherry.tensorspec import Span
@@ -76,7 +76,7 @@ def test_every_form_is_restored_by_every_api(tmp_path, version, ocdbt, compressi
     assert (found.manifest.values, found.manifest.empties) == (manifest.values, manifest.empties)
     assert found.manifest.lists == manifest.lists
     assert {row.name for row in found.manifest.companions} == {"config.json", "deep/tokenizer.model"}
-    assert found.reader.companion("config.json").read_whole(MOST_COMPANION) == b'{"model_type": "llama"}'
+    assert found.reader.companion("config.json").read_whole(MOST_CONFIG) == b'{"model_type": "llama"}'
     assert {"wherry.json"}.isdisjoint(entry.name for entry in found.reader.members())
     assert found.detection.format_version == ORBAX.version(manifest, form(version, ocdbt, compression))
     assert found.detection.verdict == "ok"

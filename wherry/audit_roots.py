@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.audit_report import Finding
 from wherry.checkpoint import open_checkpoint
-from wherry.discover import Skipped, discover
+from wherry.discover import Skipped, discover, is_folder_link
 from wherry.errors import NotFoundError, WherryError
 from wherry.existing import present_fingerprint
 from wherry.folders import is_staging
@@ -172,7 +172,7 @@ def _unknown_files(root: Location, claimed: Mapping[str, Detection], result: Sur
     }
     for name, entry in names.items():
         place = root.join(name)
-        if place.uri in claimed or name in parts or is_staging(name):
+        if place.uri in claimed or name in parts or is_staging(name) or is_folder_link(place, entry):
             continue
         if entry.is_dir:
             _unknown_files(place, claimed, result)

@@ -232,6 +232,7 @@ _STORAGE_CURES: dict[int, tuple[str, bool]] = {
     errno.EROFS: ("choose a target on a writable file system", False),
     errno.EACCES: ("check the permissions of the folder", False),
     errno.EPERM: ("check the permissions of the folder", False),
+    errno.ENAMETOOLONG: ("shorten the name, or remove the link that leads to it", False),
     errno.EIO: ("look at the system log; the device reported an error", True),
     errno.ETIMEDOUT: ("try again; the storage did not answer in time", True),
     errno.ECONNRESET: ("try again; the connection broke", True),

@@ -8,12 +8,12 @@ buffers of 8 MiB; nothing of a model's size is ever held.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import Checkpoint
+from wherry.companion_files import digested
 from wherry.digest import sha256_of
 from wherry.durable import put
 from wherry.errors import (
@@ -26,7 +26,6 @@ from wherry.fetch_files import copy_files
 from wherry.fingerprint import fingerprint
 from wherry.hashing import compare, hash_checkpoint
 from wherry.in_use import in_use
-from wherry.location import MOST_COMPANION
 from wherry.plan import DEFAULT_MEMORY
 from wherry.recording import RECORDED, REFUSED, not_recorded
 from wherry.registry import find_format
@@ -198,8 +197,7 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
         if failed:
             raise _differs(subject, failed[0].path, failed[0].reason)
         for companion in manifest.companions:
-            data = copy.reader.companion(companion.name).read_whole(MOST_COMPANION)
-            if hashlib.sha256(data).hexdigest() != companion.sha256:
+            if digested(copy, companion).sha256 != companion.sha256:
                 raise _differs(subject, companion.name, "the companion file is not the recorded one")
         extra = unrecorded(subject.sidecar, copy.manifest)
         if extra:

@@ -54,8 +54,8 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
     with ExitStack() as stack:
         if seen.original is not seen:
             stack.callback(seen.close)
-        staged = [stage(job, stack) for job in jobs]
         with blaming_changes(jobs[0].pin, seen.original):
+            staged = [stage(job, stack) for job in jobs]
             hashes, own = _move(jobs, staged)
             agree_with_source(seen.original, hashes if own is None else own)
         if own is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import Checkpoint
+from wherry.companion_files import digested
 from wherry.detect import absence, look
 from wherry.errors import DamagedError, MismatchError, UnsupportedError
 from wherry.existing import present_fingerprint
@@ -21,7 +22,7 @@ from wherry.keypath import render
 from wherry.mapping import RENAMED
 from wherry.passes import agree_with_source
 from wherry.receipt import CheckpointRef, Receipt, software, utc_now
-from wherry.references import digested, reference, source_reference
+from wherry.references import reference, source_reference
 from wherry.registry import find_format, formats
 from wherry.sidecar import Sidecar, read_sidecar
 from wherry.store import locate

@@ -11,11 +11,12 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.companion_files import digested
 from wherry.errors import IncompleteError, TargetExistsError, storage_error
 from wherry.existing import present_fingerprint
 from wherry.folders import PREFIX, sync_folder
 from wherry.keypath import render
-from wherry.references import digested, reference
+from wherry.references import reference
 from wherry.resolve import proved_digest
 from wherry.sidecar import Sidecar, encode, read_sidecar, sidecar_location
 from wherry.staging import rename_without_replacing
@@ -51,9 +52,10 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
     if lacking is not None:
         raise IncompleteError("it has no digest of its own", uri=uri, path=render(lacking))
     companions = tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
-    pin.require_unchanged(checkpoint)
+    mark = present_fingerprint(checkpoint)
+    pin.require_unchanged(checkpoint)  # so the fingerprint is that of the files that were read
     manifest = checkpoint.manifest.with_digests(hashes.digests, companions)
-    node = reference(found.uri, found.format, found.format_version, manifest, present_fingerprint(checkpoint))
+    node = reference(found.uri, found.format, found.format_version, manifest, mark)
     location = locate(found.uri)
     there = read_sidecar(location)
     if there is None:

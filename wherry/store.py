@@ -68,7 +68,7 @@ class LocalStore:
             raise
 
     def entries(self, path: str) -> list[Entry]:
-        """See Store. A dangling link is listed with size -1, so that it is never mistaken for absence."""
+        """See Store. A link to nothing has size -1: it is never mistaken for absence."""
         with opened_folder(path, self.root) as folder, os.scandir(folder) as found:
             return sorted((self._scanned(path, entry) for entry in found), key=lambda entry: entry.name)
 
@@ -101,11 +101,11 @@ class LocalStore:
     def _scanned(self, folder: str, entry: os.DirEntry[str]) -> Entry:
         try:
             status = entry.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return Entry(entry.name, -1, is_dir=False)
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                return Entry(entry.name, -1, is_dir=False, barred="a link that leads back to itself")
+            if entry.is_symlink():
+                return Entry(entry.name, -1, is_dir=False, barred=_why_not_followed(error))
             raise
         if self.root is not None and entry.is_symlink():
             path = os.path.join(folder, entry.name)  # noqa: PTH118  for each of thousands of files
@@ -115,6 +115,12 @@ class LocalStore:
                     entry.name, -1, is_dir=False, barred=f"a link leads outside the checkpoint, to {real}"
                 )
         return entry_of(entry.name, status)
+
+
+def _why_not_followed(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "a link that leads back to itself"
+    return f"a link that cannot be followed ({error.strerror})"
 
 
 class LiveStore:

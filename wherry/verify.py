@@ -17,17 +17,16 @@ target's receipt records.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.checkpoint import Checkpoint, open_checkpoint
+from wherry.companion_files import digested
 from wherry.detect import describe_absent, resolve
 from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
 from wherry.hashing import Failure, Measured, compare, hash_checkpoint
 from wherry.keypath import render
-from wherry.location import MOST_COMPANION
 from wherry.mapping import parameters_of
 from wherry.opaque import allowed_opaque
 from wherry.plan import DEFAULT_MEMORY
@@ -300,9 +299,9 @@ def _differences(
 def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
     for companion in sidecar.manifest.companions:
         try:
-            data = checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
+            found = digested(checkpoint, companion)
         except NotFoundError:
             yield Failure(companion.name, "the companion file is gone")
             continue
-        if hashlib.sha256(data).hexdigest() != companion.sha256:
+        if found.sha256 != companion.sha256:
             yield Failure(companion.name, "the companion file is not the recorded one")
