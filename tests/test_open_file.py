@@ -163,7 +163,7 @@ OWN = {
     "wherry/audit_bundle.py", "wherry/audit_check.py", "wherry/axis_names.py", "wherry/cli_ledger.py",
     "wherry/doctor.py", "wherry/families/__init__.py", "wherry/journal.py", "wherry/lease.py",
     "wherry/lineage_page.py", "wherry/policy.py", "wherry/shares.py", "wherry/snapshot.py", "wherry/staging.py",
-    "wherry/live_checkpoint.py", "wherry/open_file.py", "wherry/carrying.py",
+    "wherry/live_checkpoint.py", "wherry/open_file.py", "wherry/carrying.py", "wherry/folders.py",
     "integrations/containers/chunk_store.py", "integrations/containers/npz_writer.py",
     "integrations/containers/torch_zip_writer.py", "integrations/openlineage_transport.py",
     "integrations/prefect_automations.py", "integrations/prefect_deploy.py", "integrations/prefect_pools.py",

@@ -11,7 +11,7 @@ from wherry import __version__
 from wherry.errors import storage_error
 from wherry.integrations.orbax import layout
 from wherry.integrations.orbax.tree import stored_name
-from wherry.staging.staging import sync_folder
+from wherry.storage.folders import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

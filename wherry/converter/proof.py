@@ -10,9 +10,10 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.companion_files import digested
 from wherry.converter.existing import present_fingerprint
 from wherry.converter.passes import agree_with_source
-from wherry.converter.references import digested, reference, source_reference
+from wherry.converter.references import reference, source_reference
 from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
 from wherry.errors import DamagedError, MismatchError, UnsupportedError

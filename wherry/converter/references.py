@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from wherry.companion_files import digested
 from wherry.converter.existing import present_fingerprint
 from wherry.core.digest import checkpoint_digest, weights_digest
 from wherry.core.receipt import CheckpointRef
 from wherry.mover.hashing import hash_checkpoint
-from wherry.storage.location import MOST_COMPANION
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
@@ -81,9 +80,3 @@ def source_reference(
     beside = tuple(known.get(c.name) or digested(checkpoint, c) for c in manifest.companions)
     full = manifest.with_digests({**digests, **others}, beside)
     return reference(detection.uri, detection.format, detection.format_version, full, mark)
-
-
-def digested(checkpoint: Checkpoint, companion: Companion) -> Companion:
-    """A companion with the digest of its bytes."""
-    data = checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
-    return replace(companion, sha256=hashlib.sha256(data).hexdigest())

@@ -10,14 +10,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.storage.open_file import open_regular
+from wherry.storage.open_file import opened_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from wherry.storage.links import Root
 
 BLOCK = 4096  # what every file system here takes; devices ask for 512 or 4096
@@ -70,7 +67,7 @@ def readinto(path: str, offset: int, buffer: memoryview, *, root: Root | None = 
     """
     parts = cut(offset, len(buffer))
     body = buffer[parts.body - offset : parts.tail - offset]
-    with _descriptor(path, os.O_RDONLY, root) as plain:
+    with opened_regular(path, root=root) as plain:
         if not DIRECT or len(body) < _LEAST or not lies_on_block(body):
             return _filled(plain, offset, buffer)
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is to be read ahead into the cache
@@ -81,20 +78,11 @@ def readinto(path: str, offset: int, buffer: memoryview, *, root: Root | None = 
         return done if done < parts.tail - offset else done + _filled(plain, parts.tail, buffer[done:])
 
 
-@contextmanager
-def _descriptor(path: str, flags: int, root: Root | None) -> Generator[int]:
-    opened = open_regular(path, root=root, flags=flags)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
-
-
 def _straight(path: str, root: Root | None, plain: int, offset: int, body: memoryview) -> int:
     """Whole blocks; from the cache after all where the file system refuses, or the file ends within a block."""
     done = 0
     try:
-        with _descriptor(path, os.O_RDONLY | DIRECT, root) as direct:
+        with opened_regular(path, root=root, flags=os.O_RDONLY | DIRECT) as direct:
             while done < len(body) and done % BLOCK == 0:
                 count = os.preadv(direct, [body[done:]], offset + done)
                 if not count:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import storage_error
 from wherry.staging.lease import DRAFT
-from wherry.staging.staging import sync_folder
-from wherry.storage.folders import PREFIX
+from wherry.storage.folders import PREFIX, sync_folder
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from wherry.errors import storage_error
-from wherry.storage.open_file import open_regular
+from wherry.errors import storage_errors
+from wherry.storage.open_file import opened_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -15,27 +15,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def descriptor(path: str | Path, flags: int) -> Generator[int]:
-    """A file descriptor while the block runs; a file that is made is nobody else's.
-
-    Raises:
-        OSError: the storage failed.
-    """
-    opened = open_regular(str(path), flags=flags, mode=0o600)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
-
-
-@contextmanager
 def writing(path: Path) -> Generator[Callable[[memoryview, int], None]]:
-    """What writes bytes at an offset of a file, which is made where it is not there.
+    """What writes bytes at an offset of a file, which is made, for its user alone, where it is not there.
 
     Raises:
         StorageError: the storage failed.
     """
-    with _told(path), descriptor(path, os.O_WRONLY | os.O_CREAT) as file:
+    flags = os.O_WRONLY | os.O_CREAT
+    with storage_errors(str(path)), opened_regular(str(path), flags=flags, mode=0o600) as file:
 
         def write(data: memoryview, offset: int) -> None:
             while data:
@@ -52,7 +39,7 @@ def reading(path: Path) -> Generator[Callable[[int, memoryview], None]]:
     Raises:
         StorageError: the storage failed.
     """
-    with _told(path), descriptor(path, os.O_RDONLY) as file:
+    with storage_errors(str(path)), opened_regular(str(path)) as file:
 
         def read(offset: int, buffer: memoryview) -> None:
             while buffer:
@@ -62,11 +49,3 @@ def reading(path: Path) -> Generator[Callable[[int, memoryview], None]]:
                 offset, buffer = offset + count, buffer[count:]
 
         yield read
-
-
-@contextmanager
-def _told(path: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error, str(path)) from error

@@ -17,11 +17,11 @@ target's receipt records.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.companion_files import digested
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import render
 from wherry.core.opaque import allowed_opaque
@@ -31,7 +31,6 @@ from wherry.formats.checkpoint import Checkpoint, open_checkpoint
 from wherry.formats.detect import describe_absent, resolve
 from wherry.mover.checksums import without_checksum
 from wherry.mover.hashing import Failure, Measured, compare, hash_checkpoint
-from wherry.storage.location import MOST_COMPANION
 from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.storage.stores import locate
 from wherry.tree.mapping import parameters_of
@@ -300,9 +299,9 @@ def _differences(
 def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
     for companion in sidecar.manifest.companions:
         try:
-            data = checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
+            found = digested(checkpoint, companion)
         except NotFoundError:
             yield Failure(companion.name, "the companion file is gone")
             continue
-        if hashlib.sha256(data).hexdigest() != companion.sha256:
+        if found.sha256 != companion.sha256:
             yield Failure(companion.name, "the companion file is not the recorded one")
