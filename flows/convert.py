@@ -21,7 +21,7 @@ from wherry.config.config import load_config
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
-from wherry.ledger.recording import registration_of
+from wherry.ledger.recording import registration_of, verification_of
 from wherry.storage.bucket_names import limits_of
 from wherry.tasks.assets import asset_events
 from wherry.tasks.common import show_failure
@@ -129,14 +129,25 @@ def _after(
     with _collecting(refused):
         if spec.verify != "none":
             how = comparison(spec.verify, receipt["source"]["uri"], target.family_file)
-            done["verification"] = verify(uri, **how)
+            done["verification"] = _verified(uri, how, refused)
+    proved = spec.verify == "none" or done["verification"] is not None
     with _collecting(refused):
-        if target.model_name is not None:
+        if target.model_name is not None and proved:
             done["registration"] = _registered(spec, uri, target.model_name)
     asset_events(receipt)
     with _collecting(refused):
         done["lineage"] = lineage(receipt)
     return done
+
+
+def _verified(uri: str, how: dict[str, Any], refused: list[NotRecordedError]) -> dict[str, Any]:
+    """The verification; one that passed and is not recorded counts too."""
+    with verification_of(uri):
+        try:
+            return verify(uri, **how)
+        except NotRecordedError as error:
+            refused.append(error)
+            return {**error.result.to_json(), "lineage": error.what}
 
 
 def _registered(spec: ConvertSpec, uri: str, name: str) -> dict[str, Any]:

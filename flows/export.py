@@ -68,7 +68,7 @@ def export(spec: ExportSpec) -> dict[str, Any]:
         for row in rows:
             if row["spec"] is not None:
                 _carry_out(row, spec, config.settings.mlflow, made, failures)
-        registered = _registered(spec)
+        registered = _registered(spec, failures)
         _show(spec, rows, made, failures)
         grave = [one for one in failures if not isinstance(one, NotRecordedError)]
         end.counts = {
@@ -112,11 +112,17 @@ def _carry_out(
         failures.append(error)
 
 
-def _registered(spec: ExportSpec) -> dict[str, Any] | None:
+def _registered(spec: ExportSpec, failures: list[WherryError]) -> dict[str, Any] | None:
+    """The registration of the checkpoint itself; a failure does not hide what the routes made."""
     if spec.register_source is None:
         return None
-    verify(spec.source, level="digest")
-    return register(spec.source, spec.register_source, spec.alias)
+    try:
+        verify(spec.source, level="digest")
+        return register(spec.source, spec.register_source, spec.alias)
+    except WherryError as error:
+        run_logger().error("registration of %s: %s", spec.source, error)
+        failures.append(error)
+        return None
 
 
 def _show(

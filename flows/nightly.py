@@ -31,13 +31,13 @@ from wherry.routes.night import (  # fmt: skip
     Report,
     as_ours,
     came_of,
-    failed_notes,
     failure,
     holding,
-    note,
+    note_failed,
     note_made,
     notes_of,
     plan_night,
+    settled,
 )
 from wherry.routes.reconcile import Work
 from wherry.routes.report import markdown
@@ -131,8 +131,9 @@ def _carry_all(plans: tuple[Plan, ...], config: Config) -> tuple[Outcome, ...]:
             first = [(work, work.targets) for work in plan.works]
             for work, targets, outcome, error in _wave(runner, plan.route, config, first):
                 again = [(work, (one,)) for one in targets] if outcome.came in ALONE and targets[1:] else []
-                if again:
-                    outcomes += [one for *_rest, one, _e in _noted(_wave(runner, plan.route, config, again))]
+                if again and error is not None:
+                    alone = [one for *_rest, one, _e in _noted(_wave(runner, plan.route, config, again))]
+                    outcomes += settled(outcome, error, alone)
                 else:
                     outcomes += [one for *_rest, one, _e in _noted([(work, targets, outcome, error)])]
     return tuple(outcomes)
@@ -152,7 +153,7 @@ def _wave(
 def _noted(rows: list[Row]) -> list[Row]:
     for work, targets, _came, error in rows:
         if error is not None:
-            note(failed_notes(work, targets, error))
+            note_failed(work, targets, error)
     return rows
 
 

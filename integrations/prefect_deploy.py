@@ -93,6 +93,7 @@ def deploy(plan: Plan) -> Deployed:
             "no Prefect server is named", cure="set PREFECT_API_URL to that of `prefect server start`"
         )
     entries, pools = read_deployments(plan.file), read_pools(plan.pools)
+    require_independent(plan.file)
     chosen = pools_of(entries, pools, plan.pool)
     check(entries, chosen)
     try:
@@ -127,6 +128,31 @@ def read_deployments(file: Path) -> list[dict[str, Any]]:
         what = f"misses {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"not a prefect.yaml: {what}", uri=str(file)) from error
     return rows
+
+
+def require_independent(file: Path) -> None:
+    """Nothing of a deployment may depend on the folder in which `prefect deploy` runs: it is empty and then removed.
+
+    Where a file states no `pull`, Prefect makes that folder the working directory of the runs (docker build steps
+    aside). An empty `pull` is a statement.
+
+    Raises:
+        UsageError: a deployment has no `pull`, or its entrypoint is a relative path.
+    """
+    data: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    for entry in data["deployments"]:
+        path, colon, _function = str(entry["entrypoint"]).rpartition(":")
+        if colon and not path.startswith(("/", "{{")):
+            raise UsageError(
+                f"the entrypoint of deployment {entry['name']} is a relative path", uri=str(file), stage="deploy",
+                cure="name an installed module, as wherry.flows.nightly.nightly, or an absolute path",
+            )  # fmt: skip
+        stated = [place.get("pull") for place in (entry, data)]
+        if stated == [None, None] and not (entry.get("build") or data.get("build")):
+            raise UsageError(
+                f"deployment {entry['name']} does not say where its runs stand", uri=str(file), stage="deploy",
+                cure="add to the file: pull: [{prefect.deployments.steps.set_working_directory: {directory: /}}]",
+            )  # fmt: skip
 
 
 def pools_of(entries: list[dict[str, Any]], pools: tuple[Pool, ...], override: str | None) -> dict[str, Pool]:

@@ -18,7 +18,7 @@ from wherry.errors import StorageError, TargetInUseError
 from wherry.staging import area, lease_watch, staging
 from wherry.staging.clean import clean
 from wherry.staging.staging import Staging
-from wherry.storage.folders import make_folders
+from wherry.storage.folders import make_folders, remove
 from wherry.storage.stores import locate
 
 pytest_plugins = ("tests.crash_fixtures",)
@@ -146,7 +146,7 @@ def test_the_area_of_another_user_is_not_taken_up(model, target, monkeypatch, wh
     assert "belongs to another user" in receipt.note
     if what == "area":
         assert (left / target.name).exists(), "it is not ours to remove"
-        area.remove(left)
+        remove(left)
     assert_right(target, model)
 
 

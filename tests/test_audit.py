@@ -164,6 +164,20 @@ def test_roots_list_what_was_never_converted_and_what_belongs_to_nothing(tmp_pat
         audit([tmp_path / "nothing"])
 
 
+def test_links_to_folders_are_not_entered(tmp_path):
+    """`latest` leads to a checkpoint that is found where it lies, and `again` back to the root."""
+    first = support.converted(tmp_path)
+    wherry.convert(first.target.uri, tmp_path / "checkpoint_1000", to="orbax")
+    (tmp_path / "latest").symlink_to("checkpoint_1000")
+    (tmp_path / "again").symlink_to(".")
+    report = audit([tmp_path])
+    assert "unknown-file" not in support.kinds(report)
+    assert {one.uri for one in report.findings if one.kind == "passed-over"} == {
+        str(tmp_path / "latest"),
+        str(tmp_path / "again"),
+    }
+
+
 def test_as_of_sees_the_ledger_as_it_was(tmp_path):
     first = support.converted(tmp_path)
     time.sleep(0.01)

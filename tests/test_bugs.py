@@ -73,6 +73,18 @@ def test_no_memory_is_no_bug(tmp_path):
     assert (done.returncode, "there is not enough memory" in done.stderr) == (10, True)
 
 
+def test_an_unexpected_end_of_file_is_no_interrupt(tmp_path):
+    done = command("formats", env=with_bug(tmp_path, "EOFError('marshal data too short')"))
+    assert done.returncode == 70
+    assert "EOFError: marshal data too short" in done.stderr
+
+
+def test_an_error_of_the_system_is_no_bug(tmp_path):
+    done = command("formats", env=with_bug(tmp_path, "OSError(28, 'No space left on device', '/tmp/x')"))
+    assert done.returncode == 10
+    assert "error: storage failed: No space left on device (/tmp/x)" in done.stderr
+
+
 def test_the_cure_shows_no_credentials():
     error = as_ours(KeyError("x"), ["register", "u", "--tracking-uri", "https://me:secret@host/x"])
     assert "secret" not in str(error)
@@ -96,6 +108,31 @@ def test_an_output_that_cannot_be_written_is_said():
     assert done.returncode == 10
     assert done.stderr.startswith("error: storage failed: No space left on device (standard output)")
     assert "Traceback" not in done.stderr
+
+
+def test_an_output_that_cannot_be_written_hides_no_error(tmp_path):
+    source = small(tmp_path / "a.safetensors")
+    ledger = {"WHERRY_LEDGER": f"sqlite:///{tmp_path}"}
+    for words, code, what in (
+        (["detect", "--json", tmp_path / "nothing"], 3, "error: nothing is there"),
+        (
+            ["convert", source, tmp_path / "b.npz", "--to", "npz"],
+            12,
+            f"wherry ledger record {tmp_path / 'b.npz'}",
+        ),
+        (
+            ["convert", source, tmp_path / "b.npz", "--to", "npz", "--json"],
+            12,
+            "error: done, but not recorded",
+        ),
+    ):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "wherry.cli", *map(str, words)], stdout=full, stderr=subprocess.PIPE,
+                text=True, check=False, timeout=60, env={**os.environ, **ledger},
+            )  # fmt: skip
+        assert (done.returncode, what in done.stderr) == (code, True), done.stderr
+        assert "Exception ignored" not in done.stderr
 
 
 def test_an_interrupt_stays_130(tmp_path):

@@ -170,6 +170,24 @@ def test_a_handler_of_sigterm_is_left_as_it_was():
         signal.signal(signal.SIGTERM, before)
 
 
+def test_what_cannot_start_says_nothing_of_the_checkpoint(monkeypatch, tmp_path):
+    monkeypatch.setattr(child.tempfile, "tempdir", str(tmp_path / "nothing"))
+    with pytest.raises(
+        NoAnswerError, match="the test could not start: storage failed: No such file"
+    ) as caught:
+        run("surroundings")
+    assert "TMPDIR" in caught.value.cure
+
+
+def test_a_parent_that_ignores_sigchld_sees_the_end():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        done = run("surroundings")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert json.loads(done.output)["argv"] == ["surroundings"]
+
+
 def test_limits_are_set_by_variables_and_the_configuration(monkeypatch, tmp_path):
     assert child.limits(seconds=5, memory=7) == Limits(5, 7)
     (tmp_path / "wherry.toml").write_text('[child]\ntimeout = "2h"\nmemory = "3GiB"\n')

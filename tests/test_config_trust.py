@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -210,6 +212,100 @@ def test_allowed_folders_are_absolute(own):
         load_config()
     own.write_text('links = ["/data/models", "~/models"]\n')
     assert load_config().settings.links == ("/data/models", "~/models")
+
+
+def unreadable(monkeypatch, *names):
+    """Files and folders of these names cannot be opened, as their mode would have it for anybody but root."""
+    original = os.open
+
+    def refuse(path, flags, *rest, **options):
+        if Path(os.fspath(path)).name in names:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return original(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "orbax"])
+def test_what_the_user_owns_and_cannot_read_is_a_checkpoint(tmp_path, monkeypatch, caplog, evil, name):
+    """A tarball decides the modes of its files."""
+    folder, _ = places(tmp_path)["orbax"]
+    (folder / "wherry.toml").write_text(evil)
+    monkeypatch.chdir(folder)
+    unreadable(monkeypatch, name)
+    assert load_config().file is None
+    assert f"the checkpoint {folder} lies around it" in caplog.text
+
+
+def test_what_others_hide_says_nothing(own, tmp_path, monkeypatch, caplog):
+    """`/root`, or the folder of a service beside a folder `model`."""
+    (tmp_path / "model").mkdir()
+    hidden = tmp_path / "service"
+    hidden.mkdir()
+    unreadable(monkeypatch, hidden.name)
+    assert load_config().file is None
+    trust._counts.cache_clear()
+    caplog.clear()
+    lstat = Path.lstat
+    other = SimpleNamespace(st_uid=os.geteuid() + 1)
+    monkeypatch.setattr(Path, "lstat", lambda self: other if self == hidden else lstat(self))
+    assert load_config().file == str(own)
+    assert not caplog.messages
+
+
+LINKS = {
+    "below a file": "config.json/x",
+    "too long": "x" * 300,
+    "loop": "link",
+    "nothing": "nothing",
+}
+
+
+@pytest.mark.parametrize("target", LINKS.values(), ids=LINKS)
+def test_no_link_hides_a_checkpoint(tmp_path, monkeypatch, caplog, evil, target):
+    model = hub(tmp_path / "model")
+    (model / "link").symlink_to(target)
+    (model / "wherry.toml").write_text(evil)
+    monkeypatch.chdir(model)
+    assert load_config().file is None
+    assert f"the checkpoint {model} lies around it" in caplog.text
+
+
+@pytest.mark.parametrize("target", LINKS.values(), ids=LINKS)
+def test_links_that_lead_nowhere_in_a_project(own, tmp_path, target):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(target)
+    assert load_config().file == str(own)
+    for name in ("wherry.toml", "prefect.toml"):
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to("link")
+    assert load_config().file is None
+    require_own_prefect_settings()
+
+
+def test_steps_that_are_files_make_a_run(tmp_path, monkeypatch, caplog, evil):
+    """Flax writes each step as one file."""
+    run = tmp_path / "run"
+    run.mkdir()
+    wherry.convert(hub(tmp_path / "model"), run / "checkpoint_100", to="flax-msgpack", lineage=False)
+    (run / "wherry.toml").write_text(evil)
+    monkeypatch.chdir(run)
+    assert load_config().file is None
+    assert f"the checkpoint {run} lies around it" in caplog.text
+
+
+def test_judging_a_t5x_train_state_asks_no_configuration(tmp_path, monkeypatch, caplog, evil):
+    """T5X looks at the step folder around the item that Orbax has found."""
+    state = {"target/w": np.ones((2, 3), "f4"), "state/step": np.asarray(7, "i4")}
+    save_file(state, tmp_path / "state.safetensors")
+    step = tmp_path / "7"
+    wherry.convert(tmp_path / "state.safetensors", step, to="t5x-orbax", options={"split": "/"})
+    (step / "_CHECKPOINT_METADATA").unlink()
+    (step / "_CHECKPOINT_METADATA").symlink_to("/etc/passwd")
+    (step / "wherry.toml").write_text(evil)
+    monkeypatch.chdir(step)
+    assert load_config().file is None
+    assert f"the checkpoint {step} lies around it" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["prefect.toml", ".env", "pyproject.toml"])

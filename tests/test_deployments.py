@@ -134,6 +134,37 @@ def test_the_same_file_is_served_without_a_pool():
     assert [row.parameters for row in made["audit"].schedules] == [{}, {"spec": {"level": "digest"}}]
 
 
+PULL = "pull: [{prefect.deployments.steps.set_working_directory: {directory: /}}]\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "entry", "refused"),
+    [
+        ("", "entrypoint: a.b", "does not say where its runs stand"),
+        ("pull: null\n", "entrypoint: a.b, pull: null", "does not say where its runs stand"),
+        (PULL, "entrypoint: 'flows/x.py:f'", "is a relative path"),
+        (PULL, "entrypoint: '/flows/x.py:f'", None),
+        (PULL, "entrypoint: a.b, pull: null", None),
+        ("", "entrypoint: a.b, pull: []", None),
+        ("build: [{x: {}}]\n", "entrypoint: a.b", None),
+    ],
+)
+def test_a_deployment_does_not_depend_on_the_folder_of_the_command(tmp_path, head, entry, refused):
+    file = tmp_path / "prefect.yaml"
+    file.write_text(f"{head}deployments:\n  - {{name: a, work_pool: {{name: p}}, {entry}}}\n")
+    if refused is None:
+        prefect_deploy.require_independent(file)
+        return
+    with pytest.raises(UsageError, match=refused) as caught:
+        prefect_deploy.require_independent(file)
+    assert "relative" in refused or caught.value.cure == f"add to the file: {PULL.strip()}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_our_own_deployments_do_not_either(file):
+    prefect_deploy.require_independent(file)
+
+
 def test_what_cannot_be_served_is_named(tmp_path):
     from wherry.flows.serve import deployments
 

@@ -13,6 +13,7 @@ from tests.durability_support import at_journal_or_commit, forgetting, is_journa
 from tests.variants_support import WRITTEN, each_variant
 from wherry.converter.convert import Target, convert_all
 from wherry.formats.registry import find_format
+from wherry.integrations.containers import chunk_store
 from wherry.testing import faults
 from wherry.testing.durability import Disk
 
@@ -109,6 +110,54 @@ def test_without_reading_back_the_journal_alone_is_believed(small, tmp_path, nam
     for loss in losses(source, root, root / name, verify="none")[0]:
         convert_after(loss, source, root, root / name, verify="none")
         assert wherry.verify(root / name, level="digest", against=source).ok, loss.call
+
+
+class Cancelled(BaseException):
+    """As Prefect's TerminationSignal."""
+
+
+def interrupt(source, target, share, **options):
+    """Convert until a share is recorded."""
+
+    def report(progress):
+        if progress.stage == "convert" and progress.done >= progress.total * share:
+            raise Cancelled
+
+    with pytest.raises(Cancelled), faults.small_steps(), faults.replaced("wherry.core.progress:_INTERVAL", 0):
+        wherry.convert(source, target, to=target.name, lineage=False, progress=report, **options)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_takeover_by_copy_loses_no_progress_to_a_loss_of_power(small, tmp_path, name):
+    """The former owner may still write, for all that is known: its area bears its token."""
+    source, root = small(name), tmp_path / "disk"
+    root.mkdir()
+    interrupt(source, root / name, 0.5, verify="none")
+    (left,) = root.glob(".wherry-*")
+    left.rename(f"{left}-89abcdef")
+    with Disk(root, [root / name], lambda _call, _path: True) as disk:
+        interrupt(source, root / name, 0.6, verify="none")
+    assert len(disk.losses) > 5
+    for loss in disk.losses:
+        receipt = convert_after(loss, source, root, root / name, verify="none")
+        assert receipt.resumed_bytes * 2 >= receipt.source.nbytes, loss.call
+        assert wherry.verify(root / name, level="digest", against=source).ok, loss.call
+
+
+def test_a_later_data_file_of_a_database_has_its_name_before_the_journal_speaks_of_it(
+    small, tmp_path, monkeypatch
+):
+    source, root = small("orbax"), tmp_path / "disk"
+    root.mkdir()
+    monkeypatch.setattr(chunk_store, "_FILE_BYTES", 1000)
+    grown = {"verify": "none", "options": {"compression": "zstd"}}
+    found, _digest = losses(source, root, root / "orbax", **grown)
+    assert len(list((root / "orbax" / chunk_store.DATA).iterdir())) > 2, (
+        "the tree and more than one file of data"
+    )
+    for loss in found:
+        convert_after(loss, source, root, root / "orbax", **grown)
+        assert wherry.verify(root / "orbax", level="digest", against=source).ok, loss.call
 
 
 def test_an_area_whose_journal_is_gone_is_made_anew(small, tmp_path):

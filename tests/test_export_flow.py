@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -227,3 +228,14 @@ def test_on_a_server_it_converts_tells_and_is_noted(server, source, tmp_path, mo
     assert str(state.state_details.flow_run_id) in page
     assert 'wherry_last_run_ok{flow="post-training-export"} 1' in (tmp_path / "wherry.prom").read_text()
     assert any(one.name == "wherry_last_run_ok" and one.value == 1 for one in measure([]))
+
+
+def test_a_registration_that_fails_hides_nothing_else(monkeypatch):
+    def refused(*_, **__):
+        raise NotFoundError("no digests are recorded for it")
+
+    monkeypatch.setattr(import_module("wherry.flows.export"), "verify", refused)
+    failures = []
+    spec = ExportSpec(source="s", register_source="m")
+    assert import_module("wherry.flows.export")._registered(spec, failures) is None
+    assert [one.what for one in failures] == ["no digests are recorded for it"]

@@ -29,7 +29,7 @@ from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
 from wherry.integrations.huggingface.folder import family_of
 from wherry.integrations.huggingface.weights import find_weights, is_weights
-from wherry.storage.location import MOST_COMPANION
+from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 
 ONES = {"a": np.ones((2, 3), "f4"), "b": np.arange(4, dtype="i8")}
@@ -77,8 +77,7 @@ def test_corpus_facts(corpus):
         "generation_config.json",
     }
     assert (
-        json.loads(found.reader.companion("config.json").read_whole(MOST_COMPANION))["model_type"]
-        == "qwen3_moe"
+        json.loads(found.reader.companion("config.json").read_whole(MOST_CONFIG))["model_type"] == "qwen3_moe"
     )
     with pytest.raises(NotFoundError):
         found.reader.companion(INDEX)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
 import pytest
 
 from wherry.core.tensorspec import Span
-from wherry.errors import TargetInUseError, UsageError
+from wherry.errors import StorageError, TargetInUseError, UsageError
 from wherry.staging import key
 from wherry.staging.journal import Done, open_journal
 
@@ -192,3 +193,19 @@ def test_each_line_is_json_and_a_mac(path):
     assert json.loads(head[0]) == HEADER
     assert json.loads(row[0])["done"][0][0] == "w/0"
     assert {len(head[1]), len(row[1])} == {64}
+
+
+def test_a_journal_that_cannot_be_begun_keeps_no_descriptor_open(path, monkeypatch):
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StorageError):
+        open_journal(path, HEADER)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_key_of_any_bytes_is_a_key(monkeypatch):
+    monkeypatch.setenv(key.KEY_ENV, os.fsdecode(b"\xff\xfe" * 10))
+    assert len(key.journal_key()) == 32

@@ -455,3 +455,42 @@ def test_a_rerun_tidies_up_after_a_kill_that_came_just_after_the_commit(tmp_path
     assert wherry.convert(model, tmp_path / "out", to="orbax").already
     theirs = [".wherry-out2.0123abcd-89abcdef", ".wherry-out2.0123abcd.journal"]
     assert sorted(os.listdir(tmp_path)) == [*theirs, "model.npz", "out"]
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_lease_whose_heart_cannot_start_is_given_back(path, monkeypatch):
+    def refuse():
+        raise RuntimeError("can't start new thread")
+
+    before, held = descriptors(), Lease(path, "t")
+    monkeypatch.setattr(held._heart, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"), held:
+        pytest.fail("it was taken")
+    assert os.listdir(path.parent) == []
+    assert descriptors() == before
+
+
+def test_a_lease_that_cannot_be_written_keeps_no_descriptor_open(path, monkeypatch):
+    """Without links it is written twice, and the second time the disk is full."""
+
+    def refuse(*_arguments, **_options):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    real, written = os.write, []
+
+    def write(descriptor, data):
+        written.append(descriptor)
+        if len(written) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "write", write)
+    before = descriptors()
+    with pytest.raises(StorageError, match="No space"), Lease(path, "t"):
+        pytest.fail("it was taken")
+    assert os.listdir(path.parent) == []
+    assert descriptors() == before

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.formats_support import CORPUS, place
-from wherry.errors import HostileError, IncompleteError
+from wherry.errors import HostileError, IncompleteError, NotFoundError
 from wherry.storage import copy
 from wherry.storage.stores import LocalStore, locate
 
@@ -134,6 +134,33 @@ def test_links_to_nothing_and_to_themselves(model, tmp_path):
     (model / "model.safetensors").unlink()
     (model / "model.safetensors").symlink_to("model.safetensors")
     refused(model, tmp_path, "back to itself")
+
+
+NOWHERE = {"below a file": "config.json/x", "too long": "x" * 300, "nothing": "nothing"}
+
+
+@pytest.mark.parametrize("target", NOWHERE.values(), ids=NOWHERE)
+def test_no_link_hides_the_files_beside_it(model, target):
+    (model / "z").symlink_to(target)
+    assert {"config.json", "model.safetensors", "z"} <= {entry.name for entry in locate(model).entries()}
+    assert wherry.detect(model).format == "huggingface"
+    assert [found.uri for found in wherry.discover(model.parent)] == [str(model)]
+
+
+def test_a_link_below_a_file_leads_to_nothing(model):
+    (model / "z").symlink_to("config.json/x")
+    (entry,) = [entry for entry in locate(model).entries() if entry.name == "z"]
+    assert (entry.size, entry.barred) == (-1, "")
+    with pytest.raises(NotFoundError):
+        locate(model / "z").read(0, 1)
+
+
+def test_a_link_that_cannot_be_followed_is_named(model, tmp_path):
+    (model / "z").symlink_to("x" * 300)
+    (entry,) = [entry for entry in locate(model).entries() if entry.name == "z"]
+    assert entry.barred == "a link that cannot be followed (File name too long)"
+    assert refused(model, tmp_path, "File name too long", to="huggingface").uri == str(model / "z")
+    assert wherry.detect(model).verdict == "malicious"
 
 
 @pytest.fixture

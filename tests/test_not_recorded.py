@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shlex
+import shutil
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from safetensors.numpy import save_file
 import wherry
 from tests.command_support import command, cure_of, key_pair, small
 from wherry.converter.convert import Target, convert_all
+from wherry.converter.existing import present_fingerprint
 from wherry.errors import CorruptError, MismatchError, NotRecordedError, StorageError, UsageError
 from wherry.ledger import record as ledgers
 from wherry.ledger import recording
@@ -135,6 +137,22 @@ def test_a_fetch_and_its_cure(source, tmp_path, broken, monkeypatch):
     assert str(tmp_path / "copy") in {place.uri for place in root.nodes[root.root].places}
 
 
+def test_the_cure_records_the_fingerprint_of_the_copy(source, tmp_path, monkeypatch):
+    """A copy from an object store has other marks than the original."""
+    made = wherry.convert(source, tmp_path / "out", to="orbax").target.uri
+    shutil.copytree(made, tmp_path / "copy", copy_function=shutil.copyfile)
+    seen = []
+    monkeypatch.setattr(ledgers, "record_sighting", lambda _ledger, subject: seen.append(subject))
+    recording.record_sidecar(made)
+    recording.record_sidecar(tmp_path / "copy")
+    marks = []
+    for place in (made, tmp_path / "copy"):
+        with wherry.open(place) as opened:
+            marks.append((str(place), present_fingerprint(opened)))
+    assert [(one.uri, one.fingerprint) for one in seen] == marks
+    assert marks[0][1] != marks[1][1]
+
+
 # Python.
 
 
@@ -195,13 +213,35 @@ def test_a_copy_of_a_sidecar_that_was_altered_is_not_recorded(source, tmp_path):
 def test_a_verification_that_passed_and_was_not_recorded(source, tmp_path, broken):
     made = tmp_path / "out.safetensors"
     wherry.convert(source, made, to="safetensors", lineage=False)
-    with pytest.raises(NotRecordedError, match="not recorded"):
+    with pytest.raises(NotRecordedError, match="not recorded") as caught:
         verified(str(made), level="digest")
+    assert caught.value.result.ok
     data = bytearray(made.read_bytes())
     data[-1] ^= 1
     made.write_bytes(data)
     with pytest.raises(MismatchError):  # damage counts before the record
         verified(str(made), level="digest")
+
+
+def test_an_address_that_is_none_costs_no_receipt(source, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("WHERRY_OPENLINEAGE", "http://[bad")
+    assert wherry.convert(source, tmp_path / "out", to="orbax").lineage == "recorded"
+    assert "were not handed on: ValueError" in caplog.text
+
+
+def test_a_bug_of_the_ledger_keeps_what_was_fetched_and_verified(source, tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    made = wherry.convert(source, tmp_path / "out", to="orbax").target.uri
+    for name in ("record_sighting", "record_verification"):
+        monkeypatch.setattr(ledgers, name, broken)
+    with pytest.raises(NotRecordedError, match="a bug") as caught:
+        wherry.fetch(made, tmp_path / "copy")
+    assert caught.value.result.uri == str(tmp_path / "copy")
+    with pytest.raises(NotRecordedError, match="a bug") as caught:
+        verified(made, level="digest")
+    assert caught.value.result.ok
 
 
 # Export.

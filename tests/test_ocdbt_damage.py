@@ -18,8 +18,8 @@ import pytest
 import wherry
 from tests import orbax_support as support
 from wherry.cli import main
-from wherry.errors import CorruptError
-from wherry.integrations.containers import ocdbt
+from wherry.errors import CorruptError, HostileError
+from wherry.integrations.containers import ocdbt, ocdbt_reader
 from wherry.integrations.containers.listing import list_ocdbt
 from wherry.integrations.containers.ocdbt import Reference, encode_database
 from wherry.integrations.containers.ocdbt_reader import read_database
@@ -209,6 +209,18 @@ def test_heights_that_do_not_fall(tmp_path, monkeypatch):
     forge(tmp_path, monkeypatch, "_interior", lambda real, children, height: real(children, height + 1))
     with pytest.raises(CorruptError, match="heights do not fall"):
         read(tmp_path)
+
+
+def test_a_node_has_no_more_bytes_than_any_real_one(tmp_path, monkeypatch):
+    """What lies in a sparse file is not read, whatever the length is that its parent names."""
+    written_by_us(tmp_path, 1000)
+    nodes = []
+    read(tmp_path, nodes)
+    assert nodes[0].length > (tmp_path / "manifest.ocdbt").stat().st_size
+    monkeypatch.setattr(ocdbt_reader, "_MOST_BYTES", nodes[0].length - 1)
+    with pytest.raises(HostileError, match="node of more than 512 MiB") as caught:
+        read(tmp_path)
+    assert caught.value.uri == str(tmp_path / "d" / "nodes")
 
 
 def test_keys_that_are_not_in_order(tmp_path, monkeypatch):

@@ -160,11 +160,10 @@ def test_the_sidecar_and_what_users_name(model, tmp_path):
 # Modules that read no checkpoint by a path: their own parts, what the user names, /proc, staging, keys and the ledger.
 OWN = {
     "wherry/staging/area.py", "wherry/runtime/child.py", "wherry/cli/errors.py", "wherry/staging/key.py",
-    "wherry/runtime/memory.py", "wherry/staging/lease_watch.py",
+    "wherry/runtime/memory.py", "wherry/staging/lease_watch.py", "wherry/storage/folders.py",
     "wherry/auditor/bundle.py", "wherry/auditor/check.py", "wherry/tree/axes.py", "wherry/cli/ledger.py",
     "wherry/watch/doctor.py", "wherry/families/__init__.py", "wherry/staging/journal.py", "wherry/staging/lease.py",
-    "wherry/lineage/page.py", "wherry/models/policy.py", "wherry/live/shares.py",
-    "wherry/staging/staging.py",
+    "wherry/lineage/page.py", "wherry/models/policy.py", "wherry/live/shares.py", "wherry/staging/staging.py",
     "wherry/live/checkpoint.py", "wherry/storage/open_file.py", "wherry/storage/copy.py",
     "integrations/containers/chunk_store.py", "integrations/containers/npz_writer.py",
     "integrations/containers/torch_zip_writer.py", "integrations/openlineage_transport.py",

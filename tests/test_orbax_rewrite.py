@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -15,7 +16,7 @@ import wherry
 from tests import orbax_support as support
 from tests.orbax_support import copied, needs_corpus
 from tests.rewrite_support import hashes, restored, sha256, snapshot, tree_of, wanted_hashes
-from wherry.errors import IncompleteError, UnsupportedError, UsageError
+from wherry.errors import IncompleteError, MismatchError, UnsupportedError, UsageError
 
 
 def merge(source, target=None, **more):
@@ -98,6 +99,42 @@ def test_two_processes(tmp_path):
     assert hashes(tmp_path / "merged") == {path: array.tobytes() for path, array in arrays.items()}
     found = ocp.StandardCheckpointer().restore(tmp_path / "merged")
     support.assert_same_tree(found, support.nested(manifest, arrays))
+
+
+@pytest.fixture
+def item(tmp_path):
+    folder = tmp_path / "source" / "item"
+    folder.mkdir(parents=True)
+    two_process_item(folder, support.sample())
+    return folder
+
+
+def while_carried(monkeypatch, act):
+    module = import_module("wherry.converter.rewrite")
+    original = module.carry
+
+    def carry(*arguments):
+        act()
+        return original(*arguments)
+
+    monkeypatch.setattr(module, "carry", carry)
+
+
+def test_a_file_that_appears_is_a_change(tmp_path, monkeypatch, item):
+    """Without the rewrite a save that was never committed does not open."""
+    while_carried(monkeypatch, lambda: (item / "new").write_text("log"))
+    with pytest.raises(MismatchError, match="added"):
+        merge(item, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_file_that_goes_away_is_a_change(tmp_path, monkeypatch, item):
+    lost = item / "_METADATA"
+    while_carried(monkeypatch, lost.unlink)
+    with pytest.raises(MismatchError, match="removed") as caught:
+        merge(item, tmp_path / "merged")
+    assert caught.value.uri == str(lost)
+    assert not (tmp_path / "merged").exists()
 
 
 def test_what_no_process_wrote_is_named_and_nothing_is_left(tmp_path):

@@ -23,7 +23,7 @@ from wherry.core.tensorspec import Span
 from wherry.errors import StorageError, UnrepresentableError, UsageError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import checked_options
-from wherry.storage.location import MOST_COMPANION
+from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 
 FORMS = list(product(("2", "3"), (True, False), ("none", "zstd")))
@@ -76,7 +76,7 @@ def test_every_form_is_restored_by_every_api(tmp_path, version, ocdbt, compressi
     assert (found.manifest.values, found.manifest.empties) == (manifest.values, manifest.empties)
     assert found.manifest.lists == manifest.lists
     assert {row.name for row in found.manifest.companions} == {"config.json", "deep/tokenizer.model"}
-    assert found.reader.companion("config.json").read_whole(MOST_COMPANION) == b'{"model_type": "llama"}'
+    assert found.reader.companion("config.json").read_whole(MOST_CONFIG) == b'{"model_type": "llama"}'
     assert {"wherry.json"}.isdisjoint(entry.name for entry in found.reader.members())
     assert found.detection.format_version == ORBAX.version(manifest, form(version, ocdbt, compression))
     assert found.detection.verdict == "ok"

@@ -291,7 +291,7 @@ def test_in_place_leaves_a_folder_that_another_run_took_over(tmp_path):
     lease = tmp_path / ".wherry-checkpoint.lease"
     with (
         pytest.raises(TargetInUseError, match="another run took over"),
-        changed(locate(folder), change),
+        changed(locate(folder), change, lambda: None),
     ):
         lease.unlink()
         lease.write_text("theirs")
@@ -300,3 +300,78 @@ def test_in_place_leaves_a_folder_that_another_run_took_over(tmp_path):
     assert (folder / "config").read_text() == "theirs"
     assert (folder / "config.before").read_text() == "old"
     assert lease.read_text() == "theirs"
+
+
+def replacing(monkeypatch, step, act):
+    """A run that does something after a step of the rewrite."""
+    module = sys.modules["wherry.rewrite"]
+    real = getattr(module, step)
+
+    def call(*arguments):
+        found = real(*arguments)
+        act()
+        return found
+
+    monkeypatch.setattr(module, step, call)
+
+
+@pytest.mark.parametrize("verify", ["digest", "none"])
+def test_in_place_a_run_that_lost_its_lease_while_it_proved_writes_nothing_more(source, monkeypatch, verify):
+    lease = source.parent / ".wherry-a.lease"
+
+    def take_over():
+        lease.unlink()
+        lease.write_text("theirs")
+        (source / "wherry.json").write_text("theirs")
+        (source / ".metadata").write_text("theirs")
+
+    replacing(monkeypatch, "prove", take_over)
+    with pytest.raises(TargetInUseError, match="another run took over"):
+        wherry.rewrite(source, as_=FOR_TORCH, in_place=True, verify=verify)
+    assert (source / "wherry.json").read_text() == (source / ".metadata").read_text() == "theirs"
+    assert not (source / ".wherry.json.before").exists()
+
+
+def test_in_place_a_source_that_changed_since_the_plan_is_left(source, monkeypatch):
+    theirs = (source / ".metadata").read_bytes() + b"."
+    replacing(monkeypatch, "know", lambda: (source / ".metadata").write_bytes(theirs))
+    with pytest.raises(MismatchError, match="was modified"):
+        wherry.rewrite(source, as_=FOR_TORCH, in_place=True)
+    assert (source / ".metadata").read_bytes() == theirs
+    assert ".metadata.before" not in files(source)
+
+
+@pytest.fixture
+def change(tmp_path):
+    """A change that adds a folder `d`, and the checkpoint that it is for."""
+    from types import SimpleNamespace
+
+    (tmp_path / "checkpoint").mkdir()
+    finish = lambda folder: (tmp_path / "checkpoint" / "d").mkdir(exist_ok=True)  # noqa: E731
+    return tmp_path / "checkpoint", SimpleNamespace(files={}, made=("d",), finish=finish)
+
+
+def test_in_place_what_another_run_made_before_the_lease_was_taken_is_not_undone(change, monkeypatch):
+    folder, what = change
+    real = in_place.lease_of
+
+    def lease_of(*arguments):
+        (folder / "d").mkdir()
+        (folder / "d" / "theirs").write_text("theirs")
+        return real(*arguments)
+
+    monkeypatch.setattr(in_place, "lease_of", lease_of)
+    with pytest.raises(ValueError, match="proof"), in_place.changed(locate(folder), what, lambda: None):
+        raise ValueError("the proof failed")
+    assert (folder / "d" / "theirs").read_text() == "theirs"
+
+
+def test_in_place_an_undo_that_fails_is_a_storage_error(change, monkeypatch):
+    folder, what = change
+
+    def refuse(_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(in_place, "remove", refuse)
+    with pytest.raises(StorageError), in_place.changed(locate(folder), what, lambda: None):
+        raise ValueError("the proof failed")

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import wherry
 from wherry.cli import main
 from wherry.converter.convert import Target, convert_all
-from wherry.errors import MismatchError
+from wherry.errors import MismatchError, UsageError
 from wherry.formats import pin as pins
 from wherry.formats.registry import find_format, formats
 from wherry.ledger.nodes import converted_sources
@@ -191,6 +191,40 @@ def test_a_companion_that_appears_is_refused(monkeypatch, tmp_path, source):
     assert caught.value.uri == str(new)
 
 
+def test_a_fifo_that_appears_is_a_change(monkeypatch, tmp_path, source):
+    """With it the source does not open any more."""
+    folder = source.parent
+    (folder / "config.json").write_text('{"model_type": "x"}')
+    during(monkeypatch, lambda: os.mkfifo(folder / "tokenizer.json"))
+    with pytest.raises(MismatchError, match="were added") as caught:
+        wherry.convert(folder, tmp_path / "out", to="orbax")
+    assert caught.value.uri == str(folder)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("moment", ["open_journal", "source_reference"])
+def test_a_companion_that_is_gone_is_a_change_at_any_moment(monkeypatch, tmp_path, source, moment):
+    """Before the pass, where companions are copied, and after it, where the source's digest is made."""
+    from wherry.converter import job
+
+    (source.parent / "config.json").write_text('{"model_type": "x"}')
+    notes = source.parent / "notes.txt"
+    notes.write_text("of no use to the reader, which has not opened it")
+    original = getattr(job, moment)
+
+    def lose(*arguments):
+        notes.unlink()
+        if moment == "source_reference":
+            locate(notes).read(0, 1)
+        return original(*arguments)
+
+    monkeypatch.setattr(job, moment, lose)
+    with pytest.raises(MismatchError, match="removed") as caught:
+        wherry.convert(source.parent, tmp_path / "out", to="orbax")
+    assert caught.value.uri == str(notes)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_file_that_belongs_to_nothing_is_no_change(monkeypatch, tmp_path, source):
     (source.parent / "config.json").write_text('{"model_type": "x"}')
     during(monkeypatch, lambda: (source.parent / ".events").write_text("log"))
@@ -293,7 +327,30 @@ def test_stock_is_not_taken_of_what_changes(monkeypatch, source):
     assert [path.name for path in source.parent.iterdir()] == [source.name]
 
 
+def test_the_fingerprint_of_a_stock_is_that_of_what_was_read(monkeypatch, source):
+    """It is taken before the files are compared, so that no change comes in between."""
+    from wherry.verifier import stock
+
+    original = stock.present_fingerprint
+
+    def late(checkpoint):
+        append(source)
+        return original(checkpoint)
+
+    monkeypatch.setattr(stock, "present_fingerprint", late)
+    with pytest.raises(MismatchError):
+        wherry.inspect(source, write=True, sha256=True)
+    assert [path.name for path in source.parent.iterdir()] == [source.name]
+
+
 # ---- Files that were modified a moment ago
+
+
+@pytest.mark.parametrize("text", ["inf", "nan", "-1", "1e300", "soon"])
+def test_how_long_is_waited_is_a_number(monkeypatch, tmp_path, source, text):
+    monkeypatch.setenv(pins.SETTLE_VARIABLE, text)
+    with pytest.raises(UsageError, match=f"{text} is no number of seconds up to a day"):
+        wherry.convert(source, tmp_path / "out", to="huggingface")
 
 
 def test_a_fresh_file_is_waited_for_and_read_again(monkeypatch, tmp_path, source):

@@ -1,5 +1,6 @@
 """A target appears whole or not at all, and never over something that is there."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -136,3 +137,66 @@ def test_a_parent_that_is_a_file_is_a_storage_error(tmp_path):
 def test_missing_files_are_not_found(tmp_path):
     with pytest.raises(NotFoundError):
         locate(tmp_path / "none").read_whole(1)
+
+
+@pytest.mark.parametrize("step", ["keep the former one", "put ours", "sync"])
+def test_a_sidecar_that_cannot_be_put_leaves_the_former_one(tmp_path, monkeypatch, step):
+    """It belonged to a target that is gone."""
+    target, sidecar = tmp_path / "m.bin", tmp_path / "m.bin.wherry.json"
+    sidecar.write_text("former")
+    rename, sync = os.rename, staging.sync_folder
+
+    def renamed(source, destination, **options):
+        struck = (
+            str(source) == str(sidecar) if step == "keep the former one" else str(destination) == str(sidecar)
+        )
+        if step != "sync" and struck:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(source, destination, **options)
+
+    def synced(folder):
+        if step == "sync":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(folder)
+
+    with pytest.raises(StorageError), Staging(locate(target), ID) as area:
+        Path(area.location.path).write_text("data")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", renamed)
+            patch.setattr(staging, "sync_folder", synced)
+            area.commit(beside=b"ours")
+    assert sidecar.read_text() == "former"
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("libc", [True, False], ids=["renameat2", "fallback"])
+def test_a_stop_just_after_the_commit_leaves_the_sidecar(tmp_path, monkeypatch, libc):
+    if not libc:
+        monkeypatch.setattr(staging.ctypes, "CDLL", lambda *_args, **_options: object())
+    target, real = tmp_path / "m.bin", staging.rename_without_replacing
+    unlink = os.unlink
+
+    def stopped(path, **options):
+        if not libc and str(path).endswith("/m.bin"):
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    def renamed(source, destination):
+        real(source, destination)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Staging(locate(target), ID, resume=False) as area:
+        Path(area.location.path).write_text("data")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", stopped)
+            patch.setattr(staging, "rename_without_replacing", renamed)
+            area.commit(beside=b"ours")
+    assert target.read_text() == "data"
+    assert (tmp_path / "m.bin.wherry.json").read_text() == "ours"
+
+
+def test_an_area_that_no_run_can_take_up_is_not_kept(tmp_path):
+    with pytest.raises(Cancelled), Staging(locate(tmp_path / "deep" / "out"), ID, resume=False) as area:
+        fill(area)
+        raise Cancelled
+    assert os.listdir(tmp_path) == []

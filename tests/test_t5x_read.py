@@ -12,7 +12,7 @@ from flax import serialization
 import wherry
 from tests import t5x_support as t5x
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
-from wherry.storage.location import MOST_COMPANION
+from wherry.storage.location import MOST_CONFIG
 from wherry.testing.readers import check_reader
 
 
@@ -188,7 +188,7 @@ def test_files_beside_the_arrays(tmp_path):
     with wherry.open(folder) as found:
         names = {one.name for one in found.manifest.companions}
         assert names == {"train_ds-000-of-001.index", "dataset/more"}
-        assert found.reader.companion("train_ds-000-of-001.index").read_whole(MOST_COMPANION) == b"iterator"
+        assert found.reader.companion("train_ds-000-of-001.index").read_whole(MOST_CONFIG) == b"iterator"
         assert found.manifest.origin["pinned"]
         assert any(one.file == "PINNED" for one in found.detection.evidence)
 

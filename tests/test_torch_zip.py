@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import collections
 import shutil
+import subprocess
+import sys
 import time
 import zipfile
 from typing import TYPE_CHECKING
@@ -27,6 +29,8 @@ from tests.formats_support import (
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
+from wherry.integrations.containers import torch_reader
+from wherry.storage.location import Location
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -99,6 +103,61 @@ def test_every_kind_of_view(tmp_path):
     spec = found.manifest.tensors["transposed",]
     part = found.reader.read(spec, (slice(2, 9), slice(5, 6)))
     assert np.array_equal(part, base.T[2:9, 5:6].numpy())
+
+
+STRIDED = {  # shape, strides, elements of the storage
+    "transposed": ((40, 30), (1, 40), 1200),
+    "column": ((30,), (40,), 1200),
+    "every other row of a block": ((10, 5, 8), (80, 8, 1), 800),
+    "wide span, narrow stride": ((300, 2), (10, 11), 3002),
+    "overlapping": ((20, 20), (1, 1), 39),
+    "expanded": ((4, 5), (0, 3), 13),
+    "scalar": ((), (), 7),
+}
+
+
+@pytest.mark.parametrize("gap", [4, 1 << 20])
+@pytest.mark.parametrize("name", STRIDED)
+def test_a_view_is_read_in_parts_that_span_little(tmp_path, monkeypatch, name, gap):
+    shape, strides, count = STRIDED[name]
+    monkeypatch.setattr(torch_reader, "_SLAB", 256)
+    monkeypatch.setattr(torch_reader, "_GAP", gap)
+    tensor = torch.arange(count, dtype=torch.float32).as_strided(shape, strides, 0 if shape else 3)
+    path = save(tmp_path, {"w": tensor, "base": torch.ones(3)})
+    found = opened(path, "torch-zip")
+    spec = found.manifest.tensors[("w",)]
+    lengths, original = [], Location.read
+    monkeypatch.setattr(Location, "read", lambda self, a, b: lengths.append(b - a) or original(self, a, b))
+    words = torch_reader._words(found.reader.placed[("w",)], spec.whole, spec)
+    assert np.array_equal(words.view("f4").reshape(shape), tensor.numpy())
+    assert max(lengths) <= 256
+    if gap == 4 and name == "column":
+        assert set(lengths) == {4}
+
+
+CUT = """
+import os, sys
+import numpy as np
+import wherry
+frombuffer = np.frombuffer
+def cut(data, *rest):
+    os.truncate(sys.argv[1], 100)
+    return frombuffer(data, *rest)
+with wherry.open(sys.argv[1]) as checkpoint:
+    np.frombuffer = cut
+    assert checkpoint.read("w").sum() == 1 << 20
+    try:
+        checkpoint.read("w")
+    except wherry.errors.CorruptError as error:
+        print(error.what)
+"""
+
+
+def test_a_file_that_is_cut_while_a_view_is_read_ends_no_process(tmp_path):
+    path = save(tmp_path, {"w": torch.ones(1 << 10, 1 << 10).t()})
+    done = subprocess.run([sys.executable, "-c", CUT, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    assert done.stdout == "the file ends before this tensor does\n"
 
 
 def test_tied_weights_are_two_tensors_and_say_so(tmp_path):

@@ -26,9 +26,16 @@ The exit codes are those of DESIGN. A verdict of `detect` is the class of the er
 from __future__ import annotations
 
 import errno
-from typing import Any, ClassVar
+import os
+import re
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wherry.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
 
 
 class WherryError(Exception):
@@ -41,10 +48,12 @@ class WherryError(Exception):
         cure: one line that says what to do.
         stage: the verb that was running (`detect`, `convert`, …).
         retryable: whether the same call can succeed later without any change.
+        committed: of a conversion to several targets, what is committed all the same: number of the target → receipt.
     """
 
     exit_code: ClassVar[int] = 1
     verdict: ClassVar[str] = "unsupported"
+    committed: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -212,6 +221,7 @@ class InterruptedRunError(WherryError):
     exit_code = 130
 
 
+_MORE_MEMORY = "give it more, or state less with --memory"
 # errno → (cure, can a retry help). restic's rule: a full or read-only disk is not retried.
 _STORAGE_CURES: dict[int, tuple[str, bool]] = {
     errno.ENOSPC: ("free some space, or choose another target", False),
@@ -220,19 +230,77 @@ _STORAGE_CURES: dict[int, tuple[str, bool]] = {
     errno.EROFS: ("choose a target on a writable file system", False),
     errno.EACCES: ("check the permissions of the folder", False),
     errno.EPERM: ("check the permissions of the folder", False),
+    errno.ENAMETOOLONG: ("shorten the name, or remove the link that leads to it", False),
     errno.EIO: ("look at the system log; the device reported an error", True),
     errno.ETIMEDOUT: ("try again; the storage did not answer in time", True),
     errno.ECONNRESET: ("try again; the connection broke", True),
 }
 
 
-def storage_error(error: OSError, uri: str) -> StorageError:
+# The password of a URL may hold the characters that end it elsewhere; a number before a slash is a port.
+_USER_INFO = re.compile(r"(\w+://)(?:[^/\s@]+|[^\s/@:]+:(?!\d+[/?#])[^\s@]*)@")
+_NAMES = r"token(?!iz)|secret|password|passwd|signature|api[-_]?key|sig"
+_PARAMETER = re.compile(
+    rf"(?i)((?:(?:{_NAMES})[\w-]*['\"]?\s*=|(?:{_NAMES})s?['\"]?\s*:)\s*['\"]?)[^\s&,;'\"]+"
+)
+_PRESIGNED = re.compile(r"(?i)([?&](?:[\w-]*credential|policy|key-pair-id)=)[^\s&'\"]+")
+_HEADER = re.compile(r"(?i)(\bauthorization['\"]?\s*[=:]\s*['\"]?(?:\w+\s+)?)[^\s,;'\"]+")
+
+
+def redact(text: str) -> str:
+    """The text without passwords, tokens and signatures."""
+    text = _USER_INFO.sub(r"\1***@", text)
+    for pattern in (_PARAMETER, _PRESIGNED, _HEADER):
+        text = pattern.sub(r"\1***", text)
+    return text
+
+
+def wherry_error(
+    error: BaseException, *, uri: str | None = None, cure: str | None = None, memory: str = _MORE_MEMORY
+) -> WherryError:
+    """Any exception as an error of the tree: one of the tree stays, the rest is the storage, the memory or a bug.
+
+    Args:
+        error: the exception.
+        uri: what is concerned.
+        cure: what to do about a bug.
+        memory: what to do where there is not enough memory.
+    """
+    if isinstance(error, WherryError):
+        return error
+    if isinstance(error, OSError):
+        return storage_error(error, uri or _file_of(error))
+    if isinstance(error, MemoryError):
+        return StorageError("there is not enough memory", uri=uri, cure=memory)
+    return internal_error(error, uri=uri, cure=cure)
+
+
+def _file_of(error: OSError) -> str | None:
+    return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
+
+
+def storage_error(error: OSError, uri: str | None) -> StorageError:
     """Say what an `OSError` of the storage means for the user, with the cure and whether to retry."""
     if isinstance(error, StorageError):
         return error
     cure, retryable = _STORAGE_CURES.get(error.errno or 0, ("check that the storage is reachable", True))
-    reason = error.strerror or str(error) or type(error).__name__
+    reason = redact(error.strerror or str(error)) or type(error).__name__
     return StorageError(f"storage failed: {reason}", uri=uri, cure=cure, retryable=retryable)
+
+
+@contextmanager
+def storage_errors(uri: str) -> Generator[None]:
+    """Around calls of the operating system.
+
+    Raises:
+        StorageError: a call failed; an error of our own stays what it is.
+    """
+    try:
+        yield
+    except WherryError:
+        raise
+    except OSError as error:
+        raise storage_error(error, uri) from error
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
@@ -242,5 +310,5 @@ def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
 
 def internal_error(error: BaseException, *, uri: str | None = None, cure: str | None = None) -> InternalError:
     """The error for an exception that no code expected, in one line."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(f"{type(error).__name__}: {redact(str(error))}".split())
     return InternalError(f"this is a bug in wherry {__version__}: {text}", uri=uri, cure=cure)

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.core.digest import sha256_of
-from wherry.errors import storage_error
+from wherry.errors import storage_error, storage_errors
 from wherry.integrations.containers.blocks import BLOCK
 from wherry.integrations.containers.flatfile import SMALL, FlatFiles
 from wherry.integrations.containers.listing import list_ocdbt
 from wherry.integrations.containers.ocdbt import Reference, Value, encode_database
 from wherry.integrations.containers.ocdbt_reader import MANIFEST
 from wherry.staging.area import LOG_SUFFIX
-from wherry.staging.staging import sync_folder
-from wherry.storage.folders import make_folders
+from wherry.storage.folders import make_folders, sync_folder
 from wherry.storage.open_file import open_regular
 from wherry.storage.stores import locate
 
@@ -119,7 +118,7 @@ class DatabaseChunks:
             ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
         _make(folder / DATA)
         self._files = FlatFiles(folder, ends)
-        self._number = len(ends) - 1
+        self._number = self._named = len(ends) - 1
         self._end = ends[_data_file(self._number)]
 
     def put(self, key: str, data: memoryview, size: int = 0) -> None:
@@ -138,8 +137,10 @@ class DatabaseChunks:
 
     def _sync(self) -> None:
         with self._lock:
-            fresh = dict(self._fresh)
+            fresh, number = dict(self._fresh), self._number
         self._files.sync()
+        if number > self._named:
+            self._sync_names(number)
         new = {key: place for key, place in fresh.items() if key not in self._known}
         try:
             if new:
@@ -150,6 +151,12 @@ class DatabaseChunks:
             self._known |= new
             for key in fresh:
                 self._fresh.pop(key, None)
+
+    def _sync_names(self, number: int) -> None:
+        """Make the names of the data files up to this one durable, before anything says what lies in them."""
+        with storage_errors(str(self._folder)):
+            sync_folder(self._folder / DATA)
+        self._named = number
 
     def finish(self, values: Mapping[str, bytes]) -> None:
         """See ChunkStore; a chunk that was never put is not in the tree."""

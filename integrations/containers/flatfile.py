@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, storage_error
 from wherry.integrations.containers.blocks import Blocks
-from wherry.staging.staging import sync_folder
 from wherry.storage.descriptors import Descriptors
 from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
+from wherry.storage.folders import sync_folder
 from wherry.storage.open_file import open_regular
 
 if TYPE_CHECKING:

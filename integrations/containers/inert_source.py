@@ -71,37 +71,14 @@ class PagedFile:
         return page
 
 
-def mapped_file(location: Location, length: int, offset: int = 0) -> mmap.mmap:
-    """A local file in memory, to be read.
-
-    Args:
-        location: the file.
-        length: bytes of it; 0 for all.
-        offset: of the first one, on a page.
-
-    Raises:
-        NotFoundError: there is no such file.
-        CorruptError: it is shorter than that.
-        HostileError: it is no regular file, or a link leads where it must not.
-        StorageError: the storage failed.
-    """
-    assert isinstance(location.store, LocalStore)
-    try:
-        with location.store.descriptor(location.path) as descriptor:
-            return mmap.mmap(descriptor, length, access=mmap.ACCESS_READ, offset=offset)
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise NotFoundError("no such file", uri=location.uri, cure="check the path") from error
-    except OSError as error:
-        raise storage_error(error, location.uri) from error
-    except ValueError as error:
-        raise CorruptError("the file became shorter while it was opened", uri=location.uri) from error
-
-
 @contextmanager
 def walked(location: Location) -> Generator[Source]:
     """A file's bytes, to be looked at here and there.
 
     Raises:
+        NotFoundError: there is no such file.
+        CorruptError: it became shorter.
+        HostileError: it is no regular file, or a link leads where it must not.
         StorageError: the storage failed.
     """
     entry = location.stat()
@@ -109,6 +86,18 @@ def walked(location: Location) -> Generator[Source]:
     if not isinstance(location.store, LocalStore) or not size:
         yield PagedFile(location, size)
         return
-    mapped = mapped_file(location, 0)
-    with mapped:
+    with _mapped_file(location) as mapped:
         yield mapped
+
+
+def _mapped_file(location: Location) -> mmap.mmap:
+    assert isinstance(location.store, LocalStore)
+    try:
+        with location.store.descriptor(location.path) as descriptor:
+            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise NotFoundError("no such file", uri=location.uri, cure="check the path") from error
+    except OSError as error:
+        raise storage_error(error, location.uri) from error
+    except ValueError as error:
+        raise CorruptError("the file became shorter while it was opened", uri=location.uri) from error

@@ -133,6 +133,8 @@ def _unsealed(location: Location, place: Reference | None, magic: int) -> bytes:
         raise IncompleteError(f"no {location.name}", uri=location.uri, cure=_CURE)
     if place is None:
         data = location.read_whole(_MOST_BYTES)
+    elif place.length > _MOST_BYTES:
+        raise HostileError("an OCDBT node of more than 512 MiB", uri=location.uri, cure=_CURE)
     else:
         data = location.read(place.offset, place.offset + place.length)
     if not data:

@@ -1,13 +1,11 @@
 """Reads tensors of torch archives: raw ones like any flat file, views and big-endian ones through strides.
 
-A strided tensor of a local file is read through memory maps of a few MiB, one after the other, so that only the pages
-that a region touches are read and few are held; elsewhere the bytes between first and last element are fetched.
+A strided tensor is read in slabs: the bytes between the first and the last element of a part of it, some MiB at most.
+Rows that lie far apart are read one by one. Nothing is mapped: a file that is cut meanwhile is an error, and no signal.
 """
 
 from __future__ import annotations
 
-import mmap
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -16,12 +14,11 @@ from wherry.core import dtypes
 from wherry.errors import CorruptError
 from wherry.formats.format import Extent
 from wherry.integrations.containers.flat_reader import companion_location
-from wherry.integrations.containers.inert_source import mapped_file
 from wherry.integrations.containers.raw import read_region, read_stored
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import numpy as np
 
@@ -32,7 +29,8 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 _PIECE = 1 << 20
-_SLAB = 16 << 20
+_SLAB = 16 << 20  # bytes of a file that are held for one part of a tensor
+_GAP = 256 << 10  # bytes of a local file that are not read for the sake of one read less
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,25 +121,47 @@ def _words(tensor: PlacedTensor, region: Region, spec: TensorSpec) -> np.ndarray
     if 0 in shape:
         return np.empty((*shape, parts), word.newbyteorder("<"))
     result = np.empty((*shape, parts), word.newbyteorder("<"))
-    for inner, slab in _slabs(region, tensor.strides, width):
+    for inner, slab in _slabs(tensor, region, width):
         _gather(tensor, slab, word, result[inner], spec)
     return result
 
 
-def _slabs(region: Region, strides: tuple[int, ...], width: int) -> Iterator[tuple[Region, Region]]:
-    """Cut a region along its widest stride, so that each part spans little of the file; first within the region."""
-    wide = [stride if part.stop - part.start > 1 else 0 for part, stride in zip(region, strides, strict=True)]
-    if not any(wide):
-        yield tuple(slice(0, part.stop - part.start) for part in region), region
+def _slabs(tensor: PlacedTensor, region: Region, width: int) -> Iterator[tuple[Region, Region]]:
+    """Cut a region into parts that span little of the file; each first within the region, then within the tensor."""
+    gap = _GAP if isinstance(tensor.file.store, LocalStore) else _SLAB
+    for slab in _parts(region, tensor.strides, _SLAB // width, gap // width):
+        yield (
+            tuple(
+                slice(part.start - whole.start, part.stop - whole.start)
+                for part, whole in zip(slab, region, strict=True)
+            ),
+            slab,
+        )
+
+
+def _parts(region: Region, strides: tuple[int, ...], most: int, gap: int) -> Iterator[Region]:
+    """Cut a region along the axis of the widest span.
+
+    Args:
+        region: not empty.
+        strides: of its tensor, in elements.
+        most: elements that a part may span.
+        gap: elements between two rows from which on each is a part of its own.
+    """
+    spans = [(part.stop - part.start - 1) * stride for part, stride in zip(region, strides, strict=True)]
+    if not any(spans):
+        yield region
         return
-    axis = wide.index(max(wide))
-    rows = max(_SLAB // (wide[axis] * width), 1)
+    axis = spans.index(max(spans))
+    row = sum(spans) - spans[axis] + 1
+    far = strides[axis] - row > gap
+    if row + spans[axis] <= most and not far:
+        yield region
+        return
+    rows = 1 if far else max((most - row) // strides[axis] + 1, 1)
     for start in range(region[axis].start, region[axis].stop, rows):
         part = slice(start, min(start + rows, region[axis].stop))
-        slab = (*region[:axis], part, *region[axis + 1 :])
-        inner = (slice(0, each.stop - each.start) for each in region)
-        at = slice(part.start - region[axis].start, part.stop - region[axis].start)
-        yield tuple(at if index == axis else each for index, each in enumerate(inner)), slab
+        yield from _parts((*region[:axis], part, *region[axis + 1 :]), strides, most, gap)
 
 
 def _gather(
@@ -153,29 +173,14 @@ def _gather(
     steps = list(zip(region, tensor.strides, strict=True))
     first = tensor.offset + sum(part.start * stride for part, stride in steps)
     last = first + sum((part.stop - part.start - 1) * stride for part, stride in steps)
-    with _bytes(tensor, first * width, (last + 1) * width, spec) as stored:
-        flat = np.frombuffer(stored, word)
-        strides = (*(stride * width for stride in tensor.strides), word.itemsize)
-        view = np.lib.stride_tricks.as_strided(flat, out.shape, strides, writeable=False)
-        out[...] = view
-        del flat, view
+    flat = np.frombuffer(_bytes(tensor, first * width, (last + 1) * width, spec), word)
+    strides = (*(stride * width for stride in tensor.strides), word.itemsize)
+    out[...] = np.lib.stride_tricks.as_strided(flat, out.shape, strides, writeable=False)
 
 
-@contextmanager
-def _bytes(tensor: PlacedTensor, start: int, stop: int, spec: TensorSpec) -> Generator[Any]:
-    """Bytes of a tensor's storage, mapped where that is possible."""
-    file = tensor.file
-    begin, end = tensor.start + start, tensor.start + stop
-    if not isinstance(file.store, LocalStore):
-        data = file.read(begin, end)
-        if len(data) != stop - start:
-            raise CorruptError("the file ends before this tensor does", uri=file.uri, path=spec.name)
-        yield data
-        return
-    page = begin - begin % mmap.ALLOCATIONGRANULARITY
-    try:
-        mapped = mapped_file(file, end - page, page)
-    except CorruptError as error:
-        raise CorruptError("the file ends before this tensor does", uri=file.uri, path=spec.name) from error
-    with mapped, memoryview(mapped) as whole, whole[begin - page :] as part:
-        yield part
+def _bytes(tensor: PlacedTensor, start: int, stop: int, spec: TensorSpec) -> bytes:
+    """Bytes of a tensor's storage."""
+    data = tensor.file.read(tensor.start + start, tensor.start + stop)
+    if len(data) != stop - start:
+        raise CorruptError("the file ends before this tensor does", uri=tensor.file.uri, path=spec.name)
+    return data

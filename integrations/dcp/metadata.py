@@ -21,7 +21,6 @@ from wherry.integrations.containers.inert_source import walked
 from wherry.integrations.containers.inert_values import Global, Record
 from wherry.integrations.containers.torch_values import DTYPES
 from wherry.integrations.dcp.pickled import METADATA_RULES, OLD_PROPERTIES, STRIDED
-from wherry.integrations.dcp.transforms import require_known
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -240,3 +239,24 @@ def state_of(record: Any, kind: str) -> dict[str, Any]:
 
 def _corrupt(what: str, uri: str | None = None) -> CorruptError:
     return CorruptError(f".metadata: {what}", uri=uri, cure="restore .metadata, or take another checkpoint")
+
+
+_ZSTD, _MAJOR = "stream.zstd", "1"
+
+
+def require_known(transforms: object, name: str) -> tuple[str, ...]:
+    """The transforms of an item, in the order in which they are undone.
+
+    Raises:
+        UnsupportedError: one that torch itself does not have.
+    """
+    found = (
+        tuple(str(one) for one in transforms) if isinstance(transforms, (list, tuple)) else (str(transforms),)
+    )
+    for one in found:
+        kind, _, version = one.partition("/")
+        if kind != _ZSTD or version.partition(".")[0] != _MAJOR:
+            raise UnsupportedError(
+                f"items transformed by {one}", path=name, cure="save the checkpoint without that transform"
+            )
+    return found

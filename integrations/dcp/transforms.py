@@ -22,25 +22,6 @@ if TYPE_CHECKING:
 HELD = 12 << 20  # bytes that decompressing holds: zstd's window at its usual levels, and a few pieces
 _PIECE = 1 << 20
 _END = 1 << 12
-_ZSTD, _MAJOR = "stream.zstd", "1"
-
-
-def require_known(transforms: object, name: str) -> tuple[str, ...]:
-    """The transforms of an item, in the order in which they are undone.
-
-    Raises:
-        UnsupportedError: one that torch itself does not have.
-    """
-    found = (
-        tuple(str(one) for one in transforms) if isinstance(transforms, (list, tuple)) else (str(transforms),)
-    )
-    for one in found:
-        kind, _, version = one.partition("/")
-        if kind != _ZSTD or version.partition(".")[0] != _MAJOR:
-            raise UnsupportedError(
-                f"items transformed by {one}", path=name, cure="save the checkpoint without that transform"
-            )
-    return found
 
 
 class Inflated:

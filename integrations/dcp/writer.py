@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from wherry.errors import storage_error
 from wherry.integrations.containers.torch_zip_writer import ArchivesWriter
 from wherry.integrations.dcp.opening import METADATA
-from wherry.staging.staging import sync_folder
+from wherry.storage.folders import sync_folder
 
 if TYPE_CHECKING:
     from wherry.integrations.dcp.writing import Layout

@@ -18,7 +18,7 @@ from wherry.integrations.maxtext.opening import ITEM, NAME
 from wherry.integrations.orbax import layout
 from wherry.integrations.orbax.small_files import WRITTEN, checkpoint_json
 from wherry.integrations.orbax.writer import OrbaxWriter
-from wherry.staging.staging import sync_folder
+from wherry.storage.folders import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

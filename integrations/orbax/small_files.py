@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import storage_error
 from wherry.integrations.orbax import layout
 from wherry.integrations.orbax.tree import stored_name
-from wherry.staging.staging import sync_folder
+from wherry.storage.folders import sync_folder
 from wherry.version import __version__
 
 if TYPE_CHECKING:

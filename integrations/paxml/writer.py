@@ -22,7 +22,7 @@ from wherry.integrations.orbax.writer import OrbaxWriter
 from wherry.integrations.paxml import metadata, naming
 from wherry.integrations.paxml.layout import COMMITTED, STATE
 from wherry.integrations.paxml.placeholders import placeholder_file
-from wherry.staging.staging import sync_folder
+from wherry.storage.folders import sync_folder
 from wherry.version import __version__
 
 if TYPE_CHECKING:

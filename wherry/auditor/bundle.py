@@ -20,7 +20,7 @@ from wherry.auditor import check
 from wherry.auditor.check import ANCHOR, INDEX, LEDGER, MANIFESTS, REPORT, SCHEMA
 from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
-from wherry.staging.staging import make_durable_folders, sync_folder
+from wherry.storage.folders import make_durable_folders, sync_folder
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 

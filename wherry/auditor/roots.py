@@ -14,7 +14,7 @@ from wherry.auditor.report import Finding
 from wherry.converter.existing import present_fingerprint
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint
-from wherry.formats.discover import Skipped, discover
+from wherry.formats.discover import Skipped, discover, is_folder_link
 from wherry.storage.ages import age_of
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import read_sidecar, sidecar_name, signature_name
@@ -163,7 +163,7 @@ def _unknown_files(root: Location, claimed: Mapping[str, Detection], result: Sur
     }
     for name, entry in names.items():
         place = root.join(name)
-        if place.uri in claimed or name in parts or is_staging(name):
+        if place.uri in claimed or name in parts or is_staging(name) or is_folder_link(place, entry):
             continue
         if entry.is_dir:
             _unknown_files(place, claimed, result)

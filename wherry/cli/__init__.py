@@ -313,12 +313,15 @@ def _run(words: list[str]) -> int:
 
 def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
     error.stage = error.stage or next((word for word in words if word in cli.commands), None)
-    with suppress(OSError):  # who would read it has gone
-        if "--json" in words:
-            import json
+    notes: list[str] = getattr(error, "__notes__", [])
+    if "--json" in words:
+        import json
 
+        with suppress(OSError):  # who would read it has gone
             click.echo(json.dumps(document(error)))
-        click.echo(f"error: {error}", err=True)
+    with suppress(OSError):
+        click.echo("\n".join([f"error: {error}", *(f"note: {note}" for note in notes)]), err=True)
+    flush_output()
     sys.exit(error.exit_code)
 
 

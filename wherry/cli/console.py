@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,8 @@ def committed(show: Callable[..., None], *, json_: bool) -> Generator[None]:
         yield
     except NotRecordedError as error:
         if not json_:
-            show(error.result, json_=False)
+            with suppress(OSError):  # an output that cannot be written does not hide the error
+                show(error.result, json_=False)
         raise
 
 

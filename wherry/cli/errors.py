@@ -18,8 +18,8 @@ from wherry.errors import (
     StorageError,
     UsageError,
     WherryError,
-    internal_error,
     storage_error,
+    wherry_error,
 )
 from wherry.storage.home import without_secrets
 
@@ -39,21 +39,16 @@ def is_debugging(words: Sequence[str]) -> bool:
 
 def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
     """Any exception as an error with a cure."""
-    if isinstance(error, WherryError):
-        return error
     if isinstance(error, click.ClickException):
         return UsageError(error.format_message(), cure="see `wherry --help`")
-    if isinstance(error, click.Abort):
-        return interrupted()
-    if isinstance(error, OSError) and _was_printing(error):
+    if isinstance(error, click.Abort):  # click makes it of Ctrl-C, and of an EOFError that nobody expected
+        cause = error.__cause__
+        return as_ours(cause, words) if isinstance(cause, EOFError) else interrupted()
+    if isinstance(error, OSError) and not isinstance(error, WherryError) and _was_printing(error):
         flush_output()
         return storage_error(error, _OUTPUT)
-    if isinstance(error, MemoryError):
-        return StorageError("there is not enough memory", cure="give it more, or state less with --memory")
     shown = [without_secrets(word) if "://" in word else word for word in words if word != DEBUG]
-    return internal_error(
-        error, cure=f"report it with the traceback: {shlex.join(['wherry', DEBUG, *shown])}"
-    )
+    return wherry_error(error, cure=f"report it with the traceback: {shlex.join(['wherry', DEBUG, *shown])}")
 
 
 def _was_printing(error: OSError) -> bool:

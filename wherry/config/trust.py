@@ -13,8 +13,12 @@ import os
 import stat
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wherry.errors import HostileError, StorageError, WherryError, storage_error
+
+if TYPE_CHECKING:
+    from wherry.formats.format import Glimpse
 
 _log = logging.getLogger(__name__)
 _PREFECT = ("prefect.toml", ".env", "pyproject.toml")  # what Prefect reads in the working directory by itself
@@ -33,6 +37,9 @@ def counts(file: Path) -> bool:
     except FileNotFoundError:
         return False  # a link to nothing, or it went away
     except OSError as error:
+        if not os.path.exists(file):  # noqa: PTH110  Path.exists raises where a link cannot be followed
+            _log.warning("%s is ignored: it cannot be followed: %s", file, error.strerror)
+            return False
         raise storage_error(error, str(file)) from error
 
 
@@ -44,7 +51,7 @@ def require_own_prefect_settings() -> None:
     """
     for name in _PREFECT:
         file = Path(name).absolute()
-        around = _checkpoint_around(file.parent) if file.exists() else None
+        around = _checkpoint_around(file.parent) if os.path.lexists(file) else None
         if around is not None:
             raise HostileError(
                 f"Prefect would take its settings from {name} of a checkpoint", uri=str(around), cure=_CURE
@@ -96,17 +103,18 @@ def _is_open(status: os.stat_result) -> bool:
     )
 
 
-def _is_checkpoint(folder: Path) -> bool:
+def _is_checkpoint(place: Path) -> bool:
+    """Whether a folder or file is a checkpoint, or hides from the user what it is.
+
+    Folders of other users often cannot be listed, and say nothing. What the user owns and cannot read was made so.
+    """
     from wherry.formats.detect import look
-    from wherry.formats.format import Glimpse
     from wherry.formats.registry import formats
-    from wherry.storage.stores import local_location
 
     try:
-        # The configuration cannot allow links while it is being judged.
-        return look(Glimpse(local_location(str(folder), configurable=False)), formats()) is not None
-    except StorageError:
-        return False  # a folder that cannot be listed
+        return look(_glimpse(place), formats()) is not None
+    except StorageError as error:
+        return _is_own(error.uri or str(place))
     except WherryError:
         return True
 
@@ -114,6 +122,32 @@ def _is_checkpoint(folder: Path) -> bool:
 def _is_run(folder: Path) -> bool:
     """Whether a folder holds steps, each a checkpoint."""
     from wherry.core.steps import steps_among
+    from wherry.formats.detect import may_be_step
 
-    names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
-    return any(_is_checkpoint(folder / step.name) for step in steps_among(names))
+    try:
+        entries = _glimpse(folder).entries
+    except StorageError:
+        return False  # `_is_checkpoint` has judged it
+    steps = steps_among([name for name, entry in entries.items() if may_be_step(entry)])
+    return any(_is_checkpoint(folder / step.name) for step in steps)
+
+
+def _glimpse(place: Path) -> Glimpse:
+    """A look at a place; the configuration cannot allow links while it is being judged."""
+    from wherry.formats.format import Glimpse
+    from wherry.storage.stores import local_location
+
+    return Glimpse(local_location(str(place), configurable=False))
+
+
+def _is_own(uri: str) -> bool:
+    """Whether a file belongs to the user; where the system does not say so, whether the folder around it does."""
+    from wherry.storage.stores import locate
+
+    place = Path(locate(uri).path)
+    for one in (place, *place.parents):
+        try:
+            return one.lstat().st_uid == os.geteuid()
+        except OSError:
+            continue
+    return False

@@ -38,7 +38,7 @@ from wherry.storage.stores import locate
 from wherry.view.choose import relaid
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from wherry.core.progress import OnProgress
     from wherry.formats.format import Format, Options
@@ -144,7 +144,7 @@ def convert_all(
 
     Raises:
         NotRecordedError: the targets are committed, but the ledger cannot be used; `result` is the GroupReceipt.
-        WherryError: the first error of any target, after the others were made; nothing is left at its destination.
+        WherryError: the first error of any target, after the others were made; these are in its `committed`.
     """
     now = utc_now(), time.monotonic()
     which = {"from": format, "step": step, "item": item}
@@ -158,7 +158,7 @@ def convert_all(
         with opened as checkpoint, in_use(checkpoint.uri), _signed_too(sign, progress):
             group = convert_opened(checkpoint, targets, asked, if_exists=if_exists, lineage=lineage)
     if sign is not None:
-        _sign(group, sign, progress)
+        _sign(group.receipts, sign, progress)
     return group
 
 
@@ -174,8 +174,7 @@ def convert_opened(
     jobs = plan_jobs(checkpoint, targets, asked)
     threading.Thread(target=_ahead, args=(lineage,), name="wherry-ahead", daemon=True).start()
     there = {index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, if_exists))}
-    made = _make([job for index, job in enumerate(jobs) if index not in there])
-    receipts = [there[index] if index in there else next(made) for index in range(len(jobs))]
+    receipts = _make(jobs, there, lineage=lineage)
     group = GroupReceipt(jobs[0].group, tuple(replace(one, lineage=LEFT_OUT) for one in receipts))
     return _recorded(group) if lineage else group
 
@@ -197,25 +196,38 @@ def _failures_told(source: str, targets: Sequence[Target], started: str) -> Gene
     except NotRecordedError:
         raise
     except WherryError as error:
-        for target in targets:
-            report_failure(error, source, target.uri, target.to, started)
+        for number, target in enumerate(targets):
+            if number not in error.committed:
+                report_failure(error, source, target.uri, target.to, started)
         raise
 
 
 @contextmanager
 def _signed_too(key: str | os.PathLike[str] | None, progress: OnProgress | None) -> Generator[None]:
-    """Sign what is committed also where it could not be recorded."""
+    """Sign what is committed also where it could not be recorded, or where other targets failed."""
     try:
         yield
     except NotRecordedError as error:
         if key is not None:
-            _sign(error.result, key, progress)
+            _sign(error.result.receipts, key, progress)
+        raise
+    except WherryError as error:
+        if key is not None:
+            _signed_anyway(error, key, progress)
         raise
 
 
-def _sign(group: GroupReceipt, key: str | os.PathLike[str], progress: OnProgress | None) -> None:
+def _signed_anyway(failure: WherryError, key: str | os.PathLike[str], progress: OnProgress | None) -> None:
+    """Sign what is committed although other targets failed; that failure stays the one that is raised."""
+    try:
+        _sign(failure.committed.values(), key, progress)
+    except WherryError as error:
+        failure.add_note(f"not signed: {error}")
+
+
+def _sign(receipts: Iterable[Receipt], key: str | os.PathLike[str], progress: OnProgress | None) -> None:
     """Sign what was committed; what was there already and has a signature keeps it, so that a rerun reads nothing."""
-    for receipt in group.receipts:
+    for receipt in receipts:
         if not (receipt.already and signature_location(locate(receipt.target.uri)).exists()):
             service("signing").sign(receipt.target.uri, key, progress=progress)
 
@@ -279,12 +291,33 @@ def _ahead(lineage: bool) -> None:
         import_module("wherry.ledger.record")
 
 
-def _make(jobs: list[Job]) -> Iterator[Receipt]:
-    results = run(jobs)
-    failures = [result for result in results if isinstance(result, WherryError)]
-    if failures:
-        raise failures[0]
-    return iter([result for result in results if isinstance(result, Receipt)])
+def _make(jobs: list[Job], there: Mapping[int, Receipt], *, lineage: bool) -> list[Receipt]:
+    """Make what is not there; the receipts of all.
+
+    Raises:
+        WherryError: the first error of any target; `committed` has the receipts of the others.
+    """
+    rest = [index for index in range(len(jobs)) if index not in there]
+    results = {**there, **dict(zip(rest, run([jobs[index] for index in rest]), strict=True))}
+    done = {index: one for index, one in sorted(results.items()) if isinstance(one, Receipt)}
+    failure = next((one for _, one in sorted(results.items()) if isinstance(one, WherryError)), None)
+    if failure is None:
+        return list(done.values())
+    failure.committed = _kept(done, failure, lineage=lineage) if done else {}
+    raise failure
+
+
+def _kept(done: Mapping[int, Receipt], failure: WherryError, *, lineage: bool) -> dict[int, Receipt]:
+    """Record what is committed although other targets failed, and say so with the error; the receipts."""
+    failure.add_note(f"committed all the same: {', '.join(one.target.uri for one in done.values())}")
+    if not lineage:
+        return {index: replace(one, lineage=LEFT_OUT) for index, one in done.items()}
+    try:
+        receipts = record_all(list(done.values()))
+    except NotRecordedError as refused:
+        failure.add_note(str(refused))
+        receipts = refused.result
+    return dict(zip(done, receipts, strict=True))
 
 
 def _places(

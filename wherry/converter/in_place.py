@@ -6,35 +6,43 @@ are put back and what was made is removed. A run that is killed leaves either fi
 
 from __future__ import annotations
 
-import shutil
+import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.errors import TargetExistsError, storage_error
+from wherry.errors import TargetExistsError, storage_errors
 from wherry.staging.lease import NO_LINKS
-from wherry.staging.staging import lease_of, sync_folder
+from wherry.staging.staging import lease_of
 from wherry.storage.copy import carry_file
 from wherry.storage.durable import replace
+from wherry.storage.folders import remove, sync_folder
 from wherry.storage.sidecar import FOLDER_NAME, MOST_SIDECAR
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from wherry.formats.format import Change
+    from wherry.staging.lease import Lease
     from wherry.storage.location import Location
 
 BEFORE = ".before"
 
 
 @contextmanager
-def changed(folder: Location, change: Change) -> Generator[None]:
+def changed(folder: Location, change: Change, require_unchanged: Callable[[], object]) -> Generator[Lease]:
     """Carry out a change in a folder; where the block fails, everything is as it was.
 
     Args:
         folder: a local folder; nobody else may hold it as a target.
         change: what to do; its `files` and `finish`.
+        require_unchanged: called before anything is touched, when no other run can change the folder any more; raises
+            where the folder is not what the change was made for.
+
+    Yields:
+        The lease. The last step of the block belongs within its `exclusive`, which raises where another run has taken
+        the folder over meanwhile.
 
     Raises:
         TargetInUseError: another run holds the folder.
@@ -42,9 +50,10 @@ def changed(folder: Location, change: Change) -> Generator[None]:
         StorageError: the storage failed.
     """
     home = Path(folder.path)
-    new = [name for name in (*change.files, *change.made) if not (home / name).exists()]
     kept: list[str] = []
-    with lease_of(home.parent, folder) as held:
+    with storage_errors(folder.uri), lease_of(home.parent, folder) as held:
+        require_unchanged()
+        new = [name for name in (*change.files, *change.made) if not os.path.lexists(home / name)]
         try:
             with held.exclusive():
                 for name, data in change.files.items():
@@ -53,12 +62,10 @@ def changed(folder: Location, change: Change) -> Generator[None]:
                     replace(home / name, data)
                 change.finish(folder)
                 sync_folder(home)
-            yield
-        except BaseException as error:
+            yield held
+        except BaseException:
             with held.exclusive():  # a folder that another run has taken over is left as it is
                 _undo(home, kept, new)
-            if isinstance(error, OSError):
-                raise storage_error(error, folder.uri) from error
             raise
 
 
@@ -69,14 +76,12 @@ def replace_sidecar(folder: Location, data: bytes) -> None:
         StorageError: the storage failed.
     """
     place = Path(folder.join(FOLDER_NAME).path)
-    try:
+    with storage_errors(folder.uri):
         if place.exists():
             replace(
                 place.with_name(f".{FOLDER_NAME}{BEFORE}"), folder.join(FOLDER_NAME).read_whole(MOST_SIDECAR)
             )
         replace(place, data)
-    except OSError as error:
-        raise storage_error(error, folder.uri) from error
 
 
 def keep(place: Path) -> bool:
@@ -118,9 +123,5 @@ def _undo(home: Path, kept: list[str], new: list[str]) -> None:
         before.replace(home / name)
         before.unlink(missing_ok=True)  # two names of one file: renaming one to the other does nothing
     for name in new:
-        place = home / name
-        if place.is_dir():
-            shutil.rmtree(place)
-        else:
-            place.unlink(missing_ok=True)
+        remove(home / name)
     sync_folder(home)

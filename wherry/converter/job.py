@@ -6,7 +6,6 @@ each stages, resumes, is verified and commits on its own.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,13 @@ from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.errors import MismatchError
 from wherry.formats.checkpoint import Checkpoint, fingerprint
+from wherry.formats.companions import copied
 from wherry.formats.format import Glimpse
+from wherry.formats.pin import blaming_changes
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.mover.output import Output
 from wherry.staging.journal import Journal, open_journal
 from wherry.staging.staging import Staging
-from wherry.storage.location import MOST_COMPANION
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import make_folder
 from wherry.version import __version__
@@ -143,10 +143,11 @@ def complete(staged: Staged, hashes: Hashes) -> Receipt:
         raise staged.output.error
     finish(staged.output.writer)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
-    boxed = _boxed(staged, ours)
-    verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
-    ours = Hashes({**ours.digests, **boxed.digests}, {**ours.leaves, **boxed.leaves})
-    sidecar, receipt = _sidecar(staged, ours, hashes, verification)
+    with blaming_changes(job.pin, job.checkpoint.original):  # boxes and identity need the source once more
+        boxed = _boxed(staged, ours)
+        verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
+        ours = Hashes({**ours.digests, **boxed.digests}, {**ours.leaves, **boxed.leaves})
+        sidecar, receipt = _sidecar(staged, ours, hashes, verification)
     text = encode(sidecar)
     if not job.row.single_file:
         place.join(FOLDER_NAME).put(text)
@@ -169,16 +170,11 @@ def _by_source(plan: Plan) -> dict[KeyPath, TensorSpec]:
 
 
 def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
-    copied: list[Companion] = []
-    for companion in job.plan.manifest.companions:
-        data = job.checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
-        if len(data) != companion.size:
-            raise MismatchError("a companion file changed during the conversion", uri=job.checkpoint.uri)
-        place = staged.member(f"{job.row.companion_folder}{companion.name}")
-        make_folder(place.parent)
-        place.put(data)
-        copied.append(replace(companion, sha256=hashlib.sha256(data).hexdigest()))
-    return tuple(copied)
+    folder = job.row.companion_folder
+    return tuple(
+        copied(job.checkpoint, one, staged.member(f"{folder}{one.name}"))
+        for one in job.plan.manifest.companions
+    )
 
 
 def _boxed(staged: Staged, ours: Hashes) -> Hashes:

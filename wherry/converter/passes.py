@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
-    """Carry out all jobs; what came of each, in order.
-
-    Raises:
-        WherryError: what could be read of a source was not right, or all targets of a pass failed.
-    """
+    """Carry out all jobs; what came of each, in order. A pass that fails does not keep the others from being made."""
     results: dict[int, Receipt | WherryError] = {}
     for group in _groups(jobs):
-        results |= dict(zip(group, _pass([jobs[number] for number in group]), strict=True))
+        try:
+            done = _pass([jobs[number] for number in group])
+        except WherryError as error:
+            done = [error] * len(group)
+        results |= dict(zip(group, done, strict=True))
     return [results[number] for number in range(len(jobs))]
 
 
@@ -52,8 +52,8 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
     with ExitStack() as stack:
         if seen.original is not seen:
             stack.callback(seen.close)
-        staged = [stage(job, stack) for job in jobs]
         with blaming_changes(jobs[0].pin, seen.original):
+            staged = [stage(job, stack) for job in jobs]
             hashes, own = _move(jobs, staged)
             agree_with_source(seen.original, hashes if own is None else own)
         if own is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,8 @@ from wherry.converter.existing import present_fingerprint
 from wherry.core.digest import checkpoint_digest, weights_digest
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import MismatchError
+from wherry.formats.companions import digested
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
-from wherry.storage.location import MOST_COMPANION
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
@@ -82,12 +81,6 @@ def source_reference(
     beside = tuple(known.get(c.name) or digested(checkpoint, c) for c in manifest.companions)
     full = manifest.with_digests({**digests, **others}, beside)
     return reference(detection.uri, detection.format, detection.format_version, full, mark)
-
-
-def digested(checkpoint: Checkpoint, companion: Companion) -> Companion:
-    """A companion with the digest of its bytes."""
-    data = checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
-    return replace(companion, sha256=hashlib.sha256(data).hexdigest())
 
 
 def agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:

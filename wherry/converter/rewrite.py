@@ -27,7 +27,7 @@ from wherry.core.units import parse_size
 from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, UsageError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import absence, resolve
-from wherry.formats.pin import Pin, settled_checkpoint, take_pin
+from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pin
 from wherry.formats.registry import rewrites
 from wherry.ledger.recording import LEFT_OUT, record
 from wherry.ledger.resolve import checkpoint_uri
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from wherry.core.progress import OnProgress
     from wherry.formats.format import Change, Rewrite
     from wherry.storage.location import Location
+    from wherry.storage.sidecar import Sidecar
 
 VERIFY = ("digest", "none")
 
@@ -220,33 +221,45 @@ def _existing(ready: _Ready, if_exists: str | None) -> Rewritten | None:
 
 
 def _staged(ready: _Ready, asked: Asked) -> Rewritten:
-    change = ready.change
     identity = [ready.rewriting.digest, ready.pin.digest]
     with Staging(ready.target, sha256_of("run", identity)[:8], resume=False) as staging:
         asked = replace(asked, folder=staging.spill)
-        known = know(ready.checkpoint, asked)
-        make_folder(staging.location)
-        meter = Meter("carry", ready.rewriting.carried[1], asked.progress)
-        ways = carry(ready.source, staging.location, change.carried, meter)
-        for name, data in change.files.items():
-            place = staging.location.member(name)
-            make_folder(place.parent)
-            place.put(data)
-        change.finish(staging.location)
-        sidecar = prove(ready.checkpoint, change, known, staging.location, asked, ready.rewriting)
+        with blaming_changes(ready.pin, ready.checkpoint):
+            sidecar, ways = _written(ready, staging.location, asked)
         if sidecar is not None:
             staging.location.join(FOLDER_NAME).put(encode(sidecar))
         ready.pin.require_unchanged(ready.checkpoint)
-        staging.commit(tuple(change.files)[-1:])
+        staging.commit(tuple(ready.change.files)[-1:])
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
+
+
+def _written(ready: _Ready, area: Location, asked: Asked) -> tuple[Sidecar | None, dict[str, int]]:
+    """Carry, write and prove; the sidecar, and how many bytes went over in which way."""
+    change = ready.change
+    known = know(ready.checkpoint, asked)
+    make_folder(area)
+    ways = carry(
+        ready.source, area, change.carried, Meter("carry", ready.rewriting.carried[1], asked.progress)
+    )
+    for name, data in change.files.items():
+        place = area.member(name)
+        make_folder(place.parent)
+        place.put(data)
+    change.finish(area)
+    return prove(ready.checkpoint, change, known, area, asked, ready.rewriting), ways
 
 
 def _in_place(ready: _Ready, asked: Asked) -> Rewritten:
     known = know(ready.checkpoint, asked)
-    with changed(ready.source, ready.change):
+
+    def require_unchanged() -> None:
+        ready.pin.require_unchanged(ready.checkpoint)
+
+    with changed(ready.source, ready.change, require_unchanged) as held:
         sidecar = prove(ready.checkpoint, ready.change, known, ready.source, asked, ready.rewriting)
-        if sidecar is not None:
-            replace_sidecar(ready.source, encode(sidecar))
+        with held.exclusive():  # also without a sidecar: what was proved must be what this run made
+            if sidecar is not None:
+                replace_sidecar(ready.source, encode(sidecar))
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt)
 
 

@@ -181,6 +181,18 @@ def describe_absent(piece: Absent) -> str:
     return f"chunk {piece.chunk} of {render(piece.path)} ({piece.reason})"
 
 
+def may_be_step(entry: Entry) -> bool:
+    """Whether a child of a run can be a step: a folder, or a file with a step's full name (flax's are files).
+
+    What must not be opened counts too, so that it is refused by name and no older step is taken in its place.
+    """
+    return (
+        entry.is_dir
+        or bool(entry.barred)
+        or (step_number(entry.name) is not None and not entry.name.isdecimal())
+    )
+
+
 def _bases(name: str, rows: Mapping[str, Format]) -> set[str]:
     direct = rows[name].refines
     return {*direct, *(base for parent in direct if parent in rows for base in _bases(parent, rows))}
@@ -190,7 +202,7 @@ def _in_run(location: Location, rows: Mapping[str, Format]) -> Detection | None:
     """The newest complete step below a run folder."""
     for root in (location, *(location.join(name) for name in _STEP_ROOTS)):
         glimpse = Glimpse(root)
-        steps = steps_among([name for name, entry in glimpse.entries.items() if _may_be_step(entry)])
+        steps = steps_among([name for name, entry in glimpse.entries.items() if may_be_step(entry)])
         found = _newest_complete(root, steps, rows)
         if found is not None:
             return found
@@ -240,23 +252,11 @@ def _empty_step(location: Location, rows: Mapping[str, Format]) -> Detection | N
 
 def _step_folder(location: Location, step: int) -> Location:
     for root in (location, *(location.join(name) for name in _STEP_ROOTS)):
-        steps = steps_among([entry.name for entry in root.entries() if _may_be_step(entry)])
+        steps = steps_among([entry.name for entry in root.entries() if may_be_step(entry)])
         for found in steps:
             if found.number == step:
                 return root.join(found.name)
     raise NotFoundError(f"no step {step}", uri=location.uri, cure="`wherry discover` lists the steps")
-
-
-def _may_be_step(entry: Entry) -> bool:
-    """Whether a child of a run can be a step: a folder, or a file with a step's full name (flax's are files).
-
-    What must not be opened counts too, so that it is refused by name and no older step is taken in its place.
-    """
-    return (
-        entry.is_dir
-        or bool(entry.barred)
-        or (step_number(entry.name) is not None and not entry.name.isdecimal())
-    )
 
 
 def _rooted(named: Location, uri: str) -> Location:

@@ -77,6 +77,11 @@ def discover(
     return walk.below(Glimpse(location))
 
 
+def is_folder_link(place: Location, entry: Entry) -> bool:
+    """Whether a child of a folder is a link to a folder, which no walk enters: its target lies somewhere itself."""
+    return place.store.capabilities.local and entry.is_dir and Path(place.path).is_symlink()
+
+
 @dataclass(frozen=True, slots=True)
 class _Walk:
     """One walk: what is asked for, and where it tells what it passes over."""
@@ -208,7 +213,7 @@ def _passed_over(folder: Glimpse, place: Location, entry: Entry) -> str | None:
         return "a hidden folder"
     if entry.is_dir and entry.name == "blobs" and "snapshots" in folder.entries:
         return "the blobs of a Hugging Face cache; its snapshots link to them"
-    if place.store.capabilities.local and entry.is_dir and Path(place.path).is_symlink():
+    if is_folder_link(place, entry):
         return "a link to a folder; its target is found where it lies"
     return unfinished(entry.name)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SETTLE_VARIABLE = "WHERRY_SETTLE_SECONDS"
 _SETTLE_SECONDS = 2.0  # the coarsest modification times: FAT
+_MOST_SETTLE_SECONDS = 86_400.0
 _MOST_LOOKS = 30
 
 
@@ -79,8 +80,11 @@ class Pin:
 
     def _require_no_more(self, checkpoint: Checkpoint) -> None:
         """Files appeared in the checkpoint's folders: none of them may belong to it."""
-        with open_checkpoint(checkpoint.uri, format=checkpoint.detection.format) as again:
-            new = sorted(_names(again) - set(self.members))
+        try:
+            with open_checkpoint(checkpoint.uri, format=checkpoint.detection.format) as again:
+                new = sorted(_names(again) - set(self.members))
+        except WherryError as error:  # what appeared spoils it, or it only opens in another way
+            raise _changed("files were added to the source", self.base) from error
         if new:
             raise _changed("a file was added to the source", self.base.join(new[0]))
 
@@ -200,8 +204,11 @@ def _age(pin: Pin) -> float:
 def _settle_seconds() -> float:
     text = os.environ.get(SETTLE_VARIABLE, "")
     try:
-        return float(text) if text else _SETTLE_SECONDS
-    except ValueError as error:
+        seconds = float(text) if text else _SETTLE_SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MOST_SETTLE_SECONDS:
         raise UsageError(
-            f"{SETTLE_VARIABLE}={text} is no number of seconds", cure="write seconds, as 2"
-        ) from error
+            f"{SETTLE_VARIABLE}={text} is no number of seconds up to a day", cure="write seconds, as 2"
+        )
+    return seconds

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.config.settings import configured as setting
 from wherry.config.settings import mlflow_registry_uri
 from wherry.core.services import service
-from wherry.errors import UsageError, WherryError
+from wherry.errors import UsageError, WherryError, redact
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def after_record() -> None:
     """Deliver what was just recorded, where anything is configured; never fails the caller."""
     try:
         outcomes = deliver() if configured() else []
-    except WherryError as error:
-        _log.warning("the ledger's statements were not handed on: %s", error)
+    except Exception as error:  # noqa: BLE001  what was recorded is recorded, whatever a destination looks like
+        _log.warning("the ledger's statements were not handed on: %s", _told(error))
         return
     for one in outcomes:
         if one.failed:
@@ -168,7 +168,7 @@ def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Del
 
 
 def _told(error: Exception) -> str:
-    return error.what if isinstance(error, WherryError) else f"{type(error).__name__}: {error}"
+    return error.what if isinstance(error, WherryError) else f"{type(error).__name__}: {redact(str(error))}"
 
 
 def _cursor(ledger: Ledger, name: str) -> int:

@@ -1,4 +1,4 @@
-"""named: a checkpoint opened or detected by its own URI or by a model URI; what `wherry.open` and `wherry.detect` are."""
+"""named: a checkpoint opened or detected by its own URI or a model URI: `wherry.open` and `wherry.detect`."""
 
 from __future__ import annotations
 

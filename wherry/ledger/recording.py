@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import (
     MissingExtraError,
+    NotFoundError,
     NotRecordedError,
     StorageError,
+    TargetInUseError,
     UnsupportedError,
     UsageError,
     WherryError,
-    internal_error,
+    wherry_error,
 )
 from wherry.ledger.deliver import after_record
 
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
 
     from wherry.core.receipt import CheckpointRef, Receipt
     from wherry.ledger.record import Ledger
+    from wherry.storage.location import Location
 
 # Errors of the ledger and the registry themselves; others are about the checkpoint.
 _REFUSALS = (StorageError, MissingExtraError, UnsupportedError, UsageError)
+# What would count as "gone" or "in use" before the commit is work left to do after it.
+_GONE = (NotFoundError, TargetInUseError)
 RECORDED = "recorded"
 REFUSED = "not recorded: "  # with the reason
 LEFT_OUT = "left out by request"
@@ -69,7 +74,7 @@ def record_all(receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
         with open_ledger() as ledger:
             done.extend(replace(one, lineage=_recorded(ledger, one)) for one in receipts)
     except Exception as caught:  # noqa: BLE001  whatever it is, the targets are committed
-        cause, rest = _ours(caught), receipts[len(done) :]
+        cause, rest = wherry_error(caught), receipts[len(done) :]
         error = not_recorded(cause, [one.target.uri for one in rest])
         error.result = (*done, *(replace(one, lineage=REFUSED + cause.what) for one in rest))
         raise error from cause
@@ -109,8 +114,8 @@ def record_outcome(subject: CheckpointRef, verification: Mapping[str, Any]) -> N
     try:
         with open_ledger() as ledger:
             record_verification(ledger, subject, verification)
-    except WherryError as error:
-        raise not_recorded(error, [subject.uri], cure="verify it again") from error
+    except Exception as caught:
+        raise not_recorded(wherry_error(caught), [subject.uri], cure="verify it again") from caught
     after_record()
 
 
@@ -137,14 +142,25 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
 
     location, _found = resolve(checkpoint_uri(uri))
     sidecar = proved_sidecar(location, "ledger record")
-    receipt = sidecar.receipt
+    receipt, subject = sidecar.receipt, _as_it_lies(sidecar.checkpoint, location)
     with open_ledger(ledger) as opened:
         missing = receipt is not None and not has_conversion(opened, receipt)
         if receipt is not None and missing:
             record_conversion(opened, receipt)
-        seen = record_sighting(opened, replace(sidecar.checkpoint, uri=location.uri))
+        seen = record_sighting(opened, subject)
     after_record()
     return location.uri, RECORDED if missing or seen is not None else _HAD
+
+
+def _as_it_lies(checkpoint: CheckpointRef, location: Location) -> CheckpointRef:
+    """A checkpoint at its present place; a copy has a fingerprint of its own."""
+    from wherry.converter.existing import present_fingerprint
+    from wherry.formats.checkpoint import open_checkpoint
+
+    if checkpoint.uri == location.uri:
+        return checkpoint
+    with open_checkpoint(location.uri, format=checkpoint.format) as copy:
+        return replace(checkpoint, uri=location.uri, fingerprint=present_fingerprint(copy))
 
 
 def not_recorded(error: WherryError, uris: Sequence[str], *, cure: str | None = None) -> NotRecordedError:
@@ -165,6 +181,23 @@ def not_recorded(error: WherryError, uris: Sequence[str], *, cure: str | None = 
 
 
 @contextmanager
+def verification_of(uri: str) -> Generator[None]:
+    """Around the verification of what is committed: a source that is gone meanwhile does not undo the commit.
+
+    Raises:
+        NotRecordedError: it is not verified; `result` is None.
+    """
+    try:
+        yield
+    except _GONE as error:
+        refused = not_recorded(
+            error, [uri], cure=f"run: {shlex.join(['wherry', 'verify', uri, '--level', 'digest'])}"
+        )
+        refused.what = f"done, but not verified: {error.what}"
+        raise refused from error
+
+
+@contextmanager
 def registration_of(
     uri: str, name: str, *, alias: str | None = None, tags: Mapping[str, str] | None = None
 ) -> Generator[None]:
@@ -180,13 +213,9 @@ def registration_of(
     """
     try:
         yield
-    except _REFUSALS as error:
+    except (*_REFUSALS, *_GONE) as error:
         words = ["wherry", "register", uri, "--name", name, *(["--alias", alias] if alias else [])]
         words += [word for key, value in (tags or {}).items() for word in ("--tag", f"{key}={value}")]
         refused = not_recorded(error, [uri], cure=f"run: {shlex.join(words)}")
         refused.what = f"done, but not registered: {error.what}"
         raise refused from error
-
-
-def _ours(error: Exception) -> WherryError:
-    return error if isinstance(error, WherryError) else internal_error(error)

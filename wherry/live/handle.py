@@ -14,7 +14,7 @@ import time
 from concurrent.futures import thread as _executors  # its own exit hook must be registered before ours
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import NotRecordedError, StorageError, WherryError, internal_error
+from wherry.errors import NotRecordedError, WherryError, wherry_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,9 @@ class Export:
 
     def failed(self, error: BaseException) -> None:
         """Keep and log why it failed."""
-        self.error = error if isinstance(error, WherryError) else _wrapped(error)
+        self.error = wherry_error(
+            error, uri=self.uri, cure="report this with the log", memory='export with snapshot="disk"'
+        )
         self.error.stage = self.error.stage or "export"
         log.error(
             "export to %s %s: %s", self.uri, "is committed" if self.receipt else "failed", self.error,
@@ -134,12 +136,6 @@ class Export:
         finally:
             _under_way.discard(self)
             self._ended.set()
-
-
-def _wrapped(error: BaseException) -> WherryError:
-    if isinstance(error, MemoryError):
-        return StorageError("there is not enough memory", cure='export with snapshot="disk"')
-    return internal_error(error, cure="report this with the log")
 
 
 def _give_way() -> None:

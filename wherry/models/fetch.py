@@ -8,7 +8,6 @@ buffers of 8 MiB; nothing of a model's size is ever held.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,10 @@ from wherry.core.units import parse_size
 from wherry.errors import (
     MismatchError,
     TargetExistsError,
-    WherryError,
+    wherry_error,
 )
 from wherry.formats.checkpoint import Checkpoint, fingerprint
+from wherry.formats.companions import digested
 from wherry.formats.registry import find_format
 from wherry.ledger.recording import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
@@ -31,7 +31,6 @@ from wherry.staging.in_use import in_use
 from wherry.staging.staging import Staging
 from wherry.storage.copy_verified import copy_files
 from wherry.storage.durable import put
-from wherry.storage.location import MOST_COMPANION
 from wherry.storage.sidecar import (
     MOST_SIDECAR,
     read_sidecar,
@@ -202,8 +201,7 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
         if failed:
             raise _differs(subject, failed[0].path, failed[0].reason)
         for companion in manifest.companions:
-            data = copy.reader.companion(companion.name).read_whole(MOST_COMPANION)
-            if hashlib.sha256(data).hexdigest() != companion.sha256:
+            if digested(copy, companion).sha256 != companion.sha256:
                 raise _differs(subject, companion.name, "the companion file is not the recorded one")
         extra = unrecorded(subject.sidecar, copy.manifest)
         if extra:
@@ -261,8 +259,9 @@ def _record(subject: _Subject, done: Fetched) -> Fetched:
             mark = fingerprint(copy.reader.members(), location)
         with open_ledger() as ledger:
             record_sighting(ledger, replace(subject.sidecar.checkpoint, uri=location.uri, fingerprint=mark))
-    except WherryError as cause:
+    except Exception as caught:
+        cause = wherry_error(caught)
         error = not_recorded(cause, [done.uri])
         error.result = replace(done, lineage=REFUSED + cause.what)
-        raise error from cause
+        raise error from caught
     return replace(done, lineage=RECORDED)

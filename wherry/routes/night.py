@@ -8,6 +8,7 @@ nothing. Two nights over one route exclude each other by a lease in the home; th
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,19 +16,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wherry.errors import (
     DamagedError,
+    InternalError,
     MissingExtraError,
     NotFoundError,
     NotRecordedError,
     StorageError,
     TargetInUseError,
     WherryError,
-    internal_error,
-    storage_error,
+    wherry_error,
 )
 from wherry.formats.registry import find_format
 from wherry.ledger.recording import not_recorded
 from wherry.routes.reconcile import FAILED, MADE, Todo, Work, estimate, hours, known, todo
 from wherry.routes.survey import Passed, survey
+from wherry.runtime.child import NoAnswerError
 from wherry.staging.lease import Lease
 from wherry.storage.home import ensure_home
 from wherry.storage.stores import is_live, locate
@@ -39,8 +41,10 @@ if TYPE_CHECKING:
     from wherry.config.schema import Route
     from wherry.routes.routes import Wanted, Whereabouts
 
-# What the source is not to blame for: a full disk, missing rights or a missing extra are mended elsewhere.
-_PASSING = (NotFoundError, TargetInUseError, StorageError, MissingExtraError, NotRecordedError)
+# What the source is not to blame for: a full disk, missing rights, a missing extra or the limits of a child process
+# are mended elsewhere.
+_PASSING = (NotFoundError, TargetInUseError, StorageError, MissingExtraError, NotRecordedError, NoAnswerError)
+_log = logging.getLogger(__name__)
 Came = Literal["converted", "not recorded", "failed", "vanished", "in use"]
 ALONE: tuple[Came, ...] = ("not recorded", "failed")  # after these each target of a work is tried by itself
 
@@ -209,13 +213,10 @@ def holding(route: Route) -> Generator[bool]:
 
 def as_ours(error: BaseException, uri: str) -> WherryError:
     """Any error as one of ours: storage libraries raise their own, and a bug must cost one checkpoint, not a night."""
-    if isinstance(error, WherryError):
-        return error
-    if isinstance(error, OSError):
-        return storage_error(error, uri)
-    bug = internal_error(error, uri=uri, cure="look at the log of the run")
-    bug.retryable = True
-    return bug
+    ours = wherry_error(error, uri=uri, cure="look at the log of the run")
+    if isinstance(ours, InternalError):
+        ours.retryable = True
+    return ours
 
 
 def came_of(work: Work, targets: Iterable[Wanted], error: WherryError) -> Outcome:
@@ -229,6 +230,21 @@ def came_of(work: Work, targets: Iterable[Wanted], error: WherryError) -> Outcom
     elif isinstance(error, NotFoundError) and not _exists(uri):
         came = "vanished"
     return Outcome(work.route, uri, came, places, error=error.to_json())
+
+
+def settled(whole: Outcome, error: WherryError, alone: Sequence[Outcome]) -> list[Outcome]:
+    """What came of the targets of a work, tried alone after the whole of it failed.
+
+    Where something was committed before the source vanished, the error of the whole still counts.
+
+    Args:
+        whole: what came of the work.
+        error: its error.
+        alone: what came of each target.
+    """
+    rest = [one for one in alone if one.came not in ("vanished", "in use")]
+    was_committed = whole.came == "not recorded" or error.committed
+    return [*rest, whole] if was_committed and len(rest) < len(alone) else list(alone)
 
 
 def made_notes(
@@ -287,6 +303,14 @@ def note(bodies: Iterable[dict[str, Any]]) -> None:
     with open_ledger() as ledger:
         for body in every:
             record_event(ledger, "note", None, body)
+
+
+def note_failed(work: Work, targets: Iterable[Wanted], error: WherryError) -> None:
+    """Append the notes of `failed_notes`; where the ledger cannot be written the next night tries the work again."""
+    try:
+        note(failed_notes(work, targets, error))
+    except WherryError as refusal:
+        _log.warning("the failure of %s was not noted: %s", work.source.found.uri, refusal)
 
 
 def note_made(bodies: Sequence[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.converter.convert import Target, convert_all
 from wherry.core.opaque import allowing
-from wherry.ledger.recording import registration_of
+from wherry.ledger.recording import registration_of, verification_of
 from wherry.models.register import register
 from wherry.routes.night import (
     ALONE,
@@ -19,12 +19,12 @@ from wherry.routes.night import (
     Report,
     as_ours,
     came_of,
-    failed_notes,
     holding,
-    note,
+    note_failed,
     note_made,
     notes_of,
     plan_night,
+    settled,
 )
 from wherry.runtime import threads
 from wherry.verifier.verified import comparison, verified
@@ -78,9 +78,9 @@ def _work(config: Config, route: Route, work: Work) -> list[Outcome]:
         error = as_ours(caught, work.source.found.uri)
         outcome = came_of(work, work.targets, error)
         if outcome.came not in ALONE or not work.targets[1:]:
-            note(failed_notes(work, work.targets, error))
+            note_failed(work, work.targets, error)
             return [outcome]
-    return [_alone(config, route, work, one) for one in work.targets]
+    return settled(outcome, error, [_alone(config, route, work, one) for one in work.targets])
 
 
 def _alone(config: Config, route: Route, work: Work, one: Wanted) -> Outcome:
@@ -88,7 +88,7 @@ def _alone(config: Config, route: Route, work: Work, one: Wanted) -> Outcome:
         return _carry(config, route, work, (one,))
     except Exception as caught:  # noqa: BLE001  whatever it is, it stops this target alone
         error = as_ours(caught, work.source.found.uri)
-        note(failed_notes(work, (one,), error))
+        note_failed(work, (one,), error)
         return came_of(work, (one,), error)
 
 
@@ -115,7 +115,8 @@ def _after(config: Config, route: Route, one: Wanted, receipt: Receipt, *, alias
     """What follows the commit of one target."""
     uri = receipt.target.uri
     if route.verify != "none":
-        verified(uri, **comparison(route.verify, receipt.source.uri, one.rule.family_file))
+        with verification_of(uri):
+            verified(uri, **comparison(route.verify, receipt.source.uri, one.rule.family_file))
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
         with registration_of(uri, one.model, alias=alias, tags=route.tags):

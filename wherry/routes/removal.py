@@ -7,26 +7,27 @@ store the commit member goes first. Sidecar and signature of a single file go wi
 
 from __future__ import annotations
 
+import os
 import secrets
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.steps import step_number
-from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error
+from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error, storage_errors
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.formats.registry import find_format
 from wherry.staging.in_use import is_in_use
-from wherry.staging.staging import lease_of, rename_without_replacing, sync_folder
+from wherry.staging.staging import lease_of, rename_without_replacing
 from wherry.storage.errors import library_errors
-from wherry.storage.folders import PREFIX, is_staging
+from wherry.storage.folders import PREFIX, is_staging, remove, sync_folder
 from wherry.storage.sidecar import OWN_NAMES, sidecar_name, signature_name
 from wherry.storage.stores import FsspecStore, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
+    from wherry.errors import StorageError
     from wherry.storage.location import Location
 
 
@@ -87,27 +88,40 @@ def _foreign(place: Location, format: str) -> list[str]:
 @contextmanager
 def _hidden(path: Path, checkpoint: str) -> Generator[None]:
     """A local checkpoint under another name."""
-    with lease_of(path.parent, locate(path)) as held:
+    with storage_errors(str(path)), lease_of(path.parent, locate(path)) as held:
         hidden = path.with_name(f"{PREFIX}{path.name}.{secrets.token_hex(4)}")
         beside = {} if path.is_dir() else _beside(path, hidden)
-        moved: list[tuple[Path, Path]] = []
+        moved = {path: hidden, **beside}
         try:
             with held.exclusive():
-                for source, target in ((path, hidden), *beside.items()):
+                for source, target in moved.items():
                     rename_without_replacing(source, target)
-                    moved.append((source, target))
                 sync_folder(path.parent)
             _require_unread(_moved_to(checkpoint, path, hidden))  # somebody may have begun before the rename
             yield
-        except BaseException as error:
-            for source, target in reversed(moved):
-                rename_without_replacing(target, source)
-            raise storage_error(error, str(path)) if isinstance(error, OSError) else error from error
+        except BaseException:
+            _put_back(moved)
+            raise
+        for target in moved.values():
+            remove(target)
+
+
+def _put_back(moved: Mapping[Path, Path]) -> None:
+    """Give what was moved its names again, each that can have it; also where the lease was lost: nothing is replaced.
+
+    Raises:
+        StorageError: a name could not be given back; what bore it is where the error says.
+    """
+    failed: StorageError | None = None
+    for source, target in moved.items():
         try:
-            for _source, target in moved:
-                shutil.rmtree(target) if target.is_dir() and not target.is_symlink() else target.unlink()
+            if os.path.lexists(target):  # it was moved
+                rename_without_replacing(target, source)
+                sync_folder(source.parent)
         except OSError as error:
-            raise storage_error(error, str(path)) from error
+            failed = failed or storage_error(error, str(target))
+    if failed is not None:
+        raise failed
 
 
 def _moved_to(checkpoint: str, path: Path, hidden: Path) -> str:

@@ -24,14 +24,14 @@ import sysconfig
 import tempfile
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from wherry.core.services import service
 from wherry.core.units import duration, parse_size, show_seconds, show_size
-from wherry.errors import WherryError
+from wherry.errors import WherryError, storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -120,26 +120,38 @@ def run(
         variables: environment variables besides those of the allow-list.
 
     Raises:
-        NoAnswerError: the child exceeded a limit and was killed.
+        NoAnswerError: the child could not be started, or exceeded a limit and was killed.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="wherry-child-") as folder,
-        tempfile.TemporaryFile() as stdin,
-        tempfile.TemporaryFile() as stdout,
-        tempfile.TemporaryFile() as stderr,
-        _interrupted_by_sigterm(),
-    ):
-        stdin.write(text.encode())
-        stdin.seek(0)
-        process = subprocess.Popen(  # noqa: S603  this interpreter and a module that the caller names
-            command(module, words), cwd=folder, env=environment(variables or {}),
-            stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
-        )  # fmt: skip
+    with ExitStack() as stack:
+        with _could_not_start(purpose):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wherry-child-"))
+            stdin, stdout, stderr = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            stdin.write(text.encode())
+            stdin.seek(0)
+        stack.enter_context(_interrupted_by_sigterm())
+        with _could_not_start(purpose):
+            process = subprocess.Popen(  # noqa: S603  this interpreter and a module that the caller names
+                command(module, words), cwd=folder, env=environment(variables or {}),
+                stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
+            )  # fmt: skip
         try:
             _watch(process, limits, (stdout, stderr), purpose)
         finally:
             code = _end(process)
         return Outcome(code, _text(stdout), _text(stderr, _TAIL))
+
+
+@contextmanager
+def _could_not_start(purpose: str) -> Generator[None]:
+    """Around what a child needs before it runs: files in the folder for temporary files, and a process."""
+    try:
+        yield
+    except OSError as error:
+        failure = storage_error(error, None)
+        raise NoAnswerError(
+            f"{purpose} could not start: {failure.what}",
+            cure="set TMPDIR to a folder that can be written and has space", retryable=failure.retryable,
+        ) from error  # fmt: skip
 
 
 def command(module: str, words: Sequence[str] = ()) -> list[str]:
@@ -219,8 +231,14 @@ def _watch(
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process has ended; it is not reaped, so that no other group can get its number meanwhile."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    """Whether a process has ended; it is not reaped, so that no other group can get its number meanwhile.
+
+    Where this process ignores SIGCHLD the kernel reaps by itself: then the process has ended when it is gone.
+    """
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:

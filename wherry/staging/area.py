@@ -17,14 +17,13 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.storage.copy import copy_written
-from wherry.storage.folders import DRAFT, PREFIX, is_staging
+from wherry.storage.folders import DRAFT, PREFIX, is_staging, sync_folder, sync_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,6 +91,7 @@ def distrusted(area: Path) -> str | None:
     """Why an area cannot be believed to be this user's own; None where it can.
 
     Raises:
+        FileNotFoundError: it is gone.
         OSError: the storage failed.
     """
     status, user = area.lstat(), os.geteuid()
@@ -103,7 +103,10 @@ def distrusted(area: Path) -> str | None:
         return "other users had access to it"
     for folder, folders, files in os.walk(area):
         for name in (*folders, *files):
-            one = os.lstat(os.path.join(folder, name))  # noqa: PTH118  twice as fast as Path, of thousands
+            try:
+                one = os.lstat(os.path.join(folder, name))  # noqa: PTH118  twice as fast as Path, of thousands
+            except FileNotFoundError:
+                continue  # a former owner that woke up has removed it
             if one.st_uid != user:
                 return f"{name} in it belongs to another user"
             if not (stat.S_ISDIR(one.st_mode) or (stat.S_ISREG(one.st_mode) and one.st_nlink == 1)):
@@ -146,20 +149,8 @@ def set_aside(path: Path) -> Path:
     return path.rename(path.with_name(f"{stem}.{secrets.token_hex(4)}{DRAFT}"))
 
 
-def remove(path: Path) -> None:
-    """Remove a folder with all that is in it, a file or a link.
-
-    Raises:
-        OSError: a file could not be removed.
-    """
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def copy_area(former: Path, area: Path) -> None:
-    """Copy an area into new files, durably; the journal last, so that a partial copy has none.
+    """Copy an area into new files, durably, names included; the journal last, so that a partial copy has none.
 
     Args:
         former: the area; its files may be written to meanwhile.
@@ -181,9 +172,14 @@ def copy_area(former: Path, area: Path) -> None:
         files += [here / name for name in names]
     for file in sorted(files, key=lambda file: not file.name.endswith(LOG_SUFFIX)):
         copy_written(file, area / file.relative_to(former))
-    if signed is None:
-        return
-    descriptor = os.open(area / JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    sync_tree(area)  # a journal must not outlive the names of the data that it speaks of
+    if signed is not None:
+        _write_journal(area / JOURNAL, signed)
+        sync_folder(area)
+
+
+def _write_journal(path: Path, signed: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(signed)
         file.flush()

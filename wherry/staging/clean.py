@@ -1,27 +1,30 @@
 """clean: remove the staging areas that killed conversions left behind.
 
 What belongs to a target is removed by who holds its lease, as a conversion would: a run that wakes up meanwhile, or
-begins, finds that it does not hold the target. All leases below the root are watched at the same time.
+begins, finds that it does not hold the target. All leases below the root are watched at the same time. On a full disk,
+where no lease can be made, an area is first given a name that no run takes up.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-import shutil
+import stat
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.errors import NotFoundError, TargetInUseError, UsageError, storage_error
+from wherry.errors import NotFoundError, StorageError, TargetInUseError, UsageError, storage_errors
+from wherry.staging.area import set_aside
 from wherry.staging.lease import Lease
-from wherry.staging.lease_watch import Verdict, judge
-from wherry.storage.folders import is_staging
+from wherry.staging.lease_watch import Verdict, judge, see
+from wherry.storage.folders import is_staging, remove
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from wherry.staging.lease_watch import Judgement
 
@@ -29,6 +32,8 @@ _OF_TARGET = re.compile(r"(.+)\.[0-9a-f]{8}(?:-[0-9a-f]{8})?(?:\.[a-z]+)?")
 _OWN_LEASES = (".lease", ".reading")
 _QUIET_SECONDS = 3600  # a staging area that was touched within the hour may belong to a running conversion
 _HELD = "a running job holds its lease"
+_YOUNG = "changed within the hour; may be in use"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Cleaned(NamedTuple):
@@ -60,12 +65,12 @@ def clean(
         raise UsageError("only local folders have staging areas to clean", uri=location.uri)
     if location.entry is None:
         raise NotFoundError("nothing is there", uri=location.uri)
-    try:
-        areas = [_look(area, min_age) for area in sorted(_areas(Path(location.path)))]
+    with storage_errors(location.uri):
+        looked = [_look(area, min_age) for area in sorted(_areas(Path(location.path)))]
+        areas = [area for area in looked if area]
         judged = judge({area.lease for area in areas if area.lease and area.is_quiet})
-        return [_clean_one(area, judged, dry_run=dry_run) for area in areas]
-    except OSError as error:
-        raise storage_error(error, location.uri) from error
+        cleaned = [_clean_one(area, judged, min_age, dry_run=dry_run) for area in areas]
+        return [one for one in cleaned if one]
 
 
 class _Area(NamedTuple):
@@ -76,20 +81,42 @@ class _Area(NamedTuple):
 
 
 def _areas(folder: Path) -> Iterator[Path]:
-    for child in folder.iterdir():
+    try:
+        children = list(folder.iterdir())
+    except FileNotFoundError:
+        return  # removed at this moment
+    for child in children:
         if is_staging(child.name):
             yield child
         elif child.is_dir() and not child.is_symlink():
             yield from _areas(child)
 
 
-def _look(path: Path, min_age: float) -> _Area:
-    files = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
-    status = [file.lstat() for file in files]
-    nbytes = sum(entry.st_size for file, entry in zip(files, status, strict=True) if not file.is_dir())
+def _look(path: Path, min_age: float) -> _Area | None:
+    """What lies there; None where it is gone. A run that works on it may remove files meanwhile."""
+    first, *others = _statuses(path)
+    if first is None:
+        return None
+    status = [first, *(one for one in others if one)]
+    nbytes = sum(one.st_size for one in status if not stat.S_ISDIR(one.st_mode))
     # A time that lies as far ahead says nothing: of another clock, or of nobody's.
-    age = abs(time.time() - max(entry.st_mtime for entry in status))
+    age = abs(time.time() - max(one.st_mtime for one in status))
     return _Area(path, nbytes, age >= min_age, _lease_of(path))
+
+
+def _statuses(path: Path) -> Iterator[os.stat_result | None]:
+    """Of an area and of everything in it; None for what is gone."""
+    yield _status(path)
+    if path.is_dir() and not path.is_symlink():
+        for folder, folders, files in os.walk(path):
+            yield from (_status(Path(folder) / name) for name in (*folders, *files))
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None
 
 
 def _lease_of(area: Path) -> Path | None:
@@ -100,20 +127,53 @@ def _lease_of(area: Path) -> Path | None:
     return area.with_name(f"{stem[1]}.lease") if stem else None
 
 
-def _clean_one(area: _Area, judged: dict[Path, Judgement], *, dry_run: bool) -> Cleaned:
-    uri = str(area.path)
+def _clean_one(
+    area: _Area, judged: dict[Path, Judgement], min_age: float, *, dry_run: bool
+) -> Cleaned | None:
+    """Remove an area where that may be done; None where it is gone already."""
+    judgement = judged[area.lease] if area.lease and area.is_quiet else None
     if not area.is_quiet:
-        return Cleaned(uri, area.nbytes, removed=False, reason="changed within the hour; may be in use")
-    judgement = judged[area.lease] if area.lease else None
+        return _kept(area, _YOUNG)
     if judgement and judgement.verdict is Verdict.ALIVE:
-        return Cleaned(uri, area.nbytes, removed=False, reason=_HELD)
+        return _kept(area, _HELD)
     if dry_run:
-        return Cleaned(uri, area.nbytes, removed=False, reason="dry run")
+        return _kept(area, "dry run")
     try:
-        with Lease(area.lease, uri, judgement) if area.lease else nullcontext():
-            if area.path != area.lease:  # the end of the block frees the lease
-                is_folder = area.path.is_dir() and not area.path.is_symlink()
-                shutil.rmtree(area.path) if is_folder else area.path.unlink()
+        with Lease(area.lease, str(area.path), judgement) if area.lease else nullcontext():
+            return _remove(area, min_age)
     except TargetInUseError:
-        return Cleaned(uri, area.nbytes, removed=False, reason=_HELD)
-    return Cleaned(uri, area.nbytes, removed=True, reason="stale")
+        return _kept(area, _HELD)
+    except StorageError as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _FULL:
+            raise
+        return _remove_on_full_disk(area, judgement, min_age)
+
+
+def _remove(
+    area: _Area, min_age: float, put_away: Callable[[Path], Path] = lambda path: path
+) -> Cleaned | None:
+    """Remove an area if it is still as stale as when it was judged: another run may have had it meanwhile."""
+    if area.path != area.lease:  # else who has taken it frees it
+        now = _look(area.path, min_age)
+        if now is None:
+            return None
+        if not now.is_quiet:
+            return _kept(area, _YOUNG)
+        remove(put_away(area.path))
+    return Cleaned(str(area.path), area.nbytes, removed=True, reason="stale")
+
+
+def _remove_on_full_disk(area: _Area, judgement: Judgement | None, min_age: float) -> Cleaned | None:
+    """Remove an area without the lease, for which there is no space; a rename, which excludes others, needs none."""
+    if area.lease is None or judgement is None or see(area.lease) != judgement.sighting:
+        return _kept(area, _HELD)
+    if area.path == area.lease:
+        return _kept(area, "no space to take its lease")
+    try:
+        return _remove(area, min_age, set_aside)
+    except FileNotFoundError:
+        return None  # another run has taken it up
+
+
+def _kept(area: _Area, reason: str) -> Cleaned:
+    return Cleaned(str(area.path), area.nbytes, removed=False, reason=reason)

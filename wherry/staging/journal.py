@@ -149,7 +149,11 @@ def open_journal(path: Path, header: Header, guard: Callable[[], None] = lambda:
     done, reason = _rows(lines, header) if reason is None else ((), reason)
     kept = lines if done else []
     journal = Journal(path, done, reason, guard, key, kept[-1].mac if kept else _FIRST_MAC)
-    journal.begin(header, sum(line.size for line in kept))
+    try:
+        journal.begin(header, sum(line.size for line in kept))
+    except BaseException:
+        journal.close()
+        raise
     return journal
 
 

@@ -37,7 +37,7 @@ def journal_key() -> bytes:
     if given is None:
         text = _kept()
     elif len(given) >= _SHORTEST:
-        text = given.encode()
+        text = os.fsencode(given)  # whatever bytes the variable has
     else:
         raise UsageError(
             f"{KEY_ENV} is shorter than {_SHORTEST} characters",

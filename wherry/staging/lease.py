@@ -17,7 +17,7 @@ import os
 import secrets
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
 from wherry.errors import StorageError, TargetInUseError, storage_error
@@ -78,7 +78,13 @@ class Lease:
             self._take()
         except OSError as error:
             raise storage_error(error, self._target) from error
-        self._heart.start()
+        try:
+            self._heart.start()
+        except BaseException:  # no thread can be started
+            with suppress(OSError):
+                self._release()
+            self._close()
+            raise
         return self
 
     def __exit__(
@@ -193,7 +199,9 @@ class Lease:
             self._open(self._path)
         except FileExistsError:
             return False
-        os.close(draft)
+        finally:
+            if self._descriptor != draft:
+                os.close(draft)
         return True
 
     def _replaced(self, draft: Path) -> bool:
@@ -275,7 +283,7 @@ class Lease:
 
 @contextmanager
 def _locked_path(path: Path) -> Generator[bool]:
-    """Lock the file of another's lease; what cannot be opened, or locked here, is taken for locked."""
+    """Lock the file of another's lease; where it cannot be opened, or locked here, the lock counts as held."""
     for access in (os.O_RDWR, os.O_RDONLY):  # NFS locks exclusively only what is open for writing
         try:
             descriptor = os.open(path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -35,18 +35,25 @@ from wherry.errors import (
     TargetInUseError,
     UsageError,
     WherryError,
-    storage_error,
+    storage_errors,
 )
-from wherry.staging.area import JOURNAL, REPLACED, SIDECAR, SPILL, remove, set_aside
+from wherry.staging.area import JOURNAL, REPLACED, SIDECAR, SPILL, set_aside
 from wherry.staging.lease import Lease
 from wherry.staging.takeover import complete, open_area
-from wherry.storage.folders import PREFIX
+from wherry.storage.folders import (
+    PREFIX,
+    make_durable_folders,
+    remove,
+    remove_leftover,
+    sync_folder,
+    sync_tree,
+)
 from wherry.storage.location import Location
 from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
     from types import TracebackType
 
 _AT_FDCWD = -100
@@ -101,24 +108,25 @@ class Staging:
         self.spill = self._area / SPILL
 
     def __enter__(self) -> Self:
-        try:
-            self._enter_lease()
-        except BaseException as error:
-            self._remove_parents()
-            raise storage_error(error, self.target.uri) if isinstance(error, OSError) else error from error
-        try:
-            self._open_area()
-        except BaseException as error:
-            lost = self._is_lost()
+        with storage_errors(self.target.uri):
             try:
-                self._remove_area() if self._new else self._release()
-            finally:
-                self._lease.__exit__(type(error), error, None)
-            if not lost:
+                self._enter_lease()
+            except BaseException:
                 self._remove_parents()
-            if isinstance(error, OSError):
-                raise self._lease.lost() if lost else storage_error(error, self.target.uri) from error
-            raise
+                raise
+            try:
+                self._open_area()
+            except BaseException as error:
+                lost = self._is_lost()
+                try:
+                    self._remove_area() if self._new else self._release()
+                finally:
+                    self._lease.__exit__(type(error), error, None)
+                if not lost:
+                    self._remove_parents()
+                elif isinstance(error, OSError):
+                    raise self._lease.lost() from error
+                raise
         return self
 
     def __exit__(
@@ -154,8 +162,13 @@ class Staging:
         return self._error
 
     def clear(self) -> None:
-        """Remove what is staged."""
-        remove(Path(self.location.path))
+        """Remove what is staged, all of it: what would stay would be committed with what is written next.
+
+        Raises:
+            StorageError: something could not be removed.
+        """
+        with storage_errors(self.target.uri):
+            remove(Path(self.location.path))
 
     def sync_names(self) -> None:
         """Make the names in the area and its own durable, so that whoever finds the journal finds the area too.
@@ -163,11 +176,9 @@ class Staging:
         Raises:
             StorageError: the storage failed.
         """
-        try:
+        with storage_errors(self.target.uri):
             sync_tree(self._area)
             sync_folder(self._parent)
-        except OSError as error:
-            raise storage_error(error, self.target.uri) from error
 
     def commit(self, commit_members: tuple[str, ...] = (), beside: bytes | None = None) -> None:
         """Make the staged file or folder appear at the target.
@@ -182,36 +193,34 @@ class Staging:
             StorageError: the storage failed.
         """
         try:
-            if self._local:
-                self._commit_local(beside)
-            else:
-                self._commit_objects(commit_members, beside)
-        except FileExistsError as error:
-            raise TargetExistsError(
-                "the target appeared while it was being converted",
-                uri=self.target.uri,
-                cure="choose another target",
-            ) from error
-        except OSError as error:
-            raise self._lease.lost() if self._is_lost() else storage_error(error, self.target.uri) from error
+            with storage_errors(self.target.uri):
+                self._commit(commit_members, beside)
+        except StorageError as error:
+            if self._is_lost():
+                raise self._lease.lost() from error
+            raise
         self._made.clear()
 
     def _enter_lease(self) -> None:
+        # A run that failed may just be removing the folders that it had made.
         for last in (False, False, True):
-            self._make_parents(self._parent)
             try:
+                self._make_parents()
                 self._lease.__enter__()
+            except FileNotFoundError:
+                if last:
+                    raise
             except StorageError:
                 if last or self._parent.exists():
                     raise
-                continue  # a run that failed has removed the folders that it had made
-            return
+            else:
+                return
 
     def _open_area(self) -> None:
         """Take up what an earlier run of this conversion left, or make a new area; discard the rest."""
         with self._lease.exclusive():  # so that nothing of a run that has taken over is touched
             found = open_area(self._area, self.target.name, self._identity, self._lease)
-        self._new, self.discarded = found.is_new, found.discarded
+            self._new, self.discarded = found.is_new, found.discarded
         self.require_held()  # where the storage has no locks
         status = self._area.lstat()
         self._inode = (status.st_dev, status.st_ino)
@@ -224,17 +233,17 @@ class Staging:
     def _remove_area(self) -> None:
         """Remove the area under a name that no run takes up; where it cannot be renamed, while none can take over."""
         try:
-            remove(set_aside(self._area))
+            remove_leftover(set_aside(self._area))
         except FileNotFoundError:
             return  # taken over at this moment
         except OSError:
             with suppress(TargetInUseError), self._lease.exclusive():
-                remove(self._area)
+                remove_leftover(self._area)
 
     def _resumable(self, cause: BaseException | None) -> bool:
         """Whether the same conversion can go on with what is in the area."""
-        begun = self._local and Path(self.location.path).exists()  # once committed it has gone
-        if cause is None or not begun:
+        kept = self._local and self._identity is not None  # else no run ever takes the area up
+        if cause is None or not kept or not Path(self.location.path).exists():  # once committed it has gone
             return False
         if isinstance(cause, Exception):
             return isinstance(cause, WherryError) and cause.retryable
@@ -242,7 +251,7 @@ class Staging:
 
     def _release(self) -> None:
         """Give the area up for a later run: nothing in it is open any more."""
-        remove(self.spill)
+        remove_leftover(self.spill)
         with suppress(TargetInUseError, OSError), self._lease.exclusive():
             self._area.rename(self._released)  # else its name keeps the token, and the next run copies it
 
@@ -263,6 +272,19 @@ class Staging:
         if not self._local:
             shutil.rmtree(self._parent, ignore_errors=True)
 
+    def _commit(self, commit_members: tuple[str, ...], beside: bytes | None) -> None:
+        try:
+            if self._local:
+                self._commit_local(beside)
+            else:
+                self._commit_objects(commit_members, beside)
+        except FileExistsError as error:
+            raise TargetExistsError(
+                "the target appeared while it was being converted",
+                uri=self.target.uri,
+                cure="choose another target",
+            ) from error
+
     def _commit_local(self, beside: bytes | None) -> None:
         staged, target = Path(self.location.path), Path(self.target.path)
         sync_tree(staged)
@@ -281,23 +303,25 @@ class Staging:
         if os.path.lexists(target):
             raise FileExistsError(target)
         sidecar, before = target.parent / sidecar_name(target.name), self._area / REPLACED
-        with suppress(FileNotFoundError):
-            sidecar.rename(before)  # it belonged to a target that is gone
-        (self._area / SIDECAR).rename(sidecar)
-        sync_folder(sidecar.parent)
+        ours, staged = self._area / SIDECAR, _inode(Path(self.location.path))
         try:
+            with suppress(FileNotFoundError):
+                sidecar.rename(before)  # it belonged to a target that is gone
+            ours.rename(sidecar)
+            sync_folder(sidecar.parent)
             yield
         except BaseException:
-            if self._owns_area() and self._lease.holds():
-                before.replace(sidecar) if before.exists() else sidecar.unlink()
+            # A stop from outside can come just after the rename.
+            committed = staged is not None and _inode(target) == staged
+            if not committed and self._owns_area() and self._lease.holds():
+                if before.exists():
+                    before.replace(sidecar)
+                elif not ours.exists():
+                    sidecar.unlink(missing_ok=True)
             raise
 
     def _owns_area(self) -> bool:
-        try:
-            found = self._area.lstat()
-        except FileNotFoundError:
-            return False
-        return (found.st_dev, found.st_ino) == self._inode
+        return _inode(self._area) == self._inode
 
     def _commit_objects(self, commit_members: tuple[str, ...], beside: bytes | None) -> None:
         store, target = self.target.store, self.target
@@ -315,11 +339,9 @@ class Staging:
                 destination, (staged / name).read_bytes() if name else staged.read_bytes(), create_only=last
             )
 
-    def _make_parents(self, folder: Path) -> None:
-        for parent in make_durable_folders(folder):
+    def _make_parents(self) -> None:
+        for parent in make_durable_folders(self._parent):
             self._made.append(parent)
-        if not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
 def lease_of(folder: Path, target: Location) -> Lease:
@@ -372,36 +394,13 @@ def rename_without_replacing(source: Path, target: Path) -> None:
         source.unlink()
 
 
-def make_durable_folders(folder: Path) -> Iterator[Path]:
-    """Make a folder and its missing parents, and make the name of each durable.
-
-    Yields:
-        Each folder that is made, the outermost first; the next step syncs its name.
-
-    Raises:
-        OSError: the storage failed.
-    """
-    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    for parent in reversed(missing):
-        parent.mkdir(exist_ok=True)
-        yield parent
-        sync_folder(parent.parent)
-
-
-def sync_tree(path: Path) -> None:
-    """Make the names in a folder tree durable; the writers have synced the contents of the files."""
-    if path.is_dir():
-        for folder, _names, _files in os.walk(path):
-            sync_folder(Path(folder))
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in one folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Names a file or folder itself; None where nothing is there."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _remove_if_empty(folder: Path) -> None:

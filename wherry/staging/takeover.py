@@ -1,12 +1,13 @@
 """Opening the area of a run: what an earlier run of the same conversion left is taken up, everything else discarded.
 
 `open_area` does all that must exclude other runs, and takes no longer than a few renames and a look at what is there;
-`complete` does the rest: it copies what a former owner may still write to, and removes what was discarded.
+`complete` does the rest: it removes what was discarded, and copies what a former owner may still write to.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,12 @@ from wherry.staging.area import (
     copy_area,
     distrusted,
     left_for,
-    remove,
     set_aside,
     take_up,
 )
 from wherry.staging.journal import signed_lines
 from wherry.staging.key import journal_key
+from wherry.storage.folders import remove_leftover, sync_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,36 +66,44 @@ def open_area(area: Path, name: str, identity: str | None, lease: Lease) -> Open
     opening = Opening()
     same = [left for left in left_for(area.parent, name) if left.identity and left.identity == identity]
     for left in sorted(same, key=lambda left: _progress(left, lease), reverse=True):
-        reason = distrusted(left.path)
-        if reason is None:
-            opening.former = take_up(left, area, lease.dead)
-            opening.is_new = opening.former is not None
-            break
-        opening.discarded = f"what an interrupted run left was not taken up: {reason}"
-    if opening.is_new:
-        area.mkdir(mode=0o700)
+        with suppress(FileNotFoundError):  # a former owner that woke up has removed it
+            reason = distrusted(left.path)
+            if reason is None:
+                opening.former = take_up(left, area, lease.dead)
+                opening.is_new = opening.former is not None
+                break
+            opening.discarded = f"what an interrupted run left was not taken up: {reason}"
     for left in list(left_for(area.parent, name)):
         if left.path not in (area, opening.former):
-            _discard(left, lease, opening)
+            with suppress(FileNotFoundError):  # a run that was refused has removed its draft of a lease
+                _discard(left, lease, opening)
+    if opening.is_new:
+        area.mkdir(mode=0o700)  # last: where something fails before it, no area must be removed
     return opening
 
 
 def complete(opening: Opening, area: Path) -> None:
-    """Copy what must be copied, and remove what was discarded, and what is never kept for a later run.
+    """Remove what was discarded, copy what must be copied, and remove what is never kept for a later run.
 
     Raises:
         OSError: the storage failed.
     """
+    for path in opening.aside:  # before the copy, which may need the space
+        remove_leftover(path)
     if opening.former is not None:
         copy_area(opening.former, area)
-        opening.aside.append(set_aside(opening.former))
-    for path in (*opening.aside, *(area / name for name in (SPILL, SIDECAR, REPLACED))):
-        remove(path)
+        sync_folder(area.parent)  # the copy has its name before the original loses its own
+        remove_leftover(set_aside(opening.former))
+    for name in (SPILL, SIDECAR, REPLACED):
+        remove_leftover(area / name)
 
 
 def _progress(left: Left, lease: Lease) -> tuple[int, bool]:
     """The order in which areas are taken up: by what is recorded in them, then by what need not be copied."""
-    lines = [] if distrusted(left.path) else signed_lines(left.path / JOURNAL, journal_key())[0]
+    try:
+        lines = [] if distrusted(left.path) else signed_lines(left.path / JOURNAL, journal_key())[0]
+    except FileNotFoundError:
+        return 0, False
     return len(lines), left.is_abandoned(lease.dead)
 
 

@@ -30,6 +30,7 @@ class Descriptors(Generic[_Key]):
         self._open: OrderedDict[_Key, int] = OrderedDict()
         self._users: dict[_Key, int] = {}
         self._lock = threading.Lock()
+        self._closed = False
 
     @contextmanager
     def using(self, key: _Key) -> Generator[int]:
@@ -50,14 +51,19 @@ class Descriptors(Generic[_Key]):
         finally:
             with self._lock:
                 self._users[key] -= 1
+                if self._closed:
+                    self._close_idle()
 
     def close(self) -> None:
-        """Close every descriptor."""
+        """Close every descriptor; one that is in use when its block ends, and so one that is opened later."""
         with self._lock:
-            while self._open:
-                os.close(self._open.popitem()[1])
+            self._closed = True
+            self._close_idle()
 
     def _make_room(self) -> None:
+        self._close_idle(max(len(self._open) - MOST_OPEN + 1, 0))
+
+    def _close_idle(self, most: int | None = None) -> None:
         idle = [key for key in self._open if not self._users.get(key)]
-        for key in idle[: max(len(self._open) - MOST_OPEN + 1, 0)]:
+        for key in idle[:most]:
             os.close(self._open.pop(key))

@@ -15,8 +15,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.errors import storage_error
-from wherry.storage.open_file import open_regular
+from wherry.errors import storage_errors
+from wherry.storage.open_file import opened_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -75,7 +75,7 @@ def readinto(path: str, offset: int, buffer: memoryview, *, root: Root | None = 
     """
     parts = cut(offset, len(buffer))
     body = buffer[parts.body - offset : parts.tail - offset]
-    with _descriptor(path, os.O_RDONLY, root) as plain:
+    with opened_regular(path, root=root) as plain:
         if not DIRECT or len(body) < _LEAST or not lies_on_block(body):
             return _filled(plain, offset, buffer)
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is to be read ahead into the cache
@@ -86,20 +86,11 @@ def readinto(path: str, offset: int, buffer: memoryview, *, root: Root | None = 
         return done if done < parts.tail - offset else done + _filled(plain, parts.tail, buffer[done:])
 
 
-@contextmanager
-def _descriptor(path: str, flags: int, root: Root | None) -> Generator[int]:
-    opened = open_regular(path, root=root, flags=flags)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
-
-
 def _straight(path: str, root: Root | None, plain: int, offset: int, body: memoryview) -> int:
     """Whole blocks; from the cache after all where the file system refuses, or the file ends within a block."""
     done = 0
     try:
-        with _descriptor(path, os.O_RDONLY | DIRECT, root) as direct:
+        with opened_regular(path, root=root, flags=os.O_RDONLY | DIRECT) as direct:
             while done < len(body) and done % BLOCK == 0:
                 count = os.preadv(direct, [body[done:]], offset + done)
                 if not count:
@@ -122,27 +113,14 @@ def _filled(file: int, offset: int, buffer: memoryview) -> int:
 
 
 @contextmanager
-def descriptor(path: str | Path, flags: int) -> Generator[int]:
-    """A file descriptor while the block runs; a file that is made is nobody else's.
-
-    Raises:
-        OSError: the storage failed.
-    """
-    opened = open_regular(str(path), flags=flags, mode=0o600)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
-
-
-@contextmanager
 def writing(path: Path) -> Generator[Callable[[memoryview, int], None]]:
-    """What writes bytes at an offset of a file, which is made where it is not there.
+    """What writes bytes at an offset of a file, which is made, for its user alone, where it is not there.
 
     Raises:
         StorageError: the storage failed.
     """
-    with _told(path), descriptor(path, os.O_WRONLY | os.O_CREAT) as file:
+    flags = os.O_WRONLY | os.O_CREAT
+    with storage_errors(str(path)), opened_regular(str(path), flags=flags, mode=0o600) as file:
 
         def write(data: memoryview, offset: int) -> None:
             while data:
@@ -159,7 +137,7 @@ def reading(path: Path) -> Generator[Callable[[int, memoryview], None]]:
     Raises:
         StorageError: the storage failed.
     """
-    with _told(path), descriptor(path, os.O_RDONLY) as file:
+    with storage_errors(str(path)), opened_regular(str(path)) as file:
 
         def read(offset: int, buffer: memoryview) -> None:
             while buffer:
@@ -169,11 +147,3 @@ def reading(path: Path) -> Generator[Callable[[int, memoryview], None]]:
                 offset, buffer = offset + count, buffer[count:]
 
         yield read
-
-
-@contextmanager
-def _told(path: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error, str(path)) from error

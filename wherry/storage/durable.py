@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import storage_error
-from wherry.staging.staging import sync_folder
-from wherry.storage.folders import DRAFT, PREFIX
+from wherry.storage.folders import DRAFT, PREFIX, sync_folder
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:

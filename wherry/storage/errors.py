@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from wherry.errors import StorageError, UnsupportedError, UsageError, WherryError
+from wherry.errors import StorageError, UnsupportedError, UsageError, WherryError, redact
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -66,7 +66,7 @@ def translated(error: Exception, protocol: str, path: str) -> Exception | None:
 
 
 def _ours(error: Exception, names: set[str], protocol: str, path: str) -> WherryError | None:
-    uri, text = f"{protocol}://{path}", " ".join(str(error).split()) or type(error).__name__
+    uri, text = f"{protocol}://{path}", " ".join(redact(str(error)).split()) or type(error).__name__
     log_in = _LOG_IN.get(protocol, f"log in to {protocol}:// as its library asks for it")
     found: WherryError | None = None
     if names & _OFFLINE:

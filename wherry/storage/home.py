@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 from pathlib import Path
 
 from platformdirs import user_data_dir
@@ -15,6 +16,8 @@ from platformdirs import user_data_dir
 from wherry.errors import storage_error
 
 _PRIVATE = 0o700
+_END_OF_AUTHORITY = re.compile("[/?#]")
+_DATABASES = frozenset({"postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle"})
 
 
 def home() -> Path:
@@ -55,8 +58,24 @@ def user_name() -> str:
 def without_secrets(url: str) -> str:
     """A URL as it may be stored and printed: without user, password, query and fragment, which can hold tokens."""
     scheme, separator, rest = url.partition("://")
-    authority, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
-    return scheme + separator + authority.rpartition("@")[2] + slash + path
+    rest = _without_user(scheme, rest)
+    return scheme + separator + rest.partition("?")[0].partition("#")[0]
+
+
+def _without_user(scheme: str, rest: str) -> str:
+    """What follows `user:password@`; an `@` in the path of an ordinary URI stays.
+
+    A password is often written unquoted, with a `/`, `?` or `#`. It is told from host and path by what follows the
+    first colon: a port is a number. Addresses of databases have no other `@`.
+    """
+    authority = _END_OF_AUTHORITY.split(rest, maxsplit=1)[0]
+    _host, colon, port = authority.partition(":")
+    if not authority or "@" not in rest:
+        return rest
+    in_password = colon and not port.isdecimal() and not authority.startswith("[")
+    if scheme.partition("+")[0] in _DATABASES or ("@" not in authority and in_password):
+        return rest.rpartition("@")[2]
+    return authority.rpartition("@")[2] + rest[len(authority) :]
 
 
 def sqlite_file(url: str) -> Path | None:

@@ -13,14 +13,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
-from wherry.errors import HostileError, NotFoundError, storage_error
+from wherry.errors import HostileError, NotFoundError, StorageError, storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Bytes of whole files that are read: a config, and a file that goes along with the tensors.
-MOST_CONFIG = 64 << 20
-MOST_COMPANION = 1 << 30
+MOST_CONFIG = 64 << 20  # bytes of a config that are read
+MOST_COMPANION = (
+    32 << 30
+)  # bytes of a file that goes along with the tensors; a sparse file would fill the disk
+_PIECE = 8 << 20
 
 _DEEPEST = 64  # folders below one that is walked
 _MOST_VISITS = 16  # of one folder under several names, in one walk
@@ -205,7 +207,7 @@ class Location:
         """
         try:
             return self.store.read(self.path, start, stop)
-        except (FileNotFoundError, IsADirectoryError) as error:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise NotFoundError("no such file", uri=self.uri, cure="check the path") from error
         except OSError as error:
             raise storage_error(error, self.uri) from error
@@ -224,12 +226,22 @@ class Location:
         size = entry.size if entry else 0
         data = self.read(0, most + 1) if size <= most else b""
         if max(size, len(data)) > most:
-            raise HostileError(
-                f"{self.name} has {max(size, len(data)):,} bytes; at most {most:,} of such a file are read",
-                uri=self.uri,
-                cure="take it out of the checkpoint, or restore it",
-            )
+            raise self._too_large(max(size, len(data)), most)
         return data
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes of a companion file, in order; up to 8 MiB at a time, and no more than it has now.
+
+        Raises:
+            HostileError: it has more than `MOST_COMPANION`; and as `read`.
+            NotFoundError, StorageError: as `read`.
+        """
+        entry = self.stat()
+        if entry is not None and entry.size > MOST_COMPANION:
+            raise self._too_large(entry.size, MOST_COMPANION)
+        size = max(entry.size, 1) if entry else 1  # what is not there, or no file, is refused by `read`
+        for start in range(0, size, _PIECE):
+            yield self.read(start, min(start + _PIECE, size))
 
     def put(self, data: bytes) -> None:
         """Write a small file whole.
@@ -257,12 +269,24 @@ class Location:
         """Refuse a child that must not be opened.
 
         Raises:
-            HostileError: it is a FIFO, a socket or a device, or a link that must not be followed.
+            HostileError: it is a FIFO, a socket or a device, or a link that must not or cannot be followed.
+            StorageError: the storage failed, and a retry can help.
         """
         if entry.barred:
             place = self.join(entry.name)
-            place.read(0, 1)  # what refuses it knows the cure
+            try:
+                place.read(0, 1)  # what refuses it knows the cure
+            except StorageError as error:
+                if error.retryable:
+                    raise
             raise HostileError(entry.barred, uri=place.uri, cure="take it out of the checkpoint")
+
+    def _too_large(self, size: int, most: int) -> HostileError:
+        return HostileError(
+            f"{self.name} has {size:,} bytes; at most {most:,} of such a file are read",
+            uri=self.uri,
+            cure="take it out of the checkpoint, or restore it",
+        )
 
     def _below(self, prefix: str, visits: Counter[str]) -> Iterator[Entry]:
         if self.store.capabilities.local:

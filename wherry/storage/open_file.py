@@ -61,6 +61,21 @@ def open_regular(path: str, *, root: Root | None = None, flags: int = os.O_RDONL
 
 
 @contextmanager
+def opened_regular(
+    path: str, *, root: Root | None = None, flags: int = os.O_RDONLY, mode: int = 0o666
+) -> Generator[int]:
+    """A descriptor of a regular file while the block runs.
+
+    Args and Raises: as `open_regular`.
+    """
+    descriptor = open_regular(path, root=root, flags=flags, mode=mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def opened_folder(path: str, root: Root | None = None) -> Generator[int]:
     """A descriptor of a folder while the block runs.
 
@@ -82,11 +97,8 @@ def read_regular(path: str, start: int, stop: int, root: Root | None = None) -> 
     Raises:
         HostileError, OSError: as `open_regular`.
     """
-    descriptor = open_regular(path, root=root)
-    try:
+    with opened_regular(path, root=root) as descriptor:
         return read_descriptor(descriptor, start, stop)
-    finally:
-        os.close(descriptor)
 
 
 def read_descriptor(descriptor: int, start: int, stop: int) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,17 @@ from wherry.storage.errors import library_errors, translated
 from wherry.storage.folders import make_folders
 from wherry.storage.links import root_at
 from wherry.storage.location import Capabilities, Entry, Location, native_path
-from wherry.storage.open_file import loop_refusal, open_regular, opened_folder, read_regular, special
+from wherry.storage.open_file import (
+    loop_refusal,
+    open_regular,
+    opened_folder,
+    opened_regular,
+    read_regular,
+    special,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from contextlib import AbstractContextManager
 
     from wherry.storage.links import Root
 
@@ -69,7 +75,7 @@ class LocalStore:
             raise
 
     def entries(self, path: str) -> list[Entry]:
-        """See Store. A dangling link is listed with size -1, so that it is never mistaken for absence."""
+        """See Store. A link to nothing has size -1: it is never mistaken for absence."""
         with opened_folder(path, self.root) as folder, os.scandir(folder) as found:
             return sorted((self._scanned(path, entry) for entry in found), key=lambda entry: entry.name)
 
@@ -82,18 +88,13 @@ class LocalStore:
         with self.descriptor(path) as descriptor:
             return os.preadv(descriptor, [buffer], start)
 
-    @contextmanager
-    def descriptor(self, path: str) -> Generator[int]:
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
         """A descriptor to read a file by while the block runs.
 
-        Raises:
+        Raises on entering:
             HostileError, OSError: as `open_regular`.
         """
-        descriptor = open_regular(path, root=self.root)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        return opened_regular(path, root=self.root)
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store. The file is synced; its folder is the caller's business."""
@@ -107,11 +108,11 @@ class LocalStore:
     def _scanned(self, folder: str, entry: os.DirEntry[str]) -> Entry:
         try:
             status = entry.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return Entry(entry.name, -1, is_dir=False)
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                return Entry(entry.name, -1, is_dir=False, barred="a link that leads back to itself")
+            if entry.is_symlink():
+                return Entry(entry.name, -1, is_dir=False, barred=_why_not_followed(error))
             raise
         if self.root is not None and entry.is_symlink():
             path = os.path.join(folder, entry.name)  # noqa: PTH118  for each of thousands of files
@@ -121,6 +122,12 @@ class LocalStore:
                     entry.name, -1, is_dir=False, barred=f"a link leads outside the checkpoint, to {real}"
                 )
         return entry_of(entry.name, status)
+
+
+def _why_not_followed(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "a link that leads back to itself"
+    return f"a link that cannot be followed ({error.strerror})"
 
 
 class LiveStore:

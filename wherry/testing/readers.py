@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint
-from wherry.storage.location import MOST_COMPANION
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def check_complete(opened: Opened) -> None:
         assert there is not None, f"{entry.name} is a member but is not there"
         assert (there.size, there.mark) == (entry.size, entry.mark), f"{entry.name}: another size or mark"
     for companion in opened.manifest.companions:
-        size = len(opened.reader.companion(companion.name).read_whole(MOST_COMPANION))
+        size = sum(len(piece) for piece in opened.reader.companion(companion.name).pieces())
         assert size == companion.size, f"{companion.name} has {size} bytes"
 
 
@@ -91,9 +90,7 @@ def check_refusals(checkpoint: Checkpoint) -> None:
     """Paths that are not there and regions that do not fit are refused by name."""
     refused(NotFoundError, lambda: checkpoint.read(("no", "such", "tensor")))
     refused(NotFoundError, lambda: checkpoint.read_bytes("no/such/tensor"))
-    refused(
-        NotFoundError, lambda: checkpoint.reader.companion("no such companion").read_whole(MOST_COMPANION)
-    )
+    refused(NotFoundError, lambda: checkpoint.reader.companion("no such companion").read(0, 1))
     for path, spec in checkpoint.manifest.tensors.items():
         if not dtypes.opaque(spec.dtype):
             _check_bad_regions(checkpoint, path, spec)

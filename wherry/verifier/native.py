@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.services import service
-from wherry.errors import UnsupportedError, UsageError, missing_extra
+from wherry.errors import MissingExtraError, UnsupportedError, UsageError, missing_extra
 from wherry.mover.hashing import Failure, hash_checkpoint
 from wherry.runtime import child
 from wherry.runtime.child import NoAnswerError
@@ -96,7 +96,7 @@ def native(checkpoint: Checkpoint, *, memory: int) -> Seen:
 
     Raises:
         UnsupportedError: no library is known for its format, or it is not on this machine's file system.
-        MissingExtraError: the library is not installed.
+        MissingExtraError: the library is not installed, or its version is not safe.
         NoAnswerError: the child exceeded a limit, was killed, or failed to start.
     """
     name = checkpoint.detection.format
@@ -131,7 +131,7 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
 
     Raises:
         UsageError: nothing says what the source is.
-        MissingExtraError: transformers or torch is not installed.
+        MissingExtraError: transformers or torch is not installed, or its version is not safe.
         NoAnswerError: as for `native`.
         WherryError: whatever making a Hugging Face folder of one of them raises.
     """
@@ -207,9 +207,14 @@ def _ask(request: dict[str, Any], nbytes: int) -> dict[str, Any]:
             f"the {request['task']} check ended with {done.code}: {last[0]}",
             cure="a negative number is a signal: -9 is the system, out of memory", retryable=done.code < 0,
         )  # fmt: skip
-    answer = json.loads(done.output)
+    try:
+        answer = json.loads(done.output)
+    except ValueError as error:
+        raise NoAnswerError(
+            f"the {request['task']} check printed no answer", cure="look at what its library prints"
+        ) from error
     if "unsupported" in answer:
-        raise UnsupportedError(answer["unsupported"], cure=answer["cure"])
+        raise MissingExtraError(answer["unsupported"], cure=answer["cure"])
     return answer
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.converter.existing import present_fingerprint
-from wherry.converter.references import digested, reference
+from wherry.converter.references import reference
 from wherry.core.keypath import render
 from wherry.errors import IncompleteError, TargetExistsError, storage_error
+from wherry.formats.companions import digested
 from wherry.ledger.resolve import proved_digest
-from wherry.staging.staging import rename_without_replacing, sync_folder
-from wherry.storage.folders import PREFIX
+from wherry.staging.staging import rename_without_replacing
+from wherry.storage.folders import PREFIX, sync_folder
 from wherry.storage.sidecar import Sidecar, encode, read_sidecar, sidecar_location
 from wherry.storage.stores import LocalStore, locate
 
@@ -51,9 +52,10 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
     if lacking is not None:
         raise IncompleteError("it has no digest of its own", uri=uri, path=render(lacking))
     companions = tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
-    pin.require_unchanged(checkpoint)
+    mark = present_fingerprint(checkpoint)
+    pin.require_unchanged(checkpoint)  # so the fingerprint is that of the files that were read
     manifest = checkpoint.manifest.with_digests(hashes.digests, companions)
-    node = reference(found.uri, found.format, found.format_version, manifest, present_fingerprint(checkpoint))
+    node = reference(found.uri, found.format, found.format_version, manifest, mark)
     location = locate(found.uri)
     there = read_sidecar(location)
     if there is None:

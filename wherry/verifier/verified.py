@@ -9,7 +9,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.command import command
-from wherry.errors import IncompleteError, MismatchError, WherryError
+from wherry.errors import IncompleteError, MismatchError, NotRecordedError, WherryError
 from wherry.ledger.recording import RECORDED, record_outcome
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
@@ -44,7 +44,7 @@ def verified(uri: str, **how: Any) -> tuple[Verification, str]:
         The outcome, and whether the ledger has it, in words.
 
     Raises:
-        NotRecordedError: it passed, but the ledger cannot be used.
+        NotRecordedError: it passed, but the ledger cannot be used; `result` is the outcome.
         IncompleteError: something is missing.
         MismatchError: something is not what was recorded, or not what the source holds.
     """
@@ -53,6 +53,9 @@ def verified(uri: str, **how: Any) -> tuple[Verification, str]:
     try:
         if sidecar is not None:
             record_outcome(sidecar.checkpoint, outcome.to_json())
+    except NotRecordedError as error:
+        error.result = outcome
+        raise
     finally:
         if not outcome.ok:
             raise _failure(outcome, sidecar)

@@ -17,7 +17,6 @@ target's receipt records.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -28,11 +27,11 @@ from wherry.core.opaque import allowed_opaque
 from wherry.core.units import parse_size
 from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
 from wherry.formats.checkpoint import Checkpoint, open_checkpoint
+from wherry.formats.companions import digested
 from wherry.formats.detect import describe_absent, resolve
 from wherry.ledger.resolve import checkpoint_uri
 from wherry.mover.checksums import without_checksum
 from wherry.mover.hashing import Failure, Measured, compare, hash_checkpoint
-from wherry.storage.location import MOST_COMPANION
 from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.storage.stores import locate
 from wherry.tree.mapping import parameters_of
@@ -301,9 +300,9 @@ def _differences(
 def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
     for companion in sidecar.manifest.companions:
         try:
-            data = checkpoint.reader.companion(companion.name).read_whole(MOST_COMPANION)
+            found = digested(checkpoint, companion)
         except NotFoundError:
             yield Failure(companion.name, "the companion file is gone")
             continue
-        if hashlib.sha256(data).hexdigest() != companion.sha256:
+        if found.sha256 != companion.sha256:
             yield Failure(companion.name, "the companion file is not the recorded one")

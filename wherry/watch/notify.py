@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import time
 import urllib.error
 import urllib.request
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 from wherry.config.settings import configured
 from wherry.core.emit import opener
 from wherry.core.services import service
-from wherry.errors import WherryError
+from wherry.errors import WherryError, redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,9 +31,6 @@ _TIMEOUT = 10.0  # seconds for one attempt
 _PAUSES = (0.0, 1.0, 4.0)  # seconds before each attempt
 _LONGEST = 2000  # characters of one field; a message is read, not searched
 _AGAIN = frozenset({429, 500, 502, 503, 504})  # statuses after which the same message may be taken
-_USER_INFO = re.compile(r"(\w+://)[^/\s@]+@")
-_TELLING = "token|secret|password|passwd|signature|api[-_]?key|sig"
-_SECRET_PARAMETER = re.compile(rf"(?i)\b([\w-]*(?:{_TELLING})[\w-]*\s*[=:]\s*)[^\s&,;'\"]+")
 _log = logging.getLogger(__name__)
 
 When = Literal["failure", "always", "never"]
@@ -179,5 +175,5 @@ def _by_block(name: str | None, notice: Notice) -> list[str]:
 def _clean(text: str | None) -> str | None:
     if text is None:
         return None
-    without = _SECRET_PARAMETER.sub(r"\1***", _USER_INFO.sub(r"\1***@", text))
+    without = redact(text)
     return without if len(without) <= _LONGEST else f"{without[:_LONGEST]} …"

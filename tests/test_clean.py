@@ -1,0 +1,110 @@
+"""clean while others are at work: what vanishes ends nothing, what changed stays, and a full disk can be freed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from wherry.staging import lease_watch
+from wherry.staging.clean import clean
+
+module = import_module("wherry.staging.clean")
+
+
+@pytest.fixture
+def area(tmp_path):
+    """An area of a run that was killed yesterday."""
+    path = tmp_path / ".wherry-out.0123abcd"
+    path.mkdir()
+    (path / "out").write_text("data")
+    age(path, path / "out")
+    return path
+
+
+def age(*paths):
+    for path in paths:
+        os.utime(path, (time.time() - 86400,) * 2)
+
+
+def after_judging(monkeypatch, act):
+    """Another run does something once the leases have been judged."""
+    real = module.judge
+
+    def judge(paths):
+        found = real(paths)
+        act()
+        return found
+
+    monkeypatch.setattr(module, "judge", judge)
+
+
+def test_an_area_that_was_taken_up_and_given_back_meanwhile_stays(area, tmp_path, monkeypatch):
+    after_judging(monkeypatch, lambda: (area / "out").write_text("more data"))
+    (row,) = clean(tmp_path)
+    assert (row.removed, row.reason) == (False, "changed within the hour; may be in use")
+    assert (area / "out").read_text() == "more data"
+
+
+def test_an_area_that_was_taken_up_meanwhile_is_gone(area, tmp_path, monkeypatch):
+    taken = tmp_path / f"{area.name}-89abcdef"
+    after_judging(monkeypatch, lambda: area.rename(taken))
+    assert clean(tmp_path) == []
+    assert (taken / "out").read_text() == "data"
+
+
+@pytest.mark.parametrize("what", ["area", "file", "folder"])
+def test_what_vanishes_while_it_is_looked_at_keeps_nothing_else(area, tmp_path, monkeypatch, what):
+    gone = {
+        "area": tmp_path / ".wherry-a.0123abcd",
+        "file": area / "a-spill",
+        "folder": tmp_path / "a-folder",
+    }[what]
+    gone.write_text("") if what == "file" else gone.mkdir()
+    age(area, gone)
+
+    def vanishing(real):
+        def call(path, *arguments, **options):
+            if path == gone and gone.exists():
+                gone.unlink() if what == "file" else gone.rmdir()
+            return real(path, *arguments, **options)
+
+        return call
+
+    name = "iterdir" if what == "folder" else "lstat"
+    monkeypatch.setattr(Path, name, vanishing(getattr(Path, name)))
+    assert [(row.uri, row.removed) for row in clean(tmp_path, min_age=0)] == [(str(area), True)]
+    assert os.listdir(tmp_path) == []
+
+
+def full_while(monkeypatch, condition):
+    """A disk on which no file can be made while a condition lasts."""
+    real = os.open
+
+    def opened(path, flags, *arguments, **options):
+        if flags & os.O_CREAT and condition():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", opened)
+
+
+def test_a_full_disk_is_freed_without_a_lease(area, tmp_path, monkeypatch):
+    (tmp_path / ".wherry-out.lease").write_text("of a run that is gone")
+    age(tmp_path / ".wherry-out.lease")
+    monkeypatch.setattr(lease_watch, "EXPIRY_SECONDS", 0.1)
+    full_while(monkeypatch, area.exists)
+    assert [row.removed for row in clean(tmp_path)] == [True, True]
+    assert os.listdir(tmp_path) == []
+
+
+def test_on_a_full_disk_a_lease_that_changed_keeps_its_area(area, tmp_path, monkeypatch):
+    full_while(monkeypatch, area.exists)
+    after_judging(monkeypatch, lambda: (tmp_path / "theirs").rename(tmp_path / ".wherry-out.lease"))
+    (tmp_path / "theirs").write_text("of another run")
+    assert [row.removed for row in clean(tmp_path)] == [False]
+    assert (area / "out").exists()

@@ -1,0 +1,177 @@
+"""Opening an area while others are at work beside it: what vanishes is gone, what fails leaves no trace."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from wherry.errors import StorageError
+from wherry.staging import area, takeover
+from wherry.staging.area import Left
+from wherry.staging.staging import Staging
+from wherry.storage.folders import make_durable_folders
+from wherry.storage.stores import locate
+
+ID, OTHER = "0123abcd", "11111111"
+
+
+def fail(*_arguments, **_options):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def leave(parent, identity, token=""):
+    """An area that an earlier run left, with the target `out` in it."""
+    path = parent / f".wherry-out.{identity}{token}"
+    path.mkdir(mode=0o700)
+    (path / "out").write_text(identity)
+    return path
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        Left(Path(".wherry-out.00000000.draft")),
+        Left(Path(f".wherry-out.{OTHER}"), OTHER),
+        Left(Path(f".wherry-out.{ID}"), ID),
+        Left(Path(f".wherry-out.{ID}-89abcdef"), ID, "89abcdef"),
+    ],
+    ids=["draft of a lease", "of another conversion", "given up", "of a silent owner"],
+)
+def test_what_is_gone_when_it_is_looked_at_ends_no_run(tmp_path, monkeypatch, gone):
+    real = takeover.left_for
+
+    def left_for(parent, name):
+        yield Left(parent / gone.path, gone.identity, gone.token)
+        yield from real(parent, name)
+
+    monkeypatch.setattr(takeover, "left_for", left_for)
+    with Staging(locate(tmp_path / "out"), ID) as staging:
+        Path(staging.location.path).write_text("new")
+        staging.commit()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_an_area_that_vanishes_while_it_is_taken_up_is_made_anew(tmp_path, monkeypatch):
+    left, real = leave(tmp_path, ID), takeover.take_up
+
+    def take_up(*arguments):
+        shutil.rmtree(left)
+        return real(*arguments)
+
+    monkeypatch.setattr(takeover, "take_up", take_up)
+    with Staging(locate(tmp_path / "out"), ID) as staging:
+        assert os.listdir(staging.journal.parent) == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_vanishes_while_an_area_is_looked_at_is_no_reason_against_it(tmp_path, monkeypatch):
+    left, real = leave(tmp_path, ID), os.lstat
+    (left / "log").write_text("")
+
+    def lstat(path, **options):
+        if str(path).endswith("log"):
+            Path(path).unlink(missing_ok=True)
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    assert area.distrusted(left) is None
+    assert os.listdir(left) == ["out"]
+
+
+def test_an_opening_that_fails_leaves_neither_area_nor_parents(tmp_path, monkeypatch):
+    monkeypatch.setattr(takeover, "_discard", fail)
+    monkeypatch.setattr(
+        takeover, "left_for", lambda parent, _name: iter([Left(parent / ".wherry-out.x.draft")])
+    )
+    with pytest.raises(StorageError), Staging(locate(tmp_path / "deep" / "out"), ID):
+        pytest.fail("it was opened")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_discarded_makes_room_for_the_copy(tmp_path, monkeypatch):
+    leave(tmp_path, ID, "-89abcdef")
+    leave(tmp_path, OTHER)
+    real, seen = takeover.copy_area, []
+
+    def copy_area(former, new):
+        seen.append(sorted(path.name for path in tmp_path.iterdir() if path not in (former, new)))
+        real(former, new)
+
+    monkeypatch.setattr(takeover, "copy_area", copy_area)
+    with Staging(locate(tmp_path / "out"), ID) as staging:
+        assert Path(staging.location.path).read_text() == ID
+    assert seen == [[".wherry-out.lease"]]
+
+
+def test_a_copy_is_durable_before_its_journal_and_before_the_original_goes(tmp_path, monkeypatch):
+    left = leave(tmp_path, ID, "-89abcdef")
+    (left / "out").unlink()
+    (left / "out" / "d").mkdir(parents=True)
+    (left / "out" / "d" / "0").write_text("data")
+    (left / area.JOURNAL).write_text("line")
+    synced, removed, fsync = [], [], os.fsync
+
+    def note(descriptor):
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    real = takeover.set_aside
+
+    def set_aside(path):
+        removed.append((path, len(synced)))
+        return real(path)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(takeover, "set_aside", set_aside)
+    with Staging(locate(tmp_path / "out"), ID) as staging:
+        new = staging.journal.parent
+        journal = synced.index(new / area.JOURNAL)
+        assert {new, new / "out", new / "out" / "d"} <= set(synced[:journal])
+        assert synced[journal + 1 :] == [new, tmp_path]
+        assert removed == [(tmp_path / f"{new.name}.former", len(synced))]
+
+
+def test_what_cannot_be_cleared_ends_the_run(tmp_path, monkeypatch):
+    """What stays of it would be committed with what is written next."""
+
+    def rmtree(_path, ignore_errors=False):
+        if not ignore_errors:
+            fail()
+
+    with Staging(locate(tmp_path / "out"), ID) as staging:
+        Path(staging.location.path).mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", rmtree)
+            with pytest.raises(StorageError):
+                staging.clear()
+        staging.clear()
+        assert not Path(staging.location.path).exists()
+
+
+def test_parents_that_another_run_removes_are_made_again(tmp_path, monkeypatch):
+    """It had made them, has failed, and removes them: between two of ours."""
+    real, struck = os.mkdir, []
+
+    def mkdir(path, *arguments, **options):
+        if not struck and str(path).endswith("er") and Path(path).parent.exists():
+            struck.append(path)
+            Path(path).parent.rmdir()
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with Staging(locate(tmp_path / "deep" / "er" / "out"), ID) as staging:
+        Path(staging.location.path).write_text("new")
+        staging.commit()
+    assert struck
+    assert (tmp_path / "deep" / "er" / "out").read_text() == "new"
+
+
+def test_no_staging_area_is_made_on_the_way_to_a_folder(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        list(make_durable_folders(tmp_path / ".wherry-out.0123abcd-89abcdef" / "d"))
+    assert list(make_durable_folders(tmp_path / "a" / "b")) == [tmp_path / "a", tmp_path / "a" / "b"]
+    assert list(make_durable_folders(tmp_path / "a" / "b")) == []

@@ -1,0 +1,62 @@
+"""Companion files: digested and copied piece by piece, so that one of any length takes 8 MiB of memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.errors import MismatchError, storage_error
+from wherry.storage.open_file import open_regular
+from wherry.storage.stores import make_folder
+
+if TYPE_CHECKING:
+    from wherry.core.manifest import Companion
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.storage.location import Location
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+
+
+def digested(checkpoint: Checkpoint, companion: Companion) -> Companion:
+    """A companion with the digest of its bytes.
+
+    Raises:
+        NotFoundError, HostileError, StorageError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    for piece in checkpoint.reader.companion(companion.name).pieces():
+        digest.update(piece)
+    return replace(companion, sha256=digest.hexdigest())
+
+
+def copied(checkpoint: Checkpoint, companion: Companion, target: Location) -> Companion:
+    """Copy a companion durably to a local file.
+
+    Args:
+        checkpoint: where it is read.
+        companion: as it was planned.
+        target: the file; its folder is made.
+
+    Returns:
+        The companion with its digest.
+
+    Raises:
+        MismatchError: it does not have the length that was planned.
+        NotFoundError, HostileError, StorageError: it cannot be read or written.
+    """
+    source, digest, length = checkpoint.reader.companion(companion.name), hashlib.sha256(), 0
+    make_folder(target.parent)
+    try:
+        with os.fdopen(open_regular(target.path, flags=_NEW), "wb") as file:
+            for piece in source.pieces():
+                digest.update(piece)
+                length += file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error(error, target.uri) from error
+    if length != companion.size:
+        raise MismatchError("a companion file changed during the conversion", uri=source.uri)
+    return replace(companion, sha256=digest.hexdigest())
