@@ -206,8 +206,7 @@ def _resolved(uri: str | os.PathLike[str]) -> Location:
 
 def _identity(location: Location) -> dict[str, Any]:
     """What binds the signature to the checkpoint's digests; empty where it has no sidecar."""
-    from wherry.converter.existing import present_fingerprint
-    from wherry.formats.checkpoint import open_checkpoint
+    from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 
     sidecar = read_sidecar(location)
     if sidecar is None:

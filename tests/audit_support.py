@@ -11,10 +11,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.converter.existing import present_fingerprint
 from wherry.converter.references import reference
 from wherry.core.digest import tensor_digest
 from wherry.core.receipt import CheckpointRef, Receipt, utc_now
+from wherry.formats.checkpoint import present_fingerprint
 from wherry.ledger.record import add_conversion, add_registration, open_ledger, record_registration
 from wherry.storage.sidecar import Sidecar, encode, sidecar_location
 from wherry.storage.stores import locate

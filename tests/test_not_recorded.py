@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 import wherry
 from tests.command_support import command, cure_of, key_pair, small
 from wherry.converter.convert import Target, convert_all
-from wherry.converter.existing import present_fingerprint
 from wherry.errors import CorruptError, MismatchError, NotRecordedError, StorageError, UsageError
+from wherry.formats.checkpoint import present_fingerprint
 from wherry.ledger import record as ledgers
 from wherry.ledger import recording
 from wherry.ledger.record import has_conversion, open_ledger

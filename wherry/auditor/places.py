@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.auditor.known import READ, WRITTEN
 from wherry.auditor.report import Audited, Finding, gravity
-from wherry.converter.existing import present_fingerprint
 from wherry.core.digest import checkpoint_digest, short
 from wherry.core.keypath import render
 from wherry.errors import (
@@ -25,7 +24,7 @@ from wherry.errors import (
     StorageError,
     WherryError,
 )
-from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.formats.detect import describe_absent
 from wherry.storage.sidecar import Sidecar, read_sidecar, sidecar_location
 from wherry.storage.stores import is_live, locate

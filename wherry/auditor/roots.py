@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.auditor.report import Finding
-from wherry.converter.existing import present_fingerprint
 from wherry.errors import NotFoundError, WherryError
-from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.formats.discover import Skipped, discover, is_folder_link
 from wherry.storage.ages import age_of
 from wherry.storage.folders import is_staging

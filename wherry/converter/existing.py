@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import TargetExistsError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, fingerprint, open_checkpoint
+from wherry.formats.checkpoint import Checkpoint, open_checkpoint, present_fingerprint
 from wherry.storage.sidecar import Sidecar, read_sidecar
-from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from wherry.core.receipt import Receipt
@@ -63,11 +62,6 @@ def existing_result(
         uri=committed.uri,
         cure="choose another target, or remove this one",
     )
-
-
-def present_fingerprint(checkpoint: Checkpoint, *, marks: bool = True) -> str:
-    """Fingerprint of an opened checkpoint as it lies now."""
-    return fingerprint(checkpoint.reader.members(), locate(checkpoint.uri), marks=marks)
 
 
 def _sidecar(target: Location) -> Sidecar | None:

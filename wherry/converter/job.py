@@ -10,12 +10,11 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.existing import present_fingerprint
 from wherry.converter.references import reference, source_reference
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.errors import MismatchError
-from wherry.formats.checkpoint import Checkpoint, fingerprint
+from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import copied
 from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes

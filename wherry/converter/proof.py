@@ -16,12 +16,11 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.existing import present_fingerprint
 from wherry.converter.references import agree_with_source, reference, source_reference
 from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
 from wherry.errors import DamagedError, MismatchError, UnsupportedError
-from wherry.formats.checkpoint import Checkpoint, fingerprint
+from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.formats.detect import absence, look
 from wherry.formats.format import Glimpse

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.converter.existing import present_fingerprint
 from wherry.core.digest import checkpoint_digest, weights_digest
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import MismatchError
+from wherry.formats.checkpoint import present_fingerprint
 from wherry.formats.companions import digested
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.storage.sidecar import read_sidecar

@@ -22,7 +22,7 @@ from wherry.errors import NotFoundError, UsageError
 from wherry.storage.location import Location
 from wherry.storage.pinned import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
-from wherry.storage.stores import LocalStore
+from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
     import os
@@ -187,3 +187,8 @@ def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = T
         if entry.name not in OWN_NAMES
     ]
     return sha256_of("fingerprint", sorted(rows))
+
+
+def present_fingerprint(checkpoint: Checkpoint, *, marks: bool = True) -> str:
+    """Fingerprint of an opened checkpoint as it lies now."""
+    return fingerprint(checkpoint.reader.members(), locate(checkpoint.uri), marks=marks)

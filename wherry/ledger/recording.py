@@ -154,8 +154,7 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
 
 def _as_it_lies(checkpoint: CheckpointRef, location: Location) -> CheckpointRef:
     """A checkpoint at its present place; a copy has a fingerprint of its own."""
-    from wherry.converter.existing import present_fingerprint
-    from wherry.formats.checkpoint import open_checkpoint
+    from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 
     if checkpoint.uri == location.uri:
         return checkpoint

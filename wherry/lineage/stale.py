@@ -21,10 +21,9 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.converter.command import UNPLANNED, command_line, differences, present, request, resolved, stated
-from wherry.converter.existing import present_fingerprint
 from wherry.core.opaque import allowing
 from wherry.errors import NotFoundError, WherryError
-from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.formats.registry import find_format
 from wherry.routes.routes import refusal, wanted, whereabouts
 from wherry.runtime import threads

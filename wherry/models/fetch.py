@@ -12,7 +12,6 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.existing import present_fingerprint
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.digest import sha256_of
 from wherry.core.units import parse_size
@@ -21,7 +20,7 @@ from wherry.errors import (
     TargetExistsError,
     wherry_error,
 )
-from wherry.formats.checkpoint import Checkpoint, fingerprint
+from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.formats.registry import find_format
 from wherry.ledger.recording import RECORDED, REFUSED, not_recorded

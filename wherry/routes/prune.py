@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from wherry.converter.existing import present_fingerprint
 from wherry.errors import TargetInUseError, UsageError, WherryError
-from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.routes.prune_registry import Registry, ask
 from wherry.routes.reconcile import MADE
 from wherry.routes.removal import removing, strangers

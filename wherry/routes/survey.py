@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
-from wherry.converter.existing import present_fingerprint
 from wherry.core.opaque import allowing
 from wherry.errors import NotFoundError, WherryError
-from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.formats.detect import examine
 from wherry.formats.discover import NEWER_STEP, Skipped, discover
 from wherry.routes.routes import Whereabouts, refusal, whereabouts

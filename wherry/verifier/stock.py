@@ -11,10 +11,10 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.converter.existing import present_fingerprint
 from wherry.converter.references import reference
 from wherry.core.keypath import render
 from wherry.errors import IncompleteError, TargetExistsError, storage_error
+from wherry.formats.checkpoint import present_fingerprint
 from wherry.formats.companions import digested
 from wherry.ledger.resolve import proved_digest
 from wherry.staging.staging import rename_without_replacing
