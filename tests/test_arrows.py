@@ -41,7 +41,7 @@ ROOMS: Mapping[str, str] = {
     "routes": "errors version core runtime storage staging formats tree families view config ledger converter"
     " verifier models",
     "lineage": "errors version core runtime storage formats config ledger converter routes",
-    "auditor": "errors version core runtime storage staging formats tree mover config ledger converter verifier",
+    "auditor": "errors version core runtime storage formats tree mover config ledger converter verifier",
     "watch": "errors core storage formats config ledger routes",
     "testing": "errors core runtime storage formats mover converter",
     "cli": "errors version core runtime storage staging formats tree families view config ledger converter verifier"

@@ -25,12 +25,12 @@ from wherry.core.receipt import GroupReceipt, Receipt, software, utc_now
 from wherry.core.request import PLAIN, Wish
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, open_checkpoint
+from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.formats.registry import find_format
 from wherry.ledger.deliver import report_failure
 from wherry.ledger.recording import LEFT_OUT, record_all
-from wherry.ledger.resolve import checkpoint_uri
+from wherry.ledger.named import open_named
 from wherry.staging.in_use import in_use
 from wherry.staging.staging import tidy
 from wherry.storage.sidecar import signature_location
@@ -152,9 +152,7 @@ def convert_all(
     if sign is not None:
         service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
     with _failures_told(os.fspath(source), targets if lineage else (), asked.started):
-        opened = settled_checkpoint(
-            lambda: open_checkpoint(checkpoint_uri(source), format=format, step=step, item=item)
-        )
+        opened = settled_checkpoint(lambda: open_named(source, format=format, step=step, item=item))
         with opened as checkpoint, in_use(checkpoint.uri), _signed_too(sign, progress):
             group = convert_opened(checkpoint, targets, asked, if_exists=if_exists, lineage=lineage)
     if sign is not None:

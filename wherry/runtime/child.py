@@ -182,7 +182,7 @@ def resident_memory(pid: int) -> int:
 
 def _root() -> str:
     """The folder that wherry was imported from; empty where it is installed and the child finds it by itself."""
-    root = str(_START.parent.parent)
+    root = str(_START.parents[2])
     paths = sysconfig.get_paths()
     installed = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
     return "" if root in installed else root
