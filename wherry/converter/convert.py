@@ -29,8 +29,8 @@ from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.formats.registry import find_format
 from wherry.ledger.deliver import report_failure
-from wherry.ledger.recording import LEFT_OUT, record_all
 from wherry.ledger.named import open_named
+from wherry.ledger.recording import LEFT_OUT, record_all
 from wherry.staging.in_use import in_use
 from wherry.staging.staging import tidy
 from wherry.storage.sidecar import signature_location
