@@ -25,7 +25,6 @@ from wherry.core.receipt import GroupReceipt, Receipt, software, utc_now
 from wherry.core.request import PLAIN, Wish
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.formats.registry import find_format
 from wherry.ledger.deliver import report_failure
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from wherry.core.progress import OnProgress
+    from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
     from wherry.storage.location import Location
 
