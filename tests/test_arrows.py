@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,7 @@ ROOMS: Mapping[str, str] = {
     "storage": "errors core runtime",
     "staging": "errors core storage",
     "formats": "errors core storage",
+    "format": "formats",
     "tree": "errors core formats",
     "layout": "errors core formats",
     "families": "errors core storage formats layout",
@@ -147,10 +149,16 @@ def test_rooms_are_of_a_size_to_be_known() -> None:
 
 def test_the_top_of_the_engine_is_the_door() -> None:
     files = {path.name for path in (ROOT / "wherry").glob("*.py")}
-    assert files == {"__init__.py", "errors.py", "version.py"}
+    assert files == {"__init__.py", "errors.py", "version.py", "format.py"}
 
 
-@pytest.mark.parametrize("one", [name for name in ROOMS if name not in ("version", "errors")])
+@pytest.mark.parametrize("one", [name for name in ROOMS if name not in ("version", "errors", "format")])
 def test_a_room_defines_its_nouns(one: str) -> None:
     tree = ast.parse((ROOT / "wherry" / one / "__init__.py").read_text())
     assert len(ast.get_docstring(tree) or "") > 50
+
+
+def test_plug_ins_find_the_format_row_at_its_former_place() -> None:
+    with pytest.warns(DeprecationWarning, match=r"wherry\.formats\.format"):
+        module = importlib.import_module("wherry.format")
+    assert module.Format is importlib.import_module("wherry.formats.format").Format
