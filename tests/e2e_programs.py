@@ -37,7 +37,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from wherry.emit import emit
+from wherry.core.emit import emit
 import wherry
 
 folder, exported = sys.argv[1:]

@@ -52,7 +52,7 @@ import torch, torch.distributed as dist, torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 import wherry
-import wherry.export_run as run
+import wherry.live.run as run
 
 out = sys.argv[1]
 dist.init_process_group("gloo")

@@ -76,7 +76,7 @@ def stored(folder: Path, array, chunks, *, version=2, ocdbt=False, **changes: An
 
 CHILD = """
 import json, sys
-from wherry.convert import convert
+from wherry.converter.convert import convert
 receipt = convert(sys.argv[1], sys.argv[2], to="safetensors", memory=sys.argv[3], lineage=False)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps([int(peak.split()[1]) << 10, receipt.target.weights_digest, receipt.seconds]))

@@ -293,7 +293,7 @@ def test_an_area_is_made_exclusively(tmp_path, monkeypatch):
         status = held.journal.parent.stat()
         assert stat.S_IMODE(status.st_mode) == 0o700
     token = "89abcdef"
-    monkeypatch.setattr("wherry.lease.secrets.token_hex", lambda _: token)
+    monkeypatch.setattr("wherry.staging.lease.secrets.token_hex", lambda _: token)
     planted = tmp_path / f".wherry-out.{ID}-{token}"
     planted.symlink_to(tmp_path)
     with pytest.raises(StorageError), Staging(locate(tmp_path / "out"), ID):
@@ -318,7 +318,7 @@ def test_a_sidecar_of_a_lost_run_never_lies_beside_the_target_of_another(tmp_pat
     def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("wherry.lease.fcntl.flock", refuse)
+    monkeypatch.setattr("wherry.staging.lease.fcntl.flock", refuse)
     target = tmp_path / "m.bin"
     real, second = staging.rename_without_replacing, []
     first = Staging(locate(target), ID).__enter__()

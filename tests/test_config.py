@@ -201,7 +201,7 @@ def test_what_routes_state_is_shown_with_its_origin(toml, tmp_path):
 
 
 def test_the_home_costs_nothing_without_a_file(tmp_path):
-    script = "import sys; from wherry.storage.home import ledger_url; ledger_url(); print('pydantic' in sys.modules)"
+    script = "import sys; from wherry.config.settings import ledger_url; ledger_url(); print('pydantic' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True
     )

@@ -19,7 +19,9 @@ MEMORY = """
 import resource, sys
 import numpy as np
 import wherry
-from wherry import plan, mover, ledger  # what every conversion imports
+from wherry.converter import plan
+from wherry.ledger import record
+from wherry.mover import carrier  # what every conversion imports
 state = {f"w{n}": np.full((8 << 20,), n, np.float32) for n in range(8)}
 np.zeros(1).view("u1"); wherry.export({"a": np.ones(3)}, sys.argv[1] + "/warm", to="orbax").result(60)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -31,7 +31,7 @@ QUICK = 0.2
 KILLED = """
 import os, sys
 from pathlib import Path
-from wherry.lease import Lease
+from wherry.staging.lease import Lease
 Lease(Path(sys.argv[1]), "t").__enter__()
 os._exit(0)
 """

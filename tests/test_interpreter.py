@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import gc, json, os, sys
-from wherry.interpreter import tune
+from wherry.runtime.interpreter import tune
 tune()
 import numpy
 print(json.dumps([gc.get_threshold()[0], sys.getswitchinterval(), os.environ["OPENBLAS_NUM_THREADS"],

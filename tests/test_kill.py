@@ -21,8 +21,8 @@ CHILD = """
 import os, sys
 source, target, to, fatal_call = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 import wherry
-from wherry import staging
-from wherry.convert import convert
+from wherry.staging import staging
+from wherry.converter.convert import convert
 from pathlib import Path
 calls = 0
 def deadly(function):
@@ -37,7 +37,7 @@ for module, names in ((os, ("fsync", "fdatasync", "pwrite", "mkdir", "rename", "
                       (staging, ("rename_without_replacing", "sync_folder"))):
     for name in names:
         setattr(module, name, deadly(getattr(module, name)))
-import wherry.output, wherry.threads
+import wherry.mover.output, wherry.runtime.threads
 wherry.runtime.threads.worker_count = lambda: 1  # one thread and no clock: every run makes the same calls
 wherry.mover.output._GROUP_SECONDS, wherry.mover.output._GROUP_BYTES = 1e9, 3 << 20
 convert(source, target, to=to, lineage=False)
@@ -127,7 +127,7 @@ def test_killed_at_random_moments_then_run_again(source, tmp_path, to):
 
 SLOW = """
 import sys, time
-import wherry.mover as mover, wherry.threads as threads
+import wherry.mover as mover, wherry.runtime.threads as threads
 from wherry.cli import main
 real = mover.Carrier._move
 def slow(*arguments):

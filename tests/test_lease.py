@@ -21,13 +21,13 @@ from wherry.staging.lease_watch import Verdict, Watch, judge
 
 KILLED = """
 import os, pathlib, sys
-from wherry.lease import Lease
+from wherry.staging.lease import Lease
 Lease(pathlib.Path(sys.argv[1]), "").__enter__()
 os._exit(0)
 """
 HELD = """
 import pathlib, sys
-from wherry.lease import Lease
+from wherry.staging.lease import Lease
 with Lease(pathlib.Path(sys.argv[1]), ""):
     print("held", flush=True)
     sys.stdin.read()

@@ -161,7 +161,7 @@ def test_what_was_seen_last_at_a_place_counts(url):
 
 def test_statements_in_order_by_kind_and_up_to_a_moment(url, monkeypatch):
     ticks = iter([f"2026-01-0{day}T12:00:00.000+00:00" for day in (1, 2, 5, 4)])
-    monkeypatch.setattr("wherry.ledger_append.utc_now", lambda: next(ticks))
+    monkeypatch.setattr("wherry.ledger.append.utc_now", lambda: next(ticks))
     with open_ledger(url) as ledger:
         for number in range(4):
             record_event(ledger, "note" if number % 2 else "audit", None, {"number": number})

@@ -21,8 +21,8 @@ pytest_plugins = ["tests.ledger_support"]  # its fixtures
 
 APPEND = """
 import sys
-from wherry.ledger import open_ledger, record_verification
-from wherry.receipt import CheckpointRef
+from wherry.ledger.record import open_ledger, record_verification
+from wherry.core.receipt import CheckpointRef
 subject = CheckpointRef("/c", "npz", None, "c" * 64, "d" * 64, "mark")
 for number in range(20):
     with open_ledger(sys.argv[1]) as ledger:

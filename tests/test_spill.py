@@ -242,7 +242,7 @@ def deadly(descriptor, data, offset):
         os.kill(os.getpid(), 9)
     return real(descriptor, data, offset)
 os.pwrite = deadly
-from wherry.convert import convert
+from wherry.converter.convert import convert
 convert(sys.argv[1], sys.argv[2], to="safetensors", memory="16MiB", lineage=False)
 """
 

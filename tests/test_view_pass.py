@@ -109,7 +109,9 @@ def test_files_go_with_their_group(stacks, tmp_path, monkeypatch):
 PROGRAM = """
 import json, os, sys
 import wherry
-from wherry import output, threads, view_pass
+from wherry.mover import output
+from wherry.runtime import threads
+from wherry.view import groups
 fatal, calls, real = int(sys.argv[3]), 0, os.pwrite
 def deadly(*arguments):
     global calls
@@ -120,7 +122,7 @@ def deadly(*arguments):
 os.pwrite = deadly
 threads.worker_count = lambda: 1
 output._GROUP_SECONDS, output._GROUP_BYTES = 1e9, 1 << 20
-view_pass.groups = lambda needs, sizes, real=view_pass.groups: real(needs, sizes, 0)
+groups.groups = lambda needs, sizes, real=groups.groups: real(needs, sizes, 0)
 asked = {"scan": "layers_{layers} -> layers:0", "join": "."}
 done = wherry.convert(sys.argv[1], sys.argv[2], to="safetensors", options=asked, lineage=False)
 print(json.dumps([calls, done.resumed_bytes, done.source.checkpoint_digest, done.target.checkpoint_digest]))

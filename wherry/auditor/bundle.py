@@ -1,7 +1,7 @@
 """The evidence of an audit: one zip file that can be checked without the ledger, the registry or the storage.
 
 It holds the report (JSON and Markdown), the manifest of every checkpoint that was looked at, the ledger's statements
-from the first to the anchor, and the check itself (`wherry.audit_check`, of the standard library alone). An index
+from the first to the anchor, and the check itself (`wherry.auditor.check`, of the standard library alone). An index
 states size and SHA-256 of each file. It appears whole or not at all, and never over another one; the ledger's own
 statement of the audit names its SHA-256.
 """

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from wherry.cli.audit import audit, metrics
-from wherry.cli.deploy import deploy, preflight, serve
-from wherry.cli.emit import emit
+from wherry.cli.deploy import deploy, emit, preflight, serve
 from wherry.cli.errors import (
     DEBUG,
     DEBUG_ENV,
@@ -27,8 +26,8 @@ from wherry.cli.errors import (
     is_debugging,
     silence,
 )
-from wherry.cli.layouts import layouts
-from wherry.cli.ledger import ledger
+from wherry.cli.inspect import layouts
+from wherry.cli.ledger import deliver, ledger, sign, verify_signature
 from wherry.cli.lineage import lineage
 from wherry.cli.models import fetch, promote, register, resolve
 from wherry.cli.options import (
@@ -43,10 +42,8 @@ from wherry.cli.options import (
     walking,
     writing,
 )
-from wherry.cli.projections import deliver, sign, verify_signature
-from wherry.cli.prune import prune
 from wherry.cli.rewrite import rewrite
-from wherry.cli.routes import config_group, nightly, routes
+from wherry.cli.routes import config_group, nightly, prune, routes
 from wherry.runtime.interpreter import tune, use_utf8
 from wherry.version import __version__
 
@@ -122,11 +119,11 @@ def detect(uri: str, json_: bool, **which: Any) -> None:
 def inspect(uri: str, json_: bool, quiet: bool, pickles: bool, **arguments: Any) -> None:
     """List what the checkpoint at URI holds."""
     from wherry.cli import console
-    from wherry.cli import pickles as cli_pickles
+    from wherry.cli.inspect import show_pickles
     from wherry.verifier.inspect import inspect
 
     if pickles:
-        cli_pickles.show_pickles(uri, json_=json_)
+        show_pickles(uri, json_=json_)
         return
     with console.bar(quiet=quiet or json_) as progress:
         inspection = inspect(uri, progress=progress, **arguments)
@@ -327,7 +324,3 @@ def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
 
 def _stop(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    main()

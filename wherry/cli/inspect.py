@@ -1,9 +1,10 @@
-"""`wherry layouts`: where every system of a model family keeps each parameter, and what its axes are."""
+"""`wherry layouts` and `wherry inspect --pickles`: how families lie in each system, and what pickles would import."""
 
 from __future__ import annotations
 
 import click
 
+from wherry.cli.console import print_json, print_table
 from wherry.cli.options import as_json
 
 
@@ -44,3 +45,25 @@ def _list_families(*, json_: bool) -> None:
     console.print_table(
         ["family", "models", "systems"], [[row.name, row.about, ", ".join(row.systems)] for row in rows]
     )
+
+
+def show_pickles(uri: str, *, json_: bool) -> None:
+    """Print the pickles of one file or folder; it need not be a checkpoint, and may be hostile."""
+    from wherry.integrations.containers.pickle_survey import survey
+
+    found = survey(uri)
+    if json_:
+        print_json([stream.to_json() for stream in found])
+        return
+    rows = [
+        [stream.file, str(one.position), one.name, str(one.count), "yes" if one.known else "NO"]
+        for stream in found
+        for one in stream.globals
+    ]
+    if rows:
+        print_table(["pickle", "byte", "global", "times", "known"], rows)
+    for stream in found:
+        if stream.error:
+            click.echo(f"{stream.file} breaks off: {stream.error}")
+    unknown = {one.name for stream in found for one in stream.globals if not one.known}
+    click.echo(f"{len(found)} pickles, {len(rows)} globals, {len(unknown)} of them known to no reader")
