@@ -1,5 +1,6 @@
 """The command line of routes and configuration: check what is stated, explain what it means, do a night's work,
-remove what no rule keeps."""
+remove what no rule keeps.
+"""
 
 from __future__ import annotations
 
