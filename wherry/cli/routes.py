@@ -1,6 +1,4 @@
-"""The command line of routes and configuration: check what is stated, explain what it means, do a night's work,
-remove what no rule keeps.
-"""
+"""The command line of routes and configuration: check what is stated, explain it, do a night's work, prune."""
 
 from __future__ import annotations
 
