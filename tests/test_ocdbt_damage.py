@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from google_crc32c import value as crc32c
 
 import wherry
 from tests import orbax_support as support
@@ -173,7 +174,7 @@ def test_what_was_cut_off_is_found(tmp_path, size):
 def sealed_anew(data, change):
     """A node or manifest that was changed, with the checksum of what it is now."""
     changed = bytearray(change(bytearray(data[:-4])))
-    return bytes(changed) + struct.pack("<I", ocdbt.crc32c(bytes(changed)))
+    return bytes(changed) + struct.pack("<I", crc32c(bytes(changed)))
 
 
 def with_magic(data):

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+from google_crc32c import value as crc32c
 
 import wherry
 from tests.large_chunks import (
@@ -31,7 +32,7 @@ from tests.large_chunks import (
 )
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import CorruptError, IncompleteError
-from wherry.integrations.containers import ocdbt, zarr, zarr_stream
+from wherry.integrations.containers import zarr, zarr_stream
 from wherry.mover.pool import Pool
 from wherry.mover.regions import band_at, place
 from wherry.mover.source import Spill
@@ -152,14 +153,14 @@ def test_damaged_shards(tmp_path):
     data = chunk.read_bytes()
     size = 16 * 32 + 4
     index, check = data[-size:-4], data[-4:]
-    assert ocdbt.crc32c(index) == int.from_bytes(check, "little")
-    assert ocdbt.crc32c(b"123456789") == 0xE3069283, "the check value of CRC-32C's definition"
+    assert crc32c(index) == int.from_bytes(check, "little")
+    assert crc32c(b"123456789") == 0xE3069283, "the check value of CRC-32C's definition"
     for entry, error, reason in [
         ((0, len(data) + 1), CorruptError, "outside of it"),
         (((1 << 64) - 1,) * 2, IncompleteError, "lacks the inner chunk at"),
     ]:
         bad = struct.pack("<QQ", *entry) + index[16:]
-        chunk.write_bytes(data[:-size] + bad + ocdbt.crc32c(bad).to_bytes(4, "little"))
+        chunk.write_bytes(data[:-size] + bad + crc32c(bad).to_bytes(4, "little"))
         with pytest.raises(error, match=reason):
             spilled_bytes(folder)
     chunk.write_bytes(data[:-size] + index[::-1] + check)

@@ -22,18 +22,17 @@ databases of tensorstore 0.1.8x, which reads these in tests.
 from __future__ import annotations
 
 import struct
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import zstandard
+from google_crc32c import value as crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 NODE_MAGIC, MANIFEST_MAGIC = 0x0CDB20DE, 0x0CDB3A2A
 _ZSTD = b"\x01"
-_CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, reflected
 _MOST_ENTRIES = 20_000  # of one node: some 10 MB decoded with the longest keys in use
 # As Orbax configures its databases: tiny values inline, large nodes, versions in the manifest itself.
 _INLINE_BYTES, _NODE_BYTES, _ARITY_LOG2 = 1024, 100_000_000, 4
@@ -189,21 +188,3 @@ def _varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32C; byte by byte, since nodes are small."""
-    table, value = _table(), 0xFFFFFFFF
-    for byte in data:
-        value = table[(value ^ byte) & 0xFF] ^ (value >> 8)
-    return value ^ 0xFFFFFFFF
-
-
-@cache
-def _table() -> tuple[int, ...]:
-    def entry(value: int) -> int:
-        for _ in range(8):
-            value = value >> 1 ^ (_CASTAGNOLI if value & 1 else 0)
-        return value
-
-    return tuple(map(entry, range(256)))

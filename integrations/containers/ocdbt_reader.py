@@ -13,9 +13,10 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import zstandard
+from google_crc32c import value as crc32c
 
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
-from wherry.integrations.containers.ocdbt import MANIFEST_MAGIC, NODE_MAGIC, Reference, Value, crc32c
+from wherry.integrations.containers.ocdbt import MANIFEST_MAGIC, NODE_MAGIC, Reference, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,9 @@ Source: leveldb's doc/table_format.md; tensorflow/core/lib/io/{format,table_buil
 from __future__ import annotations
 
 import struct
-from functools import cache
 from typing import TYPE_CHECKING
+
+from google_crc32c import value as crc32c
 
 from wherry.errors import CorruptError, UnsupportedError
 
@@ -25,7 +26,6 @@ MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 _TRAILER = 5
 _LARGEST_BLOCK = 1 << 28
 _MASK_DELTA = 0xA282EAD8
-_CASTAGNOLI = 0x82F63B78
 _LONGEST_VARINT = 10
 
 
@@ -113,28 +113,9 @@ def _entries(block: bytes, uri: str) -> Iterator[tuple[bytes, bytes]]:
         yield key, rest.take(length)
 
 
-def crc32c(data: bytes) -> int:
-    """CRC-32C of a byte string."""
-    table, value = _table(), 0xFFFFFFFF
-    for byte in data:
-        value = table[(value ^ byte) & 0xFF] ^ (value >> 8)
-    return value ^ 0xFFFFFFFF
-
-
 def masked(crc: int) -> int:
     """A CRC as these files store it, so that a CRC of bytes with CRCs in them is not degenerate."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
-
-
-@cache
-def _table() -> tuple[int, ...]:
-    rows: list[int] = []
-    for value in range(256):
-        row = value
-        for _ in range(8):
-            row = (row >> 1) ^ (_CASTAGNOLI if row & 1 else 0)
-        rows.append(row)
-    return tuple(rows)
 
 
 def corrupt(reason: str, uri: str) -> CorruptError:

@@ -13,10 +13,12 @@ import base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from google_crc32c import value as crc32c
+
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.format import Extent
-from wherry.integrations.containers.sstable import Bytes, corrupt, crc32c, masked, read_table
+from wherry.integrations.containers.sstable import Bytes, corrupt, masked, read_table
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath

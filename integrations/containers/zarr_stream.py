@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, NoReturn, cast
 
 import zstandard
+from google_crc32c import value as crc32c
 from zlib_ng import zlib_ng as zlib  # inflates twice as fast
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.format import Block
-from wherry.integrations.containers.ocdbt import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
