@@ -22,7 +22,7 @@ from wherry.core.units import show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.ledger.recording import registration_of, verification_of
-from wherry.storage.bucket_names import limits_of
+from wherry.storage.stores import limits_of
 from wherry.tasks.assets import asset_events
 from wherry.tasks.common import show_failure
 from wherry.tasks.convert import convert

@@ -18,7 +18,7 @@ import wherry
 from wherry import emit as door
 from wherry.cli import cli
 
-FILE = Path(__file__).parent.parent / "wherry" / "emit.py"
+FILE = Path(__file__).parent.parent / "wherry" / "core" / "emit.py"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.registry_support import converted, flip_a_bit, model_folder
 from wherry.cli import cli
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, StorageError, TargetExistsError
 from wherry.lineage.lineage import show
-from wherry.storage import copy_verified
+from wherry.storage import copy
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_another_target_is_left_alone(source, tmp_path):
 
 
 def test_a_copy_that_broke_off_is_taken_up_again(source, tmp_path, monkeypatch):
-    real, calls = copy_verified._append, []
+    real, calls = copy._append, []
 
     def breaks(source, file, entry, done, copying):
         if entry.name == "model.safetensors":
@@ -150,7 +150,7 @@ def test_a_copy_that_broke_off_is_taken_up_again(source, tmp_path, monkeypatch):
             raise TimeoutError(110, "timed out")
         real(source, file, entry, done, copying)
 
-    monkeypatch.setattr(copy_verified, "_append", breaks)
+    monkeypatch.setattr(copy, "_append", breaks)
     with pytest.raises(StorageError) as failure:
         wherry.fetch(source, tmp_path / "copy")
     assert failure.value.retryable
@@ -161,7 +161,7 @@ def test_a_copy_that_broke_off_is_taken_up_again(source, tmp_path, monkeypatch):
         calls.append((entry.name, done))
         real(source, file, entry, done, copying)
 
-    monkeypatch.setattr(copy_verified, "_append", counted)
+    monkeypatch.setattr(copy, "_append", counted)
     done = wherry.fetch(source, tmp_path / "copy")
     assert dict(calls)["model.safetensors"] == 1000
     assert done.resumed_bytes >= 1000
@@ -176,7 +176,7 @@ def test_what_was_torn_meanwhile_is_found_and_the_next_run_is_whole(source, tmp_
         file.write(bytes(entry.size))
 
     with monkeypatch.context() as patch:
-        patch.setattr(copy_verified, "_append", torn)
+        patch.setattr(copy, "_append", torn)
         with pytest.raises(wherry.WherryError):
             wherry.fetch(source, tmp_path / "copy")
     assert not wherry.fetch(source, tmp_path / "copy").resumed_bytes

@@ -148,7 +148,7 @@ assert sys.getfilesystemencoding() == "ascii"
 receipt = wherry.convert(sys.argv[1], sys.argv[2], to="orbax")
 assert receipt.lineage == "recorded", receipt.lineage
 assert wherry.verify(receipt.target.uri, level="digest").ok
-from wherry.lineage import show
+from wherry.lineage.lineage import show
 assert len(show(receipt.target.uri).edges) == 1
 sys.stdout.buffer.write(receipt.target.uri.encode())
 """

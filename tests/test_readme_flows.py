@@ -96,7 +96,7 @@ def stand_in():
 
 def test_both_ways_to_emit(tmp_path):
     (block,) = TRAINER
-    shutil.copy(ROOT / "wherry" / "emit.py", tmp_path)
+    shutil.copy(ROOT / "wherry" / "core" / "emit.py", tmp_path)
     with stand_in() as (url, posted):
         for words in commands(block):
             program = [sys.executable, *([] if words[0] == "python" else ["-m", "wherry.cli"])]

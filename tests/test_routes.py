@@ -18,7 +18,7 @@ from wherry.routes.night import holding
 from wherry.routes.night_run import run_night
 from wherry.routes.report import markdown
 from wherry.routes.routes import chosen_routes, explain, load_config, whereabouts
-from wherry.storage.bucket_names import limits_of, store_of
+from wherry.storage.stores import limits_of, store_of
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "infra" / "wherry.toml"
 BODY = """

@@ -329,15 +329,15 @@ def test_stock_is_not_taken_of_what_changes(monkeypatch, source):
 
 def test_the_fingerprint_of_a_stock_is_that_of_what_was_read(monkeypatch, source):
     """It is taken before the files are compared, so that no change comes in between."""
-    from wherry.verifier import stock
+    from wherry.verifier import inspect
 
-    original = stock.present_fingerprint
+    original = inspect.present_fingerprint
 
     def late(checkpoint):
         append(source)
         return original(checkpoint)
 
-    monkeypatch.setattr(stock, "present_fingerprint", late)
+    monkeypatch.setattr(inspect, "present_fingerprint", late)
     with pytest.raises(MismatchError):
         wherry.inspect(source, write=True, sha256=True)
     assert [path.name for path in source.parent.iterdir()] == [source.name]

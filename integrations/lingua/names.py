@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import UnrepresentableError
-from wherry.formats.adapted import Adapted
+from wherry.formats.format import Adapted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

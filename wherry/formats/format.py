@@ -19,7 +19,7 @@ container and is idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -27,13 +27,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_
 from wherry.core.manifest import Manifest, without_chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     import numpy as np
 
     from wherry.core.detection import Detection
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
-    from wherry.formats.adapted import Adapted
     from wherry.storage.location import Entry, Location
+
 
 Options: TypeAlias = Mapping[str, Any]
 HEAD_BYTES = 4096
@@ -354,3 +356,18 @@ class Rewrite:
     help: str
     plan: PlanFunction
     value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """What `Format.adapt` gives.
+
+    Attributes:
+        names: key path in the source → key path in the target, for every tensor, value and empty.
+        lists: the target's nodes that are sequences.
+        custom: what is added to the manifest's `custom`.
+    """
+
+    names: Mapping[KeyPath, KeyPath]
+    lists: frozenset[KeyPath]
+    custom: Mapping[str, Any]

@@ -28,7 +28,7 @@ from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
 from wherry.staging.in_use import in_use
 from wherry.staging.staging import Staging
-from wherry.storage.copy_verified import copy_files
+from wherry.storage.copy import copy_files
 from wherry.storage.durable import put
 from wherry.storage.sidecar import (
     MOST_SIDECAR,

@@ -16,8 +16,7 @@ from wherry.core.request import NONE
 from wherry.errors import UsageError, WherryError
 from wherry.families import families, load_family_file
 from wherry.formats.registry import checked_options, find_format
-from wherry.storage.bucket_names import store_of
-from wherry.storage.stores import locate
+from wherry.storage.stores import locate, store_of
 from wherry.tree.mapping import TREE_OPTIONS
 from wherry.view.system import layout_options
 

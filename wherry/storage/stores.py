@@ -29,9 +29,11 @@ from wherry.storage.open_file import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
     from contextlib import AbstractContextManager
 
     from wherry.storage.links import Root
+
 
 LOCAL = Capabilities(atomic_rename=True, create_only_put=True, ranged_writes=True, local=True)
 OBJECTS = Capabilities(atomic_rename=False, create_only_put=True, ranged_writes=False, local=False)
@@ -311,3 +313,16 @@ def local_location(path: str, *, configurable: bool = True) -> Location:
     """
     absolute = str(Path(path).absolute())
     return Location(LocalStore(root_at(absolute, configurable=configurable)), absolute)
+
+
+def store_of(uri: str) -> str:
+    """`file` for local paths, else protocol and bucket: `gs-models`."""
+    protocol, separator, rest = uri.partition("://")
+    if not separator or protocol == "file":
+        return "file"
+    return f"{'gs' if protocol == 'gcs' else protocol}-{rest.partition('/')[0]}"
+
+
+def limits_of(uris: Iterable[str], limited: Collection[str]) -> list[str]:
+    """The stores of these URIs that have a limit, each once."""
+    return sorted({store for uri in uris if (store := store_of(uri)) in limited})
