@@ -127,7 +127,7 @@ def test_killed_at_random_moments_then_run_again(source, tmp_path, to):
 
 SLOW = """
 import sys, time
-import wherry.mover as mover, wherry.runtime.threads as threads
+import wherry.mover.carrier as mover, wherry.runtime.threads as threads
 from wherry.cli import main
 real = mover.Carrier._move
 def slow(*arguments):

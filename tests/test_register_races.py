@@ -137,7 +137,7 @@ def test_a_ledger_that_fails_takes_everything_back(receipt, client, name, tmp_pa
 
 def test_a_version_that_others_adopted_stays(receipt, client, name, monkeypatch):
     """Two callers at once: the one that created the version fails later, the other has been told of it."""
-    import wherry.ledger
+    import wherry.ledger.record
 
     record = wherry.ledger.record.record_registration
 

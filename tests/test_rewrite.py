@@ -178,7 +178,7 @@ def test_in_place_everything_is_put_back_where_something_fails(source, monkeypat
             raise MismatchError("for the test")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    module = "wherry.rewrite" if step == "prove" else "wherry.converter.in_place"
+    module = "wherry.converter.rewrite" if step == "prove" else "wherry.converter.in_place"
     monkeypatch.setattr(sys.modules[module], step, refuse)
     with pytest.raises((MismatchError, StorageError)):
         wherry.rewrite(source, as_=FOR_TORCH, in_place=True)
@@ -304,7 +304,7 @@ def test_in_place_leaves_a_folder_that_another_run_took_over(tmp_path):
 
 def replacing(monkeypatch, step, act):
     """A run that does something after a step of the rewrite."""
-    module = sys.modules["wherry.rewrite"]
+    module = sys.modules["wherry.converter.rewrite"]
     real = getattr(module, step)
 
     def call(*arguments):

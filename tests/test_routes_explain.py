@@ -85,10 +85,10 @@ def test_since_leaves_what_is_older(tmp_path):
 @pytest.mark.parametrize(
     ("select", "module", "name", "error"),
     [
-        ("latest", "wherry.discover", "discover", StorageError("it does not answer", retryable=True)),
+        ("latest", "wherry.formats.discover", "discover", StorageError("it does not answer", retryable=True)),
         (
             "since 2026-03-02",
-            "wherry.routes.survey",
+            "wherry.storage.ages",
             "modified",
             UnsupportedError("the storage does not say when"),
         ),
