@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.digest import short
 from wherry.core.progress import Meter
+from wherry.core.units import short
 from wherry.errors import MismatchError, NotFoundError, storage_error
 from wherry.integrations.signing_bundle import IDENTITY, hint, load_key, load_public_key, opened, sealed
 from wherry.runtime import threads

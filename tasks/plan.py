@@ -7,10 +7,9 @@ from typing import Any
 from prefect import task
 
 from wherry.converter.plan import plan as make
-from wherry.core.digest import short
 from wherry.core.opaque import allowing
 from wherry.core.request import Wish
-from wherry.core.units import show_size
+from wherry.core.units import short, show_size
 from wherry.tasks.common import STEP, run_logger
 from wherry.watch.preflight import refuse_here
 

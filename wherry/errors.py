@@ -237,21 +237,21 @@ _STORAGE_CURES: dict[int, tuple[str, bool]] = {
 }
 
 
-# The password of a URL may hold the characters that end it elsewhere; a number before a slash is a port.
-_USER_INFO = re.compile(r"(\w+://)(?:[^/\s@]+|[^\s/@:]+:(?!\d+[/?#])[^\s@]*)@")
+# What precedes a credential, in a group, and the credential. The password of a URL may hold the characters that end it
+# elsewhere; a number before a slash is a port.
 _NAMES = r"token(?!iz)|secret|password|passwd|signature|api[-_]?key|sig"
-_PARAMETER = re.compile(
-    rf"(?i)((?:(?:{_NAMES})[\w-]*['\"]?\s*=|(?:{_NAMES})s?['\"]?\s*:)\s*['\"]?)[^\s&,;'\"]+"
+_CREDENTIALS = (
+    r"(\w+://)(?:[^/\s@]+|[^\s/@:]+:(?!\d+[/?#])[^\s@]*)(?=@)",
+    rf"(?i)((?:(?:{_NAMES})[\w-]*['\"]?\s*=|(?:{_NAMES})s?['\"]?\s*:)\s*['\"]?)[^\s&,;'\"]+",
+    r"(?i)([?&](?:[\w-]*credential|policy|key-pair-id)=)[^\s&'\"]+",
+    r"(?i)(\bauthorization['\"]?\s*[=:]\s*['\"]?(?:\w+\s+)?)[^\s,;'\"]+",
 )
-_PRESIGNED = re.compile(r"(?i)([?&](?:[\w-]*credential|policy|key-pair-id)=)[^\s&'\"]+")
-_HEADER = re.compile(r"(?i)(\bauthorization['\"]?\s*[=:]\s*['\"]?(?:\w+\s+)?)[^\s,;'\"]+")
 
 
 def redact(text: str) -> str:
     """The text without passwords, tokens and signatures."""
-    text = _USER_INFO.sub(r"\1***@", text)
-    for pattern in (_PARAMETER, _PRESIGNED, _HEADER):
-        text = pattern.sub(r"\1***", text)
+    for pattern in _CREDENTIALS:
+        text = re.sub(pattern, r"\1***", text)  # compiled on first use: most commands never fail
     return text
 
 

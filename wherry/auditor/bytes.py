@@ -23,9 +23,10 @@ from wherry.auditor.places import Looked, about, troubled
 from wherry.auditor.report import Finding
 from wherry.config.settings import configured
 from wherry.converter.references import digested, reference
-from wherry.core.digest import LEAF, short
+from wherry.core.digest import LEAF
 from wherry.core.progress import Progress
 from wherry.core.services import service
+from wherry.core.units import short
 from wherry.errors import (
     CorruptError,
     MismatchError,

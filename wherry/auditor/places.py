@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.auditor.known import READ, WRITTEN
 from wherry.auditor.report import Audited, Finding, gravity
-from wherry.core.digest import checkpoint_digest, short
+from wherry.core.digest import checkpoint_digest
 from wherry.core.keypath import render
+from wherry.core.units import short
 from wherry.errors import (
     CorruptError,
     DamagedError,

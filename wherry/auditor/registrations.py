@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.auditor.known import WRITTEN
 from wherry.auditor.report import Finding
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
-from wherry.core.digest import short
 from wherry.core.services import service
+from wherry.core.units import short
 from wherry.errors import MissingExtraError, StorageError, WherryError
 from wherry.storage.home import sqlite_file, without_secrets
 

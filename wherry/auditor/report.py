@@ -16,8 +16,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.core.digest import short
-from wherry.core.units import show_seconds, show_size
+from wherry.core.units import short, show_seconds, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

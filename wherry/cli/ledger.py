@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, quiet
-from wherry.core.digest import short
+from wherry.core.units import short
 from wherry.errors import UsageError, storage_error
 
 if TYPE_CHECKING:

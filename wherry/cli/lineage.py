@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from wherry.cli.options import as_json
-from wherry.core.digest import short
+from wherry.core.units import short
 from wherry.errors import storage_error
 
 _ABOUT = "X is a URI, a digest (8 hex digits or more) or models:/NAME@ALIAS."

@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.digest import short
 from wherry.core.opaque import allowed_opaque
 from wherry.core.request import Wish
+from wherry.core.units import short
 from wherry.errors import UsageError
 from wherry.formats.registry import find_format
 from wherry.storage.home import without_secrets

@@ -150,8 +150,3 @@ class LeafHasher:
             state.update(data)
             offset += len(data)
         self.leaves[(offset - 1) // LEAF] = state.digest()
-
-
-def short(digest: str) -> str:
-    """The first 12 hex digits of a digest, as it is printed."""
-    return digest[:12]

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them."""
+"""units: sizes, durations and digests as people write and read them."""
 
 from __future__ import annotations
 
@@ -66,3 +66,8 @@ def duration(text: str | float) -> float:
     if found is None:
         raise UsageError(f"not a duration: {text!r}", cure="write for example 900, 15m, 2h or 30d")
     return float(found.group(1)) * _SECONDS[found.group(2)]
+
+
+def short(digest: str) -> str:
+    """The first 12 hex digits of a digest, as it is printed."""
+    return digest[:12]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, RowMapping, select
 
-from wherry.core.digest import short
+from wherry.core.units import short
 from wherry.ledger import schema as tables
 from wherry.ledger.append import Row, Told, content_of, hash_of, rows_of
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
-from wherry.core.digest import short
 from wherry.core.services import service
+from wherry.core.units import short
 from wherry.errors import MismatchError, NotFoundError, UsageError, WherryError
 
 if TYPE_CHECKING:

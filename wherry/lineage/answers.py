@@ -11,7 +11,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.digest import short
+from wherry.core.units import short
 from wherry.lineage.lineage import LineageTree, named, tree_of
 from wherry.lineage.text import facts, how, title
 

@@ -13,7 +13,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.digest import short
+from wherry.core.units import short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, WherryError
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate

@@ -19,8 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.digest import short
 from wherry.core.receipt import utc_now
+from wherry.core.units import short
 from wherry.lineage.text import render
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from wherry.core.digest import short
+from wherry.core.units import short
 from wherry.storage.stores import is_live
 
 if TYPE_CHECKING:

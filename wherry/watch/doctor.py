@@ -15,8 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
-from wherry.core.digest import short
-from wherry.core.units import show_size
+from wherry.core.units import short, show_size
 from wherry.errors import WherryError
 from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
 
