@@ -1,4 +1,4 @@
-"""config_trust: whether settings that lie in the working directory count.
+"""trust: whether settings that lie in the working directory count.
 
 `cd` into a downloaded checkpoint must not hand it the ledger, the registry or the webhook. A file there counts only
 where the user (or root) owns it, nobody else may change it, and no checkpoint lies around it: its folder is no

@@ -1,4 +1,4 @@
-"""again: what was asked for of a conversion, and the command line that asks for the same once more.
+"""command: what was asked for of a conversion, and the command line that asks for the same once more.
 
 A receipt's `options` are what the request came to, defaults filled in; under `asked` it keeps what was stated, and
 nothing that was not:

@@ -1,7 +1,7 @@
 """passes: the jobs of a conversion carried out, those that read the same thing together.
 
 Jobs that keep the source's tree share one pass over it. A view through another system's layout has a pass of its own,
-in which the source is digested too (`view_pass`).
+in which the source is digested too (`wherry.view.groups`).
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def convert_layout(
         dtype: element type of the parameters.
         target_format: chooses the target's forms where they depend on the format.
         pads: axis → multiple to which the target pads.
-        facts: what is known besides the config, where that does not say it; see `outfit.facts_beside`.
+        facts: what is known besides the config, where that does not say it; see `companions.facts_beside`.
 
     Raises:
         WherryError: see `bind` and `project`; every error names the parameter and the cure.

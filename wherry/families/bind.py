@@ -99,7 +99,7 @@ def bind(
         family: the model family.
         system: the system that wrote it.
         manifest: what it holds.
-        told: what its config says, from `telling`.
+        told: what its config says, from `facts`.
         conventions: an answer to each of the system's conventions.
         forms: forms that are known already, by the user or the config.
         sizes: extents that the user states.

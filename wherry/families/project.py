@@ -62,7 +62,7 @@ class Projected:
     lossy: Mapping[KeyPath, words.Bound] = field(default_factory=dict["KeyPath", words.Bound])
 
     def gather(self, path: KeyPath, region: Region, read: Read, out: np.ndarray | None = None) -> np.ndarray:
-        """The elements of a region of a target tensor; see `relayout.gather`."""
+        """The elements of a region of a target tensor; see `copies.gather`."""
         return gather(self.targets[path], region, self.pieces, read, out)
 
 

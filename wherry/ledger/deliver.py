@@ -1,4 +1,4 @@
-"""outbox: hand the ledger's statements on to those who asked for them.
+"""deliver: hand the ledger's statements on to those who asked for them.
 
 A projection takes one statement after the other, in order; the ledger keeps how far it came. It is delivered at
 least once: a projection that fails keeps its cursor and is tried again with the next statement, or by

@@ -1,4 +1,4 @@
-"""lineage_text: a lineage as a tree in plain text, and its nodes and edges in a line each."""
+"""text: a lineage as a tree in plain text, and its nodes and edges in a line each."""
 
 from __future__ import annotations
 

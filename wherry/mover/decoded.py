@@ -3,7 +3,7 @@
 A layout takes regions of a tensor that no chunk grid was made for; taking them out of compressed chunks would decode
 every chunk again and again. So a tensor is decoded, chunk by chunk and in bounded memory, when it is asked for, and
 hashed on the way where that is wanted. Small ones that are wanted once stay in memory (`kept`), others in files.
-Where its chunks hold short runs only, the file has them as they were decoded (`stored_boxes`). The files go when the
+Where its chunks hold short runs only, the file has them as they were decoded (`boxes`). The files go when the
 space for them is needed, least recently used first, and with the view.
 
 Decoding of a whole tensor: its blocks one after another, and its digest where they come in order.

@@ -69,7 +69,7 @@ def spell(chosen: Manifest, tree: Mapping[str, Any], left: frozenset[str]) -> di
         left: rules that leave `values` or `empties` behind, which then need no place.
 
     Raises:
-        UsageError, UnrepresentableError: see `tree_forms.respelled`.
+        UsageError, UnrepresentableError: see `forms.respelled`.
     """
     if not any(tree.get(option) is not None for option in FORM_OPTIONS):
         return None

@@ -1,4 +1,4 @@
-"""layouts: what may be asked for of a conversion's layout, and whether it goes between two systems of one family.
+"""choose: what may be asked for of a conversion's layout, and whether it goes between two systems of one family.
 
 A system is where a format says more than a container does: Hugging Face, Lingua, MaxText, T5X, PaxML and Penzai name
 and shape the same parameters differently. Between two of them a family's declarations decide (`wherry.view.system`);

@@ -1,4 +1,4 @@
-"""view_pass: the pass over a view, in which the source's own tensors are digested too.
+"""groups: the pass over a view, in which the source's own tensors are digested too.
 
 A view reads regions, of which no leaf of the source can be hashed, so the source is read for its digests as well. Both
 are done group by group: the source tensors that some target tensors are made of, and these. So what was decoded or

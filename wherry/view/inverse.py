@@ -1,4 +1,4 @@
-"""roundtrip: a converted checkpoint read back through the inverse layout must hash to the digests of its source.
+"""inverse: a converted checkpoint read back through the inverse layout must hash to the digests of its source.
 
 That is the proof that a conversion between systems lost nothing: the inverse is made of the same declarations, but
 every byte comes from the target as it lies in storage. Where values were changed on the way (a narrower type, norms

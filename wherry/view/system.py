@@ -1,4 +1,4 @@
-"""layout_view: the source as another system would have written it, by the declarations of a model family.
+"""system: the source as another system would have written it, by the declarations of a model family.
 
 The family is that of the config, else the only one whose layouts fit every tensor.
 """
