@@ -169,7 +169,7 @@ def pages(prefect: str, mlflow: str, folder: Path) -> Generator[Page]:
     close, run = ("button", "Close"), ("link", f"register {site.JAX_MODEL}")
     said = ("@ champion", "made of", "wherry fetch", "wherry.checkpoint_digest")
     yield Page("mlflow-version", version, said, clicks=(close,))
-    said = ("Logged models", "Input", site.RUN, "Output", "wherry.formats.format")
+    said = ("Logged models", "Input", site.RUN, "Output", "wherry.format")
     yield Page("mlflow-run", version, said, clicks=(close, run))
     yield Page("lineage", (folder / "lineage.html").as_uri(), _LINEAGE, (1440, 760))
 

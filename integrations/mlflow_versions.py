@@ -263,7 +263,7 @@ def _our_tags(sidecar: Sidecar, uri: str) -> dict[str, str]:
         DIGEST_TAG: subject.checkpoint_digest,
         "wherry.weights_digest": subject.weights_digest,
         "wherry.uri": uri,
-        "wherry.formats.format": subject.format,
+        "wherry.format": subject.format,
         "wherry.format_version": subject.format_version or "",
         "wherry.version": __version__,
         "wherry.fetch": shlex.join(["wherry", "fetch", by_digest, "TARGET"]),
@@ -281,7 +281,7 @@ def _description(tags: Mapping[str, str]) -> str:
     """What the version's page says first: what it is, and how to get it. MLflow's own loader does not apply."""
     version = f" ({tags['wherry.format_version']})" if tags["wherry.format_version"] else ""
     made = f", made of `{tags['wherry.source_uri']}`" if "wherry.source_uri" in tags else ""
-    lines = [f"A checkpoint in format {tags['wherry.formats.format']}{version}{made}. Fetch and verify it:"]
+    lines = [f"A checkpoint in format {tags['wherry.format']}{version}{made}. Fetch and verify it:"]
     lines.append(f"```\n{tags['wherry.fetch']}\n```")
     if "wherry.load" in tags:
         lines.append(f"Load it where it lies, `{tags['wherry.uri']}`:\n```\n{tags['wherry.load']}\n```")

@@ -60,7 +60,7 @@ def test_one_event_is_posted(server):
     assert event["id"] == number
     assert event["event"] == "wherry.checkpoint.committed"
     assert event["resource"]["uri"] == "/runs/llama/checkpoint_12"
-    assert event["resource"]["prefect.resource.id"].startswith("wherry.formats.checkpoint.")
+    assert event["resource"]["prefect.resource.id"].startswith("wherry.checkpoint.")
     assert event["resource"]["step"] == "12"
     assert event["payload"] == {"schema": 1, "run": "llama"}
     assert event["occurred"].endswith("+00:00")
@@ -71,7 +71,7 @@ def test_prefect_takes_the_event_as_it_is():
     from wherry.core.emit import event_body
 
     event = events.Event.model_validate(event_body("gs://bucket/run/checkpoint_1", step=1))
-    assert event.resource.id.startswith("wherry.formats.checkpoint.")
+    assert event.resource.id.startswith("wherry.checkpoint.")
     assert event.resource["uri"] == "gs://bucket/run/checkpoint_1"
 
 

@@ -62,7 +62,7 @@ def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path
     tags = {
         "wherry.checkpoint_digest": "f" * 64,
         "wherry.uri": "gs://bucket/model",
-        "wherry.formats.format": "orbax",
+        "wherry.format": "orbax",
     }
     row = SimpleNamespace(name="model", version="2", tags=tags, aliases=())
 

@@ -101,7 +101,7 @@ def event_body(
 ) -> dict[str, Any]:
     """The event as the server takes it; the resource's labels are all text."""
     resource = {
-        "prefect.resource.id": f"wherry.formats.checkpoint.{hashlib.sha256(uri.encode()).hexdigest()[:16]}",
+        "prefect.resource.id": f"wherry.checkpoint.{hashlib.sha256(uri.encode()).hexdigest()[:16]}",
         "prefect.resource.name": uri,
         "uri": uri,
         **({} if step is None else {"step": str(step)}),
