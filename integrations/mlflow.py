@@ -14,7 +14,7 @@ run holds receipt and manifest as JSON. No tensor byte goes to MLflow, and its o
 
 from __future__ import annotations
 
-from wherry.integrations.mlflow_client import ATTEMPT_TAG, DIGEST_TAG, EXPERIMENT, page
+from wherry.integrations.mlflow_client import ATTEMPT_TAG, EXPERIMENT, page
 from wherry.integrations.mlflow_project import projection
 from wherry.integrations.mlflow_promote import (
     CANDIDATE,
@@ -26,7 +26,6 @@ from wherry.integrations.mlflow_promote import (
     rolling_back,
 )
 from wherry.integrations.mlflow_read import (
-    DELETED_TAG,
     Registered,
     find_digest,
     identity,
@@ -39,7 +38,7 @@ from wherry.integrations.mlflow_read import (
 from wherry.integrations.mlflow_versions import Version, registering
 
 __all__ = [
-    "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "DELETED_TAG", "DIGEST_TAG", "EXPERIMENT", "Move", "Registered", "Version",
+    "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "EXPERIMENT", "Move", "Registered", "Version",
     "find_digest", "identity", "look_up", "mark_deleted", "page", "previous_of", "projection", "promoting",
     "registered", "registering", "rollback_target", "rolling_back", "unmark_deleted", "unregister",
 ]  # fmt: skip

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 EXPERIMENT = "wherry"
-DIGEST_TAG = "wherry.checkpoint_digest"
 ATTEMPT_TAG = "wherry.attempt"
-DELETED_TAG = "wherry.deleted"
 EXISTS = "RESOURCE_ALREADY_EXISTS"
 ABSENT = "RESOURCE_DOES_NOT_EXIST"
 # MLflow's error codes after which the same call may succeed.

@@ -17,8 +17,9 @@ from wherry.core.emit import opener
 from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.integrations.mlflow_aliases import aliases
-from wherry.integrations.mlflow_client import DELETED_TAG, DIGEST_TAG, Stores, opened, quoted
+from wherry.integrations.mlflow_client import Stores, opened, quoted
 from wherry.integrations.mlflow_versions import lowest
+from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:

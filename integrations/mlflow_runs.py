@@ -19,14 +19,8 @@ from typing import TYPE_CHECKING
 from mlflow.entities import LoggedModelInput, LoggedModelOutput
 from mlflow.exceptions import MlflowException
 
-from wherry.integrations.mlflow_client import (
-    ATTEMPT_TAG,
-    DIGEST_TAG,
-    EXISTS,
-    EXPERIMENT,
-    absent_is_fine,
-    quoted,
-)
+from wherry.integrations.mlflow_client import ATTEMPT_TAG, EXISTS, EXPERIMENT, absent_is_fine, quoted
+from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
 from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file
 
 if TYPE_CHECKING:
@@ -129,8 +123,8 @@ def _source_model(
         return str(min(found, key=lambda model: model.creation_timestamp).model_id)
     tags = {
         DIGEST_TAG: source.checkpoint_digest,
-        "wherry.weights_digest": source.weights_digest,
-        "wherry.uri": source.uri,
+        WEIGHTS_TAG: source.weights_digest,
+        URI_TAG: source.uri,
         ATTEMPT_TAG: attempt,
     }
     label = source.uri.rstrip("/").rsplit("/", 1)[-1]

@@ -30,8 +30,6 @@ from wherry.integrations.mlflow_aliases import aliases, exclusive, moved, set_ta
 from wherry.integrations.mlflow_client import (
     ABSENT,
     ATTEMPT_TAG,
-    DELETED_TAG,
-    DIGEST_TAG,
     EXISTS,
     Stores,
     absent_is_fine,
@@ -41,6 +39,7 @@ from wherry.integrations.mlflow_client import (
     quoted,
 )
 from wherry.integrations.mlflow_runs import forget_run, record_run
+from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, WEIGHTS_TAG
 from wherry.storage.home import sqlite_file
 from wherry.storage.stores import locate
 from wherry.version import __version__
@@ -229,7 +228,7 @@ def _adopted(client: MlflowClient, version: ModelVersion) -> bool:
 def _revive(client: MlflowClient, version: ModelVersion, uri: str) -> None:
     """A tombstone whose checkpoint is there again is a version again, and says where it lies."""
     if DELETED_TAG in version.tags:
-        set_tag(client, version.name, str(version.version), "wherry.uri", uri)
+        set_tag(client, version.name, str(version.version), URI_TAG, uri)
         client.delete_model_version_tag(version.name, str(version.version), DELETED_TAG)
 
 
@@ -261,8 +260,8 @@ def _our_tags(sidecar: Sidecar, uri: str) -> dict[str, str]:
     by_digest = f"wherry://sha256/{subject.checkpoint_digest}"
     tags = {
         DIGEST_TAG: subject.checkpoint_digest,
-        "wherry.weights_digest": subject.weights_digest,
-        "wherry.uri": uri,
+        WEIGHTS_TAG: subject.weights_digest,
+        URI_TAG: uri,
         "wherry.format": subject.format,
         "wherry.format_version": subject.format_version or "",
         "wherry.version": __version__,

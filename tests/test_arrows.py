@@ -162,3 +162,9 @@ def test_plug_ins_find_the_format_row_at_its_former_place() -> None:
     with pytest.warns(DeprecationWarning, match=r"wherry\.formats\.format"):
         module = importlib.import_module("wherry.format")
     assert module.Format is importlib.import_module("wherry.formats.format").Format
+
+
+def test_the_readme_draws_the_rooms_in_their_order() -> None:
+    _, _, house = (ROOT / "README.md").read_text().partition("## The house")
+    drawn = [line.split()[0] for line in house.splitlines() if line.startswith("    ") and "/ " not in line]
+    assert drawn == [one for one in ROOMS if one not in ("version", "format")]

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.errors import MismatchError, NotFoundError, missing_extra
-from wherry.formats.checkpoint import open_checkpoint
-from wherry.ledger.resolve import checkpoint_uri
+from wherry.ledger.named import open_named
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.tree.axes import BOX_TAG, BOXES, Rules, mesh_axes
@@ -111,7 +110,7 @@ def _known(checkpoint: Manifest | str | os.PathLike[str]) -> dict[KeyPath, Tenso
 
 def _manifest_at(uri: str) -> Manifest:
     """What the container says of itself; where it names no axes, what was recorded beside it when it was written."""
-    with open_checkpoint(checkpoint_uri(uri)) as checkpoint:
+    with open_named(uri) as checkpoint:
         manifest = checkpoint.manifest
         sidecar = read_sidecar(locate(checkpoint.uri))
     named = any(spec.axes is not None for spec in manifest.tensors.values())

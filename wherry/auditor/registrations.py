@@ -14,6 +14,7 @@ from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.services import service
 from wherry.core.units import short
 from wherry.errors import MissingExtraError, StorageError, WherryError
+from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, WEIGHTS_TAG
 from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from wherry.auditor.known import Known, KnownPlace
     from wherry.auditor.places import Looked
 
-_DIGEST_TAG, _WEIGHTS_TAG = "wherry.checkpoint_digest", "wherry.weights_digest"
-_DELETED_TAG = "wherry.deleted"  # on a version whose bytes prune took away on purpose
 _ABSENT = ("gone", "unreachable", "replaced")
 
 
@@ -38,7 +37,7 @@ class Version(NamedTuple):
     @property
     def digest(self) -> str:
         """The checkpoint that it points at."""
-        return self.tags.get(_DIGEST_TAG, "")
+        return self.tags.get(DIGEST_TAG, "")
 
     @property
     def shown(self) -> str:
@@ -118,10 +117,10 @@ def _of_version(
     version: Version, registry: str, known: Known, looked: Mapping[str, Looked]
 ) -> Iterator[Finding]:
     about: dict[str, Any] = {"checkpoint_digest": version.digest, "models": (version.shown,)}
-    if _DELETED_TAG not in version.tags and _nowhere(version.digest, known, looked):
+    if DELETED_TAG not in version.tags and _nowhere(version.digest, known, looked):
         what = f"{version.shown} points at a checkpoint that is in none of the places that the ledger knows"
-        yield Finding("registration-without-bytes", what, version.tags.get("wherry.uri"), **about)
-    stated = version.tags.get(_WEIGHTS_TAG)
+        yield Finding("registration-without-bytes", what, version.tags.get(URI_TAG), **about)
+    stated = version.tags.get(WEIGHTS_TAG)
     if stated is not None and stated != known.subjects[version.digest].weights_digest:
         what = f"{version.shown}: its weights digest {short(stated)} is not that of its checkpoint"
         yield Finding("registration-altered", what, registry, **about)

@@ -19,10 +19,9 @@ from wherry.core.request import PLAIN, Wish
 from wherry.core.tensorspec import GRID
 from wherry.core.units import parse_size
 from wherry.errors import IncompleteError, UnsupportedError, UsageError
-from wherry.formats.checkpoint import Checkpoint, open_checkpoint
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_format
-from wherry.ledger.resolve import checkpoint_uri
+from wherry.ledger.named import open_named
 from wherry.mover.move import JointMoves, Move, largest_move
 from wherry.mover.pool import Pool
 from wherry.mover.source import Spill
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
 
 
@@ -82,7 +82,7 @@ def plan(
             or a chunk of the source cannot be decoded in that much memory.
         UnrepresentableError: the target cannot hold the source; every reason is named.
     """
-    with open_checkpoint(checkpoint_uri(source), format=format, step=step, item=item) as checkpoint:
+    with open_named(source, format=format, step=step, item=item) as checkpoint:
         seen, options, only = relaid(checkpoint, _writable(to), options or {}, wish, only)
         return make_plan(
             seen, target, to=to, options=options, memory=memory, only=only, ignore=ignore, verify=verify,

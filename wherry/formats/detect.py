@@ -60,7 +60,7 @@ def detect(
     """Say what lies at a URI.
 
     Args:
-        uri: a checkpoint, a step folder, a run folder or a model URI (`models:/name@alias`).
+        uri: a checkpoint, a step folder or a run folder.
         format: decides where detection would not.
         step: which step of a run.
         item: which item of a step.

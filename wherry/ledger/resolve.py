@@ -30,10 +30,11 @@ _MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<versio
 _DIGEST = re.compile(r"wherry://sha256/(?P<digest>[0-9a-f]{64})")
 _SCHEMES = ("models:/", "wherry://")
 _FORMS = "models:/NAME@ALIAS, models:/NAME/VERSION or wherry://sha256/DIGEST"
+# Tags of a model version, by which it points to its checkpoint.
 URI_TAG = "wherry.uri"
 DIGEST_TAG = "wherry.checkpoint_digest"
 WEIGHTS_TAG = "wherry.weights_digest"
-DELETED_TAG = "wherry.deleted"
+DELETED_TAG = "wherry.deleted"  # its bytes were removed on purpose, by prune
 
 
 @dataclass(frozen=True, slots=True)

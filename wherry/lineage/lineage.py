@@ -104,11 +104,12 @@ def _by_model(text: str) -> str:
 def _registered_digest(text: str) -> str | None:
     from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
     from wherry.core.services import service
+    from wherry.ledger.resolve import DIGEST_TAG
 
     for row in service("mlflow").registered(mlflow_tracking_uri(), mlflow_registry_uri()):
         means = {f"models:/{row.name}/{row.version}", *(f"models:/{row.name}@{one}" for one in row.aliases)}
         if text in means:
-            return row.tags["wherry.checkpoint_digest"]
+            return row.tags[DIGEST_TAG]
     return None
 
 

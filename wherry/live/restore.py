@@ -31,10 +31,10 @@ from wherry.core.request import Wish
 from wherry.core.services import service
 from wherry.core.units import parse_size
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, UsageError
-from wherry.formats.checkpoint import Checkpoint, open_checkpoint
+from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import describe_absent
 from wherry.formats.registry import find_format
-from wherry.ledger.resolve import checkpoint_uri
+from wherry.ledger.named import open_named
 from wherry.live.match import Matched, match
 from wherry.runtime import threads
 from wherry.staging.in_use import in_use
@@ -131,9 +131,7 @@ def restore(
         raise UsageError(
             "the template holds no arrays", cure="give a state with arrays or stand-ins for them"
         )
-    opened = open_checkpoint(
-        checkpoint_uri(uri), format=format, step=step, item=item, allow_opaque=allow_opaque
-    )
+    opened = open_named(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
     with opened as source, in_use(source.uri):
         seen, rest = _view(source, to, dict(options or {}), wish or Wish(), only)
         named = seen is source or to == "penzai"

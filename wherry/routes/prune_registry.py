@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from wherry.config.settings import configured, mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.services import service
 from wherry.errors import WherryError
+from wherry.ledger.resolve import DIGEST_TAG
 from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
     from wherry.ledger.nodes import Node
-
-_DIGEST_TAG = "wherry.checkpoint_digest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def ask(nodes: Iterable[Node]) -> Registry:
         return Registry(without_secrets(uri))
     versions: dict[str, list[Any]] = {}
     for one in service("mlflow").registered(mlflow_tracking_uri(), uri):
-        versions.setdefault(one.tags[_DIGEST_TAG], []).append(one)
+        versions.setdefault(one.tags[DIGEST_TAG], []).append(one)
     return Registry(without_secrets(uri), versions)
 
 

@@ -17,10 +17,11 @@ from wherry.converter.references import reference
 from wherry.core.keypath import KeyPath, render
 from wherry.core.units import parse_size
 from wherry.errors import IncompleteError, TargetExistsError, storage_error
-from wherry.formats.checkpoint import Checkpoint, open_checkpoint, present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.formats.pin import settled_checkpoint, take_pin
-from wherry.ledger.resolve import checkpoint_uri, proved_digest
+from wherry.ledger.named import open_named
+from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Hashes, flat_hashes, hash_checkpoint
 from wherry.staging.staging import rename_without_replacing
 from wherry.storage.folders import PREFIX, sync_folder
@@ -89,7 +90,7 @@ def inspect(
     """
 
     def open_it() -> Checkpoint:
-        return open_checkpoint(checkpoint_uri(uri), format=format, step=step, item=item)
+        return open_named(uri, format=format, step=step, item=item)
 
     with settled_checkpoint(open_it) if write else open_it() as checkpoint:
         budget, pin = parse_size(memory), take_pin(checkpoint) if write else None

@@ -141,12 +141,11 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
     source = against or (sidecar.receipt.source.uri if sidecar and sidecar.receipt else None)
     if source is None:
         raise UsageError("level logits compares with the source", cure="say which: --against SOURCE")
-    from wherry.formats.checkpoint import open_checkpoint
-    from wherry.ledger.resolve import checkpoint_uri
+    from wherry.ledger.named import open_named
 
     with (
         tempfile.TemporaryDirectory(prefix=".wherry-logits.") as folder,
-        open_checkpoint(checkpoint_uri(source)) as other,
+        open_named(source) as other,
     ):
         request = {
             "task": "logits",

@@ -26,9 +26,9 @@ from wherry.core.keypath import render
 from wherry.core.opaque import allowed_opaque
 from wherry.core.units import parse_size
 from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
-from wherry.formats.checkpoint import Checkpoint, open_checkpoint
 from wherry.formats.companions import digested
 from wherry.formats.detect import describe_absent, resolve
+from wherry.ledger.named import open_named
 from wherry.ledger.resolve import checkpoint_uri
 from wherry.mover.checksums import without_checksum
 from wherry.mover.hashing import Failure, Measured, compare, hash_checkpoint
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
+    from wherry.formats.checkpoint import Checkpoint
     from wherry.mover.hashing import Hashes
     from wherry.verifier.native import Seen
 
@@ -150,7 +151,7 @@ def verify(
     clock = time.monotonic()
     other = None if against is None else _Other(against, family_file)
     try:
-        with open_checkpoint(checkpoint_uri(uri), format=format, step=step, item=item) as checkpoint:
+        with open_named(uri, format=format, step=step, item=item) as checkpoint:
             found = _look(checkpoint, level, other, parse_size(memory), progress)
             if level in _OTHERS_SAY and found.ok:
                 found = _told(found, checkpoint, other, parse_size(memory))
@@ -245,7 +246,7 @@ def _against(
 ) -> Iterator[Failure]:
     options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
     rename = renaming_of(sidecar.manifest if sidecar else None, options)
-    with open_checkpoint(checkpoint_uri(against)) as other:
+    with open_named(against) as other:
         seen = _as_scanned(other, sidecar)
         theirs = hash_checkpoint(seen, memory=memory, progress=progress, paths=_meant(seen, sidecar))
     renamed = {rename(path): path for path in theirs.digests}
@@ -282,7 +283,7 @@ def _came_back(
     """Compare with a source of another system, through the inverse layout."""
     from wherry.view.inverse import roundtrip
 
-    with open_checkpoint(checkpoint_uri(against.uri)) as other:
+    with open_named(against.uri) as other:
         layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
         yield from roundtrip(
             checkpoint, other, layout, memory=memory, progress=progress, measured=against.measured
