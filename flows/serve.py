@@ -18,7 +18,7 @@ from prefect.types.entrypoint import EntrypointType
 from pydantic import TypeAdapter, ValidationError
 
 from wherry.errors import UsageError
-from wherry.integrations.prefect_deploy import read_deployments
+from wherry.integrations.prefect.deploy import read_deployments
 
 if TYPE_CHECKING:
     from pathlib import Path

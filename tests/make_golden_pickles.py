@@ -13,7 +13,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from wherry.integrations.containers.inert_values import Rules
+from wherry.integrations.containers.pickle.values import Rules
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "pickle-globals.json"

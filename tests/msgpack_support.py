@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wherry.integrations.containers.msgpack_index import Scalar, Sequence, Table
+from wherry.integrations.containers.msgpack.index import Scalar, Sequence, Table
 
 msgpack = pytest.importorskip("msgpack", reason="the reference codec is not installed")
 

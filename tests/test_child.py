@@ -229,7 +229,7 @@ def test_only_one_module_starts_processes(path):
 
 
 def test_prefect_sees_its_settings_and_what_its_file_names_and_nothing_else(monkeypatch):
-    prefect_deploy = pytest.importorskip("wherry.integrations.prefect_deploy")
+    prefect_deploy = pytest.importorskip("wherry.integrations.prefect.deploy")
     for name, value in {
         **SECRETS,
         "IMAGE": "wherry:1",
@@ -248,7 +248,7 @@ def test_prefect_sees_its_settings_and_what_its_file_names_and_nothing_else(monk
 
 
 def test_prefect_deploy_runs_in_a_child_with_limits(monkeypatch, tmp_path):
-    prefect_deploy = pytest.importorskip("wherry.integrations.prefect_deploy")
+    prefect_deploy = pytest.importorskip("wherry.integrations.prefect.deploy")
     file = tmp_path / "prefect.yaml"
     file.write_text("deployments: []")
     monkeypatch.chdir(tmp_path)

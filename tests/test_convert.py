@@ -277,7 +277,7 @@ def test_several_targets_are_made_in_one_pass(model, tmp_path, monkeypatch):
 
 def test_one_target_that_fails_does_not_stop_the_others(model, tmp_path, monkeypatch):
     from wherry.errors import StorageError
-    from wherry.integrations.containers.flatfile import FlatFiles
+    from wherry.integrations.containers.flat.files import FlatFiles
 
     def full(*_arguments):
         raise StorageError("storage failed: No space left on device")

@@ -11,8 +11,8 @@ import wherry
 from tests.formats_support import assert_as_expected, canonical, cases, expected, opened, place
 from tests.ranks_support import two_ranks
 from tests.torch_support import as_bytes, every_dtype, meta, save, torch
-from wherry.integrations.dcp.chunks import in_order, uncovered, with_elements
-from wherry.integrations.dcp.metadata import Chunk
+from wherry.integrations.formats.dcp.chunks import in_order, uncovered, with_elements
+from wherry.integrations.formats.dcp.metadata import Chunk
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")

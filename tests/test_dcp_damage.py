@@ -20,8 +20,8 @@ from wherry.errors import (
     IncompleteError,
     UnsupportedError,
 )
-from wherry.integrations.containers.pickle_writer import PickleWriter
-from wherry.integrations.dcp import pickled
+from wherry.integrations.containers.pickle.writer import PickleWriter
+from wherry.integrations.formats.dcp import rules
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")
@@ -144,12 +144,12 @@ def test_an_offset_whose_hash_takes_for_ever(tmp_path):
     stored = {name: lambda value=value: out.value(value) for name, value in info.items()}
     entry = [
         (
-            lambda: out.state(pickled.METADATA, "MetadataIndex", fields.items()),
-            lambda: out.state(pickled.FILESYSTEM, "_StorageInfo", stored.items()),
+            lambda: out.state(rules.METADATA, "MetadataIndex", fields.items()),
+            lambda: out.state(rules.FILESYSTEM, "_StorageInfo", stored.items()),
         )
     ]
     root = {"state_dict_metadata": lambda: out.value({}), "storage_data": lambda: out.mapping(entry)}
-    out.state(pickled.METADATA, "Metadata", root.items())
+    out.state(rules.METADATA, "Metadata", root.items())
     (tmp_path / "a" / ".metadata").write_bytes(out.done())
     began = time.monotonic()
     with pytest.raises(CorruptError, match="natural numbers"):

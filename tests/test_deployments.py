@@ -16,9 +16,9 @@ from pydantic import TypeAdapter
 
 from tests.infra_support import INFRA
 from wherry.errors import NotFoundError, UsageError
-from wherry.integrations import prefect_deploy
-from wherry.integrations.prefect_automations import read_automations
-from wherry.integrations.prefect_pools import read_pools
+from wherry.integrations.prefect import deploy
+from wherry.integrations.prefect.automations import read_automations
+from wherry.integrations.prefect.pools import read_pools
 
 POOLS = {pool.name: pool for pool in read_pools(INFRA / "pools")}
 FILES = [INFRA / "prefect.yaml", INFRA / "prefect.devices.yaml"]
@@ -73,10 +73,10 @@ def test_a_notification_takes_the_place_of_doing_nothing():
 
 def test_faulty_files_are_named(tmp_path):
     with pytest.raises(NotFoundError):
-        prefect_deploy.read_deployments(tmp_path / "prefect.yaml")
+        deploy.read_deployments(tmp_path / "prefect.yaml")
     (tmp_path / "prefect.yaml").write_text("deployments:\n  - name: a\n    entrypoint: b\n")
     with pytest.raises(UsageError, match="misses 'work_pool'"):
-        prefect_deploy.read_deployments(tmp_path / "prefect.yaml")
+        deploy.read_deployments(tmp_path / "prefect.yaml")
     with pytest.raises(UsageError, match="no work pools"):
         read_pools(tmp_path)
 
@@ -88,37 +88,37 @@ def entry(**more):
 def test_a_pool_that_is_not_there_and_one_for_all():
     pools = tuple(POOLS.values())
     with pytest.raises(UsageError, match="'elsewhere'"):
-        prefect_deploy.pools_of([entry(work_pool={"name": "elsewhere"})], pools, None)
-    assert prefect_deploy.pools_of([entry()], pools, "wherry-docker")["convert"].type == "docker"
+        deploy.pools_of([entry(work_pool={"name": "elsewhere"})], pools, None)
+    assert deploy.pools_of([entry()], pools, "wherry-docker")["convert"].type == "docker"
 
 
 def test_preflight_refuses_containers_that_keep_things_to_themselves(monkeypatch, tmp_path):
     pools = {"convert": POOLS["wherry-kubernetes-cpu"]}
     with pytest.raises(UsageError, match="ledger sqlite"):
-        prefect_deploy.check([entry()], pools)
+        deploy.check([entry()], pools)
     monkeypatch.setenv("WHERRY_LEDGER", "postgresql://db/wherry")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
-    prefect_deploy.check([entry()], pools)
+    deploy.check([entry()], pools)
     with pytest.raises(UsageError, match="target of convert /out"):
-        prefect_deploy.check([entry(parameters={"spec": {"target": "/out"}})], pools)
+        deploy.check([entry(parameters={"spec": {"target": "/out"}})], pools)
     (tmp_path / "wherry.toml").write_text(
         '[routes.a]\nroot = "gs://runs"\n[[routes.a.targets]]\nformat = "orbax"\nuri = "/out/{run}/{step}"\n'
     )
     monkeypatch.setenv("WHERRY_CONFIG", str(tmp_path / "wherry.toml"))
     with pytest.raises(UsageError, match="target 1 of route a"):
-        prefect_deploy.check([entry()], pools)
+        deploy.check([entry()], pools)
     monkeypatch.setenv("WHERRY_SHARED_PATHS", "/out")
-    prefect_deploy.check([entry()], pools)
+    deploy.check([entry()], pools)
 
 
 def test_a_slice_must_be_all_chips_of_its_host(monkeypatch):
     monkeypatch.setenv("WHERRY_LEDGER", "postgresql://db/wherry")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
     pools = {"convert": POOLS["wherry-kubernetes-tpu"]}
-    prefect_deploy.check([entry()], pools)
+    deploy.check([entry()], pools)
     wrong = entry(work_pool={"name": "x", "job_variables": {"tpu_topology": "2x2", "tpu_chips": 8}})
     with pytest.raises(UsageError, match="2x2 has 4 chips, not 8"):
-        prefect_deploy.check([wrong], pools)
+        deploy.check([wrong], pools)
 
 
 def test_the_same_file_is_served_without_a_pool():
@@ -153,16 +153,16 @@ def test_a_deployment_does_not_depend_on_the_folder_of_the_command(tmp_path, hea
     file = tmp_path / "prefect.yaml"
     file.write_text(f"{head}deployments:\n  - {{name: a, work_pool: {{name: p}}, {entry}}}\n")
     if refused is None:
-        prefect_deploy.require_independent(file)
+        deploy.require_independent(file)
         return
     with pytest.raises(UsageError, match=refused) as caught:
-        prefect_deploy.require_independent(file)
+        deploy.require_independent(file)
     assert "relative" in refused or caught.value.cure == f"add to the file: {PULL.strip()}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_our_own_deployments_do_not_either(file):
-    prefect_deploy.require_independent(file)
+    deploy.require_independent(file)
 
 
 def test_what_cannot_be_served_is_named(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import wherry
-from wherry.integrations.export_live import _jax_bytes
+from wherry.integrations.live.export import _jax_bytes
 from wherry.live.snapshot import Snapshot
 from wherry.staging.clean import clean
 

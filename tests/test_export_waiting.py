@@ -19,7 +19,8 @@ import wherry
 from tests.test_export import held
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import MismatchError, StorageError, UsageError, WherryError
-from wherry.integrations import export_live, export_processes
+from wherry.integrations.live import export as export_live
+from wherry.integrations.live import processes
 from wherry.live import handle as export_handle
 from wherry.live import shares
 from wherry.live.shares import Ticket
@@ -50,8 +51,8 @@ def as_rank(monkeypatch, folder):
     told = Ticket("0123abcd", str(folder)).to_text()
 
     def become(rank, count=2):
-        group = export_processes.Group(rank, count, (lambda _: told) if rank else str)
-        monkeypatch.setattr(export_processes, "group", lambda _: group)
+        group = processes.Group(rank, count, (lambda _: told) if rank else str)
+        monkeypatch.setattr(processes, "group", lambda _: group)
 
     return become
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wherry.errors import StorageError
-from wherry.integrations.containers import flatfile
-from wherry.integrations.containers.blocks import Blocks
-from wherry.integrations.containers.flatfile import FlatFiles
+from wherry.integrations.containers.flat import files as flatfile
+from wherry.integrations.containers.flat.blocks import Blocks
+from wherry.integrations.containers.flat.files import FlatFiles
 from wherry.mover.pool import Pool
 from wherry.storage.direct import BLOCK, cut
 

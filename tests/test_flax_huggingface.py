@@ -10,7 +10,7 @@ import pytest
 import wherry
 from tests.formats_support import opened
 from wherry.errors import CorruptError, HostileError, IncompleteError
-from wherry.integrations.huggingface.weights import find_weights
+from wherry.integrations.formats.huggingface.weights import find_weights
 
 serialization = pytest.importorskip("flax.serialization", reason="flax is not installed")
 traverse = pytest.importorskip("flax.traverse_util", reason="flax is not installed")

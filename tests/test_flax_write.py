@@ -27,8 +27,8 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UsageError, WherryError
 from wherry.formats.registry import checked_options, find_format
-from wherry.integrations.containers import msgpack_layout
-from wherry.integrations.containers.msgpack_contents import SCALAR_TAG
+from wherry.integrations.containers.msgpack import layout
+from wherry.integrations.containers.msgpack.contents import SCALAR_TAG
 from wherry.testing import samples, writers
 
 serialization = pytest.importorskip("flax.serialization", reason="flax is not installed")
@@ -70,7 +70,7 @@ def test_flax_restores_every_dtype_bit_equal(tmp_path):
 
 
 def test_chunks_are_cut_as_flax_cuts_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(msgpack_layout, "CHUNK_LIMIT", 1000)
+    monkeypatch.setattr(layout, "CHUNK_LIMIT", 1000)
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 1000)
     sample = samples.sample(ROW, large=False)
     big = {
@@ -98,7 +98,7 @@ def test_chunks_are_cut_as_flax_cuts_them(tmp_path, monkeypatch):
         assert at(tree, path).tobytes() == data
         assert at(tree, path).shape == big[path].shape
     arrays = {name: at(tree, path) for path in contents for name in path[1:]}
-    ours = msgpack_layout.lay_out(
+    ours = layout.lay_out(
         Manifest(tensors={path[1:]: replace(big[path], path=path[1:]) for path in contents})
     )
     # One byte of difference for each byte by which the head of our first key is longer.
@@ -106,13 +106,13 @@ def test_chunks_are_cut_as_flax_cuts_them(tmp_path, monkeypatch):
 
 
 def test_the_limit_is_that_of_flax():
-    assert msgpack_layout.CHUNK_LIMIT == serialization.MAX_CHUNK_SIZE
+    assert layout.CHUNK_LIMIT == serialization.MAX_CHUNK_SIZE
 
 
 @pytest.mark.parametrize("size", [(1 << 30) - 4, 1 << 30, (1 << 30) + 4, 5 << 30])
 def test_where_flax_would_cut_arrays_of_gigabytes(size):
     spec = TensorSpec(("w",), (size // 4,), "float32")
-    plan = msgpack_layout.lay_out(Manifest(tensors={("w",): spec}))
+    plan = layout.lay_out(Manifest(tensors={("w",): spec}))
     slots = plan.slots["w",]
     assert [slot.stop - slot.start for slot in slots] == [
         min(1 << 30, size - start) for start in range(0, size, 1 << 30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wherry.core.tensorspec import TensorSpec
-from wherry.integrations.huggingface.parameters import expected_elements, expected_parameters
+from wherry.integrations.formats.huggingface.parameters import expected_elements, expected_parameters
 
 SMALL = {
     "hidden_size": 32,

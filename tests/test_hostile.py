@@ -21,7 +21,7 @@ import pytest
 import wherry
 from tests.formats_support import CORPUS, expected, place
 from wherry.errors import HostileError, UsageError, WherryError
-from wherry.integrations.containers.pickle_survey import survey
+from wherry.integrations.containers.pickle.survey import survey
 
 EXIT = {"ok": 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "not-a-checkpoint": 4, "unsupported": 4}
 FORMATS = ("torch-zip", "torch-legacy", "torchscript", "numpy-pickle", "none")

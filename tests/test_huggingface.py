@@ -27,8 +27,8 @@ from wherry.errors import (
 )
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
-from wherry.integrations.huggingface.folder import family_of
-from wherry.integrations.huggingface.weights import find_weights, is_weights
+from wherry.integrations.formats.huggingface.folder import family_of
+from wherry.integrations.formats.huggingface.weights import find_weights, is_weights
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 

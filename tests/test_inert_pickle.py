@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wherry.errors import WherryError
-from wherry.integrations.containers.inert_harmless import HARMLESS
-from wherry.integrations.containers.inert_pickle import load
-from wherry.integrations.containers.inert_tree import plant
-from wherry.integrations.containers.inert_values import Record, Rules, dict_of
+from wherry.integrations.containers.pickle.harmless import HARMLESS
+from wherry.integrations.containers.pickle.opcodes import load
+from wherry.integrations.containers.pickle.tree import plant
+from wherry.integrations.containers.pickle.values import Record, Rules, dict_of
 
 
 def load_all(data, rules) -> None:

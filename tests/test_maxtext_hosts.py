@@ -12,12 +12,12 @@ import tensorstore as ts
 import wherry
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Sharding, TensorSpec
-from wherry.integrations.containers import kvstore, zarr, zarr_new
-from wherry.integrations.containers.listing import Listing, Value
-from wherry.integrations.maxtext import shape
-from wherry.integrations.orbax import hosts
-from wherry.integrations.orbax.reader import StoredArray
-from wherry.integrations.orbax.tree import tree_json
+from wherry.integrations.containers.zarr import kvstore, new, shortfall
+from wherry.integrations.containers.zarr import metadata as zarr
+from wherry.integrations.containers.zarr.listing import Listing, Value
+from wherry.integrations.containers.zarr.reader import StoredArray
+from wherry.integrations.formats.maxtext import shape
+from wherry.integrations.formats.orbax.tree import tree_json
 from wherry.storage.stores import locate
 
 
@@ -77,7 +77,7 @@ class Stored:
 
 def stored(name, extents, chunks):
 
-    metadata = zarr_new.build("float32", extents, chunks, version=2, compression="none")
+    metadata = new.build("float32", extents, chunks, version=2, compression="none")
     return StoredArray(name, zarr.parse(json.dumps(metadata).encode(), 2, name))
 
 
@@ -88,7 +88,7 @@ def test_shares_of_several_devices_each(present, words):
     sharding = Sharding(mesh=(("data", 4), ("model", 2)), spec=(("data", "model"), None))
     arrays = {(name,): stored(name, (8_000_000_000, 8), (1_000_000_000, 8)) for name in ("a", "b")}
     keys = [f"{name}/{index}.0" for name in ("a", "b") for index in range(present)]
-    said = hosts.shortfall(Stored(arrays, keys), dict.fromkeys(arrays, sharding))
+    said = shortfall.shortfall(Stored(arrays, keys), dict.fromkeys(arrays, sharding))
     assert said.startswith(words)
     assert f"{present * 64} of 512 GB present" in said
 
@@ -96,7 +96,7 @@ def test_shares_of_several_devices_each(present, words):
 def test_a_replicated_array_is_one_devices_work():
     sharding = Sharding(mesh=(("data", 2),), spec=(None,))
     arrays = {("a",): stored("a", (8,), (8,)), ("b",): stored("b", (8,), (8,))}
-    said = hosts.shortfall(Stored(arrays, ["a/0"]), dict.fromkeys(arrays, sharding))
+    said = shortfall.shortfall(Stored(arrays, ["a/0"]), dict.fromkeys(arrays, sharding))
     assert "hosts" not in said
     assert "32 of 64 bytes present, 1 of 2 chunks" in said
 
@@ -112,7 +112,7 @@ def two_processes(folder):
         own = locate(item / f"ocdbt.process_{process}")
         (item / own.name).mkdir()
         spec = kvstore.store_spec(own, ocdbt=True, writable=True)
-        metadata = zarr_new.build("float32", (64, 3, 64), (64, 3, 64), version=2, compression="none")
+        metadata = new.build("float32", (64, 3, 64), (64, 3, 64), version=2, compression="none")
         data = ts.open(
             kvstore.array_spec(spec, ".".join(path), 2, metadata), create=True, context=using
         ).result()

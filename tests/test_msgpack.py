@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.msgpack_support import array, msgpack, plain
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.integrations.containers.msgpack_contents import gather
-from wherry.integrations.containers.msgpack_index import (
+from wherry.integrations.containers.msgpack.contents import gather
+from wherry.integrations.containers.msgpack.index import (
     Array,
     Blob,
     Piece,

@@ -5,8 +5,8 @@ import os
 import pytest
 from google_crc32c import value as crc32c
 
-from wherry.integrations.containers import ocdbt
-from wherry.integrations.containers.ocdbt import Reference, encode_database
+from wherry.integrations.containers.ocdbt import write
+from wherry.integrations.containers.ocdbt.write import Reference, encode_database
 
 ts = pytest.importorskip("tensorstore")
 
@@ -37,7 +37,7 @@ def test_values_inline_and_in_files_come_back(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 7, 8, 50, 343])
 def test_trees_of_any_height(tmp_path, monkeypatch, count):
-    monkeypatch.setattr(ocdbt, "_MOST_ENTRIES", 7)
+    monkeypatch.setattr(write, "_MOST_ENTRIES", 7)
     values = {f"layer/{at % 5}/{at}": str(at).encode() for at in range(count)}
     store = put(tmp_path, values)
     assert {key.decode(): store.read(key).result().value for key in store.list().result()} == values

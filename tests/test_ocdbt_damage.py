@@ -20,10 +20,11 @@ import wherry
 from tests import orbax_support as support
 from wherry.cli import main
 from wherry.errors import CorruptError, HostileError
-from wherry.integrations.containers import ocdbt, ocdbt_reader
-from wherry.integrations.containers.listing import list_ocdbt
-from wherry.integrations.containers.ocdbt import Reference, encode_database
-from wherry.integrations.containers.ocdbt_reader import read_database
+from wherry.integrations.containers.ocdbt import read as ocdbt_reader
+from wherry.integrations.containers.ocdbt import write
+from wherry.integrations.containers.ocdbt.read import read_database
+from wherry.integrations.containers.ocdbt.write import Reference, encode_database
+from wherry.integrations.containers.zarr.listing import list_ocdbt
 from wherry.storage.stores import locate
 
 ts = pytest.importorskip("tensorstore")
@@ -59,7 +60,7 @@ def written_by_us(folder, most):
         places[key], data = Reference("d/values", len(data), len(value)), data + value
     (folder / "d" / "values").write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ocdbt, "_MOST_ENTRIES", most)
+        patch.setattr(write, "_MOST_ENTRIES", most)
         nodes, manifest = encode_database({**SMALL, **places}, "d/nodes", bytes(range(16)), 1)
     (folder / "d" / "nodes").write_bytes(nodes)
     (folder / "manifest.ocdbt").write_bytes(manifest)
@@ -201,8 +202,8 @@ def test_a_right_checksum_does_not_make_it_a_node_or_manifest(tmp_path):
 
 def forge(folder, monkeypatch, name, change):
     """Write a database of several nodes by an encoder of which one function is changed."""
-    real = getattr(ocdbt, name)
-    monkeypatch.setattr(ocdbt, name, lambda *arguments: change(real, *arguments))
+    real = getattr(write, name)
+    monkeypatch.setattr(write, name, lambda *arguments: change(real, *arguments))
     written_by_us(folder, 3)
 
 

@@ -166,10 +166,10 @@ OWN = {
     "wherry/lineage/page.py", "wherry/models/policy.py", "wherry/live/shares.py", "wherry/live/snapshot.py",
     "wherry/staging/staging.py",
     "wherry/live/checkpoint.py", "wherry/storage/open_file.py", "wherry/storage/copy.py",
-    "integrations/containers/chunk_store.py", "integrations/containers/npz_writer.py",
-    "integrations/containers/torch_zip_writer.py", "integrations/openlineage_transport.py",
-    "integrations/prefect_automations.py", "integrations/prefect_deploy.py", "integrations/prefect_pools.py",
-    "integrations/signing_bundle.py", "integrations/native/with_jax.py", "integrations/native/with_torch.py",
+    "integrations/containers/zarr/store.py", "integrations/containers/npz/writer.py",
+    "integrations/containers/torch/writer.py", "integrations/openlineage/transport.py",
+    "integrations/prefect/automations.py", "integrations/prefect/deploy.py", "integrations/prefect/pools.py",
+    "integrations/signing/bundle.py", "integrations/native/with_jax.py", "integrations/native/with_torch.py",
 }  # fmt: skip
 OPENING = {"read_text", "read_bytes", "memmap", "fromfile", "ZipFile"}
 

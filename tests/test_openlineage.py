@@ -18,7 +18,7 @@ import wherry
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import UsageError
 from wherry.integrations import openlineage
-from wherry.integrations.openlineage_datasets import described, named
+from wherry.integrations.openlineage.datasets import described, named
 from wherry.ledger.record import open_ledger, record_event, record_registration, record_verification
 from wherry.ledger.statements import statements
 
@@ -228,7 +228,7 @@ def test_a_destination_that_makes_no_sense_is_refused():
 
 
 def test_large_schemas_are_left_out(converted, monkeypatch):
-    monkeypatch.setattr("wherry.integrations.openlineage_datasets.MOST_FIELDS", 1)
+    monkeypatch.setattr("wherry.integrations.openlineage.datasets.MOST_FIELDS", 1)
     assert "schema" not in told()[1]["outputs"][0]["facets"]
 
 

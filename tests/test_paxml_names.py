@@ -11,7 +11,8 @@ import wherry
 from tests.formats_support import assert_as_expected, cases, expected, opened, place
 from wherry.core.keypath import parse
 from wherry.core.tensorspec import TensorSpec
-from wherry.integrations.paxml import naming, treedef
+from wherry.integrations.formats.paxml import names as naming
+from wherry.integrations.formats.paxml import treedef
 
 FLAX = "paxml-gpt3-l3-flax"
 needs_corpus = pytest.mark.skipif(not cases("paxml-flax"), reason="the corpus is not here; set WHERRY_CORPUS")

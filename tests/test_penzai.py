@@ -15,8 +15,7 @@ from tests.orbax_support import CORPUS, cases, expectation, needs_corpus
 from wherry.errors import CorruptError, UnrepresentableError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import checked_options
-from wherry.integrations.formats.penzai import FORMATS
-from wherry.integrations.penzai import names
+from wherry.integrations.formats.penzai import FORMATS, names
 from wherry.storage.stores import locate
 
 PENZAI = FORMATS[0]

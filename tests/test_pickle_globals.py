@@ -12,7 +12,7 @@ import pytest
 
 from tests.make_golden_pickles import GOLDEN, listed, rule_sets
 from wherry.errors import HostileError, UnsupportedError
-from wherry.integrations.containers.inert_pickle import load
+from wherry.integrations.containers.pickle.opcodes import load
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = rule_sets()

@@ -20,7 +20,7 @@ from wherry.storage.sidecar import encode, read_sidecar
 from wherry.storage.stores import locate
 
 mlflow = pytest.importorskip("mlflow")
-aliases = pytest.importorskip("wherry.integrations.mlflow_aliases")
+aliases = pytest.importorskip("wherry.integrations.mlflow.aliases")
 
 
 @pytest.fixture(scope="module", autouse=True)

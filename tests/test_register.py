@@ -21,7 +21,7 @@ from wherry.storage.stores import locate
 
 mlflow = pytest.importorskip("mlflow")
 
-versions = pytest.importorskip("wherry.integrations.mlflow_versions")
+versions = pytest.importorskip("wherry.integrations.mlflow.versions")
 
 
 @pytest.fixture(scope="module", autouse=True)

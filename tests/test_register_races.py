@@ -19,8 +19,8 @@ from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
 
 mlflow = pytest.importorskip("mlflow")
-versions = pytest.importorskip("wherry.integrations.mlflow_versions")
-aliases = pytest.importorskip("wherry.integrations.mlflow_aliases")
+versions = pytest.importorskip("wherry.integrations.mlflow.versions")
+aliases = pytest.importorskip("wherry.integrations.mlflow.aliases")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -176,7 +176,7 @@ def test_a_withdrawal_of_a_dead_process_is_ended(receipt, client, name, monkeypa
 
 ABANDONED = """
 import os, sys, wherry
-from wherry.integrations import mlflow_versions as versions
+from wherry.integrations.mlflow import versions
 calls = []
 def blind(*given):
     calls.append(1)

@@ -32,7 +32,7 @@ from wherry.errors import (
 )
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
-from wherry.integrations.containers import safetensors
+from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.storage.stores import locate
 
 

@@ -26,7 +26,7 @@ from wherry.errors import (
     UnrepresentableError,
     UsageError,
 )
-from wherry.integrations.containers.flatfile import FlatFiles
+from wherry.integrations.containers.flat.files import FlatFiles
 from wherry.storage.descriptors import MOST_OPEN
 
 TORCH_DTYPES = [

@@ -22,7 +22,7 @@ from tests.large_chunks import BLOSC, BYTES3, GZIP, MIB, NONE, ZSTD, ZSTD3, conv
 from wherry.core.tensorspec import Span
 from wherry.errors import CorruptError, StorageError, UsageError
 from wherry.formats.format import StreamingReader
-from wherry.integrations.containers.safetensors_writer import SafetensorsWriter
+from wherry.integrations.containers.safetensors.writer import SafetensorsWriter
 from wherry.mover.pool import Pool
 from wherry.mover.source import Spill, spans_of
 

@@ -86,7 +86,7 @@ def test_the_kernel_refuses_larger_files(source, undisturbed, children, tmp_path
 @pytest.mark.parametrize("function", ["_append", "_write_file", "_sync_files"])
 def test_a_chunk_store_fails(sources, tmp_path, monkeypatch, function, options, code):
     source = sources["orbax"]
-    from wherry.integrations.containers import chunk_store
+    from wherry.integrations.containers.zarr import store
 
     def fails(*_arguments, **_options):
         raise OSError(code, os.strerror(code))
@@ -95,7 +95,7 @@ def test_a_chunk_store_fails(sources, tmp_path, monkeypatch, function, options, 
         pytest.skip("a file for each chunk needs no log")
     target = tmp_path / "out" / "orbax"
     chosen = dict(option.split("=") for option in options)
-    monkeypatch.setattr(chunk_store, function, fails)
+    monkeypatch.setattr(store, function, fails)
     with pytest.raises(StorageError) as caught:
         wherry.convert(source, target, to="orbax", options=chosen, lineage=False)
     assert (caught.value.exit_code, caught.value.retryable) == (10, code == errno.EIO)

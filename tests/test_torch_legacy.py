@@ -24,7 +24,7 @@ from tests.formats_support import (
 )
 from tests.torch_support import as_bytes, every_dtype, same, torch
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
-from wherry.integrations.containers.torch_legacy import PROTOCOL, read_legacy
+from wherry.integrations.containers.torch.legacy import PROTOCOL, read_legacy
 from wherry.storage.location import Location
 from wherry.storage.stores import FsspecStore, locate
 from wherry.testing import readers

@@ -19,8 +19,8 @@ from tests.torch_support import as_bytes, every_dtype, same, torch
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
-from wherry.integrations.containers import stored_zip_writer
-from wherry.integrations.containers.pickle_writer import PickleWriter
+from wherry.integrations.containers.pickle.writer import PickleWriter
+from wherry.integrations.containers.zip import write
 from wherry.mover import checksums
 
 
@@ -231,9 +231,9 @@ def test_archives_beyond_32_bits(tmp_path, monkeypatch):
 
 def test_every_byte_of_an_archive_has_one_owner():
     """Frame and data fill the archive without hole or overlap."""
-    records = [stored_zip_writer.small("a", b"12"), stored_zip_writer.Record("b", None, 70, ("b",))]
-    plan = stored_zip_writer.lay_out(records, 128)
-    owned = sorted((at, at + len(run)) for at, run in stored_zip_writer.frame(plan, {("b",): 0}))
+    records = [write.small("a", b"12"), write.Record("b", None, 70, ("b",))]
+    plan = write.lay_out(records, 128)
+    owned = sorted((at, at + len(run)) for at, run in write.frame(plan, {("b",): 0}))
     slot = plan.slots[1]
     assert slot.data % 64 == 0
     assert owned == [(128, 128 + slot.data), (128 + slot.stop, 128 + plan.length)]

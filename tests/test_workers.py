@@ -21,7 +21,7 @@ from prefect.workers.base import BaseJobConfiguration
 
 from tests.infra_support import INFRA
 from wherry.errors import UsageError
-from wherry.integrations.prefect_pools import Pool, read_pool, read_pools, template
+from wherry.integrations.prefect.pools import Pool, read_pool, read_pools, template
 
 POOLS = {pool.name: pool for pool in read_pools(INFRA / "pools")}
 KUBERNETES = [name for name, pool in POOLS.items() if pool.type == "kubernetes"]

@@ -13,31 +13,31 @@ from hypothesis import strategies as st
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
-from wherry.integrations.containers import zarr, zarr_new
+from wherry.integrations.containers.zarr import metadata, new
 
 MIB = 1 << 20
 
 
 def array(**changes):
-    fields = zarr_new.build("float32", (10, 7), (4, 3), version=2, compression="none")
+    fields = new.build("float32", (10, 7), (4, 3), version=2, compression="none")
     return json.dumps(fields | changes).encode()
 
 
 def array3(**changes):
-    fields = zarr_new.build("float32", (10, 7), (4, 3), version=3, compression="none")
+    fields = new.build("float32", (10, 7), (4, 3), version=3, compression="none")
     return json.dumps(fields | changes).encode()
 
 
 @pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("name", sorted(zarr.STORABLE))
+@pytest.mark.parametrize("name", sorted(metadata.STORABLE))
 def test_every_storable_dtype_is_what_tensorstore_writes_and_reads(name, version):
     driver = {2: "zarr", 3: "zarr3"}[version]
     made = ts.open(
         {"driver": driver, "kvstore": "memory://"}, create=True, dtype=ts.dtype(name), shape=[4]
     ).result()
-    stored = made.kvstore.read(zarr.METADATA_NAMES[version]).result().value
-    assert zarr.parse(stored, version, "").dtype == name
-    ours = zarr_new.build(name, (4,), (4,), version=version, compression="zstd")
+    stored = made.kvstore.read(metadata.METADATA_NAMES[version]).result().value
+    assert metadata.parse(stored, version, "").dtype == name
+    ours = new.build(name, (4,), (4,), version=version, compression="zstd")
     opened = ts.open({"driver": driver, "kvstore": "memory://", "metadata": ours}, create=True).result()
     assert opened.dtype.name == name
     assert dtypes.numpy_dtype(name).itemsize == opened.dtype.numpy_dtype.itemsize
@@ -47,8 +47,8 @@ def test_every_storable_dtype_is_what_tensorstore_writes_and_reads(name, version
 @pytest.mark.parametrize("shape", [(), (5,), (10, 7), (3, 1, 4)])
 def test_expected_keys_are_the_ones_that_tensorstore_writes(version, shape):
     chunks = tuple(max(extent // 2, 1) for extent in shape)
-    fields = zarr_new.build("int32", shape, chunks, version=version, compression="none")
-    parsed = zarr.parse(json.dumps(fields).encode(), version, "")
+    fields = new.build("int32", shape, chunks, version=version, compression="none")
+    parsed = metadata.parse(json.dumps(fields).encode(), version, "")
     store = ts.open(
         {
             "driver": {2: "zarr", 3: "zarr3"}[version],
@@ -59,23 +59,23 @@ def test_expected_keys_are_the_ones_that_tensorstore_writes(version, shape):
         create=True,
     ).result()
     store.write(0).result()
-    written = {key.decode() for key in store.kvstore.list().result()} - {zarr.METADATA_NAMES[version]}
+    written = {key.decode() for key in store.kvstore.list().result()} - {metadata.METADATA_NAMES[version]}
     assert set(parsed.keys()) == written
     assert len(written) == parsed.chunk_count
 
 
 def test_keys_of_a_region_are_the_chunks_it_touches():
-    parsed = zarr.parse(array(), 2, "")
+    parsed = metadata.parse(array(), 2, "")
     assert list(parsed.keys((slice(3, 5), slice(6, 7)))) == ["0.2", "1.2"]
     assert list(parsed.keys((slice(2, 2), slice(0, 7)))) == []
-    assert zarr.parse(array(dimension_separator="/"), 2, "").key((1, 2)) == "1/2"
-    assert zarr.parse(array3(chunk_key_encoding={"name": "v2"}), 3, "").key((1, 2)) == "1.2"
+    assert metadata.parse(array(dimension_separator="/"), 2, "").key((1, 2)) == "1/2"
+    assert metadata.parse(array3(chunk_key_encoding={"name": "v2"}), 3, "").key((1, 2)) == "1.2"
 
 
 def test_keys_are_lazy_however_many_there_are():
     """`itertools.product` would hold a tuple of 2^40 numbers before the first key."""
-    fields = zarr_new.build("bool", (1 << 40, 2), (1, 1), version=2, compression="none")
-    parsed = zarr.parse(json.dumps(fields).encode(), 2, "")
+    fields = new.build("bool", (1 << 40, 2), (1, 1), version=2, compression="none")
+    parsed = metadata.parse(json.dumps(fields).encode(), 2, "")
     tracemalloc.start()
     try:
         assert [key for key, _ in zip(parsed.keys(), range(3), strict=False)] == ["0.0", "0.1", "1.0"]
@@ -96,8 +96,8 @@ def test_keys_are_lazy_however_many_there_are():
     ],
 )
 def test_which_grids_are_contiguous(shape, chunks, axis):
-    fields = zarr_new.build("int8", shape, chunks, version=2, compression="none")
-    assert zarr.parse(json.dumps(fields).encode(), 2, "").contiguous_axis() == axis
+    fields = new.build("int8", shape, chunks, version=2, compression="none")
+    assert metadata.parse(json.dumps(fields).encode(), 2, "").contiguous_axis() == axis
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_which_grids_are_contiguous(shape, chunks, axis):
 )
 def test_hostile_and_unknown_zarr2(changes, error, named):
     with pytest.raises(error, match=named):
-        zarr.parse(array(**changes), 2, "here")
+        metadata.parse(array(**changes), 2, "here")
 
 
 @pytest.mark.parametrize(
@@ -137,23 +137,23 @@ def test_hostile_and_unknown_zarr2(changes, error, named):
 )
 def test_hostile_and_unknown_zarr3(changes, error):
     with pytest.raises(error):
-        zarr.parse(array3(**changes), 3, "here")
+        metadata.parse(array3(**changes), 3, "here")
 
 
 def test_broken_json():
     with pytest.raises(IncompleteError, match="empty"):
-        zarr.parse(b"", 2, "here")
+        metadata.parse(b"", 2, "here")
     with pytest.raises(CorruptError):
-        zarr.parse(b"[" * 200_000, 2, "here")
+        metadata.parse(b"[" * 200_000, 2, "here")
     with pytest.raises(CorruptError):
-        zarr.parse(b'{"dtype": "<f4"}', 2, "here")
+        metadata.parse(b'{"dtype": "<f4"}', 2, "here")
 
 
 def test_big_endian_and_fortran_order_are_not_raw():
-    assert zarr.parse(array(), 2, "").raw
-    assert not zarr.parse(array(dtype=">f4"), 2, "").raw
-    assert not zarr.parse(array(order="F"), 2, "").raw
-    assert not zarr.parse(array(compressor={"id": "zstd", "level": 1}), 2, "").raw
+    assert metadata.parse(array(), 2, "").raw
+    assert not metadata.parse(array(dtype=">f4"), 2, "").raw
+    assert not metadata.parse(array(order="F"), 2, "").raw
+    assert not metadata.parse(array(compressor={"id": "zstd", "level": 1}), 2, "").raw
 
 
 @given(
@@ -161,15 +161,15 @@ def test_big_endian_and_fortran_order_are_not_raw():
     dtype=st.sampled_from(["int8", "bfloat16", "float32", "float64"]),
 )
 def test_chunks_are_4_to_8_mib_and_contiguous(shape, dtype):
-    chunks = zarr_new.auto_chunks(shape, dtype)
+    chunks = new.auto_chunks(shape, dtype)
     nbytes = dtypes.canonical_size(dtype, math.prod(chunks))
-    fields = zarr_new.build(dtype, shape, chunks, version=2, compression="none")
+    fields = new.build(dtype, shape, chunks, version=2, compression="none")
     assert nbytes <= 8 * MIB
     assert nbytes >= min(4 * MIB, dtypes.canonical_size(dtype, math.prod(shape)))
-    assert zarr.parse(json.dumps(fields).encode(), 2, "").contiguous_axis() is not None
+    assert metadata.parse(json.dumps(fields).encode(), 2, "").contiguous_axis() is not None
 
 
 def test_chunks_are_multiples_of_a_leaf_where_that_is_possible():
-    assert zarr_new.auto_chunks((32000, 4096), "bfloat16") == (1024, 4096)
-    assert zarr_new.auto_chunks((1000, 4097), "float32")[0] * 4097 * 4 > 7 * MIB
-    assert zarr_new.auto_chunks((), "float32") == ()
+    assert new.auto_chunks((32000, 4096), "bfloat16") == (1024, 4096)
+    assert new.auto_chunks((1000, 4097), "float32")[0] * 4097 * 4 > 7 * MIB
+    assert new.auto_chunks((), "float32") == ()

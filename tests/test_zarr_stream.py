@@ -32,7 +32,7 @@ from tests.large_chunks import (
 )
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import CorruptError, IncompleteError
-from wherry.integrations.containers import zarr, zarr_stream
+from wherry.integrations.containers.zarr import metadata, stream
 from wherry.mover.pool import Pool
 from wherry.mover.regions import band_at, place
 from wherry.mover.source import Spill
@@ -227,7 +227,9 @@ def test_which_chunks_stream():
     def parsed(**changes):
         import json
 
-        return zarr.parse(json.dumps(fields | {"order": "C", "compressor": None} | changes).encode(), 2, "")
+        return metadata.parse(
+            json.dumps(fields | {"order": "C", "compressor": None} | changes).encode(), 2, ""
+        )
 
     assert all(parsed(**codec).streams for codec in (ZSTD, GZIP, ZLIB, NONE))
     assert not any(parsed(**change).streams for change in (BLOSC, {"order": "F"}, {"dtype": ">f4"}))
@@ -236,7 +238,7 @@ def test_which_chunks_stream():
 def test_stored_bytes_of_a_file_that_shrinks(tmp_path):
     file = tmp_path / "chunk"
     file.write_bytes(bytes(100))
-    shrunk = zarr_stream.Stored(locate(file), 0, 200, "0.0")
+    shrunk = stream.Stored(locate(file), 0, 200, "0.0")
     for codec in ("none", "zstd", "gzip"):
         with pytest.raises(CorruptError, match=r"chunk 0\.0"):
-            list(zarr_stream._pieces(codec, shrunk, 200))
+            list(stream._pieces(codec, shrunk, 200))

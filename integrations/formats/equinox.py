@@ -4,7 +4,7 @@ The order is that of the leaves of the tree, which only the program knows, so a 
 its record, and writing one would need that program. Users often put a line of JSON with the model's
 hyperparameters before the records (the pattern of Equinox's documentation): it becomes the manifest's `custom`. A
 single `.npy` file looks like one record; it counts only where more follow or the name ends in `.eqx`.
-Source: equinox/_serialisation.py of 0.13.8; the records are described in `containers/npy.py`.
+Source: equinox/_serialisation.py of 0.13.8; the records are described in `containers/npz/npy.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.npy import MAGIC, NpyHeader, read_header
-from wherry.integrations.containers.torch_reader import TorchReader
-from wherry.integrations.containers.torch_zip import PlacedTensor
+from wherry.integrations.containers.npz.npy import MAGIC, NpyHeader, read_header
+from wherry.integrations.containers.torch.archive import PlacedTensor
+from wherry.integrations.containers.torch.reader import TorchReader
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:

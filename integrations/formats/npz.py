@@ -3,7 +3,7 @@
 Recognised by content: a zip archive whose every member is called `*.npy` (as is the first of one that was cut).
 A tensor's key path is one part, the member's name without `.npy`, slashes included. Single strings are values.
 Members may be stored (`numpy.savez`) or deflated (`numpy.savez_compressed`); they are written stored. The facts of
-the records, and which types numpy has no name for, are in `containers/npy.py`.
+the records, and which types numpy has no name for, are in `containers/npz/npy.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest
 from wherry.errors import WherryError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.npy import WRITABLE
-from wherry.integrations.containers.npz_reader import NpzReader, holds_floats, read_contents
-from wherry.integrations.containers.npz_writer import SUFFIX, NpzWriter
-from wherry.integrations.containers.stored_zip import LOCAL_MAGIC, first_name, read_directory
+from wherry.integrations.containers.npz.npy import WRITABLE
+from wherry.integrations.containers.npz.reader import NpzReader, holds_floats, read_contents
+from wherry.integrations.containers.npz.writer import SUFFIX, NpzWriter
+from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:

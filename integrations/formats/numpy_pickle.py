@@ -4,7 +4,7 @@ They have no name of their own and any ending (`.pkl`, `.pickle`, `.ckpt`, `.bin
 they say; ours interprets them inertly, with numpy's few globals as the exact allow-list. A file is taken for one by
 its first 4 KiB: a pickle that wants numpy's array functions there, or something that is not allowed (which opening
 then refuses by name), or nothing yet. A pickle that ends within these bytes and wants neither is none.
-`containers/pickle_numpy.py` has the facts.
+`containers/pickle/numpy_objects.py` has the facts.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from wherry.core.opaque import allowed_opaque
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, NotACheckpointError
 from wherry.formats.format import HEAD_BYTES, Format, Holds, Opened
-from wherry.integrations.containers.inert_pickle import load
-from wherry.integrations.containers.inert_source import walked
-from wherry.integrations.containers.inert_tree import Tree, plant
-from wherry.integrations.containers.pickle_arrays import placed_array
-from wherry.integrations.containers.pickle_numpy import NUMPY_RULES, PickledArray
-from wherry.integrations.containers.pickle_survey import one_stream
-from wherry.integrations.containers.torch_legacy import is_legacy
-from wherry.integrations.containers.torch_reader import TorchReader
-from wherry.integrations.containers.torch_tree import kind_of
+from wherry.integrations.containers.pickle.arrays import placed_array
+from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES, PickledArray
+from wherry.integrations.containers.pickle.opcodes import load
+from wherry.integrations.containers.pickle.source import walked
+from wherry.integrations.containers.pickle.survey import one_stream
+from wherry.integrations.containers.pickle.tree import Tree, plant
+from wherry.integrations.containers.torch.legacy import is_legacy
+from wherry.integrations.containers.torch.reader import TorchReader
+from wherry.integrations.containers.torch.tree import kind_of
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
     from wherry.core.detection import Kind
     from wherry.core.keypath import KeyPath
     from wherry.formats.format import Glimpse
-    from wherry.integrations.containers.pickle_survey import Stream
+    from wherry.integrations.containers.pickle.survey import Stream
     from wherry.storage.location import Location
 
 _MARKS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))

@@ -3,7 +3,7 @@
 Recognised by content: a plausible header length and `{` at byte 8. A file that is called `.safetensors` and is
 not empty counts too, unless its first bytes say that it is a torch file under a wrong name: opening it then says
 what is wrong with it. Names are one part of a key path, exactly as stored; `__metadata__` is the manifest's
-`custom`. The header's own facts are in `containers/safetensors.py`.
+`custom`. The header's own facts are in `containers/safetensors/header.py`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers import safetensors
-from wherry.integrations.containers.flat_reader import FlatReader, placed_tensors
-from wherry.integrations.containers.safetensors_dtypes import DTYPES
-from wherry.integrations.containers.safetensors_writer import (
+from wherry.integrations.containers.flat.reader import FlatReader, placed_tensors
+from wherry.integrations.containers.safetensors import header as safetensors
+from wherry.integrations.containers.safetensors.dtypes import DTYPES
+from wherry.integrations.containers.safetensors.writer import (
     METADATA_FORMAT,
     SafetensorsWriter,
     kept_metadata,

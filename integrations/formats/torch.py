@@ -4,7 +4,7 @@ TorchScript, and the tar archives of torch 0.1, are only recognised.
 
 The pickle inside is interpreted by our own inert machine; nothing in it is imported or called. Key paths are the
 keys and indices of the nested containers; which keys were numbers and which nodes objects of a class is kept in the
-manifest's `custom`. `containers/torch_zip.py` and `torch_legacy.py` have the facts.
+manifest's `custom`. `containers/torch/archive.py` and `torch_legacy.py` have the facts.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.stored_zip import LOCAL_MAGIC, first_name, read_directory
-from wherry.integrations.containers.torch_legacy import is_legacy, is_tar, read_legacy
-from wherry.integrations.containers.torch_object import build, pickled
-from wherry.integrations.containers.torch_reader import TorchReader
-from wherry.integrations.containers.torch_tree import tree_kind
-from wherry.integrations.containers.torch_zip import CONSTANTS, PICKLE, read_archive, roots
-from wherry.integrations.containers.torch_zip_writer import WRITABLE, ArchivesWriter, place_archives
+from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, read_archive, roots
+from wherry.integrations.containers.torch.legacy import is_legacy, is_tar, read_legacy
+from wherry.integrations.containers.torch.objects import build, pickled
+from wherry.integrations.containers.torch.reader import TorchReader
+from wherry.integrations.containers.torch.tree import tree_kind
+from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
+from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
     from wherry.formats.format import Glimpse, Options
-    from wherry.integrations.containers.torch_zip import Archive
+    from wherry.integrations.containers.torch.archive import Archive
     from wherry.storage.location import Location
 
 VERSION = "zip, version 3"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from wherry.integrations.dcp.opening import read_contents
+from wherry.integrations.formats.dcp.folder import read_contents
 from wherry.integrations.native.with_torch import device, require_safe_torch
 from wherry.storage.stores import locate
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wherry.core.tensorspec import TensorSpec
-    from wherry.integrations.dcp.metadata import Index
+    from wherry.integrations.formats.dcp.metadata import Index
 
 
 def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import MismatchError, NotFoundError, missing_extra
-from wherry.integrations.orbax.layout import TREE, read_json
-from wherry.integrations.penzai import names
+from wherry.integrations.formats.orbax.layout import TREE, read_json
+from wherry.integrations.formats.penzai import names
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ def _list_families(*, json_: bool) -> None:
 def show_pickles(uri: str, *, json_: bool) -> None:
     """Print the pickles of one file or folder; it need not be a checkpoint, and may be hostile."""
     from wherry.cli.console import print_json, print_table
-    from wherry.integrations.containers.pickle_survey import survey
+    from wherry.integrations.containers.pickle.survey import survey
 
     found = survey(uri)
     if json_:

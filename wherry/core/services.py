@@ -15,16 +15,16 @@ from wherry.errors import missing_extra
 _SERVICES: dict[str, tuple[str, str, str]] = {
     "settings": ("wherry.config.settings", "", ""),
     "native": ("wherry.integrations.native", "jax", "jax"),
-    "live": ("wherry.integrations.live.filling", "jax", "jax"),
+    "live": ("wherry.integrations.live.fill", "jax", "jax"),
     "mlflow": ("wherry.integrations.mlflow", "mlflow", "mlflow"),
     "prefect": ("wherry.flows.convert", "prefect", "prefect"),
     "prefect-notify": ("wherry.tasks.notify", "prefect", "prefect"),
-    "deploy": ("wherry.integrations.prefect_deploy", "prefect", "prefect"),
+    "deploy": ("wherry.integrations.prefect.deploy", "prefect", "prefect"),
     "serve": ("wherry.flows.serve", "prefect", "prefect"),
     "signing": ("wherry.integrations.signing", "cryptography", "sign"),
     "openlineage": ("wherry.integrations.openlineage", "", ""),
-    "export-state": ("wherry.integrations.export_live", "", ""),
-    "export-processes": ("wherry.integrations.export_processes", "", ""),
+    "export-state": ("wherry.integrations.live.export", "", ""),
+    "export-processes": ("wherry.integrations.live.processes", "", ""),
 }
 
 

@@ -1,0 +1,213 @@
+"""Flat files of known size, written by offset from several threads and made durable in groups.
+
+Every file is created and its space allocated before the first byte, so that a full disk fails early. Whole blocks go
+to the device past the page cache, where the file system allows it and the memory lies as the file does (see
+`PlacingWriter`); parts of blocks are gathered in `Blocks`. Everything else takes the page cache, and `sync` drops it
+from there, so that a read-back comes from storage. `sync` makes durable everything whose `write` had returned. A
+bounded number of files is open (see `Descriptors`), whatever the number of shards. Once the storage has failed to
+sync, every later `sync` fails too: the kernel forgets such pages, and a second fsync would lie.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from wherry.errors import StorageError, storage_error
+from wherry.integrations.containers.flat.blocks import Blocks
+from wherry.storage.descriptors import Descriptors
+from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
+from wherry.storage.folders import sync_folder
+from wherry.storage.open_file import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+# Large writes: so many keep a device busy; more would all end at one time, and then all hash at one time.
+_AT_ONCE = 2
+_STEP = 64 << 20  # by which files grow
+SMALL = 64 << 10  # what is smaller is gathered
+
+
+class FlatFiles:
+    """A set of preallocated files in one local folder."""
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
+        """Create the files.
+
+        Args:
+            folder: an existing folder.
+            sizes: name → bytes.
+
+        Raises:
+            StorageError: the storage is full or failed.
+        """
+        self._folder = folder
+        self._sizes: dict[str, int] = {}
+        self._room: dict[str, int] = {}  # of files that grow: bytes that are allocated
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        self._turn = threading.Semaphore(_AT_ONCE)
+        self._open = Descriptors(self._open_file)
+        self._direct = bool(DIRECT)
+        self._blocks = Blocks(self._read_block, self._write_run)
+        self._dirty: set[str] = set()
+        self._failed: StorageError | None = None
+        try:
+            for name, size in sizes.items():
+                self.add(name, size)
+            for parent in {(folder / name).parent for name in sizes}:
+                self._checked(lambda parent=parent: sync_folder(parent))
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, name: str, size: int) -> None:
+        """Create one more file; what it holds beyond its size is cut off.
+
+        Raises:
+            StorageError: the storage is full or failed.
+        """
+        self._sizes[name] = size
+        self._guarded(name, lambda fd: _allocate(fd, size))
+
+    def grow(self, name: str, size: int) -> None:
+        """Let a file be written up to a size. Space comes in large steps; `finish` gives back what is left over.
+
+        Raises:
+            StorageError: the storage is full or failed.
+        """
+        self._sizes[name] = size
+        if size > self._room.get(name, 0):
+            self._guarded(name, lambda fd: self._enlarge(fd, name, size))
+
+    def write(self, name: str, offset: int, data: memoryview | bytes) -> None:
+        """Write bytes at an offset of a file.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        view = memoryview(data).cast("B")
+        try:
+            if offset + len(view) <= self._sizes[name]:
+                self._write_blocks(name, offset, view)
+            else:
+                self._write(name, offset, view)
+        except OSError as error:
+            raise storage_error(error, str(self._folder / name)) from error
+        with self._lock:
+            self._dirty.add(name)
+
+    def sync(self) -> None:
+        """Make everything durable whose `write` has returned.
+
+        Raises:
+            StorageError: the storage failed, now or in an earlier call.
+        """
+        with self._syncing:  # a second caller returns when what the first took is durable
+            with self._lock:
+                dirty, self._dirty = self._dirty, set()
+            self._checked(self._blocks.flush)
+            self._checked(lambda: [self._guarded(name, _settle) for name in sorted(dirty)])
+
+    def finish(self) -> None:
+        """Make the files and their names durable.
+
+        Raises:
+            StorageError: the storage failed, now or in an earlier call.
+        """
+        self.sync()
+        for name in self._room:
+            self._guarded(name, lambda fd, name=name: os.ftruncate(fd, self._sizes[name]))
+        self._checked(lambda: [self._guarded(name, os.fsync) for name in self._sizes])
+        self._checked(lambda: sync_folder(self._folder))
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        self._open.close()
+
+    def _checked(self, act: Callable[[], object]) -> None:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            act()
+        except OSError as error:
+            self._failed = storage_error(error, str(self._folder))
+            raise self._failed from error
+
+    def _guarded(self, name: str, act: Callable[[int], None]) -> None:
+        try:
+            with self._open.using((name, False)) as descriptor:
+                act(descriptor)
+        except OSError as error:
+            raise storage_error(error, str(self._folder / name)) from error
+
+    def _enlarge(self, descriptor: int, name: str, size: int) -> None:
+        """Allocate more than is asked for, or just that where the storage has no more."""
+        self._room[name] = size + _STEP
+        try:
+            os.posix_fallocate(descriptor, 0, size + _STEP)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._room[name] = size
+            os.posix_fallocate(descriptor, 0, size)
+
+    def _write_blocks(self, name: str, offset: int, view: memoryview) -> None:
+        if len(view) < SMALL:
+            self._blocks.put(name, offset, view)
+            return
+        parts = cut(offset, len(view))
+        body = view[parts.body - offset : parts.tail - offset]
+        self._blocks.put(name, offset, view[: parts.body - offset])
+        self._blocks.forget(name, parts.body, parts.tail)
+        with self._turn:
+            self._write(name, parts.body, body, direct=lies_on_block(body))
+        self._blocks.put(name, parts.tail, view[parts.tail - offset :])
+
+    def _write_run(self, name: str, offset: int, run: memoryview) -> None:
+        held = run[: self._sizes[name] - offset]  # nothing is ever written beyond the end
+        whole = len(held) // BLOCK * BLOCK
+        self._write(name, offset, held[:whole], direct=True)
+        self._write(name, offset + whole, held[whole:])
+
+    def _write(self, name: str, offset: int, view: memoryview, *, direct: bool = False) -> None:
+        done = 0
+        while done < len(view):
+            straight = direct and (offset + done) % BLOCK == 0  # it is not after a write of half a block
+            done += self._act(name, straight, lambda fd, at=done: os.pwrite(fd, view[at:], offset + at))
+
+    def _read_block(self, name: str, offset: int, block: memoryview) -> None:
+        self._act(name, True, lambda fd: os.preadv(fd, [block], offset))
+
+    def _act(self, name: str, direct: bool, act: Callable[[int], int]) -> int:
+        """Read or write, past the page cache if that is asked for and goes."""
+        direct = direct and self._direct
+        try:
+            with self._open.using((name, direct)) as descriptor:
+                return act(descriptor)
+        except OSError as error:
+            if not direct or error.errno not in NO_DIRECT:
+                raise
+        self._direct = False
+        with self._open.using((name, False)) as descriptor:
+            return act(descriptor)
+
+    def _open_file(self, key: tuple[str, bool]) -> int:
+        name, direct = key
+        flags = os.O_RDWR | os.O_CREAT | (DIRECT if direct else 0)
+        return open_regular(str(self._folder / name), flags=flags)
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    os.ftruncate(descriptor, size)
+    if size:
+        os.posix_fallocate(descriptor, 0, size)
+
+
+def _settle(descriptor: int) -> None:
+    os.fdatasync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # pages used again cost less than fresh ones

@@ -1,0 +1,96 @@
+"""The reader of every checkpoint whose tensors lie raw in files: safetensors alone and in Hugging Face folders.
+
+Opening has checked that every byte is there, so nothing is ever absent. Regions are read with as few bytes as
+they need; no descriptor is held between calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import NotFoundError
+from wherry.formats.format import Extent
+from wherry.integrations.containers.flat.packed import PACKED, read_region, read_stored, unpack_nibbles
+from wherry.integrations.containers.safetensors.dtypes import TO_OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region
+    from wherry.formats.format import Absent
+    from wherry.integrations.containers.safetensors.header import Header
+    from wherry.storage.location import Entry, Location
+
+
+@dataclass(frozen=True, slots=True)
+class FlatReader:
+    """Reads tensors that lie raw.
+
+    Attributes:
+        location: the checkpoint: a folder, or one file.
+        places: where each tensor's stored bytes lie, in order.
+        files: every file of the checkpoint, names relative to the location.
+        companions: the names among them that hold no tensors.
+    """
+
+    location: Location
+    places: Mapping[KeyPath, tuple[Extent, ...]]
+    files: tuple[Entry, ...]
+    companions: frozenset[str] = frozenset()
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """See Reader."""
+        return read_region(spec, region, self.places[spec.path])
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader."""
+        stored = read_stored(spec, self.places[spec.path])
+        return unpack_nibbles(stored)[: spec.size].tobytes() if spec.dtype == PACKED else stored
+
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """See Reader. Packed four-bit floats must be decoded."""
+        return None if spec.dtype == PACKED else self.places[spec.path]
+
+    def absent(self) -> Iterable[Absent]:
+        """See Reader."""
+        return ()
+
+    def companion(self, name: str) -> Location:
+        """See Reader."""
+        return companion_location(self.location, name, self.companions)
+
+    def members(self) -> Iterable[Entry]:
+        """See Reader."""
+        return self.files
+
+    def close(self) -> None:
+        """See Reader; nothing is held."""
+
+
+def companion_location(location: Location, name: str, companions: frozenset[str]) -> Location:
+    """Where a companion lies.
+
+    Raises:
+        NotFoundError: the checkpoint has no such companion.
+    """
+    if name not in companions:
+        raise NotFoundError(
+            f"no companion file {name!r}", uri=location.uri, cure="`wherry inspect` lists them"
+        )
+    return location.member(name)
+
+
+def placed_tensors(header: Header, file: Location) -> dict[KeyPath, tuple[TensorSpec, tuple[Extent, ...]]]:
+    """The tensors of one safetensors file with the place of each, in the order of their bytes."""
+    return {
+        (slot.name,): (
+            TensorSpec((slot.name,), slot.shape, TO_OURS[slot.dtype]),
+            (Extent(file, slot.start, slot.stop - slot.start),),
+        )
+        for slot in header.slots
+    }

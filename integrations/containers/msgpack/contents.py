@@ -1,0 +1,172 @@
+"""What a flax-style msgpack tree holds in the engine's words, and the reader of its tensors.
+
+`gather` turns the tree of an index into TensorSpecs, values and empties. Python's own numbers and bools are tensors
+without axes, as they are when a state is restored; text is a value, nil and empty nodes are empties.
+
+**Marks.** flax makes maps of lists and has no way to tell a number from an array of rank 0 in a template, so what
+our writer knows is kept in the *form* of heads, which every msgpack reader ignores: the first key of the root has a
+head of five bytes (three where the root is a list), the first key of a list one of two, an empty list is a map head
+of three bytes and an empty tuple one of five. No packer makes such heads. In marked files native numbers are
+values. See `msgpack_layout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import TensorSpec
+from wherry.formats.format import Extent
+from wherry.integrations.containers.flat.packed import PACKED, read_region
+from wherry.integrations.containers.flat.reader import companion_location
+from wherry.integrations.containers.msgpack.index import Array, Blob, Node, Scalar, Sequence, Table, canonical
+from wherry.integrations.containers.msgpack.tree import SCALAR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import numpy as np
+
+    from wherry.core.manifest import Value
+    from wherry.core.tensorspec import Region
+    from wherry.formats.format import Absent
+    from wherry.storage.location import Entry, Location
+
+Place: TypeAlias = "tuple[Extent, ...] | bytes"
+ROOT_MARKS = {5: "dict", 3: "list"}
+LIST_MARK = 2
+EMPTY_MARKS = {1: "dict", 3: "list", 5: "tuple"}
+# A numpy scalar and an array of rank 0 differ only in their ext type; the tag keeps which it was.
+SCALAR_TAG = {"numpy": "scalar"}
+
+
+@dataclass(slots=True)
+class Contents:
+    """The leaves of a tree.
+
+    Attributes:
+        specs: the tensors, in stored order.
+        places: where their bytes lie in files, or the bytes themselves where they are no array's.
+        values: texts, and in marked files numbers.
+        empties: empty nodes and nil.
+        lists: nodes that are sequences.
+        marked: whether our writer wrote it.
+    """
+
+    marked: bool = False
+    specs: dict[KeyPath, TensorSpec] = field(default_factory=dict[KeyPath, TensorSpec])
+    places: dict[KeyPath, Place] = field(default_factory=dict[KeyPath, Place])
+    values: dict[KeyPath, Value] = field(default_factory=dict[KeyPath, "Value"])
+    empties: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    lists: set[KeyPath] = field(default_factory=set[KeyPath])
+
+
+def gather(root: Node, file: Location) -> Contents:
+    """Sort the leaves of a tree.
+
+    Args:
+        root: what `msgpack_index` gave.
+        file: the file in which the arrays lie.
+    """
+    kind = ROOT_MARKS.get(root.mark) if isinstance(root, Table) else None
+    found = Contents(marked=kind is not None)
+    if kind == "list":
+        found.lists.add(())
+    _sort(root, (), file, found)
+    return found
+
+
+def _sort(node: Node, path: KeyPath, file: Location, found: Contents) -> None:
+    if isinstance(node, (Table, Sequence)):
+        _sort_children(node, path, file, found)
+    elif isinstance(node, Array):
+        tags = SCALAR_TAG if node.code == SCALAR else None
+        found.specs[path] = TensorSpec(path, node.shape, node.dtype, tags=tags)
+        found.places[path] = tuple(Extent(file, piece.offset, piece.length) for piece in node.pieces)
+    elif isinstance(node, Blob):
+        found.values[path] = f"<bytes of {node.piece.length}>"
+    elif node.value is None:
+        found.empties[path] = "none"
+    elif isinstance(node.value, str) or (found.marked and not isinstance(node.value, complex)):
+        found.values[path] = node.value
+    else:
+        _number(node, path, found)
+
+
+def _sort_children(node: Table | Sequence, path: KeyPath, file: Location, found: Contents) -> None:
+    if isinstance(node, Sequence):
+        children = [(str(number), child) for number, child in enumerate(node.items)]
+        empty = "list"
+    else:
+        children = list(node.entries.items())
+        empty = EMPTY_MARKS[node.width]
+    if not children:
+        found.empties[path] = empty
+    elif isinstance(node, Sequence) or (found.marked and node.mark == LIST_MARK):
+        found.lists.add(path)
+    for key, child in children:
+        _sort(child, (*path, key), file, found)
+
+
+def _number(node: Scalar, path: KeyPath, found: Contents) -> None:
+    assert node.value is not None
+    assert not isinstance(node.value, str)
+    dtype, data = canonical(node.value)
+    found.specs[path] = TensorSpec(path, (), dtype)
+    found.places[path] = data
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedReader:
+    """Reads tensors that lie raw in msgpack files, and those whose bytes are at hand.
+
+    Attributes:
+        location: the checkpoint: a folder, or one file.
+        places: where each tensor lies, or its canonical bytes.
+        files: every file of the checkpoint, names relative to the location.
+        companions: the names among them that hold no tensors.
+    """
+
+    location: Location
+    places: Mapping[KeyPath, Place]
+    files: tuple[Entry, ...]
+    companions: frozenset[str] = frozenset()
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """See Reader."""
+        import numpy as np
+
+        place, wanted = self.places[spec.path], dtypes.numpy_dtype(spec.dtype)
+        if isinstance(place, bytes):
+            return np.frombuffer(bytearray(place), wanted).reshape(spec.shape)
+        if spec.dtype != PACKED:
+            return read_region(spec, region, place)
+        # Here four-bit floats take a byte each, unlike in the containers that `raw` serves.
+        bytewise = TensorSpec(spec.path, spec.shape, "uint8")
+        return read_region(bytewise, region, place).view(wanted)
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader."""
+        return self.read(spec, spec.whole).tobytes()
+
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """See Reader; numbers that msgpack encodes itself have none."""
+        place = self.places[spec.path]
+        return None if isinstance(place, bytes) else place
+
+    def absent(self) -> Iterable[Absent]:
+        """See Reader; the index has found every byte within the file."""
+        return ()
+
+    def companion(self, name: str) -> Location:
+        """See Reader."""
+        return companion_location(self.location, name, self.companions)
+
+    def members(self) -> Iterable[Entry]:
+        """See Reader."""
+        return self.files
+
+    def close(self) -> None:
+        """See Reader; nothing is held."""

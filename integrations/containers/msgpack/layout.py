@@ -1,0 +1,237 @@
+"""Lays out a flax-style msgpack file before the first byte of a tensor is there: every offset follows the manifest.
+
+Heads are those of msgpack-python with `use_bin_type`, arrays those of flax (ext 1, or 3 for a numpy scalar; above
+2**30 bytes a map of flat chunks of that size), so that `flax.serialization.msgpack_restore` gives back the tree.
+Lists become maps with keys from "0", as flax makes of them. What that loses is kept in heads that are longer than
+they need to be, which no reader minds; `msgpack_contents` has the marks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wherry.core import dtypes
+from wherry.core.keypath import KeyPath, render
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import UnrepresentableError
+from wherry.integrations.containers.msgpack.contents import LIST_MARK, ROOT_MARKS, SCALAR_TAG
+from wherry.integrations.containers.msgpack.heads import (
+    array_head,
+    bin_head,
+    empty,
+    ext_head,
+    integer,
+    map_head,
+    scalar,
+    text,
+)
+from wherry.integrations.containers.msgpack.tree import NDARRAY, SCALAR
+from wherry.integrations.containers.msgpack.walk import CHUNKED, DEEPEST
+from wherry.integrations.containers.zarr.metadata import STORABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wherry.core.manifest import Manifest
+
+CHUNK_LIMIT = 1 << 30
+# flax finds a dtype by its name, in numpy and in ml_dtypes; four-bit types take a byte an element, as in digests.
+WRITABLE = STORABLE | {"uint2", "uint4", "float8_e4m3"}
+_LONGEST_KEY = 0xFFFF
+_ROOTS = {kind: width for width, kind in ROOT_MARKS.items()}
+_INTS = range(-(1 << 63), 1 << 64)
+
+
+class Slot(NamedTuple):
+    """Where bytes [start, stop) of a tensor go in the file."""
+
+    offset: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class FilePlan:
+    """A file that will be written.
+
+    Attributes:
+        runs: the bytes around the tensors, by offset.
+        slots: where each tensor's bytes go, in order.
+        size: bytes of the file.
+    """
+
+    runs: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    slots: dict[KeyPath, list[Slot]] = field(default_factory=dict[KeyPath, list[Slot]])
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A leaf that is no tensor: a value, an empty node, or what was encoded by the caller."""
+
+    value: Any
+    empty: str | None = None
+    data: bytes | None = None
+
+
+@dataclass(slots=True)
+class _Node:
+    children: dict[str, _Node | _Leaf | TensorSpec] = field(default_factory=dict[str, Any])
+
+
+def lay_out(manifest: Manifest, uri: str = "", encoded: Mapping[KeyPath, bytes] | None = None) -> FilePlan:
+    """Give every byte its place.
+
+    Args:
+        manifest: the tree.
+        uri: the file, for errors.
+        encoded: further leaves, as msgpack; they come first.
+
+    Raises:
+        UnrepresentableError: a leaf lies below another leaf, a key or value that msgpack or flax cannot hold.
+    """
+    layout = _Layout(manifest, uri)
+    layout.node(_tree(manifest, uri, encoded or {}), ())
+    return layout.finished()
+
+
+def _tree(manifest: Manifest, uri: str, encoded: Mapping[KeyPath, bytes]) -> _Node | _Leaf | TensorSpec:
+    rows: list[tuple[KeyPath, _Leaf | TensorSpec]] = [
+        (path, _Leaf(None, data=data)) for path, data in encoded.items()
+    ]
+    rows += manifest.tensors.items()
+    rows += [(path, _value(value, path, uri)) for path, value in manifest.values.items()]
+    rows += [(path, _Leaf(None, empty)) for path, empty in manifest.empties.items()]
+    if len(rows) == 1 and rows[0][0] == ():
+        return rows[0][1]
+    root = _Node()
+    for path, leaf in rows:
+        _require_keys(path, uri)
+        _insert(root, path, leaf, uri)
+    return root
+
+
+def _insert(root: _Node, path: KeyPath, leaf: _Leaf | TensorSpec, uri: str) -> None:
+    node = root
+    for part in path[:-1]:
+        child = node.children.setdefault(part, _Node())
+        if not isinstance(child, _Node):
+            raise _refused("it lies below another leaf", path, uri)
+        node = child
+    if not path or path[-1] in node.children:
+        raise _refused("other leaves lie below it", path, uri)
+    node.children[path[-1]] = leaf
+
+
+def _require_keys(path: KeyPath, uri: str) -> None:
+    if len(path) > DEEPEST:
+        raise _refused(f"it lies deeper than {DEEPEST} levels", path, uri)
+    if CHUNKED in path:
+        raise _refused(f"{CHUNKED!r} is the word by which flax knows arrays in chunks", path, uri)
+    for part in path:
+        try:
+            length = len(part.encode())
+        except UnicodeEncodeError:
+            raise _refused("its name cannot be written as UTF-8", path, uri) from None
+        if length > _LONGEST_KEY:
+            raise _refused(f"a part of its name has {length} bytes", path, uri)
+
+
+def _value(value: object, path: KeyPath, uri: str) -> _Leaf:
+    if value is None:
+        return _Leaf(None, "none")
+    if isinstance(value, int) and value not in _INTS:
+        raise _refused(f"{value} has more than 64 bits", path, uri)
+    if not path and not isinstance(value, str):
+        raise _refused("a number alone cannot be told from a tensor", path, uri)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _refused("its text cannot be written as UTF-8", path, uri) from None
+    return _Leaf(value)
+
+
+def _refused(why: str, path: KeyPath, uri: str) -> UnrepresentableError:
+    return UnrepresentableError(
+        f"flax msgpack cannot hold this leaf: {why}",
+        uri=uri or None,
+        path=render(path),
+        cure="leave it behind by name, or rename it",
+    )
+
+
+class _Layout:
+    """Writes heads in order and leaves room for tensors."""
+
+    def __init__(self, manifest: Manifest, uri: str) -> None:
+        self._lists = manifest.lists
+        self._uri = uri
+        self._plan = FilePlan()
+        self._run = bytearray()
+        self._at = 0
+
+    def node(self, node: _Node | _Leaf | TensorSpec, path: KeyPath) -> None:
+        """One object with everything in it."""
+        if isinstance(node, TensorSpec):
+            self._tensor(node)
+        elif isinstance(node, _Leaf) and node.data is not None:
+            self._run += node.data
+        elif isinstance(node, _Leaf):
+            self._run += scalar(node.value) if node.empty is None else empty(node.empty)
+        else:
+            self._run += map_head(len(node.children))
+            width = self._mark(path)
+            for key, child in node.children.items():
+                self._run += text(key, width)
+                self.node(child, (*path, key))
+                width = 0
+
+    def finished(self) -> FilePlan:
+        """The plan, complete."""
+        self._flush(0)
+        self._plan.size = self._at
+        return self._plan
+
+    def _mark(self, path: KeyPath) -> int:
+        if not path:
+            return _ROOTS["list" if path in self._lists else "dict"]
+        return LIST_MARK if path in self._lists else 0
+
+    def _tensor(self, spec: TensorSpec) -> None:
+        self._plan.slots[spec.path] = []
+        if spec.nbytes > CHUNK_LIMIT:
+            self._chunked(spec)
+            return
+        lone = not spec.shape and dict(spec.tags or {}).items() >= SCALAR_TAG.items()
+        self._array(spec, spec.shape, 0, spec.nbytes, SCALAR if lone else NDARRAY)
+
+    def _chunked(self, spec: TensorSpec) -> None:
+        width = dtypes.canonical_size(spec.dtype, 1)
+        step = max(CHUNK_LIMIT // width, 1)
+        starts = range(0, spec.size, step)
+        self._run += map_head(3) + text(CHUNKED) + b"\xc3" + text("shape") + map_head(len(spec.shape))
+        for axis, extent in enumerate(spec.shape):
+            self._run += text(str(axis)) + integer(extent)
+        self._run += text("chunks") + map_head(len(starts))
+        for number, start in enumerate(starts):
+            stop = min(start + step, spec.size)
+            self._run += text(str(number))
+            self._array(spec, (stop - start,), start * width, stop * width, NDARRAY)
+
+    def _array(self, spec: TensorSpec, shape: Iterable[int], start: int, stop: int, code: int) -> None:
+        extents = [integer(extent) for extent in shape]
+        inner = (
+            b"\x93" + array_head(len(extents)) + b"".join(extents) + text(spec.dtype) + bin_head(stop - start)
+        )
+        self._run += ext_head(code, len(inner) + stop - start) + inner
+        self._flush(stop - start)
+        self._plan.slots[spec.path].append(Slot(self._at - (stop - start), start, stop))
+
+    def _flush(self, room: int) -> None:
+        """End a run and leave room after it."""
+        if self._run:
+            self._plan.runs.append((self._at, bytes(self._run)))
+        self._at += len(self._run) + room
+        self._run = bytearray()

@@ -1,0 +1,1 @@
+"""NumPy files: `.npy` headers and `.npz` archives, read and written without loading an array."""

@@ -1,0 +1,233 @@
+"""The members of an `.npz` archive as tensors: stored ones lie raw or strided, deflated ones are decoded in bands."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from wherry.core import dtypes
+from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
+from wherry.errors import CorruptError, HostileError, UnsupportedError
+from wherry.formats.format import Block
+from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
+from wherry.integrations.containers.npz.writer import SUFFIX
+from wherry.integrations.containers.torch.archive import PlacedTensor
+from wherry.integrations.containers.torch.reader import TorchReader
+from wherry.integrations.containers.zip.inflate import HELD, Deflated, beginning, checked_sizes
+from wherry.integrations.containers.zip.read import DEFLATED, STORED, data_offset, read_directory
+from wherry.mover.checksums import combine
+from wherry.mover.output import as_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Value
+    from wherry.formats.format import Absent, Extent
+    from wherry.integrations.containers.zip.read import Member
+    from wherry.storage.location import Entry, Location
+
+_LONGEST_TEXT = 1 << 20
+
+
+@dataclass(slots=True)
+class Contents:
+    """What an archive holds.
+
+    Attributes:
+        specs: its tensors, in the order of the directory.
+        placed: where the stored ones lie.
+        deflated: how the others are decoded.
+        values: its single strings.
+        notes: what is worth saying of the ways in which its types were written.
+    """
+
+    specs: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", "TensorSpec"])
+    placed: dict[KeyPath, PlacedTensor] = field(default_factory=dict["KeyPath", "PlacedTensor"])
+    deflated: dict[KeyPath, Deflated] = field(default_factory=dict["KeyPath", "Deflated"])
+    values: dict[KeyPath, Value] = field(default_factory=dict["KeyPath", "Value"])
+    notes: set[str] = field(default_factory=set[str])
+
+
+def read_contents(location: Location) -> Contents:
+    """Read the headers of all members.
+
+    Raises:
+        CorruptError: the archive is cut, or a member contradicts itself.
+        UnsupportedError: a member is no array, or one of a type that is not read.
+        HostileError: members overlap or have one name, or a size that no file has.
+    """
+    contents = Contents()
+    directory = read_directory(location)
+    end = 0
+    for member in sorted(directory.members.values(), key=lambda member: member.header):
+        if member.header < end:
+            raise HostileError(
+                f"member {member.name!r} overlaps another", uri=location.uri, cure="do not use it"
+            )
+        start = data_offset(location, member, (STORED, DEFLATED))
+        end = start + member.size
+        if end > directory.start:
+            raise _corrupt(f"member {member.name!r} runs into the directory", location)
+        _add(member, start, location, contents)
+    return contents
+
+
+def _add(member: Member, start: int, location: Location, contents: Contents) -> None:
+    if not member.name.endswith(SUFFIX):
+        raise UnsupportedError(
+            f"member {member.name!r} is no array", uri=location.uri, cure="leave it out of the archive"
+        )
+    if member.method == DEFLATED:
+        checked_sizes(member.name, member.size, member.full_size, location.uri)
+    header = read_header(lambda a, b: _bytes(location, member, start, a, b), location.uri, f"{member.name!r}")
+    if header.length + header.nbytes != member.full_size:
+        raise _corrupt(
+            f"member {member.name!r} has {member.full_size} bytes, its header promises "
+            f"{header.length + header.nbytes}", location,
+        )  # fmt: skip
+    path = (member.name.removesuffix(SUFFIX),)
+    if header.dtype in ("str", "bytes"):
+        contents.values[path] = _text(header, member, start, location)
+        return
+    chunks = header.shape if member.method == DEFLATED and math.prod(header.shape) else None
+    contents.specs[path] = TensorSpec(path, header.shape, header.dtype, chunks=chunks)
+    if header.descr.endswith(("V2", "f1")):
+        contents.notes.add(f"{header.descr!r}, as numpy writes the {header.dtype} of ml_dtypes")
+    if member.method == DEFLATED:
+        contents.deflated[path] = Deflated(
+            location, member.name, start, member.size, member.full_size, member.crc, header
+        )
+        return
+    crc = combine(header.crc, member.crc, header.nbytes)  # undoes the header's share of the record's CRC
+    contents.placed[path] = PlacedTensor(
+        location, start + header.length, header.nbytes, 0, header.shape, header.strides, header.dtype,
+        header.big_endian, crc if member.crc else 0,
+    )  # fmt: skip
+
+
+def _bytes(location: Location, member: Member, start: int, first: int, stop: int) -> bytes:
+    """Decoded bytes [first, stop) near the beginning of a member."""
+    if member.method == DEFLATED:
+        return beginning(location, start, member.size, stop)[first:]
+    return location.read(start + first, start + min(stop, member.size))
+
+
+def _text(header: NpyHeader, member: Member, start: int, location: Location) -> str:
+    if header.nbytes > _LONGEST_TEXT:
+        raise UnsupportedError(
+            f"member {member.name!r} is a string of {header.nbytes} bytes", uri=location.uri
+        )
+    data = _bytes(location, member, start, header.length, member.full_size)
+    if crc32(data, header.crc) != member.crc:
+        raise _corrupt(f"member {member.name!r} does not have its CRC", location)
+    text = text_of(header, data)
+    if text is None:
+        raise UnsupportedError(
+            f"member {member.name!r} is a byte string that is no text",
+            uri=location.uri,
+            cure="save it as uint8",
+        )
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class NpzReader:
+    """Reads one archive.
+
+    Attributes:
+        location: the file.
+        contents: what it holds.
+        files: the file itself, as an entry.
+    """
+
+    location: Location
+    contents: Contents
+    files: tuple[Entry, ...]
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """See Reader. A stored member that is read whole is held against its CRC, a deflated one always."""
+        import numpy as np
+
+        member = self.contents.deflated.get(spec.path)
+        if member is None:
+            data = self._raw.read(spec, region)
+            if region == spec.whole:
+                self._check(spec, data)
+            return data
+        result = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
+        for box, elements in member.bands(spec):
+            _copy_shared(result, region, elements, box)
+        return result
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader."""
+        return self.read(spec, spec.whole).tobytes()
+
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """See Reader."""
+        if spec.path not in self.contents.placed:
+            return None
+        crc = self.contents.placed[spec.path].crc or None
+        extents = self._raw.extents(spec)
+        return extents and tuple(replace(extent, crc32=crc) for extent in extents)
+
+    def held(self, spec: TensorSpec, cell: Region) -> int | None:
+        """See StreamingReader."""
+        del cell
+        return HELD if spec.path in self.contents.deflated else None
+
+    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+        """See StreamingReader; the one cell is the whole tensor."""
+        del cell
+        for region, elements in self.contents.deflated[spec.path].bands(spec):
+            yield Block(region, iter([as_bytes(elements)]))
+
+    def absent(self) -> Iterable[Absent]:
+        """See Reader; opening has found every member whole."""
+        return ()
+
+    def companion(self, name: str) -> Location:
+        """See Reader."""
+        return self._raw.companion(name)
+
+    def members(self) -> Iterable[Entry]:
+        """See Reader."""
+        return self.files
+
+    def close(self) -> None:
+        """See Reader; nothing is held."""
+
+    @property
+    def _raw(self) -> TorchReader:
+        return TorchReader(self.location, self.contents.placed, self.files)
+
+    def _check(self, spec: TensorSpec, data: np.ndarray) -> None:
+        placed = self.contents.placed[spec.path]
+        if placed.raw and placed.crc and crc32(as_bytes(data)) != placed.crc:
+            raise CorruptError(
+                "its bytes do not have the CRC that the archive records",
+                uri=self.location.uri,
+                path=spec.name,
+                cure="restore the file",
+            )
+
+
+def _copy_shared(result: np.ndarray, region: Region, elements: np.ndarray, box: Region) -> None:
+    """Copy what a box has of a region."""
+    shared = shared_region(region, box)
+    if shared is not None:
+        result[region_within(shared, region)] = elements[region_within(shared, box)]
+
+
+def _corrupt(what: str, location: Location) -> CorruptError:
+    return CorruptError(what, uri=location.uri, cure="fetch the file again, or restore it")
+
+
+def holds_floats(specs: Mapping[KeyPath, TensorSpec]) -> bool:
+    """Whether some tensor could be a parameter."""
+    return any("float" in spec.dtype or "complex" in spec.dtype for spec in specs.values())

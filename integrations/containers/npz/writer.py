@@ -1,0 +1,197 @@
+"""Writes `.npz` archives: stored members, each a `.npy` record, with every size in its local header.
+
+Every place is fixed from the manifest before the first byte; any span of any tensor can then be written at any time
+from any thread, any number of times. CRCs are combined from those of the pieces, and what an earlier process wrote is
+read again. `finish` fills in local headers and directory, so that an archive without them is not taken for one.
+
+Unlike torch's archives these have no data descriptors: readers that walk the local headers (cnpy and its like) stop
+at the first descriptor. As numpy does, every local header carries zip64 sizes; an extra field of id 0x4246 pads so
+that elements begin at a multiple of 64 of the file. Source: numpy.lib._npyio_impl, zipfile of Python 3.13; APPNOTE 6.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+from wherry.core.keypath import render
+from wherry.core.tensorspec import Span
+from wherry.errors import UnsupportedError, UsageError, storage_error
+from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.integrations.containers.npz.npy import ALIGNMENT, build_header
+from wherry.mover.checksums import PieceCrc, combine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.storage.location import Location
+
+SUFFIX = ".npy"
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR = struct.Struct("<4sIQI")
+_FULL, _MANY = 0xFFFFFFFF, 0xFFFF
+_ZIP64, _PADDING = 0x0001, 0x4246
+_VERSION, _UTF8, _DATE = 45, 0x0800, 0x0021  # zip64; names are UTF-8; 1980-01-01, as numpy writes
+_PERMISSIONS = 0o600 << 16
+
+
+class _Member(NamedTuple):
+    """One record: `at` is its local header's offset, `data` that of its elements."""
+
+    name: bytes
+    head: bytes
+    at: int
+    data: int
+    crc: PieceCrc
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + self.crc.size
+
+
+class NpzWriter:
+    """A writer of the engine's protocol over one archive."""
+
+    def __init__(self, target: Location, specs: Sequence[TensorSpec]) -> None:
+        """Create the file.
+
+        Args:
+            target: the file; its folder exists and is local.
+            specs: what it will hold.
+
+        Raises:
+            UnsupportedError: the folder is not local.
+            StorageError: the storage is full or failed.
+        """
+        if not target.store.capabilities.local:
+            raise UnsupportedError("npz is written to local folders only", uri=target.uri)
+        self._file = Path(target.path)
+        self._members: dict[KeyPath, _Member] = {}
+        position = 0
+        for spec in specs:
+            member = _placed(spec, position)
+            self._members[spec.path] = member
+            position = member.data + member.crc.size
+        self._directory = position
+        size = position + len(b"".join(self._ending(dict.fromkeys(self._members, 0))))
+        self._files = FlatFiles(self._file.parent, {self._file.name: size})
+
+    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
+        """See Writer: any span of any tensor can be written."""
+        assert path in self._members
+        return None
+
+    def place(self, path: KeyPath, where: Region | Span) -> int:
+        """See PlacingWriter."""
+        return self._members[path].data + where.start if isinstance(where, Span) else 0
+
+    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
+        """See Writer.
+
+        Raises:
+            UsageError: `where` is not a span of this tensor, or does not agree with the data.
+            StorageError: the storage failed.
+        """
+        member = self._members[path]
+        if not isinstance(where, Span) or where.nbytes != len(data):
+            raise UsageError(f"{where} is not a span of {len(data)} bytes", path=render(path))
+        if not 0 <= where.start <= where.stop <= member.crc.size:
+            raise UsageError(f"span {where} is not inside the tensor", path=render(path))
+        if data:
+            member.crc.update(where.start, data)
+            self._files.write(self._file.name, member.data + where.start, data)
+
+    def sync(self) -> None:
+        """See Writer."""
+        self._files.sync()
+
+    def finish(self) -> None:
+        """See Writer."""
+        crcs = {path: self._crc(member) for path, member in self._members.items()}
+        for path, member in self._members.items():
+            self._files.write(self._file.name, member.at, _local(member, crcs[path]) + member.head)
+        self._files.write(self._file.name, self._directory, b"".join(self._ending(crcs)))
+        self._files.finish()
+
+    def close(self) -> None:
+        """See Writer."""
+        self._files.close()
+
+    def _crc(self, member: _Member) -> int:
+        """CRC of a record; pieces that an earlier process wrote are read from the staged file."""
+
+        def read(start: int, stop: int) -> memoryview:
+            try:
+                with self._file.open("rb", buffering=0) as opened:
+                    opened.seek(member.data + start)
+                    return memoryview(opened.read(stop - start))
+            except OSError as error:
+                raise storage_error(error, str(self._file)) from error
+
+        return combine(crc32(member.head), member.crc.value(read), member.crc.size)
+
+    def _ending(self, crcs: dict[KeyPath, int]) -> Iterator[bytes]:
+        """The directory, where it is needed the zip64 end record with its locator, and the end record."""
+        size = 0
+        for path, member in self._members.items():
+            entry = _entry(member, crcs[path])
+            size += len(entry)
+            yield entry
+        count, begin = len(self._members), self._directory
+        if (
+            count >= _MANY or begin + size >= _FULL
+        ):  # as zipfile: an empty archive must begin with its end record
+            yield _END64.pack(
+                b"PK\x06\x06", _END64.size - 12, _VERSION, _VERSION, 0, 0, count, count, size, begin
+            )
+            yield _LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)
+        few = min(count, _MANY)
+        yield _END.pack(b"PK\x05\x06", 0, 0, few, few, min(size, _FULL), min(begin, _FULL), 0)
+
+
+def _placed(spec: TensorSpec, at: int) -> _Member:
+    name, head = (spec.path[0] + SUFFIX).encode(), build_header(spec.dtype, spec.shape)
+    fixed = at + _LOCAL.size + len(name) + 20 + 4
+    data = -(-fixed // ALIGNMENT) * ALIGNMENT + len(head)
+    return _Member(name, head, at, data, PieceCrc(spec.nbytes))
+
+
+def _flags(name: bytes) -> int:
+    return 0 if name.isascii() else _UTF8
+
+
+def _local(member: _Member, crc: int) -> bytes:
+    wide = struct.pack("<2H2Q", _ZIP64, 16, member.size, member.size)
+    padding = member.data - len(member.head) - member.at - _LOCAL.size - len(member.name) - len(wide) - 4
+    extra = wide + struct.pack("<2H", _PADDING, padding) + b"\0" * padding
+    fixed = (_VERSION, _flags(member.name), 0, 0, _DATE, crc, _FULL, _FULL, len(member.name), len(extra))
+    return _LOCAL.pack(b"PK\x03\x04", *fixed) + member.name + extra
+
+
+def _entry(member: _Member, crc: int) -> bytes:
+    far, wide = member.at >= _FULL, member.size >= _FULL
+    numbers = [member.size, member.size] * wide + [member.at] * far
+    extra = struct.pack(f"<2H{len(numbers)}Q", _ZIP64, 8 * len(numbers), *numbers) if numbers else b""
+    size, at = min(member.size, _FULL), min(member.at, _FULL)
+    made_by = 3 << 8 | _VERSION  # Unix, so that the permissions count
+    fixed = (
+        made_by,
+        _VERSION,
+        _flags(member.name),
+        0,
+        0,
+        _DATE,
+        crc,
+        size,
+        size,
+        len(member.name),
+        len(extra),
+    )
+    return _CENTRAL.pack(b"PK\x01\x02", *fixed, 0, 0, 0, _PERMISSIONS, at) + member.name + extra

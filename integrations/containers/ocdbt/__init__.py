@@ -1,0 +1,1 @@
+"""OCDBT databases, the key-value store of Orbax: their B+tree read and written without tensorstore."""

@@ -1,0 +1,233 @@
+"""Reads the tree of an OCDBT database: which values there are, and where their bytes lie. `ocdbt` tells the layout.
+
+Nothing is trusted: checksums are compared, counts and lengths are checked against what is there, names must ascend,
+and a tree must get lower from node to node. Values are not read.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import zstandard
+from google_crc32c import value as crc32c
+
+from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
+from wherry.integrations.containers.ocdbt.write import MANIFEST_MAGIC, NODE_MAGIC, Reference, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wherry.storage.location import Location
+
+MANIFEST = "manifest.ocdbt"
+_NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")
+_MOST_BYTES = 1 << 29  # of a decoded node; Orbax's limit is 100 MB
+_MOST_HEIGHT = 16
+_UNCOMPRESSED, _ZSTD = 0, 1
+_CURE = "copy the checkpoint again, or use another step"
+
+
+class _Body:
+    """The decoded body of a node or manifest, read from front to back."""
+
+    def __init__(self, data: bytes, uri: str) -> None:
+        self._data = data
+        self._at = 0
+        self.uri = uri
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        if not 0 <= count <= len(self._data) - self._at:
+            raise CorruptError("an OCDBT node ends too early", uri=self.uri, cure=_CURE)
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def varint(self) -> int:
+        """The next number."""
+        value = shift = 0
+        while True:
+            (byte,) = self.take(1)
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:  # noqa: PLR2004  the last byte of a number
+                return value
+            shift += 7
+
+    def column(self, count: int) -> list[int]:
+        """So many numbers."""
+        if count > len(self._data) - self._at:
+            raise CorruptError(f"an OCDBT node of {count} entries is too short", uri=self.uri, cure=_CURE)
+        return [self.varint() for _ in range(count)]
+
+
+def read_database(location: Location, check: Callable[[Reference], None]) -> Iterator[tuple[bytes, Value]]:
+    """Every key of the newest version with its value, or where that lies.
+
+    Args:
+        location: the folder of the database.
+        check: called with every place before it is used; raises where its file is missing or too short.
+
+    Raises:
+        IncompleteError: the manifest is missing or empty.
+        CorruptError: a checksum differs, or a node contradicts itself.
+        HostileError: a node decodes to absurdly much, or a name points outside.
+        UnsupportedError: of a version or compression that is not known.
+    """
+    manifest = _Body(_unsealed(location.join(MANIFEST), None, MANIFEST_MAGIC), location.uri)
+    if _configuration(manifest):
+        numbered = sorted(entry.name for entry in location.entries() if _NUMBERED.fullmatch(entry.name))
+        if not numbered:
+            raise IncompleteError("no numbered manifest is here", uri=location.uri, cure=_CURE)
+        manifest = _Body(_unsealed(location.join(numbered[-1]), None, MANIFEST_MAGIC), location.uri)
+        _configuration(manifest)
+    files = _files(manifest, "")
+    count = manifest.varint()
+    manifest.column(count)
+    heights = manifest.take(count)
+    places = _references(manifest, count, files)
+    if count and places[-1][0].length:
+        yield from _walk(location, check, places[-1], b"", b"", heights[-1])
+
+
+def _walk(
+    location: Location, check: Callable[[Reference], None], node: tuple[Reference, str],
+    prefix: bytes, least: bytes, height: int,
+) -> Iterator[tuple[bytes, Value]]:  # fmt: skip
+    """The entries below a node.
+
+    Args:
+        location: the database.
+        check: as above.
+        node: where it lies, and the base path of the files that it names.
+        prefix: what its keys have lost.
+        least: no key may be smaller.
+        height: what its height must be.
+    """
+    place, base = node
+    check(place)
+    body = _Body(_unsealed(location.member(place.file), place, NODE_MAGIC), location.uri)
+    found = body.take(1)[0]
+    if found != height or height > _MOST_HEIGHT:
+        raise CorruptError(
+            f"an OCDBT tree whose heights do not fall: {found}, not {height}", uri=location.uri, cure=_CURE
+        )
+    files = _files(body, base)
+    count = body.varint()
+    keys, subtrees = _keys(body, count, interior=height > 0)
+    keys = [prefix + key for key in keys]
+    if not keys or keys[0] < least or any(one >= other for one, other in pairwise(keys)):
+        raise CorruptError("the keys of an OCDBT node are not in order", uri=location.uri, cure=_CURE)
+    if height == 0:
+        yield from zip(keys, _values(body, count, files), strict=True)
+        return
+    children = _references(body, count, files)
+    for key, cut, child in zip(keys, subtrees, children, strict=True):
+        yield from _walk(location, check, child, key[: len(prefix) + cut], key, height - 1)
+
+
+def _unsealed(location: Location, place: Reference | None, magic: int) -> bytes:
+    """The body of a node or manifest."""
+    if location.entry is None:
+        raise IncompleteError(f"no {location.name}", uri=location.uri, cure=_CURE)
+    if place is None:
+        data = location.read_whole(_MOST_BYTES)
+    elif place.length > _MOST_BYTES:
+        raise HostileError("an OCDBT node of more than 512 MiB", uri=location.uri, cure=_CURE)
+    else:
+        data = location.read(place.offset, place.offset + place.length)
+    if not data:
+        raise IncompleteError("the file is empty", uri=location.uri, cure=_CURE)
+    whole = len(data) >= 18 and struct.unpack_from(">IxxxxxxxxBB", data)  # noqa: PLR2004  the smallest
+    if not whole or whole[0] != magic or struct.unpack_from("<Q", data, 4) != (len(data),):
+        raise CorruptError("not an OCDBT node of the promised length", uri=location.uri, cure=_CURE)
+    if crc32c(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
+        raise CorruptError("the checksum of an OCDBT node differs", uri=location.uri, cure=_CURE)
+    _, version, compression = whole
+    if version != 0 or compression not in (_UNCOMPRESSED, _ZSTD):
+        raise UnsupportedError(f"OCDBT version {version}, compression {compression}", uri=location.uri)
+    return data[14:-4] if compression == _UNCOMPRESSED else _decompressed(data[14:-4], location.uri)
+
+
+def _decompressed(data: bytes, uri: str) -> bytes:
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as reader:
+            body = reader.read(_MOST_BYTES + 1)
+    except zstandard.ZstdError as error:
+        raise CorruptError(f"an OCDBT node cannot be decompressed: {error}", uri=uri, cure=_CURE) from error
+    if len(body) > _MOST_BYTES:
+        raise HostileError("an OCDBT node decodes to more than 512 MiB", uri=uri)
+    return body
+
+
+def _configuration(manifest: _Body) -> bool:
+    """Pass over the configuration; whether versions are in numbered manifests."""
+    manifest.take(16)
+    numbered = bool(manifest.take(1)[0])
+    manifest.column(2)
+    manifest.take(1)
+    if manifest.varint() == _ZSTD:
+        manifest.take(4)
+    return numbered
+
+
+def _files(body: _Body, base: str) -> list[tuple[str, str]]:
+    """The data files that a node names: path relative to the database, and the base path of what is below."""
+    count = body.varint()
+    shared = [0, *body.column(max(count - 1, 0))]
+    suffixes, bases = body.column(count), body.column(count)
+    names: list[str] = []
+    found: list[tuple[str, str]] = []
+    path = b""
+    for cut, length, inner in zip(shared[:count], suffixes, bases, strict=True):
+        path = path[:cut] + body.take(length)
+        names.append(base + path.decode("utf-8", "surrogateescape"))
+        found.append((names[-1], base + path[:inner].decode("utf-8", "surrogateescape")))
+    return found
+
+
+def _keys(body: _Body, count: int, *, interior: bool) -> tuple[list[bytes], list[int]]:
+    shared = [0, *body.column(max(count - 1, 0))]
+    suffixes = body.column(count)
+    subtrees = body.column(count) if interior else []
+    lengths = zip(shared[:count], suffixes, strict=True)
+    return list(accumulate(lengths, lambda key, cut: key[: cut[0]] + body.take(cut[1]), initial=b""))[
+        1:
+    ], subtrees
+
+
+def _values(body: _Body, count: int, files: list[tuple[str, str]]) -> list[Value]:
+    lengths = body.column(count)
+    kinds = body.take(count)
+    outside = sum(kind != 0 for kind in kinds)
+    numbers, offsets = body.column(outside), body.column(outside)
+    places = iter(zip(numbers, offsets, strict=True))
+    found: list[Value] = []
+    for length, kind in zip(lengths, kinds, strict=True):
+        if kind:
+            number, offset = next(places)
+            found.append(Reference(_file(files, number, body)[0], offset, length))
+        else:
+            found.append(body.take(length))
+    return found
+
+
+def _references(body: _Body, count: int, files: list[tuple[str, str]]) -> list[tuple[Reference, str]]:
+    """Where children lie, and the base path below each; the statistics behind them are passed over."""
+    numbers, offsets, lengths = body.column(count), body.column(count), body.column(count)
+    body.column(3 * count)
+    rows: list[tuple[Reference, str]] = []
+    for number, offset, length in zip(numbers, offsets, lengths, strict=True):
+        file, base = _file(files, number, body) if length else ("", "")
+        rows.append((Reference(file, offset, length), base))
+    return rows
+
+
+def _file(files: list[tuple[str, str]], number: int, body: _Body) -> tuple[str, str]:
+    if number >= len(files):
+        raise CorruptError(
+            f"an OCDBT node names data file {number} of {len(files)}", uri=body.uri, cure=_CURE
+        )
+    return files[number]

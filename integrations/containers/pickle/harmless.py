@@ -1,0 +1,228 @@
+"""Harmless classes that are widely pickled beside tensors, told as plain data: trainer arguments, dates, paths.
+
+Each becomes a dict of attributes, or an `Opaque`: the name of its class with its value in words, numbers, lists and
+dicts. Nothing is imported; what the class's own constructor would do with the arguments is done here, for the few
+whose arguments are not already readable (dates are packed bytes, numpy scalars raw ones). OmegaConf nodes hold links
+to their parents; only their contents are kept.
+Source: `__reduce__` of CPython 3.8 to 3.13's classes, omegaconf 2.3's pickles, numpy 1.x and 2.x.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+from wherry.errors import CorruptError, UnsupportedError
+from wherry.integrations.containers.pickle.values import Attributes, Opaque, Record, dict_of, set_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wherry.integrations.containers.pickle.values import Allowed, Maker
+
+_BUILTINS = ("builtins", "__builtin__")
+_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath")
+# Types that are only named: the factory of a defaultdict, the element type of an OmegaConf node.
+_TYPES = (
+    "dict",
+    "list",
+    "tuple",
+    "int",
+    "float",
+    "str",
+    "bool",
+    "long",
+    "object",
+    "type",
+    "unicode",
+    "NoneType",
+)
+_CONTAINERS = ("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig")
+_NODES = tuple(
+    f"omegaconf.nodes.{kind}Node"
+    for kind in (
+        "Any",
+        "Integer",
+        "Float",
+        "String",
+        "Boolean",
+        "Bytes",
+        "Path",
+        "Enum",
+        "Interpolation",
+        "Value",
+    )
+)
+_OMEGACONF_HIDDEN = ("omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata")
+_DATE_BYTES, _DATETIME_BYTES, _TIME_BYTES = 4, 10, 6
+
+
+def unwrapped(record: Record) -> tuple[str, Any] | None:
+    """Class name and contents of an OmegaConf object; the name is empty for a plain node; None for any other."""
+    kind = str(record.kind)
+    state: Any = record.state
+    if kind in _CONTAINERS and isinstance(state, dict):
+        return kind, cast("dict[str, Any]", state).get("_content")
+    if kind in _NODES and isinstance(state, dict):
+        return "", cast("dict[str, Any]", state).get("_val")
+    return None
+
+
+def _attributes(kind: str) -> Maker:
+    return lambda args: Attributes(kind, dict_of(args) if args else None)
+
+
+def _bare(kind: str) -> Maker:
+    """A dict with a factory that is no part of its contents."""
+    return lambda args: Attributes(kind, dict_of(args[1:]) if args[1:] else None)
+
+
+def _told(kind: str, tell: Callable[..., Any]) -> Maker:
+    def make(args: tuple[Any, ...]) -> Opaque:
+        try:
+            return Opaque(kind, tell(*args))
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
+            raise CorruptError(f"a {kind} of strange arguments", cure="restore the file") from error
+
+    return make
+
+
+def _date(packed: Any, *rest: Any) -> str:
+    if type(packed) is int:
+        return dt.date(packed, *rest).isoformat()
+    data = _packed(packed, _DATE_BYTES)
+    return dt.date(data[0] * 256 + data[1], data[2], data[3]).isoformat()
+
+
+def _datetime(packed: Any, zone: Any = None, *rest: Any) -> str:
+    if type(packed) is int:
+        day, clock = dt.date(packed, zone, *rest[:1]), dt.time(*rest[1:])
+        return dt.datetime.combine(day, clock).isoformat()
+    data = _packed(packed, _DATETIME_BYTES)
+    micro = int.from_bytes(data[7:], "big")
+    # The highest bit of the month is `fold`; the time is kept as it stands.
+    clock = dt.time(data[4], data[5], data[6], micro)
+    moment = dt.datetime.combine(dt.date(data[0] * 256 + data[1], data[2] & 0x7F, data[3]), clock)
+    return moment.isoformat() + (f" {zone.value}" if isinstance(zone, Opaque) else "")
+
+
+def _time(packed: Any, zone: Any = None, *rest: Any) -> str:
+    if type(packed) is int:
+        return dt.time(packed, zone, *rest).isoformat()
+    data = _packed(packed, _TIME_BYTES)
+    moment = dt.time(data[0] & 0x7F, data[1], data[2], int.from_bytes(data[3:], "big"))
+    return moment.isoformat() + (f" {zone.value}" if isinstance(zone, Opaque) else "")
+
+
+def _packed(packed: Any, length: int) -> bytes:
+    data = packed.encode("latin-1") if isinstance(packed, str) else packed
+    if type(data) is not bytes or len(data) != length:
+        raise ValueError(length)
+    return data
+
+
+def _timedelta(days: int = 0, seconds: int = 0, micro: int = 0) -> str:
+    return str(dt.timedelta(int(days), int(seconds), int(micro)))
+
+
+def _timezone(offset: Any, name: Any = None) -> str:
+    return str(name) if name is not None else f"UTC+{offset.value}"
+
+
+def path_text(parts: tuple[Any, ...]) -> str:
+    """A pathlib path from its parts; the first one of an absolute path is its root."""
+    words = [str(part) for part in parts]
+    if words and words[0].endswith(("/", "\\")):
+        return words[0] + "/".join(words[1:])
+    return "/".join(words)
+
+
+def _encoded(args: tuple[Any, ...]) -> bytes:
+    text, *encoding = args
+    if encoding not in (["latin1"], ["latin-1"]):
+        raise CorruptError("bytes in an encoding that is not latin1")
+    return text.encode("latin1")
+
+
+def _no_bytes(args: tuple[Any, ...]) -> bytes:
+    if args and type(args[0]) is not bytes:
+        raise UnsupportedError("bytes made of something else")
+    return args[0] if args else b""
+
+
+def _complex(real: float, imaginary: float) -> str:
+    return str(complex(real, imaginary))
+
+
+def _deque(items: Any = (), most: Any = None) -> list[Any]:
+    if most is not None and type(most) is not int:
+        raise ValueError(most)
+    return list(items)
+
+
+def _dtype_name(dtype: Any) -> tuple[str, str]:
+    """Code (`f4`) and byte order of a pickled numpy dtype."""
+    if not isinstance(dtype, Record) or not dtype.args or type(dtype.args[0]) is not str:
+        raise UnsupportedError("a numpy scalar of a type that is not read", cure="save plain numbers")
+    state: Any = dtype.state
+    order = state[1] if isinstance(state, tuple) and len(cast("tuple[Any, ...]", state)) > 1 else "|"
+    return dtype.args[0], str(order)
+
+
+def _numpy_scalar(args: tuple[Any, ...]) -> Opaque:
+    """A numpy scalar as a plain number."""
+    import numpy as np
+
+    dtype, *raw = args
+    code, order = _dtype_name(dtype)
+    if code[:1] not in tuple("biuf") or len(raw) != 1:
+        raise UnsupportedError(f"a numpy scalar of type {code!r}", cure="save plain numbers")
+    try:
+        kind = np.dtype(code).newbyteorder(order if order in ("<", ">") else "=")
+        (value,) = np.frombuffer(raw[0], kind).tolist()
+    except (TypeError, ValueError) as error:
+        raise CorruptError(
+            f"a numpy scalar of type {code!r} that is not one", cure="restore the file"
+        ) from error
+    said = value if not isinstance(value, float) or math.isfinite(value) else str(value)
+    return Opaque(f"numpy.{kind.name}", said)
+
+
+# The types that are only names when they stand alone: a record is made of a call of one of them.
+_NAMES: Mapping[tuple[str, str], Maker | None] = {
+    **{(module, name): None for module in _BUILTINS for name in _TYPES},
+    ("typing", "Any"): None,
+}
+HARMLESS: Allowed = {
+    **_NAMES,
+    **{(module, "set"): lambda args: set(set_of(args)) for module in _BUILTINS},
+    **{(module, "frozenset"): set_of for module in _BUILTINS},
+    **{(module, "bytes"): _no_bytes for module in _BUILTINS},
+    **{(module, "bytearray"): _told("bytearray", lambda *args: _no_bytes(args)) for module in _BUILTINS},
+    **{(module, "complex"): _told("complex", _complex) for module in _BUILTINS},
+    ("_codecs", "encode"): _encoded,
+    ("collections", "OrderedDict"): dict_of,
+    ("collections", "defaultdict"): _bare("collections.defaultdict"),
+    ("collections", "Counter"): _attributes("collections.Counter"),
+    ("collections", "deque"): _told("collections.deque", _deque),
+    ("argparse", "Namespace"): _attributes("argparse.Namespace"),
+    ("types", "SimpleNamespace"): _attributes("types.SimpleNamespace"),
+    ("datetime", "date"): _told("datetime.date", _date),
+    ("datetime", "datetime"): _told("datetime.datetime", _datetime),
+    ("datetime", "time"): _told("datetime.time", _time),
+    ("datetime", "timedelta"): _told("datetime.timedelta", _timedelta),
+    ("datetime", "timezone"): _told("datetime.timezone", _timezone),
+    ("decimal", "Decimal"): _told("decimal.Decimal", str),
+    **{
+        (module, name): _told(f"pathlib.{name}", lambda *args: path_text(args))
+        for module in ("pathlib", "pathlib._local")
+        for name in _PATHS
+    },
+    **{(name.rpartition(".")[0], name.rpartition(".")[2]): None for name in (*_CONTAINERS, *_NODES)},
+    **{(name.rpartition(".")[0], name.rpartition(".")[2]): None for name in _OMEGACONF_HIDDEN},
+}
+NUMPY_SCALARS: Allowed = {
+    **{(module, "scalar"): _numpy_scalar for module in ("numpy.core.multiarray", "numpy._core.multiarray")},
+    ("numpy", "dtype"): None,
+}

@@ -1,0 +1,292 @@
+"""The inert pickle machine's parts: stack, marks, memo, and what each kind of opcode does to them.
+
+`inert_pickle` has the table of opcodes and the promises; nothing here imports or calls what a pickle names. The
+loop does the six most frequent opcodes of large metadata itself (the `.metadata` of 115,000 chunks is eight million
+opcodes, six million of them these); all others are functions of the table.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.opaque import allowed_opaque
+from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
+from wherry.integrations.containers.pickle.values import (
+    Attributes,
+    Buildable,
+    Far,
+    Global,
+    Opaque,
+    Record,
+    Rules,
+    checked_key,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wherry.integrations.containers.pickle.values import Source
+
+MAX_OPCODES = 20_000_000
+U1, U8 = struct.Struct("<B"), struct.Struct("<Q")
+_MAX_DEPTH = 1000
+_MAX_INTEGER = 64  # bytes
+MAX_PIECE = 1 << 29  # bytes of one string that is taken into memory
+_MAX_NAME = 500
+_FREE_WORK = 1_000_000
+_WORK_A_BYTE = 4
+_LAST_PROTOCOL = 5
+_HOSTILE = frozenset(b"io\x82\x83\x84")  # INST OBJ EXT1 EXT2 EXT4
+_STOP, _MEMOIZE, _BINGET, _LONG_BINGET, _BININT1, _WORD, _EMPTY_TUPLE, _TUPLE1, _TUPLE2 = (
+    b".\x94hjK\x8c)\x85\x86"
+)
+
+
+class Machine:
+    """Stack, marks and memo of one run."""
+
+    def __init__(self, data: Source, rules: Rules, start: int) -> None:
+        self.data = data
+        self.rules = rules
+        self.position = start
+        self.start = start
+        self.size = len(data)
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self._opaque = allowed_opaque()
+        self._far = rules.far or MAX_PIECE
+        self._work = 0
+
+    def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901  each branch saves millions of calls
+        """Interpret opcodes up to STOP; the one value that is then on the stack."""
+        data, memo, position, size = self.data, self.memo, self.position, self.size
+        for _ in range(MAX_OPCODES):
+            if position >= size:
+                raise CorruptError("the pickle ends before its STOP", cure=_AGAIN)
+            opcode = data[position]
+            position += 1
+            if opcode == _MEMOIZE:
+                memo[len(memo)] = self.stack[-1]
+            elif opcode == _BINGET:
+                self.stack.append(memo[data[position]])
+                position += 1
+            elif opcode == _LONG_BINGET:
+                self.stack.append(memo[int.from_bytes(data[position : position + 4], "little")])
+                position += 4
+            elif opcode == _BININT1:
+                self.stack.append(data[position])
+                position += 1
+            elif opcode == _EMPTY_TUPLE:
+                self.stack.append(())
+            elif opcode == _TUPLE1:
+                self.stack[-1] = (self.stack[-1],)
+            elif opcode == _TUPLE2:
+                last = self.stack.pop()
+                self.stack[-1] = (self.stack[-1], last)
+            else:
+                self.position = position
+                if opcode == _STOP:
+                    return self._result()
+                act = table.get(opcode)
+                if act is None or (opcode in _HOSTILE and self.rules.survey is None):
+                    raise _refused(opcode, position - 1)
+                act(self)
+                position = self.position
+        raise HostileError(f"more than {MAX_OPCODES} opcodes", cure="do not use this file")
+
+    def _result(self) -> Any:
+        if len(self.stack) != 1 or self.marks:
+            raise CorruptError("the pickle leaves several values", cure=_AGAIN)
+        return self.stack.pop()
+
+    def push(self, value: Any) -> None:
+        """A value onto the present group's stack."""
+        self.stack.append(value)
+
+    def drop(self) -> None:
+        """Forget the last value, or the mark where nothing came after it."""
+        if self.stack:
+            self.stack.pop()
+        else:
+            self.pop_mark()
+
+    def take(self, length: int) -> bytes:
+        """The next bytes."""
+        start = self.position
+        self.position = self._after(length)
+        if length > MAX_PIECE:
+            raise UnsupportedError(f"a string of {length} bytes inside a pickle")
+        return self.data[start : self.position]
+
+    def _after(self, length: int) -> int:
+        stop = self.position + length
+        if length < 0 or stop > self.size:
+            raise CorruptError(
+                f"the pickle announces {length} bytes at {self.position} and has {self.size - self.position}",
+                cure=_AGAIN,
+            )
+        return stop
+
+    def string(self, form: struct.Struct, *, text: bool, encoding: str = "utf-8") -> None:
+        """A byte string or text with its length before it; a long one stays where it lies."""
+        length = self.number(form)
+        if self.rules.far is not None and length >= self._far:
+            far = Far(self.position, length, text=text and encoding == "utf-8")
+            self.position = self._after(length)
+            self.stack.append(far)
+            return
+        piece = self.take(length)
+        self.stack.append(
+            piece.decode(encoding, "surrogatepass" if encoding == "utf-8" else "strict") if text else piece
+        )
+
+    def number(self, form: struct.Struct) -> int:
+        """The next number of this form."""
+        (value,) = form.unpack(self.take(form.size))
+        return value
+
+    def line(self, most: int = _MAX_NAME, encoding: str = "utf-8") -> str:
+        """The next text up to a line end."""
+        stop = self.data.find(b"\n", self.position, min(self.position + most, self.size))
+        if stop < 0:
+            raise CorruptError("a line in the pickle has no end", cure=_AGAIN)
+        text = self.data[self.position : stop].decode(encoding)
+        self.position = stop + 1
+        return text
+
+    def pop_mark(self) -> list[Any]:
+        """Everything since the last mark."""
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def push_mark(self) -> None:
+        """Begin a group."""
+        if len(self.marks) >= _MAX_DEPTH:
+            raise HostileError(f"the pickle nests deeper than {_MAX_DEPTH}", cure="do not use this file")
+        self.marks.append(self.stack)
+        self.stack = []
+
+    def push_global(self, module: Any, name: Any) -> None:
+        """A name that must be allowed."""
+        wanted = Global(module, name)
+        if self.rules.survey is not None:
+            self.rules.survey(Global(str(module)[:_MAX_NAME], str(name)[:_MAX_NAME]), self.position)
+        elif type(module) is not str or type(name) is not str:
+            raise CorruptError("the pickle imports something whose name is no text", cure="restore the file")
+        elif wanted not in self.rules.allowed and str(wanted) not in self._opaque:
+            raise self.rules.refusal(wanted) or HostileError(
+                f"the pickle wants {str(wanted)[:_MAX_NAME]!r} (at byte {self.position}), which is not allowed",
+                cure="do not load this file with pickle or torch, it could run code; `wherry inspect --pickles` lists"
+                " what it wants, --allow-opaque NAME reads around a harmless class",
+            )
+        self.stack.append(wanted)
+
+    def call(self, args: Any) -> None:
+        """What a call gives, without calling."""
+        wanted = self.stack.pop()
+        if self.rules.survey is not None:
+            self.stack.append(Record(Global("", "call"), (wanted, args)))
+            return
+        if type(wanted) is not Global or type(args) is not tuple:
+            raise CorruptError("the pickle calls something that is not a global", cure="restore the file")
+        maker = self.rules.allowed.get(wanted)
+        self._charge(args)
+        self.stack.append(Record(wanted, args) if maker is None else maker(args))
+
+    def _charge(self, args: tuple[Any, ...]) -> None:
+        """Count what makers go through: honest pickles hand each sequence to one maker, hostile ones to many."""
+        for arg in args:
+            if type(arg) in _SIZED:
+                self.spend(len(arg))
+
+    def spend(self, work: int) -> None:
+        """Count work that opcodes make beyond their own bytes."""
+        self._work += work
+        if self._work > _FREE_WORK + (self.position - self.start) * _WORK_A_BYTE:
+            raise HostileError("the pickle copies the same data again and again", cure="do not use this file")
+
+    def build(self) -> None:
+        """Keep the state that would be set."""
+        state = self.stack.pop()
+        target = self.stack[-1]
+        kind = type(target)
+        if kind is Record:
+            target.state = state
+        elif kind is Attributes and type(state) is dict:
+            target.update(state)
+        elif isinstance(target, Buildable):
+            target.build(state)
+        elif (kind is not dict or type(state) is not dict) and self.rules.survey is None:
+            # What is set on a dict is not among its items: torch's `_metadata` of a state dict, class versions.
+            raise CorruptError("the pickle sets the state of a plain value", cure="restore the file")
+
+    def set_items(self, items: list[Any]) -> None:
+        """Keys and values into the dict below."""
+        target = self.stack[-1]
+        if type(target) is Record:
+            target.items += items
+            return
+        if (type(target) is not dict and type(target) is not Attributes) or len(items) % 2:
+            raise CorruptError("the pickle sets items of something that is no dict", cure="restore the file")
+        for index in range(0, len(items), 2):
+            key = items[index]
+            target[key if type(key) is str else checked_key(key)] = items[index + 1]
+
+    def extend(self, items: list[Any]) -> None:
+        """Items into the list below."""
+        target = self.stack[-1]
+        if type(target) is Record:
+            target.items += items
+        elif type(target) is Opaque and type(target.value) is list:
+            target.value.extend(items)
+        elif type(target) is not list:
+            raise CorruptError("the pickle appends to something that is no list", cure="restore the file")
+        else:
+            target.extend(items)
+
+    def add_items(self, items: list[Any]) -> None:
+        """Members into the set below."""
+        if type(self.stack[-1]) is not set:
+            raise CorruptError("the pickle adds to something that is no set", cure="restore the file")
+        self.stack[-1].update(checked_key(item) for item in items)
+
+    def integer(self, length: int) -> None:
+        """An integer of so many bytes."""
+        if length > _MAX_INTEGER:
+            raise HostileError(f"an integer of {length} bytes", cure="do not use this file")
+        self.stack.append(int.from_bytes(self.take(length), "little", signed=True))
+
+    def persistent(self, identity: Any) -> None:
+        """A value of the format's own."""
+        if self.rules.persistent is None:
+            raise CorruptError("a persistent id in a pickle that has none", cure="restore the file")
+        self.stack.append(self.rules.persistent(identity))
+
+    def protocol(self) -> None:
+        """Which protocol follows."""
+        version = self.number(U1)
+        if version > _LAST_PROTOCOL:
+            raise UnsupportedError(f"pickle protocol {version}")
+
+    def frame(self) -> None:
+        """How long the next frame says it is."""
+        length = self.number(U8)
+        if length > self.size - self.position:
+            raise CorruptError(f"the pickle announces a frame of {length} bytes", cure="restore the file")
+
+    def put(self, key: int) -> None:
+        """Remember the last value."""
+        self.memo[key] = self.stack[-1]
+
+
+_AGAIN = "fetch the file again, or restore it"
+_SIZED = frozenset({str, bytes, list, tuple, dict, set, frozenset, Attributes})
+
+
+def _refused(opcode: int, position: int) -> WherryError:
+    where = f"opcode {bytes([opcode])!r} at byte {position}"
+    if opcode in _HOSTILE:
+        return HostileError(f"the pickle makes objects of classes: {where}", cure="do not use this file")
+    return UnsupportedError(f"not a pickle that this version reads: {where}")

@@ -1,0 +1,187 @@
+"""Nested numpy arrays in a pickle: what it may say, and where each array's bytes lie.
+
+An array is `_reconstruct(ndarray, (0,), b"b")` with a state (version, shape, dtype, is Fortran order, bytes), or from
+protocol 5 on `_frombuffer(bytes, dtype, shape, order)`; a numpy scalar is `scalar(dtype, bytes)`; a JAX array carries
+the first of these in its arguments. The modules are `numpy.core…` before numpy 2 and `numpy._core…` since. A dtype is
+`dtype(code, False, True)` with a state whose second item is the byte order; bfloat16 and the like are a class of
+ml_dtypes there. The bytes lie raw in the file from protocol 3 on (and in Python 2's), so that large arrays are read
+where they are; protocol 2 of Python 3 spells them as UTF-8 text of their Latin-1 characters, which `Latin` decodes.
+Structured, object, string and time arrays are refused by name.
+Source: numpy/_core/src/multiarray/methods.c (array_reduce, array_setstate), jax/_src/array.py, and pickles of both.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+from wherry.core import dtypes
+from wherry.errors import CorruptError, UnsupportedError, WherryError
+from wherry.integrations.containers.pickle.harmless import HARMLESS
+from wherry.integrations.containers.pickle.values import Far, Global, Record, Rules
+
+if TYPE_CHECKING:
+    from wherry.integrations.containers.pickle.values import Allowed
+
+_FAR = 1024  # bytes; shorter strings are kept
+_CODES = {
+    "b1": "bool",
+    **{f"i{size}": f"int{size * 8}" for size in (1, 2, 4, 8)},
+    **{f"u{size}": f"uint{size * 8}" for size in (1, 2, 4, 8)},
+    **{f"f{size}": f"float{size * 8}" for size in (2, 4, 8)},
+    **{f"c{size}": f"complex{size * 8}" for size in (8, 16)},
+}
+# Where ml_dtypes' classes live, or lived while they were JAX's.
+_ML_MODULES = ("ml_dtypes", "ml_dtypes._ml_dtypes_ext", "ml_dtypes._custom_floats", "jaxlib.xla_extension")
+_ML_NAMES = (
+    *("bfloat16", "int2", "int4", "uint2", "uint4", "float4_e2m1fn"),
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+_OLD, _NEW = "numpy.core", "numpy._core"
+_STATE = 5
+_JAX_MODULES = ("jax._src.array", "jax.array", "jax._src.device_array")
+
+
+class PickledArray:
+    """An array that a pickle makes.
+
+    Attributes:
+        shape, dtype: of its elements, our name.
+        big_endian: byte order of what is stored.
+        fortran: whether the first index runs fastest.
+        data: the bytes, or where they lie.
+    """
+
+    __slots__ = ("big_endian", "data", "dtype", "fortran", "shape")
+
+    def __init__(self) -> None:
+        self.shape: tuple[int, ...] = ()
+        self.dtype = ""
+        self.big_endian = False
+        self.fortran = False
+        self.data: bytes | Far = b""
+
+    def build(self, state: Any) -> None:
+        """Take the state that `array.__setstate__` would: (version,) shape, dtype, order, bytes."""
+        if type(state) is not tuple or not _STATE - 1 <= len(cast("tuple[Any, ...]", state)) <= _STATE:
+            raise CorruptError("a numpy array of a strange state", cure="restore the file")
+        shape, dtype, fortran, data = cast("tuple[Any, ...]", state)[-4:]
+        self.fill(shape, dtype, data, fortran=bool(fortran))
+
+    def fill(self, shape: Any, dtype: Any, data: Any, *, fortran: bool) -> None:
+        """Take everything, and check that sizes agree."""
+        extents: tuple[Any, ...] = (shape,) if type(shape) is int else tuple(shape)
+        if any(type(extent) is not int or extent < 0 for extent in extents):
+            raise CorruptError("a numpy array whose shape is not of natural numbers", cure="restore the file")
+        self.shape, self.fortran = extents, fortran
+        self.dtype, self.big_endian = _element_type(dtype)
+        if isinstance(data, str):
+            data = data.encode("latin-1")
+        if not isinstance(data, (bytes, Far)):
+            raise UnsupportedError("a numpy array without raw bytes", cure="save arrays of numbers")
+        self.data = data
+        self._require_size()
+
+    def _require_size(self) -> None:
+        size = dtypes.canonical_size(self.dtype, math.prod(self.shape))
+        data = self.data
+        if isinstance(data, Far) and data.text:
+            if not data.latin:
+                raise CorruptError("a numpy array whose bytes are a text", cure="restore the file")
+            right = size <= data.length <= 2 * size  # each byte is a character of one or two bytes
+        else:
+            right = size == (data.length if isinstance(data, Far) else len(data))
+        if not right:
+            raise CorruptError(f"a numpy array of {size} bytes with other data", cure="restore the file")
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements, of the stored order."""
+        step, steps = 1, list[int]()
+        for extent in self.shape if self.fortran else reversed(self.shape):
+            steps.append(step)
+            step *= max(extent, 1)
+        return tuple(steps if self.fortran else reversed(steps))
+
+
+def _element_type(dtype: Any) -> tuple[str, bool]:
+    """Our name, and whether the bytes are big endian."""
+    if not isinstance(dtype, Record) or not dtype.args:
+        raise CorruptError("a numpy array without a dtype", cure="restore the file")
+    code: Any = dtype.args[0]
+    state: Any = dtype.state
+    order = state[1] if type(state) is tuple and len(cast("tuple[Any, ...]", state)) > 1 else "|"
+    if isinstance(code, Global) and code.module in _ML_MODULES:
+        return code.name, order == ">"
+    if type(code) is not str or code.lstrip("<>|=") not in _CODES:
+        raise UnsupportedError(
+            f"a numpy array of type {code!s:.40}",
+            cure="save arrays of numbers; objects and texts beside them",
+        )
+    return _CODES[code.lstrip("<>|=")], order == ">" or code.startswith(">")
+
+
+def _reconstruct(args: tuple[Any, ...]) -> PickledArray:
+    if not args or args[0] != ("numpy", "ndarray"):
+        raise UnsupportedError(f"a numpy array of class {args[0] if args else '?'}", cure="save plain arrays")
+    return PickledArray()
+
+
+def _from_buffer(args: tuple[Any, ...]) -> PickledArray:
+    data, dtype, shape, order = args
+    if order not in ("C", "F"):
+        raise CorruptError("a numpy array of a strange order", cure="restore the file")
+    array = PickledArray()
+    array.fill(shape, dtype, data, fortran=order == "F")
+    return array
+
+
+def _scalar(args: tuple[Any, ...]) -> PickledArray:
+    dtype, *data = args
+    if len(data) != 1:
+        raise UnsupportedError("a numpy scalar that is no number", cure="save numbers")
+    array = PickledArray()
+    array.fill((), dtype, data[0], fortran=False)
+    return array
+
+
+def _jax_array(args: tuple[Any, ...]) -> PickledArray:
+    function, arguments, state, *_ = args
+    if function not in _RECONSTRUCTS:
+        raise UnsupportedError(f"a JAX array that {function} makes")
+    array = _reconstruct(arguments)
+    array.build(state)
+    return array
+
+
+def _encoded(args: tuple[Any, ...]) -> bytes | Far:
+    text, *encoding = args
+    if encoding not in (["latin1"], ["latin-1"]):
+        raise CorruptError("bytes in an encoding that is not latin1", cure="restore the file")
+    if isinstance(text, Far):
+        return Far(text.start, text.length, text=True, latin=True)
+    return text.encode("latin1")
+
+
+def _refusal(wanted: Global) -> WherryError | None:
+    if wanted.module == "numpy" or wanted in _KNOWN:
+        return UnsupportedError(f"a numpy object that is not read: {wanted}", cure="save plain arrays")
+    return None
+
+
+_KNOWN = frozenset({("numpy.ma.core", "_mareconstruct"), ("numpy.matrixlib.defmatrix", "matrix")})
+_RECONSTRUCTS = tuple((f"{package}.multiarray", "_reconstruct") for package in (_OLD, _NEW))
+_ALLOWED: Allowed = {
+    **HARMLESS,
+    ("_codecs", "encode"): _encoded,
+    ("numpy", "ndarray"): None,
+    ("numpy", "dtype"): None,
+    **dict.fromkeys(_RECONSTRUCTS, _reconstruct),
+    **{(f"{package}.multiarray", "scalar"): _scalar for package in (_OLD, _NEW)},
+    **{(f"{package}.numeric", "_frombuffer"): _from_buffer for package in (_OLD, _NEW)},
+    **{(module, "_reconstruct_array"): _jax_array for module in _JAX_MODULES},
+    ("jax._src.device_array", "reconstruct_device_array"): _jax_array,
+    **{(module, name): None for module in _ML_MODULES for name in _ML_NAMES},
+}
+NUMPY_RULES = Rules(allowed=_ALLOWED, refusal=_refusal, far=_FAR)

@@ -1,0 +1,233 @@
+"""An inert pickle machine: it interprets the opcodes of a pickle, and imports and calls nothing.
+
+A global is a pair of names that must be on the caller's exact allow-list; anything else is refused by name
+before the next opcode is looked at. What a pickle would call becomes a `Record` (what, with which arguments,
+which state), unless the allow-list gives a maker of our own for it (an OrderedDict becomes a dict). The
+opcodes are those of protocols 0 to 5 that data needs; those that reach into classes (INST, OBJ, EXT) are hostile,
+and are looked through only where a list of a pickle's globals is wanted (`Rules.survey`).
+
+Limits: every opcode costs at least one byte of input, and opcodes, depth of marks and length of integers are
+capped, keys are cheap to hash (`inert_values`). A pickle may still make a small graph that is large
+as a tree; who walks the result must count, as `torch_tree` does.
+
+Source of the opcodes: the documentation strings of CPython's `pickletools`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import CorruptError, UnsupportedError, WherryError
+from wherry.integrations.containers.pickle.machine import MAX_PIECE, U1, U8, Machine
+from wherry.integrations.containers.pickle.values import checked_key, plain_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wherry.integrations.containers.pickle.values import Rules, Source
+
+
+def load(data: Source, rules: Rules, uri: str, start: int = 0) -> tuple[Any, int]:
+    """Interpret one pickle.
+
+    Args:
+        data: bytes that hold it; what is read are only those that its opcodes cover.
+        rules: what it may say.
+        uri: where the bytes come from, for errors.
+        start: where it begins.
+
+    Returns:
+        The inert value, and the offset after the pickle's last byte.
+
+    Raises:
+        HostileError: a global that is not allowed, a class-making opcode, a nested key, a cap that is exceeded.
+        UnsupportedError: an opcode or value that is not read.
+        CorruptError: the pickle ends early or contradicts itself.
+    """
+    machine = Machine(data, rules, start)
+    try:
+        return machine.run(_OPCODES), machine.position
+    except WherryError as error:
+        error.uri = error.uri or uri
+        raise
+    except (
+        IndexError,
+        struct.error,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        what = f"the pickle contradicts itself at byte {machine.position}: {type(error).__name__}"
+        raise CorruptError(what, uri=uri, cure="fetch the file again, or restore it") from error
+
+
+def _text(form: struct.Struct) -> Callable[[Machine], None]:
+    return lambda m: m.string(form, text=True)
+
+
+def _bytes(form: struct.Struct) -> Callable[[Machine], None]:
+    return lambda m: m.string(form, text=False)
+
+
+def _old_text(form: struct.Struct) -> Callable[[Machine], None]:
+    return lambda m: m.string(form, text=True, encoding="latin-1")
+
+
+def _constant(make: Callable[[], Any]) -> Callable[[Machine], None]:
+    return lambda m: m.push(make())
+
+
+def _number(form: struct.Struct) -> Callable[[Machine], None]:
+    return lambda m: m.push(m.number(form))
+
+
+def _quoted(m: Machine) -> None:
+    text = m.line(MAX_PIECE, "latin-1")
+    if len(text) < 2 or text[0] != text[-1] or text[0] not in "'\"":  # noqa: PLR2004
+        raise CorruptError("a text in the pickle has no quotes", cure="restore the file")
+    m.push(codecs.escape_decode(text[1:-1].encode("latin-1"))[0].decode("latin-1"))
+
+
+def _decimal(m: Machine) -> None:
+    m.push(plain_number(m.line().removesuffix("L")))
+
+
+def _empty_set(m: Machine) -> None:
+    m.spend(_SET_WORK)
+    m.push(set())
+
+
+def _tuple3(m: Machine) -> None:
+    if len(m.stack) < 3:  # noqa: PLR2004
+        raise IndexError(3)
+    items = tuple(m.stack[-3:])
+    m.stack[-3:] = [items]
+
+
+def _drop_group(m: Machine) -> None:
+    m.pop_mark()
+
+
+def _extension(form: struct.Struct) -> Callable[[Machine], None]:
+    """A number that stands for a global in the reader's own registry."""
+    return lambda m: m.push_global("copyreg", f"extension {m.number(form)}")
+
+
+def _stack_global(m: Machine) -> None:
+    name, module = m.stack.pop(), m.stack.pop()
+    m.push_global(module, name)
+
+
+def _set_item(m: Machine) -> None:
+    value, key = m.stack.pop(), m.stack.pop()
+    m.set_items([key, value])
+
+
+def _set_items(m: Machine) -> None:
+    items = m.pop_mark()
+    m.set_items(items)
+
+
+def _call(m: Machine) -> None:
+    m.call(m.stack.pop())
+
+
+def _new_object_ex(m: Machine) -> None:
+    keywords = m.stack.pop()
+    if keywords != {} and m.rules.survey is None:
+        raise UnsupportedError("a pickle that makes an object with keywords")
+    m.call(m.stack.pop())
+
+
+def _instance(m: Machine) -> None:
+    args = m.pop_mark()
+    m.push_global(m.line(), m.line())
+    m.call(tuple(args))
+
+
+def _object(m: Machine) -> None:
+    wanted, *args = m.pop_mark()
+    m.push(wanted)
+    m.call(tuple(args))
+
+
+def _dict_from_mark(m: Machine) -> None:
+    items = m.pop_mark()
+    m.push({})
+    m.set_items(items)
+
+
+def _out_of_band(_m: Machine) -> None:
+    raise UnsupportedError(
+        "a pickle whose buffers lie outside of it", cure="save it without a buffer_callback"
+    )
+
+
+_SET_WORK = 32  # an empty set takes 216 bytes of memory for one of the pickle
+_U2, _U4 = struct.Struct("<H"), struct.Struct("<I")
+_I4, _F8 = struct.Struct("<i"), struct.Struct(">d")
+_OPCODES: dict[int, Callable[[Machine], None]] = {
+    ord("\x80"): Machine.protocol,
+    ord("\x95"): Machine.frame,
+    ord("("): Machine.push_mark,
+    ord("0"): Machine.drop,
+    ord("1"): _drop_group,
+    ord("2"): lambda m: m.push(m.stack[-1]),
+    ord("N"): lambda m: m.push(None),
+    ord("\x88"): lambda m: m.push(value=True),
+    ord("\x89"): lambda m: m.push(value=False),
+    ord("J"): _number(_I4),
+    ord("M"): _number(_U2),
+    ord("G"): _number(_F8),
+    ord("I"): _decimal,
+    ord("L"): _decimal,
+    ord("F"): lambda m: m.push(float(m.line())),
+    ord("\x8a"): lambda m: m.integer(m.number(U1)),
+    ord("\x8b"): lambda m: m.integer(m.number(_U4)),
+    ord("X"): _text(_U4),
+    ord("\x8c"): _text(U1),
+    ord("\x8d"): _text(U8),
+    ord("V"): lambda m: m.push(m.line(MAX_PIECE, "raw-unicode-escape")),
+    ord("S"): _quoted,
+    ord("B"): _bytes(_U4),
+    ord("C"): _bytes(U1),
+    ord("\x8e"): _bytes(U8),
+    ord("\x96"): _bytes(U8),
+    ord("\x97"): _out_of_band,
+    ord("T"): _old_text(_U4),
+    ord("U"): _old_text(U1),
+    ord("]"): _constant(list),
+    ord("}"): _constant(dict),
+    ord("\x8f"): _empty_set,
+    ord("a"): lambda m: m.extend([m.stack.pop()]),
+    ord("e"): lambda m: m.extend(m.pop_mark()),
+    ord("l"): lambda m: m.push(m.pop_mark()),
+    ord("t"): lambda m: m.push(tuple(m.pop_mark())),
+    ord("\x87"): _tuple3,
+    ord("d"): _dict_from_mark,
+    ord("s"): _set_item,
+    ord("u"): _set_items,
+    ord("\x90"): lambda m: m.add_items(m.pop_mark()),
+    ord("\x91"): lambda m: m.push(frozenset(checked_key(item) for item in m.pop_mark())),
+    ord("q"): lambda m: m.put(m.number(U1)),
+    ord("r"): lambda m: m.put(m.number(_U4)),
+    ord("p"): lambda m: m.put(int(m.line())),
+    ord("g"): lambda m: m.push(m.memo[int(m.line())]),
+    ord("c"): lambda m: m.push_global(m.line(), m.line()),
+    ord("\x93"): _stack_global,
+    ord("R"): _call,
+    ord("\x81"): _call,
+    ord("\x92"): _new_object_ex,
+    ord("b"): Machine.build,
+    ord("Q"): lambda m: m.persistent(m.stack.pop()),
+    ord("P"): lambda m: m.persistent(m.line()),
+    ord("i"): _instance,
+    ord("o"): _object,
+    ord("\x82"): _extension(U1),
+    ord("\x83"): _extension(_U2),
+    ord("\x84"): _extension(_U4),
+}

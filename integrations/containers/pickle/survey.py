@@ -1,0 +1,226 @@
+"""Which globals do the pickles of a file or folder want? Answered for hostile files too, and without opening any.
+
+Every file is looked at: a stream of pickles from its first byte (a legacy torch file has five, a payload may hide
+behind the first), a zip archive's members that are pickles by name or first bytes (compressed ones are inflated up
+to a bound, flags that scanners fall for are ignored), the object array of a `.npy`. The machine allows every name and
+calls nothing; where a pickle breaks off, what it wanted until then is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import NotFoundError, WherryError
+from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES
+from wherry.integrations.containers.pickle.opcodes import load
+from wherry.integrations.containers.pickle.source import walked
+from wherry.integrations.containers.pickle.values import Global, Record, Rules
+from wherry.integrations.containers.torch.values import RULES
+from wherry.integrations.containers.zip.read import LOCAL_MAGIC, data_place, local_member, read_directory
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    from wherry.integrations.containers.pickle.values import Source
+    from wherry.integrations.containers.zip.read import Member
+    from wherry.storage.location import Location
+
+_NPY = b"\x93NUMPY"
+_PICKLE_ENDINGS = (".pkl", ".pickle", ".metadata", ".p", ".joblib")
+_STARTS = tuple(bytes([2**7, protocol]) for protocol in range(6)) + tuple(
+    bytes([opcode]) for opcode in b"c(]}lIKJMNSUVXiL)"
+)
+_LARGEST_MEMBER = 1 << 28
+_MOST_STREAMS = 100
+_OBJECTS = re.compile(rb"'[|]?O[0-9]?'")
+_DEFLATED = 8
+_HEADER = 1 << 10
+_FAR = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One global: its dotted name, how often and where it is first wanted, whether a reader of ours allows it."""
+
+    name: str
+    position: int
+    count: int
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One pickle.
+
+    Attributes:
+        file: relative to what was asked for; a member of an archive follows after `!`.
+        start: its first byte in the file or member.
+        globals: what it wants, in the order in which it does.
+        error: why it could not be followed to its end; None where it could.
+    """
+
+    file: str
+    start: int
+    globals: tuple[Wanted, ...]
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As `inspect --pickles --json` prints it."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Names:
+    """Collects what a pickle wants."""
+
+    seen: dict[Global, list[int]] = field(default_factory=dict[Global, list[int]])
+
+    def __call__(self, wanted: Global, position: int) -> None:
+        self.seen.setdefault(wanted, []).append(position)
+
+    def wanted(self) -> tuple[Wanted, ...]:
+        return tuple(
+            Wanted(str(name), places[0], len(places), known=_known(name))
+            for name, places in self.seen.items()
+        )
+
+
+@cache
+def _known(name: Global) -> bool:
+    from wherry.integrations.formats.dcp.rules import METADATA_RULES  # which itself builds on this package
+
+    return any(name in rules.allowed for rules in (RULES, NUMPY_RULES, METADATA_RULES))
+
+
+def survey(uri: str | os.PathLike[str]) -> list[Stream]:
+    """List what all pickles below a URI want.
+
+    Args:
+        uri: a file or folder; it need not be a checkpoint.
+
+    Raises:
+        NotFoundError: nothing is there.
+        StorageError: the storage failed.
+    """
+    location = locate(uri)
+    entry = location.stat()
+    if entry is None:
+        raise NotFoundError("nothing is there", uri=location.uri)
+    if not entry.is_dir:
+        return list(survey_file(location, location.name))
+    return [stream for file in location.walk() for stream in survey_file(location.join(file.name), file.name)]
+
+
+def survey_file(location: Location, name: str) -> Iterator[Stream]:
+    """The pickles of one file."""
+    head = location.read(0, 128)
+    if head.startswith(LOCAL_MAGIC):
+        yield from _members(location, name)
+    elif head.startswith(_NPY):
+        yield from _object_array(location, name, head)
+    elif _looks_pickled(head, name):
+        with walked(location) as data:
+            yield from streams(data, name)
+
+
+def streams(data: Source, name: str, start: int = 0) -> Iterator[Stream]:
+    """The pickles that lie in a row from a byte on; ends where what follows is none."""
+    size = len(data)
+    for number in range(_MOST_STREAMS):
+        if start >= size or (number and not _looks_pickled(data[start : start + 32], "")):
+            return
+        stream, after = one_stream(data, name, start)
+        if number and stream.error and not stream.globals:
+            return  # the data behind the last pickle of a legacy file
+        yield stream
+        if stream.error:
+            return
+        start = after
+
+
+def one_stream(data: Source, name: str, start: int = 0) -> tuple[Stream, int]:
+    """One pickle, and where it ends."""
+    names = _Names()
+    rules = Rules(allowed={}, persistent=_anything, far=_FAR, survey=names)
+    try:
+        _, end = load(data, rules, name, start)
+    except WherryError as error:
+        return Stream(name, start, names.wanted(), error.what), len(data)
+    return Stream(name, start, names.wanted()), end
+
+
+def _anything(persistent: Any) -> Record:
+    return Record(Global("", "persistent id"), (persistent,))
+
+
+def _looks_pickled(head: bytes, name: str) -> bool:
+    return head.startswith(_STARTS) or name.endswith(_PICKLE_ENDINGS)
+
+
+def _members(location: Location, name: str) -> Iterator[Stream]:
+    try:
+        members = read_directory(location).members.values()
+    except WherryError:
+        yield from _scanned(location, name)
+        return
+    for member in members:
+        yield from _member(location, member, f"{name}!{member.name}")
+
+
+def _scanned(location: Location, name: str) -> Iterator[Stream]:
+    """Pickles of archives in a row (the items of DCP files), and of cut ones: found by their local headers."""
+    with walked(location) as data:
+        size, at = len(data), data.find(LOCAL_MAGIC, 0, len(data))
+        while 0 <= at < size:
+            member, start, compressed = local_member(data[at : at + _HEADER])
+            if member.endswith(_PICKLE_ENDINGS):
+                label = f"{name}!{member} at {at}"
+                if compressed:
+                    raw = data[at + start : at + start + _LARGEST_MEMBER]
+                    yield from streams(zlib.decompressobj(-15).decompress(raw, _LARGEST_MEMBER), label)
+                else:
+                    yield one_stream(data, label, at + start)[0]
+            at = data.find(LOCAL_MAGIC, at + 4, size)
+
+
+def _member(location: Location, member: Member, name: str) -> Iterator[Stream]:
+    try:
+        data = _inflated(location, member)
+    except (WherryError, zlib.error) as error:
+        if name.endswith(_PICKLE_ENDINGS):
+            yield Stream(name, 0, (), error.what if isinstance(error, WherryError) else str(error))
+        return
+    if data.startswith(_NPY):
+        start = _after_header(data)
+        if _OBJECTS.search(data[:start]):
+            yield from streams(data, name, start)
+    elif name.endswith(_PICKLE_ENDINGS) or data[:1] == b"\x80":
+        yield from streams(data, name)
+
+
+def _inflated(location: Location, member: Member) -> bytes:
+    start = data_place(location, member)
+    raw = location.read(start, start + min(member.size, _LARGEST_MEMBER))
+    looks = raw[:1] == b"\x80" or raw.startswith(_NPY) or member.name.endswith(_PICKLE_ENDINGS)
+    if member.method == _DEFLATED:
+        return zlib.decompressobj(-15).decompress(raw, _LARGEST_MEMBER)
+    return raw if looks else b""
+
+
+def _object_array(location: Location, name: str, head: bytes) -> Iterator[Stream]:
+    start = _after_header(head)
+    if _OBJECTS.search(location.read(0, min(start, _LARGEST_MEMBER))):
+        with walked(location) as data:
+            yield from streams(data, name, start)
+
+
+def _after_header(head: bytes) -> int:
+    """Where the data of a `.npy` begins."""
+    wide = head[6:7] > b"\x01"
+    return (12 if wide else 10) + int.from_bytes(head[8 : 12 if wide else 10], "little")

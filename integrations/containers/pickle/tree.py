@@ -1,0 +1,170 @@
+"""From an inert value to key paths: what a pickled object holds, as a tree.
+
+Dicts and sequences become nodes, with list and tuple indices as decimal strings; tensors and plain scalars are
+leaves; None and empty containers are empties. What key paths cannot say is kept beside them: which keys were
+numbers, and the class of every node and value that is more than a plain dict, list or scalar, so that a writer can
+give it back, or refuse by name. A small pickle can be huge as a tree, because it may name one list a thousand
+times; nodes are counted against the length of the pickle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Value
+from wherry.errors import CorruptError, HostileError, UnsupportedError
+from wherry.integrations.containers.pickle.harmless import unwrapped
+from wherry.integrations.containers.pickle.values import Attributes, Far, Global, Opaque, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Key: TypeAlias = int | bool | None
+_MAX_DEPTH = 100
+_FREE_NODES = 10_000
+_MOST_BYTES = 1 << 20  # of one byte string that is kept as a value
+LONG = "bytes, not kept"
+
+
+@dataclass(slots=True)
+class Tree:
+    """The leaves of a pickled object by key path; see `Manifest` for the meaning of the first fields.
+
+    Attributes:
+        types: class of a node or value that is more than a dict, list, or plain scalar.
+        keys: path of a child → its key in the dict, where that is no string.
+    """
+
+    tensors: dict[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])
+    values: dict[KeyPath, Value] = field(default_factory=dict[KeyPath, Value])
+    empties: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    lists: set[KeyPath] = field(default_factory=set[KeyPath])
+    types: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    keys: dict[KeyPath, Key] = field(default_factory=dict[KeyPath, Key])
+
+    @property
+    def custom(self) -> Mapping[str, Any]:
+        """`types` and `keys` as a manifest keeps them, paths printed."""
+        parts = {"types": self.types, "keys": self.keys}
+        found = {
+            name: {render(path): said for path, said in part.items()} for name, part in parts.items() if part
+        }
+        return {"pickle": found} if found else {}
+
+
+def plant(root: Any, pickle_bytes: int, tensor: type) -> Tree:
+    """List the leaves of an inert value.
+
+    Args:
+        root: what the machine made.
+        pickle_bytes: length of the pickle; an honest tree has fewer nodes.
+        tensor: the type of what is a tensor here.
+
+    Raises:
+        HostileError: the tree is deeper or larger than an honest pickle of that length makes.
+        CorruptError: two keys of one dict print alike, or the tree contains itself.
+    """
+    walk = _Walk(pickle_bytes + _FREE_NODES, tensor)
+    walk.node((), root)
+    return walk.tree
+
+
+class _Walk:
+    """One walk with its allowance of nodes."""
+
+    def __init__(self, allowance: int, tensor: type) -> None:
+        self.tree = Tree()
+        self._left = allowance
+        self._tensor = tensor
+        self._above: set[int] = set()
+
+    def node(self, path: KeyPath, value: Any) -> None:
+        self._left -= 1
+        if self._left < 0 or len(path) > _MAX_DEPTH:
+            raise HostileError(
+                "a tree larger or deeper than its pickle can honestly be", cure="do not use this file"
+            )
+        if isinstance(value, self._tensor):
+            self.tree.tensors[path] = value
+        elif isinstance(value, dict):
+            self._mapping(path, value)
+        elif type(value) in (list, tuple):
+            self._sequence(path, value)
+        elif isinstance(value, (set, frozenset)):
+            self._typed(path, type(value).__name__, sorted(value, key=repr))
+        elif isinstance(value, Record):
+            self._record(path, value)
+        elif isinstance(value, Opaque):
+            self._typed(path, value.kind, value.value)
+        elif value is None:
+            self.tree.empties[path] = "none"
+        else:
+            self._leaf(path, value)
+
+    def _leaf(self, path: KeyPath, value: Any) -> None:
+        if isinstance(value, bytes):
+            kept = len(value) <= _MOST_BYTES
+            self.tree.types[path] = self.tree.types.get(path, "bytes") if kept else LONG
+            value = value.decode("latin-1") if kept else f"<{len(value)} bytes>"
+        elif isinstance(value, Global):
+            self.tree.types[path] = "global"
+            value = str(value)
+        elif isinstance(value, Far):
+            self.tree.types[path] = LONG
+            value = f"<{value.length} bytes>"
+        elif not isinstance(value, (str, bool, int, float)):
+            raise UnsupportedError(f"a {type(value).__name__} as a value", path=render(path))
+        self.tree.values[path] = value
+
+    def _typed(self, path: KeyPath, kind: str, value: Any) -> None:
+        self.tree.types[path] = kind
+        self.node(path, value)
+
+    def _record(self, path: KeyPath, record: Record) -> None:
+        """An object of a class that nobody looks into: its arguments, state and items, once."""
+        if id(record) in self._above:
+            self.tree.values[path] = f"<the {record.kind} above>"
+            return
+        self._above.add(id(record))
+        inner = unwrapped(record)
+        if inner is None:
+            said = {"args": record.args, "state": record.state, "items": record.items}
+            self._typed(path, str(record.kind), {name: part for name, part in said.items() if part})
+        elif inner[0]:
+            self._typed(path, *inner)
+        else:
+            self.node(path, inner[1])
+        self._above.discard(id(record))
+
+    def _mapping(self, path: KeyPath, value: dict[Any, Any]) -> None:
+        if isinstance(value, Attributes):
+            self.tree.types[path] = value.kind
+        if not value:
+            self.tree.empties[path] = "dict"
+        if len({_key_text(key, path) for key in value}) != len(value):
+            raise CorruptError("two keys of one dict print alike", path=render(path))
+        for key, child in value.items():
+            below = (*path, _key_text(key, path))
+            if not isinstance(key, str):
+                self.tree.keys[below] = key
+            self.node(below, child)
+
+    def _sequence(self, path: KeyPath, value: list[Any] | tuple[Any, ...]) -> None:
+        if not value:
+            self.tree.empties[path] = "list" if isinstance(value, list) else "tuple"
+            return
+        self.tree.lists.add(path)
+        if isinstance(value, tuple):
+            self.tree.types.setdefault(path, "tuple")
+        for index, child in enumerate(value):
+            self.node((*path, str(index)), child)
+
+
+def _key_text(key: Any, path: KeyPath) -> str:
+    if key is None or isinstance(key, (str, int)):
+        return str(key)
+    raise CorruptError(
+        f"a {type(key).__name__} as the key of a dict", path=render(path), cure="use text or numbers as keys"
+    )

@@ -1,0 +1,1 @@
+"""safetensors files: header, element types, and the writer."""

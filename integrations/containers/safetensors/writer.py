@@ -1,0 +1,140 @@
+"""Writes safetensors files: one, or the shards of a Hugging Face folder.
+
+Every header is written, and so every offset fixed, before the first tensor byte; after that any span of any
+tensor can be written at any time from any thread, any number of times. Four-bit floats come one byte per
+element and are packed here, so their spans must begin and end at even elements. `finish` writes the index of a
+sharded checkpoint last.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.core.tensorspec import Span, TensorSpec
+from wherry.errors import UnsupportedError, UsageError, storage_error
+from wherry.formats.format import Option
+from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.integrations.containers.flat.packed import PACKED, pack_nibbles
+from wherry.integrations.containers.safetensors import header
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region
+    from wherry.storage.location import Location
+
+METADATA_FORMAT = Option("pt", "the `format` word of `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
+
+
+class _Place(NamedTuple):
+    file: str
+    start: int
+    stop: int
+    packed: bool
+
+
+class SafetensorsWriter:
+    """A writer of the engine's protocol over one or several safetensors files in a folder."""
+
+    def __init__(
+        self,
+        folder: Location,
+        shards: Mapping[str, Sequence[TensorSpec]],
+        metadata: Mapping[str, str],
+        index: tuple[str, bytes] | None = None,
+    ) -> None:
+        """Create the files and write their headers.
+
+        Args:
+            folder: an existing local folder.
+            shards: file name → the tensors that it will hold.
+            metadata: `__metadata__` of every file.
+            index: name and contents of the index file, written by `finish`.
+
+        Raises:
+            UnrepresentableError: safetensors cannot hold one of the tensors.
+            UnsupportedError: the folder is not local.
+            StorageError: the storage is full or failed.
+        """
+        if not folder.store.capabilities.local:
+            raise UnsupportedError("safetensors is written to local folders only", uri=folder.uri)
+        headers = {name: header.build(specs, metadata, folder.uri) for name, specs in shards.items()}
+        self._folder = folder
+        self._index = index
+        self._places = {
+            spec.path: _Place(name, slot.start, slot.stop, spec.dtype == PACKED)
+            for name, specs in shards.items()
+            for spec in specs
+            for slot in (headers[name][1][spec.path[0]],)
+        }
+        sizes = {
+            name: max((slot.stop for slot in slots.values()), default=len(head))
+            for name, (head, slots) in headers.items()
+        }
+        self._files = FlatFiles(Path(folder.path), sizes)
+        for name, (head, _) in headers.items():
+            self._files.write(name, 0, head)
+
+    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
+        """See Writer: any span can be written."""
+        assert path in self._places
+        return None
+
+    def place(self, path: KeyPath, where: Region | Span) -> int:
+        """See PlacingWriter."""
+        place = self._places[path]
+        return place.start + where.start if isinstance(where, Span) and not place.packed else 0
+
+    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
+        """See Writer.
+
+        Raises:
+            UsageError: `where` is not a span of this tensor, or does not agree with the data.
+            StorageError: the storage failed.
+        """
+        place, name = self._places[path], path[0]
+        if not isinstance(where, Span) or where.nbytes != len(data):
+            raise UsageError(f"{where} is not a span of {len(data)} bytes", path=name)
+        start, stop = where
+        if place.packed:
+            if start % 2:
+                raise UsageError("a span of four-bit elements must begin at an even one", path=name)
+            start, stop, data = start // 2, (stop + 1) // 2, pack_nibbles(data, name)
+        if not 0 <= start <= stop <= place.stop - place.start:
+            raise UsageError(f"span {where} is not inside the tensor", path=name)
+        self._files.write(place.file, place.start + start, data)
+
+    def sync(self) -> None:
+        """See Writer."""
+        self._files.sync()
+
+    def finish(self) -> None:
+        """See Writer."""
+        self._files.sync()
+        if self._index is not None:
+            self._put_index(*self._index)
+        self._files.finish()
+
+    def _put_index(self, name: str, data: bytes) -> None:
+        place = self._folder.join(name)
+        try:
+            place.store.put(place.path, data)
+        except OSError as error:
+            raise storage_error(error, place.uri) from error
+
+    def close(self) -> None:
+        """See Writer."""
+        self._files.close()
+
+
+def kept_metadata(custom: Mapping[str, object], metadata_format: str) -> dict[str, str]:
+    """What becomes `__metadata__`: the source's own strings, and the framework word that readers ask for.
+
+    The shard descriptions of torch's HuggingFaceStorageWriter are left out: they say how its files were cut,
+    and would be wrong of ours.
+    """
+    strings = {key: value for key, value in custom.items() if isinstance(value, str)}
+    kept = {key: value for key, value in strings.items() if not key.startswith("DCP_")}
+    return {**kept, "format": metadata_format}

@@ -1,0 +1,296 @@
+"""A torch.save archive: which tensors it holds, and where their bytes lie.
+
+The root folder in the archive has any name (the file's stem, `archive`, `consolidated`), so the one member that
+ends in `/data.pkl` is looked for; storages are members `<root>/data/<key>`. `<root>/byteorder` is `little` or
+`big`, and `little` where it is missing; `<root>/version` is the container's version. A tensor is a view: several
+may share a storage (tied weights, slices), strides may be 0 (expanded) or permuted, so a tensor's bytes lie raw
+only where it is contiguous and little endian. `constants.pkl` means TorchScript, whose `data.pkl` needs its code.
+Source: torch/serialization.py of 1.6 to 2.15, and the archives that these wrote.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+from wherry.core import dtypes
+from wherry.core.keypath import KeyPath, render
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
+from wherry.integrations.containers.pickle.opcodes import load
+from wherry.integrations.containers.torch.tree import Tree, flatten
+from wherry.integrations.containers.torch.values import RULES, Storage, TorchTensor
+from wherry.integrations.containers.zip.read import Directory, data_offset, read_directory, read_member
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.storage.location import Location
+
+PICKLE = "/data.pkl"
+CONSTANTS = "/constants.pkl"
+_LARGEST_PICKLE = 1 << 29
+_LARGEST_NOTE = 64
+_MAX_RANK = 64
+_FREE_BYTES = 1 << 30  # what expanded tensors (stride 0) may say beyond what is stored
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor of an archive in its file.
+
+    Attributes:
+        file: the archive.
+        start: offset of its storage in the file.
+        length: bytes of the storage.
+        offset: its first element, in elements from `start`.
+        shape: its extents.
+        strides: in elements.
+        dtype: our name.
+        big_endian: whether the storage is.
+        crc: CRC-32 of the storage; 0 where none was taken.
+        decoded: whether `file` gives bytes that do not lie so in any real file.
+    """
+
+    file: Location
+    start: int
+    length: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    big_endian: bool
+    crc: int = 0
+    decoded: bool = False
+
+    @property
+    def raw(self) -> bool:
+        """Whether its canonical bytes lie raw in the file."""
+        return not self.big_endian and self.contiguous and not self.decoded
+
+    @property
+    def whole(self) -> bool:
+        """Whether its elements are all that its storage has."""
+        width = dtypes.bits(self.dtype) // 8
+        return self.offset == 0 and math.prod(self.shape) * width == self.length and self.contiguous
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether its elements lie in C order without gaps."""
+        expected = 1
+        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if extent != 1 and stride != expected:
+                return math.prod(self.shape) == 0
+            expected *= extent
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What an archive holds.
+
+    Attributes:
+        tree: its leaves.
+        placed: where each tensor lies.
+        specs: each tensor's spec; `shares` in its tags names the first tensor that is the same view.
+        version: of the container, as its `version` record says; None where it has none.
+    """
+
+    tree: Tree
+    placed: Mapping[KeyPath, PlacedTensor]
+    specs: Mapping[KeyPath, TensorSpec]
+    version: str | None
+
+
+class Stored(NamedTuple):
+    """A storage in its file: where, how many bytes, its CRC-32 (0 where none was taken), its byte order."""
+
+    start: int
+    length: int
+    crc: int = 0
+    big_endian: bool = False
+
+
+def place_view(location: Location, path: KeyPath, tensor: TorchTensor, stored: Stored) -> PlacedTensor:
+    """A tensor as a view of a storage that was found.
+
+    Raises:
+        UnsupportedError: it has too many dimensions.
+        CorruptError: it reaches beyond the storage.
+    """
+    if len(tensor.shape) > _MAX_RANK:
+        raise UnsupportedError(f"{len(tensor.shape)} dimensions", uri=location.uri, path=render(path))
+    width = dtypes.bits(tensor.dtype) // 8
+    last = tensor.offset + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.strides, strict=True))
+    if math.prod(tensor.shape) and (last + 1) * width > stored.length:
+        raise CorruptError(
+            f"its storage {tensor.storage.key} has {stored.length} bytes, {(last + 1) * width} are needed",
+            uri=location.uri,
+            path=render(path),
+            cure="restore the file",
+        )
+    return PlacedTensor(
+        location,
+        stored.start,
+        stored.length,
+        tensor.offset,
+        tensor.shape,
+        tensor.strides,
+        tensor.dtype,
+        stored.big_endian,
+        stored.crc,
+    )
+
+
+def roots(directory: Directory, ending: str = PICKLE) -> list[str]:
+    """Names of the folders that hold a member of this name."""
+    return [name.removesuffix(ending) for name in directory.members if name.endswith(ending)]
+
+
+def read_archive(location: Location) -> Archive:
+    """Interpret an archive's pickle and find every tensor's bytes.
+
+    Raises:
+        NotACheckpointError: it is no torch archive, or holds no tensor.
+        UnsupportedError: TorchScript, whole modules, kinds of tensors that are not read.
+        HostileError: a global that is not allowed, hidden members, sizes that no file has.
+        CorruptError: it is cut, or contradicts itself.
+    """
+    archive = read_object(location, read_directory(location), {})
+    if not archive.placed:
+        raise NotACheckpointError(
+            "a torch file without tensors", uri=location.uri, cure="give the file of the weights"
+        )
+    require_honest_size(archive.placed, location)
+    return archive
+
+
+def read_object(location: Location, directory: Directory, known: dict[bytes, Tree]) -> Archive:
+    """Interpret the pickle of an archive, which may hold no tensor, and lie anywhere in its file.
+
+    Args:
+        location: the file.
+        directory: the archive's members.
+        known: trees of pickles that were interpreted before, by their bytes; this one is added.
+
+    Raises:
+        NotACheckpointError, UnsupportedError, HostileError, CorruptError: as `read_archive`.
+    """
+    root = _root(directory, location)
+    data = _pickle(directory, root, location)
+    tree = known.get(data)
+    if tree is None:
+        tree = known[data] = _tree(data, location)
+    placer = _Placer(location, directory, root)
+    placed = {path: placer.place(path, tensor) for path, tensor in tree.tensors.items()}
+    return Archive(tree, placed, specs_of(placed), _note(directory, f"{root}/version", location))
+
+
+def _tree(data: bytes, location: Location) -> Tree:
+    value, end = load(data, RULES, location.uri)
+    if end != len(data):
+        raise CorruptError(
+            f"{len(data) - end} bytes after the pickle", uri=location.uri, cure="restore the file"
+        )
+    return flatten(value, len(data))
+
+
+def _root(directory: Directory, location: Location) -> str:
+    if roots(directory, CONSTANTS):
+        raise UnsupportedError(
+            "a TorchScript archive: its tensors are reached through its code",
+            uri=location.uri,
+            cure="save the state_dict() of the loaded module",
+        )
+    found = roots(directory)
+    if not found:
+        raise NotACheckpointError("a zip archive that torch did not write", uri=location.uri)
+    if len(found) > 1:
+        raise HostileError(
+            f"an archive with {len(found)} pickles", uri=location.uri, cure="do not use this file"
+        )
+    return found[0]
+
+
+def _pickle(directory: Directory, root: str, location: Location) -> bytes:
+    member = directory.members[root + PICKLE]
+    data = read_member(location, member, _LARGEST_PICKLE)
+    if member.crc and crc32(data) != member.crc:
+        raise CorruptError("the pickle does not have its checksum", uri=location.uri, cure="restore the file")
+    return data
+
+
+def _note(directory: Directory, name: str, location: Location) -> str | None:
+    member = directory.members.get(name)
+    if member is None:
+        return None
+    return read_member(location, member, _LARGEST_NOTE).decode("ascii", "replace").strip()
+
+
+class _Placer:
+    """Finds the bytes of the tensors of one archive; looks at each storage once."""
+
+    def __init__(self, location: Location, directory: Directory, root: str) -> None:
+        self._location = location
+        self._directory = directory
+        self._root = root
+        self._starts: dict[str, int] = {}
+        order = _note(directory, f"{root}/byteorder", location) or "little"
+        if order not in ("little", "big"):
+            raise CorruptError(f"byte order {order!r}", uri=location.uri, cure="restore the file")
+        self._big = order == "big"
+
+    def place(self, path: KeyPath, tensor: TorchTensor) -> PlacedTensor:
+        start, length, crc = self._storage(path, tensor.storage)
+        return place_view(self._location, path, tensor, Stored(start, length, crc, self._big))
+
+    def _storage(self, path: KeyPath, storage: Storage) -> tuple[int, int, int]:
+        name = f"{self._root}/data/{storage.key}"
+        member = self._directory.members.get(name)
+        size = storage.elements * (dtypes.bits(storage.dtype) // 8 if storage.dtype else 1)
+        if member is None or member.size != size:
+            seen = "is not there" if member is None else f"has {member.size} bytes, not {size}"
+            raise CorruptError(
+                f"member {name} {seen}", uri=self._location.uri, path=render(path), cure="restore the file"
+            )
+        if name not in self._starts:
+            self._starts[name] = self._inside(data_offset(self._location, member), size, name)
+        return self._starts[name], size, member.crc
+
+    def _inside(self, start: int, size: int, name: str) -> int:
+        if start + size > self._directory.start:
+            raise CorruptError(
+                f"member {name} runs into the directory", uri=self._location.uri, cure="restore the file"
+            )
+        return start
+
+
+def require_honest_size(placed: Mapping[KeyPath, PlacedTensor], location: Location) -> None:
+    """Refuse small files that claim to be huge tensors, which strides of 0 would let them.
+
+    Raises:
+        HostileError: it is one.
+    """
+    entry = location.stat()
+    stored = entry.size if entry else 0
+    said = sum(dtypes.canonical_size(tensor.dtype, math.prod(tensor.shape)) for tensor in placed.values())
+    if said > 64 * stored + _FREE_BYTES:
+        raise HostileError(
+            f"{stored} bytes that claim to be {said} bytes of tensors",
+            uri=location.uri,
+            cure="do not use this file",
+        )
+
+
+def specs_of(placed: Mapping[KeyPath, PlacedTensor]) -> dict[KeyPath, TensorSpec]:
+    """The tensors' specs; one that is the same view as an earlier one says so in its tags."""
+    first: dict[tuple[object, ...], KeyPath] = {}
+    specs: dict[KeyPath, TensorSpec] = {}
+    for path, tensor in placed.items():
+        view = (tensor.start, tensor.length, tensor.offset, tensor.shape, tensor.strides, tensor.dtype)
+        same = first.setdefault(view, path) if tensor.length else path
+        tags = None if same == path else {"shares": render(same)}
+        specs[path] = TensorSpec(path, tensor.shape, tensor.dtype, tags=tags)
+    return specs

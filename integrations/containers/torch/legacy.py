@@ -1,0 +1,149 @@
+"""The stream that torch.save wrote before 1.6 (and still does with `_use_new_zipfile_serialization=False`).
+
+Five pickles in a row: a magic number, the protocol 1001, facts about the writing system, the object, the list of its
+storages' keys. Then for each key in that order the number of elements (8 bytes, little endian) and the elements, which
+torch writes little endian on every machine. Persistent ids have a sixth part: a storage that is a view of another
+one names that one's key, with offset and size in elements. All five pickles go through the inert machine: a payload
+can hide in the third. The tensors are indexed by walking over the file's end of numbers and bytes, reading only the
+numbers. Still older is a tar archive of `storages`, `tensors` and `pickle`, which is only recognised.
+Source: torch/serialization.py (`_legacy_save`, `_legacy_load`) of 0.4 to 2.13, and files that these wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from wherry.core import dtypes
+from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
+from wherry.integrations.containers.pickle.opcodes import load
+from wherry.integrations.containers.pickle.source import walked
+from wherry.integrations.containers.pickle.values import Rules
+from wherry.integrations.containers.torch.archive import (
+    Archive,
+    Stored,
+    place_view,
+    require_honest_size,
+    specs_of,
+)
+from wherry.integrations.containers.torch.tree import flatten
+from wherry.integrations.containers.torch.values import RULES, storage_of
+
+if TYPE_CHECKING:
+    from wherry.integrations.containers.pickle.values import Source
+    from wherry.integrations.containers.torch.tree import Tree
+    from wherry.storage.location import Location
+
+MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+PROTOCOL = 1001
+# PROTO 2 (any protocol), LONG1 of ten bytes: how every such file begins.
+MAGIC_OPCODES = b"\x8a\x0a" + MAGIC_NUMBER.to_bytes(10, "little") + b"."
+_PLAIN = Rules(allowed={})
+_COUNT = 8
+
+
+def is_legacy(head: bytes) -> bool:
+    """Whether a file begins as a legacy stream does, in any pickle protocol from 2."""
+    start = head.find(MAGIC_OPCODES, 2, 40)  # protocol 4 has a frame before it
+    return head[:1] == b"\x80" and start >= 0
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a file begins as the tar archives of torch 0.1 do."""
+    return head[257:262] == b"ustar" and head[:100].rstrip(b"\0") in (
+        *(b"sys_info", b"pickle", b"storages", b"tensors", b"./storages", b"./tensors", b"./pickle"),
+    )
+
+
+def read_legacy(location: Location) -> Archive:
+    """Interpret the five pickles and find every tensor's bytes.
+
+    Raises:
+        NotACheckpointError: it holds no tensor.
+        UnsupportedError: kinds of tensors or objects that are not read; a big-endian writer.
+        HostileError: a global that is not allowed, in any of the pickles; sizes that no file has.
+        CorruptError: it is cut, or contradicts itself.
+    """
+    with walked(location) as data:
+        seen = _Seen(location)
+        tree, keys, end = _pickles(data, seen, location)
+        stored = _storages(data, end, keys, seen.said, location)
+    placed = {
+        path: place_view(location, path, tensor, stored[tensor.storage.key])
+        for path, tensor in tree.tensors.items()
+    }
+    if not placed:
+        raise NotACheckpointError(
+            "a torch file without tensors", uri=location.uri, cure="give the file of the weights"
+        )
+    require_honest_size(placed, location)
+    return Archive(tree, placed, specs_of(placed), None)
+
+
+def _pickles(data: Source, seen: _Seen, location: Location) -> tuple[Tree, list[str], int]:
+    uri = location.uri
+    magic, end = load(data, _PLAIN, uri)
+    protocol, end = load(data, _PLAIN, uri, end)
+    if magic != MAGIC_NUMBER or protocol != PROTOCOL:
+        raise UnsupportedError(f"a torch stream of protocol {protocol!r:.40}", uri=uri)
+    system, start = load(data, _PLAIN, uri, end)
+    if not isinstance(system, dict):
+        raise _corrupt("its third pickle does not say which system wrote it", location)
+    if cast("dict[str, Any]", system).get("little_endian") is not True:
+        raise UnsupportedError(
+            "a legacy torch file of a big-endian machine", uri=uri, cure="save it again there"
+        )
+    root, end = load(data, replace(RULES, persistent=seen), uri, start)
+    keys, after = load(data, _PLAIN, uri, end)
+    if type(keys) is not list or any(type(key) is not str for key in keys) or len(set(keys)) != len(keys):
+        raise _corrupt("its fifth pickle is no list of storage keys", location)
+    return flatten(root, end - start), keys, after
+
+
+class _Seen:
+    """Takes persistent ids, and remembers what each storage is."""
+
+    def __init__(self, location: Location) -> None:
+        self.said: dict[str, tuple[int, int]] = {}  # key → bytes of one element, elements
+        self._location = location
+
+    def __call__(self, persistent: Any) -> Any:
+        if type(persistent) is tuple and persistent[:1] == ("module",):
+            raise UnsupportedError(
+                "a pickled module with its source code, not a state dict",
+                uri=self._location.uri,
+                cure="load it where its code is installed and save model.state_dict()",
+            )
+        storage = storage_of(persistent)
+        facts = (dtypes.bits(storage.dtype) // 8 if storage.dtype else 1, storage.elements)
+        if self.said.setdefault(storage.key, facts) != facts:
+            raise _corrupt(f"storage {storage.key} has two types or sizes", self._location)
+        return storage
+
+
+def _storages(
+    data: Source, position: int, keys: list[str], said: dict[str, tuple[int, int]], location: Location
+) -> dict[str, Stored]:
+    found: dict[str, Stored] = {}
+    for key in keys:
+        if key not in said:
+            raise _corrupt(f"storage {key} is no tensor's, so that its size is not known", location)
+        width, elements = said[key]
+        start = position + _COUNT
+        count = int.from_bytes(data[position:start], "little", signed=True)
+        position = start + elements * width
+        if start > len(data) or count != elements or position > len(data):
+            raise _corrupt(
+                f"storage {key} should have {elements} elements at byte {start} of {len(data)} and says {count}",
+                location,
+            )
+        found[key] = Stored(start, elements * width)
+    if set(said) - set(found):
+        raise _corrupt(f"storage {min(set(said) - set(found))} is not in the list of keys", location)
+    if position != len(data):
+        raise _corrupt(f"{len(data) - position} bytes after the last storage", location)
+    return found
+
+
+def _corrupt(what: str, location: Location) -> CorruptError:
+    return CorruptError(what, uri=location.uri, cure="fetch the file again, or restore it")

@@ -1,0 +1,226 @@
+"""What a torch pickle may say, and the inert values that it makes: storages, tensors, plain containers.
+
+The allow-list holds exactly the globals that state dicts and trainer dicts of torch 1.6 to 2.15 need. A
+persistent id is ("storage", type, key, location, elements); the type gives the dtype, except for
+`UntypedStorage`, whose elements are bytes and whose tensors name their dtype (`_rebuild_tensor_v3`). Known
+globals that are harmless but not read (sparse and quantised tensors, numpy objects, whole modules) are
+unsupported; every other is hostile. Source: torch/_utils.py, torch/serialization.py, torch/_weights_only_unpickler.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from wherry.errors import CorruptError, UnsupportedError, WherryError
+from wherry.integrations.containers.pickle.harmless import HARMLESS, NUMPY_SCALARS
+from wherry.integrations.containers.pickle.values import Global, Opaque, Rules
+
+# torch's dtype → ours, and the name of its typed storage where it has one.
+DTYPES: tuple[tuple[str, str, str], ...] = (
+    ("float64", "float64", "DoubleStorage"),
+    ("float32", "float32", "FloatStorage"),
+    ("float16", "float16", "HalfStorage"),
+    ("bfloat16", "bfloat16", "BFloat16Storage"),
+    ("int64", "int64", "LongStorage"),
+    ("int32", "int32", "IntStorage"),
+    ("int16", "int16", "ShortStorage"),
+    ("int8", "int8", "CharStorage"),
+    ("uint8", "uint8", "ByteStorage"),
+    ("bool", "bool", "BoolStorage"),
+    ("complex64", "complex64", "ComplexFloatStorage"),
+    ("complex128", "complex128", "ComplexDoubleStorage"),
+    ("uint16", "uint16", ""),
+    ("uint32", "uint32", ""),
+    ("uint64", "uint64", ""),
+    ("complex32", "complex32", ""),
+    ("float8_e4m3fn", "float8_e4m3fn", ""),
+    ("float8_e4m3fnuz", "float8_e4m3fnuz", ""),
+    ("float8_e5m2", "float8_e5m2", ""),
+    ("float8_e5m2fnuz", "float8_e5m2fnuz", ""),
+    ("float8_e8m0fnu", "float8_e8m0fnu", ""),
+)
+_OURS = {torch: ours for torch, ours, _ in DTYPES}
+_OF_STORAGE = {storage: ours for _, ours, storage in DTYPES if storage}
+_UNTYPED = "UntypedStorage"
+_NUMPY = (
+    "numpy.core.multiarray",
+    "numpy._core.multiarray",
+    "numpy.core.numeric",
+    "numpy._core.numeric",
+    "numpy",
+)
+_UNREAD_REBUILDS = (
+    "_rebuild_sparse_tensor",
+    "_rebuild_sparse_csr_tensor",
+    "_rebuild_qtensor",
+    "_rebuild_nested_tensor",
+    "_rebuild_device_tensor_from_numpy",
+    "_rebuild_device_tensor_from_cpu_tensor",
+    "_rebuild_meta_tensor_no_storage",
+    "_rebuild_wrapper_subclass",
+)
+_UNREAD_TYPES = (
+    *("QInt8Storage", "QInt32Storage", "QUInt8Storage", "QUInt4x2Storage", "QUInt2x4Storage"),
+    *("qint8", "qint32", "quint8", "quint4x2", "quint2x4", "float4_e2m1fn_x2"),
+    *("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A storage of a torch file.
+
+    Attributes:
+        key: its name in the file.
+        dtype: our name of its element type; None where its elements are bytes.
+        elements: how many.
+        first: where in the stored bytes it begins, in elements: legacy streams have storages that are views of
+            another one, whose key this then is.
+    """
+
+    key: str
+    dtype: str | None
+    elements: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchTensor:
+    """A view of a storage: offset and strides in elements of `dtype`."""
+
+    storage: Storage
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def storage_of(persistent: Any) -> Storage:
+    """The storage that a persistent id stands for.
+
+    Raises:
+        CorruptError: it is no storage's.
+        UnsupportedError: its element type is not read.
+    """
+    if type(persistent) is not tuple or len(persistent) < 5 or persistent[0] != "storage":  # noqa: PLR2004
+        raise CorruptError("a persistent id that is not a storage")
+    _, kind, key, _, elements, *rest = persistent
+    if not isinstance(kind, Global) or type(key) is not str or type(elements) is not int or elements < 0:
+        raise CorruptError("a storage without type, key or size")
+    if kind.name != _UNTYPED and kind.name not in _OF_STORAGE:
+        raise UnsupportedError(f"a storage of type {kind}")
+    dtype = None if kind.name == _UNTYPED else _OF_STORAGE[kind.name]
+    return Storage(key, dtype, elements, _view_start(rest, elements))
+
+
+def _view_start(rest: list[Any], elements: int) -> int:
+    """Where a storage that is a view of another one begins in it; the elements are those of the other one."""
+    if all(part is None for part in rest):
+        return 0
+    view = rest[0]
+    if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):  # noqa: PLR2004
+        raise CorruptError("a storage whose view is not a key, an offset and a size")
+    if view[1] + view[2] > elements:
+        raise CorruptError("a storage that is a view beyond the end of another one")
+    return view[1]
+
+
+def _rebuild_v2(args: tuple[Any, ...]) -> TorchTensor:
+    storage, offset, shape, strides, *rest = args
+    if not isinstance(storage, Storage) or storage.dtype is None:
+        raise CorruptError("a tensor of no storage, or of one without a type")
+    _require_plain(rest[2:])
+    return _tensor(storage, storage.dtype, offset, shape, strides)
+
+
+def _rebuild_v3(args: tuple[Any, ...]) -> TorchTensor:
+    storage, offset, shape, strides, _, _, dtype, *rest = args
+    if not isinstance(storage, Storage) or not isinstance(dtype, Global):
+        raise CorruptError("a tensor of no storage or dtype")
+    if dtype.name not in _OURS:
+        raise UnsupportedError(f"a tensor of dtype {dtype}")
+    _require_plain(rest)
+    return _tensor(storage, _OURS[dtype.name], offset, shape, strides)
+
+
+def _require_plain(metadata: list[Any]) -> None:
+    """Torch marks lazily conjugated or negated tensors here; their stored bytes are not their values."""
+    if any(metadata):
+        raise UnsupportedError(
+            "a tensor with a conjugate or negative bit", cure="save it after .resolve_conj()"
+        )
+
+
+def _tensor(storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any) -> TorchTensor:
+    shape, strides = (part.value if isinstance(part, Opaque) else part for part in (shape, strides))
+    if type(shape) not in (tuple, list) or type(strides) not in (tuple, list):
+        raise CorruptError("a tensor without shape or strides")
+    numbers = [offset, *shape, *strides]
+    if any(type(number) is not int or number < 0 for number in numbers) or len(shape) != len(strides):
+        raise CorruptError("a tensor whose shape, strides or offset are not natural numbers")
+    return TorchTensor(storage, dtype, storage.first + offset, tuple(shape), tuple(strides))
+
+
+def _parameter(args: tuple[Any, ...]) -> TorchTensor:
+    if not isinstance(args[0], TorchTensor):
+        raise CorruptError("a parameter that is not a tensor")
+    return args[0]
+
+
+def _size(args: tuple[Any, ...]) -> Opaque:
+    return Opaque("torch.Size", tuple(args[0]))
+
+
+def _layout(args: tuple[Any, ...]) -> Opaque:
+    return Opaque("torch.layout", str(args[0]))
+
+
+def _device(args: tuple[Any, ...]) -> Opaque:
+    return Opaque("torch.device", ":".join(str(arg) for arg in args if isinstance(arg, (str, int))))
+
+
+def _refusal(wanted: Global) -> WherryError | None:
+    if wanted.module.startswith("torch.nn."):
+        return UnsupportedError(
+            f"a pickled module (its class {wanted} would have to run), not a state dict",
+            cure="load it where its code is installed and save model.state_dict()",
+        )
+    if wanted.module in _NUMPY:
+        return UnsupportedError(
+            f"a numpy object ({wanted}) in a torch file",
+            cure=f"save tensors instead, or read the tensors around it with --allow-opaque {wanted}",
+        )
+    if wanted in _HARMLESS:
+        return UnsupportedError(
+            f"a kind of tensor that is not read: {wanted}", cure="save it as a dense tensor"
+        )
+    return None
+
+
+_HARMLESS = {
+    ("torch._tensor", "_rebuild_from_type_v2"),
+    *(("torch._utils", name) for name in _UNREAD_REBUILDS),
+    *(("torch", name) for name in _UNREAD_TYPES),
+}
+RULES = Rules(
+    allowed={
+        **HARMLESS,
+        **NUMPY_SCALARS,
+        ("torch._utils", "_rebuild_tensor"): _rebuild_v2,
+        ("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
+        ("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
+        ("torch._utils", "_rebuild_parameter"): _parameter,
+        ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+        ("torch", "Size"): _size,
+        ("torch", "device"): _device,
+        ("torch.serialization", "_get_layout"): _layout,
+        ("torch.storage", _UNTYPED): None,
+        ("torch.nn.parameter", "Parameter"): _parameter,
+        **{("torch", storage): None for storage in _OF_STORAGE},
+        **{("torch", torch): None for torch, _, _ in DTYPES},
+    },
+    persistent=storage_of,
+    refusal=_refusal,
+)

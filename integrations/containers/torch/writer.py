@@ -1,0 +1,202 @@
+"""Writes torch.save archives: one with many tensors (a `.pt` file), or many in a row (the items of DCP files).
+
+Every place is fixed from the manifest before the first byte; any span of any tensor can then be written at any time
+from any thread, any number of times. The CRC-32 of each tensor is combined from that of the pieces as they pass,
+and what an earlier process wrote is read again; `finish` fills in everything that is not a tensor's.
+
+The root is `archive`, torch's own name for what it saves to a stream: a name that followed the file's would make
+two copies of one checkpoint differ. Each tensor is a contiguous storage of its own; the `serialization_id` record,
+which no reader asks for, is left out. Source: torch/serialization.py, torch/_utils.py and archives of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.core.keypath import render
+from wherry.core.tensorspec import Span
+from wherry.errors import UnsupportedError, UsageError, storage_error
+from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.integrations.containers.torch.values import DTYPES
+from wherry.integrations.containers.zip.write import ALIGNMENT, ArchivePlan, Record, frame, lay_out, small
+from wherry.mover.checksums import PieceCrc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.integrations.containers.pickle.writer import PickleWriter
+    from wherry.storage.location import Location
+
+ROOT = "archive"
+WRITABLE = frozenset(ours for _, ours, _ in DTYPES)
+_TORCH = {ours: (torch, storage) for torch, ours, storage in DTYPES}
+
+
+def emit_tensor(out: PickleWriter, spec: TensorSpec, key: str) -> None:
+    """A contiguous tensor over the whole of one storage, as torch pickles it.
+
+    Args:
+        out: where to.
+        spec: the tensor.
+        key: name of its storage: the member `data/<key>`.
+    """
+    dtype, storage = _TORCH[spec.dtype]
+    out.name("torch._utils", "_rebuild_tensor_v2" if storage else "_rebuild_tensor_v3")
+    out.raw(b"((")
+    out.word("storage")
+    out.name(*(("torch", storage) if storage else ("torch.storage", "UntypedStorage")))
+    out.value(key)
+    out.word("cpu")
+    out.value(spec.size if storage else spec.nbytes)
+    out.raw(b"tQ")
+    out.value(0)
+    out.tuple_of(spec.shape)
+    out.tuple_of(_strides(spec.shape))
+    out.value(value=False)
+    out.name("collections", "OrderedDict")
+    out.raw(b")R")
+    if not storage:
+        out.name("torch", dtype)
+    out.raw(b"tR")
+
+
+def archive_records(pickle: bytes, specs: Sequence[TensorSpec]) -> list[Record]:
+    """The members of an archive in torch's order; the storage of the n-th tensor is called n."""
+    return [
+        small(f"{ROOT}/data.pkl", pickle),
+        small(f"{ROOT}/.format_version", b"1"),
+        small(f"{ROOT}/.storage_alignment", b"%d" % ALIGNMENT),
+        small(f"{ROOT}/byteorder", b"little"),
+        *(
+            Record(f"{ROOT}/data/{index}", None, spec.nbytes, spec.path)
+            if spec.nbytes
+            else small(f"{ROOT}/data/{index}", b"")
+            for index, spec in enumerate(specs)
+        ),
+        small(f"{ROOT}/version", b"3\n"),
+    ]
+
+
+def place_archives(
+    contents: Iterable[tuple[bytes, Sequence[TensorSpec]]],
+) -> tuple[list[ArchivePlan], int]:
+    """Archives in a row, each beginning at a multiple of 64, so that data is aligned in the file too.
+
+    Args:
+        contents: pickle and tensors of each.
+
+    Returns:
+        The archives, and the size of the file.
+    """
+    plans: list[ArchivePlan] = []
+    end = 0
+    for pickle, specs in contents:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        plans.append(lay_out(archive_records(pickle, specs), start))
+        end = start + plans[-1].length
+    return plans, end
+
+
+class _Place(NamedTuple):
+    file: str
+    start: int
+    crc: PieceCrc
+
+
+class ArchivesWriter:
+    """A writer of the engine's protocol over the archives of one or several files in a folder."""
+
+    def __init__(self, folder: Location, files: Mapping[str, tuple[Sequence[ArchivePlan], int]]) -> None:
+        """Create the files.
+
+        Args:
+            folder: an existing local folder.
+            files: name → the archives in it, and its size.
+
+        Raises:
+            UnsupportedError: the folder is not local.
+            StorageError: the storage is full or failed.
+        """
+        if not folder.store.capabilities.local:
+            raise UnsupportedError("torch archives are written to local folders only", uri=folder.uri)
+        self._folder = Path(folder.path)
+        self._plans = {name: plans for name, (plans, _) in files.items()}
+        self._places = {
+            slot.record.path: _Place(name, plan.start + slot.data, PieceCrc(slot.record.size))
+            for name, plans in self._plans.items()
+            for plan in plans
+            for slot in plan.slots
+            if slot.record.path is not None
+        }
+        self._files = FlatFiles(self._folder, {name: size for name, (_, size) in files.items()})
+
+    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
+        """See Writer: any span of any tensor can be written."""
+        del path
+        return None
+
+    def place(self, path: KeyPath, where: Region | Span) -> int:
+        """See PlacingWriter."""
+        place = self._places.get(path)  # tensors without elements have none
+        return place.start + where.start if place and isinstance(where, Span) else 0
+
+    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
+        """See Writer.
+
+        Raises:
+            UsageError: `where` is not a span of this tensor, or does not agree with the data.
+            StorageError: the storage failed.
+        """
+        if not isinstance(where, Span) or where.nbytes != len(data):
+            raise UsageError(f"{where} is not a span of {len(data)} bytes", path=render(path))
+        if not data:
+            return  # tensors without elements have no place
+        place = self._places[path]
+        if not 0 <= where.start <= where.stop <= place.crc.size:
+            raise UsageError(f"span {where} is not inside the tensor", path=render(path))
+        place.crc.update(where.start, data)
+        self._files.write(place.file, place.start + where.start, data)
+
+    def sync(self) -> None:
+        """See Writer."""
+        self._files.sync()
+
+    def finish(self) -> None:
+        """See Writer."""
+        crcs = {path: self._crc(place) for path, place in self._places.items()}
+        for name, plans in self._plans.items():
+            for plan in plans:
+                for offset, run in frame(plan, crcs):
+                    self._files.write(name, offset, run)
+        self._files.finish()
+
+    def close(self) -> None:
+        """See Writer."""
+        self._files.close()
+
+    def _crc(self, place: _Place) -> int:
+        """The CRC of a tensor; pieces that an earlier process wrote are read from the staged file."""
+
+        def read(start: int, stop: int) -> memoryview:
+            file = self._folder / place.file
+            try:
+                with file.open("rb", buffering=0) as opened:
+                    opened.seek(place.start + start)
+                    return memoryview(opened.read(stop - start))
+            except OSError as error:
+                raise storage_error(error, str(file)) from error
+
+        return place.crc.value(read)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor as torch has them: an extent of 0 counts as 1."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))

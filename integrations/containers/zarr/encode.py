@@ -1,0 +1,118 @@
+"""Encodes chunks of zarr arrays as tensorstore would: whole chunks, padded at the edge, then compressed.
+
+Output goes into a buffer that each thread uses again, since fresh memory costs more than compressing into it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from wherry.core import dtypes
+from wherry.core.tensorspec import region_shape
+from wherry.mover.output import as_array, as_bytes
+
+if TYPE_CHECKING:
+    from wherry.core.tensorspec import Region
+    from wherry.integrations.containers.zarr.new import Compression
+
+_LEVEL = 1
+_GZIP = 31  # window bits that mean a gzip header
+_SLACK = 1 << 16
+
+
+class _Compress(Protocol):
+    def __call__(self, data: memoryview, into: memoryview) -> memoryview:
+        """The compressed data, in `into` or in memory of its own."""
+        ...
+
+
+class ChunkEncoder:
+    """Encodes the chunks of one checkpoint; used from several threads."""
+
+    def __init__(self, compression: Compression, version: int) -> None:
+        """Set up.
+
+        Args:
+            compression: how chunks are compressed.
+            version: of zarr; version 3 asks zstd for a checksum.
+        """
+        self.plain = compression == "none"
+        self._compression: Compression = compression
+        self._checksum = version == 3  # noqa: PLR2004  zarr 3
+        self._own = threading.local()
+
+    def encode(self, data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str) -> memoryview:
+        """The stored bytes of a chunk, valid until this thread encodes the next one; trailing zeros may be left out.
+
+        Args:
+            data: canonical bytes of the chunk, without padding.
+            region: where it lies.
+            chunks: extents of a whole chunk.
+            dtype: of the elements.
+        """
+        if self.plain and _is_prefix(region_shape(region), chunks):
+            return data
+        whole = padded(data, region, chunks, dtype)
+        return whole if self.plain else self._compress(whole)
+
+    def _compress(self, data: memoryview) -> memoryview:
+        own = self._own
+        if not hasattr(own, "compress"):
+            own.compress, own.buffer = _codec(self._compression, checksum=self._checksum), memoryview(b"")
+        bound = (
+            len(data) + len(data) // 8 + _SLACK
+        )  # zlib-ng spends nine bits on a byte that it cannot compress
+        if len(own.buffer) < bound:
+            own.buffer = memoryview(mmap.mmap(-1, bound))  # on a page: it may go straight to a device
+        return own.compress(data, own.buffer)
+
+
+def padded(data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str) -> memoryview:
+    """A chunk as it is stored: where it ends at the tensor's edge, zeros fill it up."""
+    shape = region_shape(region)
+    if shape == chunks:
+        return data
+    import numpy as np
+
+    whole = np.zeros(chunks, dtypes.numpy_dtype(dtype))
+    whole[tuple(slice(0, extent) for extent in shape)] = as_array(data, dtype, shape)
+    return as_bytes(whole)
+
+
+def _is_prefix(shape: tuple[int, ...], chunks: tuple[int, ...]) -> bool:
+    """Whether the elements of a part of a chunk come first in it: only the first axis that is cut may be shorter."""
+    cut = next((axis for axis, chunk in enumerate(chunks) if chunk > 1), 0)
+    return shape[cut + 1 :] == chunks[cut + 1 :]
+
+
+def _codec(compression: Compression, *, checksum: bool) -> _Compress:
+    return _zstd(checksum=checksum) if compression == "zstd" else _gzip
+
+
+def _zstd(*, checksum: bool) -> _Compress:
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=checksum)
+
+    def compress(data: memoryview, into: memoryview) -> memoryview:
+        reader, done = compressor.stream_reader(data, size=len(data)), 0
+        while got := reader.readinto(into[done:]):  # pyright: ignore[reportArgumentType]
+            done += got
+        return into[:done]
+
+    return compress
+
+
+def _gzip(data: memoryview, into: memoryview) -> memoryview:
+    from zlib_ng import zlib_ng
+
+    engine, done = zlib_ng.compressobj(_LEVEL, zlib_ng.DEFLATED, _GZIP), 0
+    for start in range(0, len(data) + 1, _SLACK):
+        part = engine.compress(data[start : start + _SLACK]) if start < len(data) else engine.flush()
+        into[done : done + len(part)] = part
+        done += len(part)
+    tail = engine.flush() if len(data) % _SLACK else b""
+    into[done : done + len(tail)] = tail
+    return into[: done + len(tail)]

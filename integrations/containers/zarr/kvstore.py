@@ -1,0 +1,195 @@
+"""Everything that touches tensorstore: stores, contexts, arrays, and the errors that come out of it.
+
+tensorstore is imported inside functions: it takes a fifth of a second and detection does without it. Each job has
+a context of its own: no data cache (chunks are read once), a small cache for OCDBT nodes (without one every chunk
+read would decode the root again), and bounded concurrency. tensorstore reports everything as ValueError with a
+status word in front; here the words become our errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wherry.errors import CorruptError, IncompleteError, UnsupportedError, WherryError, storage_error
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+    from wherry.integrations.containers.zarr.metadata import JsonObject
+    from wherry.storage.location import Location
+
+Store: TypeAlias = "ts.KvStore"
+Array: TypeAlias = "ts.TensorStore"
+
+# wherry protocol → tensorstore driver of bucket stores.
+_BUCKETS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
+_DRIVERS = {2: "zarr", 3: "zarr3"}
+_NODE_CACHE_BYTES = 32 << 20
+_FILE_THREADS = 4
+
+# What Orbax writes (its own configuration of 0.11 and later): tiny values inside the tree, one large root.
+_OCDBT_CONFIG = {
+    "max_inline_value_bytes": 1024,
+    "max_decoded_node_bytes": 100_000_000,
+    "manifest_kind": "single",
+}
+_DATA_FILE_BYTES = 2 << 30
+
+_STATUS_ERRORS: dict[str, type[WherryError]] = {
+    "NOT_FOUND": IncompleteError,
+    "OUT_OF_RANGE": IncompleteError,
+    "DATA_LOSS": CorruptError,
+    "FAILED_PRECONDITION": CorruptError,
+    "INVALID_ARGUMENT": CorruptError,
+}
+
+
+def context() -> ts.Context:
+    """A fresh context with bounded memory and concurrency for one job."""
+    import tensorstore
+
+    return tensorstore.Context(
+        {
+            "cache_pool": {"total_bytes_limit": 0},
+            "cache_pool#nodes": {"total_bytes_limit": _NODE_CACHE_BYTES},
+            "data_copy_concurrency": {"limit": max(os.cpu_count() or 2, 2)},
+            "file_io_concurrency": {"limit": _FILE_THREADS},
+        }
+    )
+
+
+def base_spec(location: Location) -> JsonObject:
+    """The tensorstore spec of a folder.
+
+    Raises:
+        UnsupportedError: tensorstore cannot reach that storage.
+    """
+    path = location.path.rstrip("/") + "/"
+    if location.store.capabilities.local:
+        return {"driver": "file", "path": path}
+    if location.store.protocol in _BUCKETS:
+        bucket, _, key = path.lstrip("/").partition("/")
+        return {"driver": _BUCKETS[location.store.protocol], "bucket": bucket, "path": key}
+    raise UnsupportedError(
+        f"zarr and OCDBT are not read through {location.store.protocol}://",
+        uri=location.uri,
+        cure="copy the checkpoint to a local folder, gs:// or s3:// first",
+    )
+
+
+def store_spec(location: Location, *, ocdbt: bool, writable: bool = False) -> JsonObject:
+    """The spec of the key-value store in a folder.
+
+    Args:
+        location: the folder.
+        ocdbt: whether it is an OCDBT database rather than one file per key.
+        writable: for a writer: files are not synced one by one, the writer does that in groups (a sync per file
+            is three times slower).
+    """
+    base = base_spec(location)
+    if writable and base["driver"] == "file":
+        base["file_io_sync"] = False
+    if not ocdbt:
+        return base
+    spec: JsonObject = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#nodes"}
+    if writable:
+        spec |= {"config": _OCDBT_CONFIG, "assume_config": True, "target_data_file_size": _DATA_FILE_BYTES}
+    if base["driver"] != "file":
+        spec["experimental_read_coalescing_threshold_bytes"] = 1_000_000
+        spec["experimental_read_coalescing_interval"] = "1ms"
+    return spec
+
+
+def open_store(spec: JsonObject, using: ts.Context, uri: str) -> Store:
+    """Open a key-value store.
+
+    Raises:
+        DamagedError: it is not one.
+        StorageError: the storage failed.
+    """
+    import tensorstore
+
+    try:
+        return tensorstore.KvStore.open(spec, context=using).result()
+    except (ValueError, OSError) as error:
+        raise translated(error, uri) from error
+
+
+def read_value(store: Store, key: str, uri: str) -> bytes:
+    """A small value; empty where there is none.
+
+    Raises:
+        DamagedError, StorageError: it cannot be read.
+    """
+    try:
+        return store.read(key).result().value
+    except (ValueError, OSError) as error:
+        raise translated(error, uri) from error
+
+
+def array_spec(spec: JsonObject, name: str, version: int, metadata: JsonObject | None = None) -> JsonObject:
+    """The spec of one array in a store; with its metadata where that need not be read."""
+    prefix = f"{name}/" if name else ""
+    inside = {**spec, "path": prefix if spec["driver"] == "ocdbt" else spec["path"] + prefix}
+    whole: JsonObject = {"driver": _DRIVERS[version], "kvstore": inside, "recheck_cached_data": "open"}
+    return whole | ({"metadata": metadata} if metadata is not None else {})
+
+
+def open_to_read(spec: JsonObject, using: ts.Context, uri: str, path: str) -> Array:
+    """Open an array; reading a chunk that is not there will fail instead of giving fill values.
+
+    Raises:
+        DamagedError, StorageError: it cannot be opened.
+    """
+    import tensorstore
+
+    try:
+        return tensorstore.open(
+            {**spec, "fill_missing_data_reads": False},
+            context=using,
+            open=True,
+            read=True,
+            assume_metadata="metadata" in spec,
+        ).result()
+    except (ValueError, OSError) as error:
+        raise translated(error, uri, path) from error
+
+
+def translated(error: Exception, uri: str, path: str | None = None) -> WherryError:
+    """Our error for an exception of tensorstore.
+
+    A status that says what is wrong with the data is damage; everything else is the storage's failure.
+    """
+    if isinstance(error, OSError):
+        return storage_error(error, uri)
+    text = str(error)
+    word = text.partition(":")[0]
+    cause = _system_error(text)
+    if cause is not None and word != "NOT_FOUND":
+        return storage_error(cause, uri)
+    kind = _STATUS_ERRORS.get(word)
+    if kind is None:
+        return storage_error(OSError(errno.EIO, _first_sentence(text)), uri)
+    return kind(
+        _first_sentence(text), uri=uri, path=path, cure="copy the checkpoint again, or use another step"
+    )
+
+
+def _system_error(text: str) -> OSError | None:
+    """The system call's error that a message quotes, for those errors that have a cure of their own."""
+    for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
+        if os.strerror(code) in text:
+            return OSError(code, os.strerror(code))
+    return None
+
+
+def _first_sentence(text: str) -> str:
+    return text.split(" [", maxsplit=1)[0].partition(": ")[2] or text.split(" [", maxsplit=1)[0]
+
+
+def read_whole(array: Any, region: tuple[slice, ...]) -> Any:
+    """Elements of a region as a C-order array; raises what tensorstore raises."""
+    part = array[region] if region else array
+    return part.read(order="C").result()

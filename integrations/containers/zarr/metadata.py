@@ -1,0 +1,267 @@
+"""zarr 2 and zarr 3 array metadata: what an array's JSON says, and which chunks it therefore must have.
+
+Facts (zarr specifications 2 and 3, and what Orbax, T5X, PaxML and MaxText write through tensorstore):
+
+- zarr 2: `.zarray`; chunk keys `0.1` (or `0/1`), a scalar's only chunk is `0`. Edge chunks are stored whole,
+  padded. Types that numpy lacks appear under their ml_dtypes name (`bfloat16`, `int4`).
+- zarr 3: `zarr.json`; chunk keys `c/0/1`, a scalar's only chunk is `c`. Orbax wraps each chunk in
+  `sharding_indexed` with one inner chunk: the data, then an index of 16 bytes and 4 of CRC-32C.
+- What an absent chunk means depends on the fill value: with `null` every chunk was stored, so absence is loss.
+
+Metadata is hostile input: ranks, extents, chunk counts and chunk bytes have caps, and nothing here allocates by them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.core import dtypes
+from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
+from wherry.integrations.containers.zarr.codecs import STREAMED, JsonObject, encoding3, extents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.core.tensorspec import Region
+
+METADATA_NAMES = {2: ".zarray", 3: "zarr.json"}
+MAX_RANK = 32
+MAX_BYTES = 1 << 62
+MAX_CHUNK_BYTES = 1 << 40
+_SPARE = 1 << 20  # bytes of headers, indices and checksums
+MAX_EXPANSION = 1 << 15  # zstd, the densest codec here, needs 4 bytes for a block of 128 KiB
+
+# Our dtype name → zarr 2 string. Types without a numpy string go by name; zarr 3 goes by name throughout.
+ZARR2_STRINGS: dict[str, str] = {
+    "bool": "|b1",
+    "int8": "|i1",
+    "uint8": "|u1",
+    **{
+        f"{kind}int{8 * size}": f"<{code}{size}"
+        for kind, code in (("", "i"), ("u", "u"))
+        for size in (2, 4, 8)
+    },
+    **{f"float{8 * size}": f"<f{size}" for size in (2, 4, 8)},
+    "complex64": "<c8",
+    "complex128": "<c16",
+    **{name: name for name in ("bfloat16", "int2", "int4", "float4_e2m1fn")},
+    **{
+        f"float8_{kind}": f"float8_{kind}"
+        for kind in ("e3m4", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+    },
+}
+_NAMES = {string: name for name, string in ZARR2_STRINGS.items()}
+STORABLE = frozenset(ZARR2_STRINGS)
+
+_COMPRESSORS = frozenset({"zstd", "gzip", "zlib", "bz2", "blosc"})
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrArray:
+    """One array, as its metadata describes it.
+
+    Attributes:
+        version: 2 or 3.
+        shape: extents.
+        chunks: extents of one stored chunk (of a shard, where there are shards).
+        dtype: numpy or ml_dtypes name.
+        fill: the fill value; None means that there is none and every chunk was stored.
+        raw: whether the stored bytes of a chunk begin with its elements in C order, little endian.
+        codec: compressor, `none` if there is none.
+        prefix: what chunk keys begin with (`c` in zarr 3).
+        separator: what stands between the numbers of a chunk key.
+        trailer: bytes after the elements of a raw chunk.
+        streams: whether a chunk can be decoded piece by piece, in the order of its elements.
+        inner: extents of the chunks inside a shard; None where chunks are not shards.
+    """
+
+    version: int
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: str
+    fill: Any
+    raw: bool
+    codec: str
+    prefix: str
+    separator: str
+    trailer: int = 0
+    streams: bool = False
+    inner: tuple[int, ...] | None = None
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one decoded chunk, padding included."""
+        return dtypes.canonical_size(self.dtype, math.prod(self.chunks))
+
+    @property
+    def most_stored(self) -> int:
+        """Bytes that a stored chunk can have: codecs and the index of a shard add some to what does not compress."""
+        parts = math.prod(self.chunks) // math.prod(self.inner) if self.inner else 1
+        return 2 * self.chunk_nbytes + (parts << 10) + _SPARE
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of chunks along each axis."""
+        return tuple(-(-extent // chunk) for extent, chunk in zip(self.shape, self.chunks, strict=True))
+
+    @property
+    def chunk_count(self) -> int:
+        """Chunks that must be there."""
+        return math.prod(self.grid)
+
+    def key(self, index: tuple[int, ...]) -> str:
+        """Key of a chunk, relative to the array."""
+        numbers = self.separator.join(map(str, index))
+        if not self.prefix:
+            return numbers or "0"
+        return f"{self.prefix}{self.separator}{numbers}" if index else self.prefix
+
+    def keys(self, region: Region | None = None) -> Iterator[str]:
+        """Keys of the chunks that a region touches (all by default), lazily, in C order."""
+        for index in _indices([self._touched(axis, region) for axis in range(len(self.shape))]):
+            yield self.key(index)
+
+    def _touched(self, axis: int, region: Region | None) -> range:
+        if region is None:
+            return range(self.grid[axis])
+        start, stop, chunk = region[axis].start, region[axis].stop, self.chunks[axis]
+        return range(start // chunk, -(-stop // chunk)) if stop > start else range(0)
+
+    def contiguous_axis(self) -> int | None:
+        """The axis along which the chunks, taken in order, are the tensor's bytes; None if they are not.
+
+        Chunks must be one element thick before that axis and span every axis after it exactly.
+        """
+        for axis in range(len(self.shape) or 1):
+            before = all(chunk == 1 for chunk in self.chunks[:axis])
+            if before and self.chunks[axis + 1 :] == self.shape[axis + 1 :]:
+                return axis
+        return None
+
+
+def _indices(axes: list[range]) -> Iterator[tuple[int, ...]]:
+    """Every index of a grid in C order. Not `itertools.product`: that first makes a tuple of every range."""
+    if not axes:
+        yield ()
+        return
+    for first in axes[0]:
+        for rest in _indices(axes[1:]):
+            yield (first, *rest)
+
+
+def parse(data: bytes, version: int, uri: str) -> ZarrArray:
+    """Read the metadata of an array.
+
+    Args:
+        data: contents of `.zarray` or `zarr.json`.
+        version: 2 or 3.
+        uri: the array, for errors.
+
+    Raises:
+        IncompleteError: the file is empty.
+        CorruptError: it is not such metadata.
+        UnsupportedError: it names a dtype, codec or grid that is not read here.
+        HostileError: its sizes exceed every real array.
+    """
+    if not data.strip():
+        raise IncompleteError(
+            "array metadata is empty", uri=uri, cure="copy the checkpoint again, or use another step"
+        )
+    try:
+        fields = json.loads(data)
+        array = _parse2(fields, uri) if version == 2 else _parse3(fields, uri)  # noqa: PLR2004  zarr 2
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        if isinstance(error, (CorruptError, IncompleteError)):
+            raise
+        raise CorruptError(f"not zarr {version} metadata: {error!r}", uri=uri) from error
+    _check_sizes(array, uri)
+    return array
+
+
+def dtype_name(string: object, uri: str) -> tuple[str, bool]:
+    """Our name for a zarr 2 dtype string, and whether it is big endian.
+
+    Raises:
+        UnsupportedError: the type is not known.
+    """
+    text = string if isinstance(string, str) else json.dumps(string)
+    big = text.startswith(">")
+    name = _NAMES.get(f"<{text[1:]}" if big else text)
+    if name is None:
+        raise UnsupportedError(f"zarr dtype {text!r} is not known", uri=uri)
+    return name, big
+
+
+def _parse2(fields: JsonObject, uri: str) -> ZarrArray:
+    name, big = dtype_name(fields["dtype"], uri)
+    compressor = fields["compressor"]
+    codec = "none" if compressor is None else compressor["id"]
+    if codec != "none" and codec not in _COMPRESSORS:
+        raise UnsupportedError(f"zarr compressor {codec!r} is not known", uri=uri)
+    if fields.get("filters"):
+        raise UnsupportedError(f"zarr filters {fields['filters']!r} are not known", uri=uri)
+    if fields["order"] not in ("C", "F") or fields["zarr_format"] != 2:  # noqa: PLR2004
+        raise CorruptError(f"order {fields['order']!r} in zarr format {fields['zarr_format']!r}", uri=uri)
+    plain = fields["order"] == "C" and not big
+    return ZarrArray(
+        version=2,
+        shape=extents(fields["shape"]),
+        chunks=extents(fields["chunks"]),
+        dtype=name,
+        fill=fields["fill_value"],
+        raw=codec == "none" and plain,
+        codec=codec,
+        prefix="",
+        separator=_separator(fields.get("dimension_separator", "."), uri),
+        streams=codec in STREAMED and plain,
+    )
+
+
+def _parse3(fields: JsonObject, uri: str) -> ZarrArray:
+    if fields["zarr_format"] != 3 or fields["node_type"] != "array":  # noqa: PLR2004
+        raise CorruptError("not the metadata of a zarr 3 array", uri=uri)
+    name, grid, encoding = fields["data_type"], fields["chunk_grid"], fields["chunk_key_encoding"]
+    if name not in STORABLE:
+        raise UnsupportedError(f"zarr dtype {name!r} is not known", uri=uri)
+    if grid["name"] != "regular" or encoding["name"] not in ("default", "v2"):
+        raise UnsupportedError(
+            f"zarr grid {grid['name']!r} with keys {encoding['name']!r} is not known", uri=uri
+        )
+    default = encoding["name"] == "default"
+    chunks = extents(grid["configuration"]["chunk_shape"])
+    codecs = encoding3(fields["codecs"], chunks, uri)
+    return ZarrArray(
+        version=3,
+        shape=extents(fields["shape"]),
+        chunks=chunks,
+        dtype=name,
+        fill=fields["fill_value"],
+        prefix="c" if default else "",
+        separator=_separator(
+            (encoding.get("configuration") or {}).get("separator", "/" if default else "."), uri
+        ),
+        **codecs._asdict(),
+    )
+
+
+def _separator(value: object, uri: str) -> str:
+    if value not in (".", "/"):
+        raise UnsupportedError(f"zarr dimension separator {value!r} is not known", uri=uri)
+    return str(value)
+
+
+def _check_sizes(array: ZarrArray, uri: str) -> None:
+    if len(array.shape) != len(array.chunks):
+        raise CorruptError(f"shape {array.shape} with chunks {array.chunks}", uri=uri)
+    if any(extent < 0 for extent in array.shape) or any(chunk < 1 for chunk in array.chunks):
+        raise CorruptError(f"impossible shape {array.shape} or chunks {array.chunks}", uri=uri)
+    total = dtypes.canonical_size(array.dtype, math.prod(array.shape))
+    if len(array.shape) > MAX_RANK or total > MAX_BYTES or array.chunk_nbytes > MAX_CHUNK_BYTES:
+        raise HostileError(
+            f"an array of {total} bytes in chunks of {array.chunk_nbytes} bytes and rank {len(array.shape)}",
+            uri=uri,
+            cure="do not use this checkpoint; no training system writes such arrays",
+        )

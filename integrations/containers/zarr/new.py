@@ -1,0 +1,80 @@
+"""New zarr arrays: the metadata that we write, and how large their chunks are.
+
+Chunks are 4 to 8 MiB (decision 005), cut along the first axes only, so that they are contiguous in the tensor: they are
+formed from one span, and read back as one. zarr 2 gets `fill_value` null, zarr 3 cannot have that; there the reader is
+told by `store_array_data_equal_to_fill_value` in `_METADATA` that every chunk was stored.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, TypeAlias
+
+from wherry.core import dtypes
+from wherry.integrations.containers.zarr.metadata import ZARR2_STRINGS, JsonObject
+
+Compression: TypeAlias = Literal["none", "zstd", "gzip"]
+_LEVEL = 1
+_MIB = 1 << 20
+
+
+def build(
+    dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], *, version: int, compression: Compression
+) -> JsonObject:
+    """The metadata of an array that we write, as Orbax and tensorstore accept it."""
+    if version == 2:  # noqa: PLR2004
+        return {
+            "zarr_format": 2,
+            "shape": list(shape),
+            "chunks": list(chunks),
+            "dtype": ZARR2_STRINGS[dtype],
+            "compressor": None if compression == "none" else {"id": compression, "level": _LEVEL},
+            "fill_value": None,
+            "filters": None,
+            "order": "C",
+            "dimension_separator": ".",
+        }
+    codecs: list[JsonObject] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    if compression == "zstd":
+        codecs.append({"name": "zstd", "configuration": {"level": _LEVEL, "checksum": True}})
+    elif compression == "gzip":
+        codecs.append({"name": "gzip", "configuration": {"level": _LEVEL}})
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": codecs,
+        "fill_value": _zero(dtype),
+    }
+
+
+def auto_chunks(shape: tuple[int, ...], dtype: str, most: int = 8 * _MIB) -> tuple[int, ...]:
+    """Extents of a chunk of 4 to 8 MiB, cut along the first axes only.
+
+    Where it is possible a chunk is a multiple of 4 MiB, so that leaves of the digest do not straddle chunks.
+
+    Args:
+        shape: extents of the tensor.
+        dtype: its dtype.
+        most: bytes that a chunk may have.
+    """
+    if not shape or dtypes.canonical_size(dtype, math.prod(shape)) <= most:
+        return tuple(max(extent, 1) for extent in shape)
+    row = dtypes.canonical_size(dtype, math.prod(shape[1:]))
+    if row > most:
+        return (1, *auto_chunks(shape[1:], dtype, most))
+    unit = 4 * _MIB // math.gcd(row, 4 * _MIB)
+    if unit * row > most:
+        unit = 1
+    return (most // (unit * row) * unit, *shape[1:])
+
+
+def _zero(dtype: str) -> Any:
+    if dtype == "bool":
+        return False
+    if dtype.startswith("complex"):
+        return [0.0, 0.0]
+    return 0 if "int" in dtype else 0.0

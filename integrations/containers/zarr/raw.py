@@ -1,0 +1,88 @@
+"""Regions of raw zarr chunks: only the bytes that are asked for are read, whatever the chunk grid is.
+
+tensorstore reads a chunk whole, even to take one row of it; a scanned tensor whose layers are chunks of their own would
+be read once for every band of rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from wherry.core import dtypes
+from wherry.core.tensorspec import TensorSpec, region_shape, region_within
+from wherry.formats.format import Extent
+from wherry.mover.move import cells
+from wherry.mover.regions import fill_region, raw_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.core.tensorspec import Region
+    from wherry.integrations.containers.zarr.listing import Listing
+    from wherry.integrations.containers.zarr.metadata import ZarrArray
+    from wherry.storage.location import Location
+
+
+class Chunked(Protocol):
+    """What is asked of an array."""
+
+    @property
+    def zarr(self) -> ZarrArray:
+        """Its metadata."""
+        ...
+
+    def chunk_keys(self, region: Region | None = None) -> Iterator[str]:
+        """Keys of the chunks that a region touches."""
+        ...
+
+
+def readable(array: Chunked, listing: Listing | None) -> bool:
+    """Whether an array's chunks lie raw in files."""
+    if not array.zarr.raw or listing is None or dtypes.opaque(array.zarr.dtype):
+        return False
+    first = listing.values.get(next(array.chunk_keys(), ""))
+    return first is not None and first.file is not None
+
+
+def fill(
+    array: Chunked,
+    listing: Listing,
+    location: Location,
+    spec: TensorSpec,
+    region: Region,
+    buffer: memoryview,
+) -> None:
+    """Put the elements of a region into a buffer; every chunk of it must be there, which the caller has seen to.
+
+    Raises:
+        CorruptError: a file ends too early.
+        StorageError: the storage failed.
+    """
+    import numpy as np
+
+    chunk = TensorSpec(spec.path, array.zarr.chunks, array.zarr.dtype)
+    whole = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
+    touched = tuple(
+        slice(part.start // step * step, -(-part.stop // step) * step)
+        for part, step in zip(region, chunk.shape, strict=True)
+    )
+    for cell in cells(touched, chunk.shape):
+        common = tuple(
+            slice(max(part.start, own.start), min(part.stop, own.stop))
+            for part, own in zip(region, cell, strict=True)
+        )
+        (key,) = array.chunk_keys(common)
+        value = listing.values[key]
+        assert value.file is not None
+        extents = (Extent(location.member(value.file), value.offset, chunk.nbytes),)
+        inside = region_within(common, cell)
+        if common == region:
+            _read(chunk, extents, inside, buffer)
+            return
+        part = np.empty(region_shape(inside), whole.dtype)
+        _read(chunk, extents, inside, part.reshape(-1).view("u1").data)
+        whole[region_within(common, region)] = part
+
+
+def _read(chunk: TensorSpec, extents: tuple[Extent, ...], region: Region, out: memoryview) -> None:
+    fill_region(chunk, region, raw_bytes(extents, chunk), out)

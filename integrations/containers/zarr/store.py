@@ -1,0 +1,292 @@
+"""Where the chunks of zarr arrays are put: a file each, or the data files of an OCDBT database.
+
+Both are written from several threads, in any order, and made durable in groups, like every other container here. In a
+database, chunks that are not compressed have a place before the first byte; compressed ones are appended as they come.
+Which chunks are there, and where, is kept in a log that is synced after them: an interrupted run is taken up by it,
+and a chunk that was never put is absent from the tree instead of being zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from wherry.core.digest import sha256_of
+from wherry.errors import storage_error, storage_errors
+from wherry.integrations.containers.flat.blocks import BLOCK
+from wherry.integrations.containers.flat.files import SMALL, FlatFiles
+from wherry.integrations.containers.ocdbt.read import MANIFEST
+from wherry.integrations.containers.ocdbt.write import Reference, Value, encode_database
+from wherry.integrations.containers.zarr.listing import list_ocdbt
+from wherry.staging.area import LOG_SUFFIX
+from wherry.storage.folders import make_folders, sync_folder
+from wherry.storage.open_file import open_regular
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+DATA = "d"
+LOG = f"chunks{LOG_SUFFIX}"
+_FILE_BYTES = 2 << 30
+
+
+class ChunkStore(Protocol):
+    """Takes chunks and small values by key."""
+
+    def put(self, key: str, data: memoryview, size: int = 0) -> None:
+        """Write a chunk, filled up with zeros to `size`; safe from several threads, and more than once."""
+        ...
+
+    def sync(self) -> None:
+        """Make durable every chunk whose `put` has returned."""
+        ...
+
+    def finish(self, values: Mapping[str, bytes]) -> None:
+        """Write the small values and complete the store; idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held."""
+        ...
+
+
+class FileChunks:
+    """One file for each key, below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fresh: set[str] = set()
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+
+    def put(self, key: str, data: memoryview, size: int = 0) -> None:
+        """See ChunkStore."""
+        path = self._folder / key
+        try:
+            make_folders(path.parent)
+            _write_file(path, data, size)
+        except OSError as error:
+            raise storage_error(error, str(path)) from error
+        with self._lock:
+            self._fresh.add(key)
+
+    def sync(self) -> None:
+        """See ChunkStore; folders that are new count as well."""
+        with self._syncing:  # a second caller returns when what the first took is durable
+            with self._lock:
+                fresh, self._fresh = self._fresh, set()
+            try:
+                _sync_files(self._folder, fresh)
+            except OSError as error:
+                with self._lock:
+                    self._fresh |= fresh
+                raise storage_error(error, str(self._folder)) from error
+
+    def finish(self, values: Mapping[str, bytes]) -> None:
+        """See ChunkStore."""
+        for key, data in values.items():
+            self.put(key, memoryview(data))
+        self.sync()
+
+    def close(self) -> None:
+        """See ChunkStore; nothing is held."""
+
+
+class DatabaseChunks:
+    """Data files of an OCDBT database."""
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int] | None = None) -> None:
+        """Make the files, or take up what an interrupted run left.
+
+        Args:
+            folder: of the database.
+            sizes: key → bytes of the chunk, where they are known; else chunks are appended as they come.
+        """
+        self._folder = folder
+        self._places = _place(sizes or {})
+        self._known = _recall(folder)
+        self._fresh: dict[str, Reference] = {}
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        ends = {_data_file(0): 0}
+        for place in (self._places if sizes else self._known).values():
+            ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
+        _make(folder / DATA)
+        self._files = FlatFiles(folder, ends)
+        self._number = self._named = len(ends) - 1
+        self._end = ends[_data_file(self._number)]
+
+    def put(self, key: str, data: memoryview, size: int = 0) -> None:
+        """See ChunkStore; a chunk without a place that is there already is not appended again."""
+        with self._lock:
+            place = self._places.get(key) or self._known.get(key) or self._reserve(max(len(data), size))
+        if key in self._places or key not in self._known:
+            self._files.write(place.file, place.offset, data)
+            with self._lock:
+                self._fresh[key] = place
+
+    def sync(self) -> None:
+        """See ChunkStore."""
+        with self._syncing:
+            self._sync()
+
+    def _sync(self) -> None:
+        with self._lock:
+            fresh, number = dict(self._fresh), self._number
+        self._files.sync()
+        if number > self._named:
+            self._sync_names(number)
+        new = {key: place for key, place in fresh.items() if key not in self._known}
+        try:
+            if new:
+                _append(self._folder / LOG, new)
+        except OSError as error:
+            raise storage_error(error, str(self._folder)) from error
+        with self._lock:
+            self._known |= new
+            for key in fresh:
+                self._fresh.pop(key, None)
+
+    def _sync_names(self, number: int) -> None:
+        """Make the names of the data files up to this one durable, before anything says what lies in them."""
+        with storage_errors(str(self._folder)):
+            sync_folder(self._folder / DATA)
+        self._named = number
+
+    def finish(self, values: Mapping[str, bytes]) -> None:
+        """See ChunkStore; a chunk that was never put is not in the tree."""
+        self.sync()
+        self._files.finish()
+        write_database(self._folder, {**self._known, **values})
+        (self._folder / LOG).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """See ChunkStore."""
+        self._files.close()
+
+    def _reserve(self, nbytes: int) -> Reference:
+        start = _start(self._end, nbytes)
+        if self._end and start + nbytes > _FILE_BYTES:
+            self._number, start = self._number + 1, 0
+            self._files.add(_data_file(self._number), 0)
+        place = Reference(_data_file(self._number), start, nbytes)
+        self._end = start + nbytes
+        self._files.grow(place.file, self._end)
+        return place
+
+
+def write_database(folder: Path, values: Mapping[str, Value]) -> None:
+    """Write the tree over values whose data files are there, then the manifest, durably.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    name = sha256_of("ocdbt", sorted(values))[:32]
+    nodes = f"{DATA}/{name}"
+    tree, manifest = encode_database(values, nodes, bytes.fromhex(name), time.time_ns())
+    try:
+        _make(folder / DATA)
+        for file, data in ((nodes, tree), (MANIFEST, manifest)):
+            _write_file(folder / file, memoryview(data))
+            _sync_files(folder, [file])
+    except OSError as error:
+        raise storage_error(error, str(folder)) from error
+
+
+def _place(sizes: Mapping[str, int]) -> dict[str, Reference]:
+    places: dict[str, Reference] = {}
+    number = end = 0
+    for key, size in sizes.items():
+        start = _start(end, size)
+        if end and start + size > _FILE_BYTES:
+            number, start = number + 1, 0
+        places[key] = Reference(_data_file(number), start, size)
+        end = start + size
+    return places
+
+
+def _start(end: int, nbytes: int) -> int:
+    """Where a chunk begins behind others: a large one on a block, so that it can go straight to the device."""
+    return end if nbytes < SMALL else -(-end // BLOCK) * BLOCK
+
+
+def _data_file(number: int) -> str:
+    """Unlike random names, which tensorstore takes, these make two conversions of one checkpoint alike."""
+    return f"{DATA}/{number:032x}"
+
+
+def _recall(folder: Path) -> dict[str, Reference]:
+    """Where an interrupted run put its chunks: its log, or its database where it had come so far."""
+    log = folder / LOG
+    if log.exists():
+        data = log.read_bytes()
+        os.truncate(log, data.rfind(b"\n") + 1)  # what follows was torn by a kill
+        rows = [json.loads(line) for line in data.split(b"\n")[:-1]]
+        return {key: Reference(*place) for row in rows for key, place in row.items()}
+    if not (folder / MANIFEST).exists():
+        return {}
+    values = list_ocdbt(locate(folder)).values
+    return {
+        key: Reference(value.file, value.offset, value.length)
+        for key, value in values.items()
+        if value.file is not None
+    }
+
+
+def _append(log: Path, places: Mapping[str, Reference]) -> None:
+    with log.open("ab") as file:
+        file.write(json.dumps(places).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(log.parent)
+
+
+def sync_everything(folder: Path) -> None:
+    """Sync every file and folder below."""
+    for home, _folders, files in os.walk(folder):
+        for name in files:
+            _sync_file(Path(home) / name)
+        sync_folder(Path(home))
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _make(folder: Path) -> None:
+    try:
+        make_folders(folder)
+    except OSError as error:
+        raise storage_error(error, str(folder)) from error
+
+
+def _write_file(path: Path, data: memoryview, size: int = 0) -> None:
+    descriptor = open_regular(str(path), flags=os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(descriptor, data[done:], done)
+        os.ftruncate(descriptor, max(len(data), size))
+    finally:
+        os.close(descriptor)
+
+
+def _sync_files(folder: Path, keys: Iterable[str]) -> None:
+    """Sync files and the folders on the way to them: a new file is durable only once its name is."""
+    parents = {folder}
+    for key in keys:
+        path = folder / key
+        _sync_file(path)
+        parents |= set(path.parents) - set(folder.parents)
+    for parent in sorted(parents, reverse=True):
+        sync_folder(parent)

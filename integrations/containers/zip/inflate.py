@@ -1,0 +1,185 @@
+"""A deflated member of a zip archive, decoded in bounded memory.
+
+A tensor comes in bands of at most 1 MiB, whatever its size, in the order in which it was stored, and each band is
+turned to C order and little endian by itself; so a member in Fortran order costs no more memory than one in C order.
+A member must decode to exactly the bytes that its header and the archive's directory promise, with the CRC of the
+directory: one byte more is never decoded, fewer are an error.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wherry.core import dtypes
+from wherry.core.tensorspec import Region, TensorSpec, row_bands
+from wherry.errors import CorruptError, HostileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from wherry.integrations.containers.npz.npy import NpyHeader
+    from wherry.storage.location import Location
+
+BAND = 1 << 20
+_PIECE = 1 << 18
+HELD = 2 * BAND + 2 * _PIECE + (1 << 16)  # a band as stored and as canonical, two pieces, deflate's window
+_MOST_RATIO = 1032  # a byte of deflate cannot say more
+
+
+@dataclass(frozen=True, slots=True)
+class Deflated:
+    """One member.
+
+    Attributes:
+        file: the archive.
+        name: of the member.
+        start: offset of its compressed bytes in the file.
+        size: how many there are.
+        full_size: bytes that it decodes to.
+        crc: CRC-32 of those.
+        header: what its `.npy` header says.
+    """
+
+    file: Location
+    name: str
+    start: int
+    size: int
+    full_size: int
+    crc: int
+    header: NpyHeader
+
+    def bands(self, spec: TensorSpec) -> Iterator[tuple[Region, np.ndarray]]:
+        """The whole tensor, band by band.
+
+        Yields:
+            A region, and its elements: C order, little endian, the tensor's dtype.
+
+        Raises:
+            CorruptError: it does not decode to what was promised.
+        """
+        import numpy as np
+
+        stream = _Stream(self)
+        stream.take(self.header.length)
+        stored = _stored_spec(spec, fortran=self.header.fortran)
+        for region, span in row_bands(stored, BAND):
+            raw = np.frombuffer(stream.take(span.nbytes), _word(spec.dtype, big=self.header.big_endian))
+            array = raw.reshape([part.stop - part.start for part in region]).view(raw.dtype)
+            if self.header.fortran:
+                region, array = region[::-1], array.T  # noqa: PLW2901  the same band, seen from the other end
+            yield region, _canonical(array, spec.dtype)
+        stream.end()
+
+
+def checked_sizes(name: str, size: int, full_size: int, uri: str) -> None:
+    """Refuse a member that claims more than its bytes can say.
+
+    Raises:
+        HostileError: it does.
+    """
+    if full_size > _MOST_RATIO * size + _PIECE:
+        raise HostileError(
+            f"member {name!r} claims to decode {size} bytes to {full_size}",
+            uri=uri,
+            cure="do not use this file",
+        )
+
+
+def beginning(file: Location, start: int, size: int, count: int) -> bytes:
+    """The first decoded bytes of a member, or all where it has fewer.
+
+    Raises:
+        CorruptError: it cannot be decoded.
+    """
+    engine, found, position = zlib.decompressobj(-zlib.MAX_WBITS), bytearray(), 0
+    try:
+        while len(found) < count and not engine.eof and position < size:
+            data = engine.unconsumed_tail or file.read(start + position, start + min(position + _PIECE, size))
+            position += 0 if engine.unconsumed_tail else len(data)
+            if not data:
+                break
+            found += engine.decompress(data, count - len(found))
+    except zlib.error as error:
+        raise CorruptError(f"a member cannot be decoded: {error}", uri=file.uri) from error
+    return bytes(found)
+
+
+class _Stream:
+    """The decoded bytes of one member, in order."""
+
+    def __init__(self, member: Deflated) -> None:
+        self._member = member
+        self._engine = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._position = self._crc = self._decoded = 0
+
+    def take(self, count: int) -> bytearray:
+        """Exactly so many of the next bytes."""
+        found = bytearray()
+        while len(found) < count:
+            piece = self._next(min(count - len(found), _PIECE))
+            if not piece:
+                raise self._corrupt(f"decodes to {self._decoded + len(found)} bytes only")
+            found += piece
+        self._crc = zlib.crc32(found, self._crc)
+        self._decoded += len(found)
+        return found
+
+    def end(self) -> None:
+        """Nothing may follow, and the CRC must be the directory's."""
+        member = self._member
+        if self._next(1):
+            raise self._corrupt(f"decodes to more than {member.full_size} bytes")
+        if not self._engine.eof:
+            raise self._corrupt("ends before its stream does")
+        if self._engine.unused_data or self._position != member.size:
+            raise self._corrupt("has bytes behind its stream")
+        if self._crc != member.crc:
+            raise self._corrupt("does not have the CRC that the archive records")
+
+    def _next(self, most: int) -> bytes:
+        """Some of the next bytes; nothing at the end of the stream or of its bytes."""
+        member = self._member
+        while not self._engine.eof:
+            data = self._engine.unconsumed_tail
+            if not data:
+                stop = min(self._position + _PIECE, member.size)
+                data = member.file.read(member.start + self._position, member.start + stop)
+                self._position += len(data)
+            try:
+                piece = self._engine.decompress(data, most)
+            except zlib.error as error:
+                raise self._corrupt(f"cannot be decoded: {error}") from error
+            if piece or not data:
+                return piece
+        return b""
+
+    def _corrupt(self, reason: str) -> CorruptError:
+        return CorruptError(
+            f"member {self._member.name!r} {reason}", uri=self._member.file.uri, cure="restore the file"
+        )
+
+
+def _stored_spec(spec: TensorSpec, *, fortran: bool) -> TensorSpec:
+    """The tensor as its bytes lie: Fortran order is C order of the reversed axes."""
+    return TensorSpec(spec.path, spec.shape[::-1] if fortran else spec.shape, spec.dtype)
+
+
+def _word(dtype: str, *, big: bool) -> np.dtype:
+    """The type by which bytes are swapped: ml_dtypes have no big-endian form, so unsigned words stand for them."""
+    import numpy as np
+
+    native = dtypes.numpy_dtype(dtype)
+    return np.dtype(f"{'>' if big else '<'}u{native.itemsize}") if native.kind == "V" else native.newbyteorder(
+        ">" if big else "<"
+    )  # fmt: skip
+
+
+def _canonical(array: np.ndarray, dtype: str) -> np.ndarray:
+    import numpy as np
+
+    little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=array.dtype.byteorder == ">")
+    return np.ascontiguousarray(little).reshape(array.shape).view(dtypes.numpy_dtype(dtype))

@@ -1,0 +1,137 @@
+"""PyTorch's distributed checkpoints: a folder with `.metadata` and `.distcp` files.
+
+Recognised by `.metadata` with torch's words in its first bytes, by the metadata of single ranks (torch 2.9 without
+collectives), or by `.distcp` files alone, which are then a save that was never committed. A tensor's key path is one
+part, its flat name; the nested path that the planner keeps is in the manifest's `custom`. Nothing is unpickled:
+`.metadata` and every item go through the inert machine. `metadata.py` has the facts of the layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.steps import step_number
+from wherry.core.units import parse_size
+from wherry.formats.format import Format, Holds, Opened, Option
+from wherry.integrations.containers.torch.tree import kind_of
+from wherry.integrations.containers.torch.writer import WRITABLE
+from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, Contents, metadata_names, read_contents
+from wherry.integrations.formats.dcp.layout import NESTED, VERSION, WIDEST, lay_out, metadata
+from wherry.integrations.formats.dcp.reader import DcpReader
+from wherry.integrations.formats.dcp.rewrite import REWRITES
+from wherry.integrations.formats.dcp.writer import DcpWriter
+from wherry.storage.stores import make_folder
+
+if TYPE_CHECKING:
+    from wherry.formats.format import Glimpse, Options
+    from wherry.storage.stores import Location
+
+_WORDS = b"torch.distributed.checkpoint"
+_HEAD = 1 << 10
+# Where train states keep the number of the step: nested paths, joined.
+_STEPS = ("step", "global_step", "train.step", "train_state.step", "trainer.step")
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    evidence = seen(glimpse)
+    if evidence is None:
+        return None
+    return Detection(
+        uri=glimpse.location.uri,
+        format="dcp",
+        format_version=VERSION,
+        writer="torch",
+        step=step_number(glimpse.location.name),
+        evidence=(evidence,),
+    )
+
+
+def seen(glimpse: Glimpse) -> Evidence | None:
+    """What speaks for a folder of DCP files; None where nothing does."""
+    data = [name for name in glimpse.entries if name.endswith(SUFFIX)]
+    marks = metadata_names(glimpse.entries)
+    if marks and (data or _WORDS in glimpse.location.join(marks[0]).read(0, _HEAD)):
+        return Evidence(marks[0], f"metadata of torch.distributed.checkpoint, {len(data)} data files")
+    if data:
+        return Evidence(data[0], f"{len(data)} data files of torch.distributed.checkpoint, no {METADATA}")
+    return None
+
+
+def open_folder(location: Location, detection: Detection) -> Opened:
+    """Open a folder of `.metadata` and `.distcp` files."""
+    contents = read_contents(location)
+    index = contents.index
+    paths = [_nested(contents, name) for name in index.tensors]
+    kind = kind_of(paths, [_nested(contents, name) for name in index.objects])
+    step = _step(contents) if detection.step is None else detection.step
+    manifest = Manifest(
+        tensors=contents.tensors,
+        values=contents.values,
+        empties=contents.empties,
+        lists=frozenset(contents.lists),
+        step=step,
+        kind=kind,
+        companions=tuple(Companion(entry.name, entry.size) for entry in contents.companions),
+        custom=_custom(contents),
+    )
+    files = (*contents.files, *contents.companions)
+    names = frozenset(entry.name for entry in contents.companions)
+    reader = DcpReader(location, index, contents.items, files, contents.inner, names)
+    chunks = sum(len(one.chunks) for one in index.tensors.values())
+    counted = Evidence(
+        METADATA, f"{len(index.tensors)} tensors in {chunks} chunks, {len(index.objects)} objects"
+    )
+    precise = replace(detection, writer=index.writer, kind=kind, step=step)
+    return Opened(precise.seen(counted), manifest, reader)
+
+
+def _nested(contents: Contents, name: str) -> tuple[str, ...]:
+    """The nested path of a name; where the metadata has none, what stands before its first dot is the node."""
+    parts = contents.index.nested.get(name)
+    return tuple(map(str, parts)) if parts else tuple(name.split(".", 1))
+
+
+def _custom(contents: Contents) -> dict[str, Any]:
+    """Nested paths that say more than the flat name does, and what key paths of objects do not tell."""
+    nested = {name: list(path) for name, path in contents.index.nested.items() if path != (name,)}
+    return {**({NESTED: nested} if nested else {}), **contents.notes.custom}
+
+
+def _step(contents: Contents) -> int | None:
+    found = (contents.values.get((name,)) for name in _STEPS)
+    return next((step for step in found if type(step) is int), None)
+
+
+def create_folder(staging: Location, manifest: Manifest, options: Options) -> DcpWriter:
+    """Start a folder of DCP files."""
+    make_folder(staging)
+    layout = lay_out(manifest, parse_size(options["shard_size"]), staging.uri)
+    nested = manifest.custom.get(NESTED)
+    profile = options["for_torch"]
+    text = metadata(layout, nested if isinstance(nested, dict) else {}, profile)
+    return DcpWriter(staging, layout, text)
+
+
+OPTIONS = {
+    "shard_size": Option("2GB", "most bytes of one .distcp file, for example 500MB"),
+    "for_torch": Option("default", f"`{WIDEST}` is read by torch 2.0 to 2.15", ("default", WIDEST)),
+}
+FORMATS = (
+    Format(
+        name="dcp",
+        title="PyTorch DCP",
+        detect=_detect,
+        open=open_folder,
+        create=create_folder,
+        holds=Holds(dtypes=WRITABLE, depth=1, values=True, empties=True, companions=True, types=True),
+        aliases=("distcp", "torch-dcp"),
+        commit_members=(METADATA,),
+        options=OPTIONS,
+        loaded_by="torch 2.13",
+        version=lambda _manifest, _options: VERSION,
+        rewrites=REWRITES,
+    ),
+)

@@ -1,0 +1,108 @@
+"""How chunks make up a tensor: whether they cover it, and whether they follow each other in C order.
+
+Row sharding (FSDP) is the common case and is decided by one sorted walk. Any other division is drawn on the grid of
+all its boundaries, which is small for real shardings; one that is not is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from wherry.errors import CorruptError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wherry.core.tensorspec import Region
+    from wherry.integrations.formats.dcp.metadata import Chunk
+
+_MOST_CELLS = 1_000_000
+
+
+def with_elements(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The chunks that have elements, in the order of their offsets."""
+    return sorted(chunk for chunk in chunks if 0 not in chunk.sizes)
+
+
+def region_of(chunk: Chunk) -> Region:
+    """A chunk as a region of its tensor."""
+    return tuple(
+        slice(start, start + extent) for start, extent in zip(chunk.offsets, chunk.sizes, strict=True)
+    )
+
+
+def grid_of(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> tuple[int, ...] | None:
+    """Extents of a cell where the chunks are the cells of a regular grid; None where they are not."""
+    if not chunks or not shape:
+        return None
+    cell = chunks[0].sizes
+    for chunk in chunks:
+        whole = tuple(
+            min(step, extent - start) for step, extent, start in zip(cell, shape, chunk.offsets, strict=True)
+        )
+        if whole != chunk.sizes or any(start % step for start, step in zip(chunk.offsets, cell, strict=True)):
+            return None
+    return cell
+
+
+def in_order(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
+    """Whether sorted chunks, one after the other, are the tensor in C order."""
+    position = 0
+    for chunk in chunks:
+        if not _contiguous(shape, chunk) or _first(shape, chunk) != position:
+            return False
+        position += math.prod(chunk.sizes)
+    return position == math.prod(shape)
+
+
+def _contiguous(shape: tuple[int, ...], chunk: Chunk) -> bool:
+    lead = next((axis for axis, extent in enumerate(chunk.sizes) if extent != 1), len(shape))
+    return chunk.sizes[lead + 1 :] == shape[lead + 1 :]
+
+
+def _first(shape: tuple[int, ...], chunk: Chunk) -> int:
+    element = 0
+    for extent, start in zip(shape, chunk.offsets, strict=True):
+        element = element * extent + start
+    return element
+
+
+def uncovered(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterator[Region]:
+    """Regions of a tensor that no chunk covers.
+
+    Args:
+        shape: of the tensor.
+        chunks: sorted, with elements.
+
+    Raises:
+        CorruptError: two chunks overlap.
+        UnsupportedError: the division is too irregular.
+    """
+    if 0 in shape or in_order(shape, chunks):
+        return
+    import numpy as np
+
+    bounds = [_boundaries(axis, extent, chunks) for axis, extent in enumerate(shape)]
+    cells = math.prod(len(marks) - 1 for marks in bounds)
+    if cells > _MOST_CELLS:
+        raise UnsupportedError(f"a tensor of {len(chunks)} chunks that lie in {cells} different cells")
+    seen = np.zeros([len(marks) - 1 for marks in bounds], dtype=bool)
+    at = [{mark: index for index, mark in enumerate(marks)} for marks in bounds]
+    for chunk in chunks:
+        cell = tuple(
+            slice(marks[part.start], marks[part.stop])
+            for marks, part in zip(at, region_of(chunk), strict=True)
+        )
+        if seen[cell].any():
+            raise CorruptError(f"two chunks overlap at {chunk.offsets}", cure="restore .metadata")
+        seen[cell] = True
+    for index in np.argwhere(~seen):
+        yield tuple(slice(marks[place], marks[place + 1]) for marks, place in zip(bounds, index, strict=True))
+
+
+def _boundaries(axis: int, extent: int, chunks: Sequence[Chunk]) -> list[int]:
+    marks = {0, extent}
+    for chunk in chunks:
+        marks |= {chunk.offsets[axis], chunk.offsets[axis] + chunk.sizes[axis]}
+    return sorted(marks)

@@ -1,0 +1,195 @@
+"""One item of a `.distcp` file: a complete torch.save archive, for one chunk of a tensor or one other object.
+
+Its end is read once and its beginning once; directory, pickle and local header all lie in these two, so that a
+checkpoint of a hundred thousand items opens in seconds. Small items that follow each other are read together. Pickles
+of equal bytes are interpreted once: those of equal chunks are equal; and so are the archives around them, see `alike`.
+The archive's data begins at a multiple of 64 of the item, not of the file.
+Source: torch/distributed/checkpoint/filesystem.py of torch 2.13, and its files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.errors import CorruptError, IncompleteError, NotACheckpointError, NotFoundError
+from wherry.integrations.containers.torch.archive import Archive, PlacedTensor, read_object
+from wherry.integrations.containers.zip.read import read_directory
+from wherry.integrations.formats.dcp.alike import Alike
+from wherry.integrations.formats.dcp.transforms import Inflated
+from wherry.storage.location import Entry, Location
+
+if TYPE_CHECKING:
+    from wherry.integrations.containers.torch.tree import Tree
+    from wherry.integrations.containers.zip.read import Directory
+    from wherry.integrations.formats.dcp.metadata import Stored
+    from wherry.storage.location import Store
+
+HEAD, TAIL = 1 << 10, 1 << 11
+_REMEMBERED = 10_000
+_SMALL, _AHEAD = 1 << 14, 1 << 18
+_OVERHEAD = 1 << 20  # what an archive may have besides its tensor
+_LARGEST_OBJECT = 1 << 26  # decompressed
+
+
+class _Block(NamedTuple):
+    file: str
+    start: int
+    data: bytes
+
+
+class _Window:
+    """A store that answers reads inside the two ends of an item from memory, all others from the file."""
+
+    def __init__(self, file: Location, stored: Stored, entry: Entry, head: bytes, tail: bytes) -> None:
+        self.protocol = file.store.protocol
+        self.capabilities = file.store.capabilities
+        self._store: Store = file.store
+        self._entry = entry
+        self._head_at, self._head = stored.offset, head
+        self._tail_at, self._tail = stored.offset + stored.length - len(tail), tail
+
+    def stat(self, path: str) -> Entry | None:
+        """See Store."""
+        del path
+        return self._entry
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store."""
+        return self._store.entries(path)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """See Store."""
+        for at, held in ((self._tail_at, self._tail), (self._head_at, self._head)):
+            if at <= start and stop <= at + len(held):
+                return held[start - at : stop - at]
+        return self._store.read(path, start, stop)
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+        """See Store."""
+        return self._store.readinto(path, start, buffer)
+
+    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
+        """See Store."""
+        self._store.put(path, data, create_only=create_only)
+
+
+class Items:
+    """The items of one checkpoint."""
+
+    def __init__(self, folder: Location, files: dict[str, Entry]) -> None:
+        """Take the folder and those of its `.distcp` files that are there."""
+        self._folder = folder
+        self._files = files
+        self._places = {name: folder.member(name) for name in files}
+        self._known: dict[bytes, Tree] = {}
+        self._alike = Alike()
+        self._block = _Block("", 0, b"")
+        self._end = ("", 0)
+
+    def read(self, stored: Stored, name: str, most: int = _LARGEST_OBJECT) -> Archive:
+        """Interpret an item.
+
+        Args:
+            stored: where it lies.
+            name: of the tensor or object, for errors.
+            most: bytes that it may become, where it is compressed.
+
+        Raises:
+            IncompleteError: its file is not there.
+            CorruptError: it is no archive, or contradicts itself.
+            HostileError, UnsupportedError: as `torch_zip.read_object`; or it becomes larger than it may.
+        """
+        file = self._file(stored, name)
+        if stored.transforms:
+            inside = Inflated(file, stored, most)
+            return self._interpret(Location(inside, file.path), 0, inside.size, name)[1]
+        return self._in_window(file, stored, *self._ends(file, stored), name)[1]
+
+    def tensor(self, stored: Stored, name: str, nbytes: int) -> PlacedTensor:
+        """A chunk's item.
+
+        Args:
+            stored: where it lies.
+            name: of the tensor, for errors.
+            nbytes: of the chunk, as the metadata has it.
+
+        Raises:
+            CorruptError: it is not one tensor; and as `read`.
+        """
+        file = self._file(stored, name)
+        if stored.transforms:
+            return self.at_home(self._only(self.read(stored, name, nbytes + _OVERHEAD), name), stored)
+        head, tail = self._ends(file, stored)
+        known = self._alike.find(stored, head, tail, file)
+        if known is not None:
+            return known
+        directory, archive = self._in_window(file, stored, head, tail, name)
+        placed = self.at_home(self._only(archive, name), stored)
+        self._alike.learn(stored, head, tail, placed, directory)
+        return placed
+
+    def at_home(self, placed: PlacedTensor, stored: Stored) -> PlacedTensor:
+        """A tensor of an archive that was read through a window, as one of its file."""
+        if stored.transforms:
+            return replace(placed, decoded=True)
+        return replace(placed, file=self._places[stored.file])
+
+    def there(self, stored: Stored) -> bool:
+        """Whether an item's file is there."""
+        return stored.file in self._files
+
+    def _file(self, stored: Stored, name: str) -> Location:
+        file = self._places.get(stored.file)
+        if file is None:
+            raise IncompleteError(
+                f"{stored.file} is not there", uri=self._folder.uri, path=name, cure="restore the file"
+            )
+        return file
+
+    def _in_window(
+        self, file: Location, stored: Stored, head: bytes, tail: bytes, name: str
+    ) -> tuple[Directory, Archive]:
+        window = _Window(file, stored, self._files[stored.file], head, tail)
+        stop = stored.offset + stored.length
+        return self._interpret(Location(window, file.path), stored.offset, stop, name)
+
+    def _interpret(self, window: Location, start: int, stop: int, name: str) -> tuple[Directory, Archive]:
+        if len(self._known) > _REMEMBERED:
+            self._known.clear()
+        try:
+            directory = read_directory(window, start, stop, TAIL)
+            return directory, read_object(window, directory, self._known)
+        except (CorruptError, NotFoundError) as error:
+            error.path = error.path or name
+            raise
+        except NotACheckpointError as error:
+            raise CorruptError(
+                f"its item is no archive of torch: {error.what}", uri=window.uri, path=name
+            ) from error
+
+    def _only(self, archive: Archive, name: str) -> PlacedTensor:
+        if set(archive.placed) != {()}:
+            raise CorruptError(
+                "its item is not one tensor", uri=self._folder.uri, path=name, cure="restore it"
+            )
+        return archive.placed[()]
+
+    def _ends(self, file: Location, stored: Stored) -> tuple[bytes, bytes]:
+        """The first and the last bytes of an item."""
+        start, stop = stored.offset, stored.offset + stored.length
+        if stored.length > _SMALL:
+            return file.read(start, start + HEAD), file.read(stop - TAIL, stop)
+        whole = self._small(file, stored)
+        return whole[:HEAD], whole[-TAIL:]
+
+    def _small(self, file: Location, stored: Stored) -> bytes:
+        """A small item whole; where items are asked for in the order of the file, the next ones are read with it."""
+        block = self._block  # another thread may replace it meanwhile
+        start = stored.offset - block.start
+        if block.file != stored.file or start < 0 or start + stored.length > len(block.data):
+            ahead = _AHEAD if self._end == (stored.file, stored.offset) else stored.length
+            block = _Block(stored.file, stored.offset, file.read(stored.offset, stored.offset + ahead))
+            self._block, start = block, 0
+        self._end = (stored.file, stored.offset + stored.length)
+        return block.data[start : start + stored.length]

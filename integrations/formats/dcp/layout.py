@@ -1,0 +1,213 @@
+"""Lays out a DCP checkpoint that will be written, and emits its `.metadata`.
+
+Every tensor is one chunk and one item; objects come first, in the first file. Files are called `__<k>_0.distcp` as
+those of rank k, so that any number of ranks can load them. The metadata is what every torch from 2.3 on reads
+(torch 2.15's own is not read by 2.14 and older): properties of five fields, no `storage_meta`, no transforms. With
+the profile `2.3` the properties carry the names that they had until torch 2.2 and that still exist, so that torch 2.0
+to 2.15 read it: files written by the same rules were loaded by 2.0.1, 2.2.2, 2.3.1, 2.4.1, 2.6.0, 2.9.1, 2.13.0 and
+2.15.0 (the tests here load with the torch that is installed).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import UnrepresentableError
+from wherry.integrations.containers.pickle.writer import PickleWriter
+from wherry.integrations.containers.torch.objects import build, pickled
+from wherry.integrations.containers.torch.writer import place_archives
+from wherry.integrations.formats.dcp import rules as names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from wherry.core.manifest import Manifest
+    from wherry.integrations.containers.zip.write import ArchivePlan
+
+VERSION = "torch.distributed.checkpoint"
+NESTED = "planner_data"  # key of the nested paths in a manifest's `custom`
+WIDEST = "2.3"
+FORMAT = "1.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item that will be written: a tensor, or an object.
+
+    Attributes:
+        name: its flat name.
+        content: TensorSpec, or the object.
+        file: where it will lie.
+        plan: its archive there.
+    """
+
+    name: str
+    content: Any
+    file: str
+    plan: ArchivePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A checkpoint that will be written.
+
+    Attributes:
+        items: objects, then tensors.
+        files: name → archives in it, and its size.
+    """
+
+    items: tuple[Item, ...]
+    files: dict[str, tuple[list[ArchivePlan], int]]
+
+
+def lay_out(manifest: Manifest, shard_size: int, uri: str) -> Layout:
+    """Place every tensor and object.
+
+    Args:
+        manifest: what will be written; key paths of tensors have one part.
+        shard_size: bytes of tensors in one file, where no single tensor is larger.
+        uri: the target, for errors.
+
+    Raises:
+        UnrepresentableError: a key path without parts, or a name that is a tensor and an object at once.
+    """
+    root = build(manifest, uri)
+    if not isinstance(root, dict) or () in manifest.lists:
+        raise UnrepresentableError("a checkpoint whose root is no dict", uri=uri, cure="choose torch-zip")
+    objects = {name: node for name, node in root.items() if not isinstance(node, TensorSpec)}
+    tensors = {name: node for name, node in root.items() if isinstance(node, TensorSpec)}
+    groups = _groups(tensors, shard_size)
+    groups[0] = {**objects, **groups[0]}
+    items: list[Item] = []
+    files: dict[str, tuple[list[ArchivePlan], int]] = {}
+    for number, group in enumerate(groups):
+        file = f"__{number}_0.distcp"
+        files[file] = place_archives(pickled(node) for node in group.values())
+        items += [
+            Item(name, node, file, plan)
+            for (name, node), plan in zip(group.items(), files[file][0], strict=True)
+        ]
+    return Layout(tuple(items), files)
+
+
+def _groups(tensors: Mapping[str, TensorSpec], most: int) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = [{}]
+    filled = 0
+    for name, spec in tensors.items():
+        if groups[-1] and filled + spec.nbytes > most:
+            groups.append({})
+            filled = 0
+        groups[-1][name] = spec
+        filled += spec.nbytes
+    return groups
+
+
+def metadata(layout: Layout, nested: Mapping[str, Any], profile: str) -> bytes:
+    """The bytes of `.metadata`.
+
+    Args:
+        layout: where everything lies.
+        nested: flat name → parts of the nested path, from the source's own metadata where it had one; used where
+            the parts still join to the name.
+        profile: `default` or `2.3`.
+    """
+    out = PickleWriter()
+    items = sorted(layout.items, key=lambda item: item.name)
+    fields: dict[str, Callable[[], None]] = {
+        "planner_data": lambda: out.mapping(
+            (item.name, partial(out.tuple_of, _path(item.name, nested))) for item in items
+        ),
+        "state_dict_metadata": lambda: out.mapping(
+            (item.name, partial(_described, out, item, profile)) for item in items
+        ),
+        "storage_data": lambda: out.mapping(
+            (partial(_key, out, item), partial(_info, out, item)) for item in items
+        ),
+        "storage_meta": lambda: out.value(None),
+        "version": lambda: out.value(FORMAT),
+    }
+    out.state(names.METADATA, "Metadata", fields.items())
+    return out.done()
+
+
+def _path(name: str, nested: Mapping[str, Any]) -> tuple[str | int, ...]:
+    parts = tuple(nested.get(name) or ())
+    return parts if parts and ".".join(map(str, parts)) == name else (name,)
+
+
+def _described(out: PickleWriter, item: Item, profile: str) -> None:
+    spec = item.content
+    if not isinstance(spec, TensorSpec):
+        out.state(names.METADATA, "BytesStorageMetadata", ())
+        return
+    chunk: Iterable[tuple[str, Callable[[], None]]] = (
+        ("offsets", lambda: size(out, (0,) * len(spec.shape))),
+        ("sizes", lambda: size(out, spec.shape)),
+    )
+    fields: Iterable[tuple[str, Callable[[], None]]] = (
+        ("chunks", lambda: out.sequence([lambda: out.state(names.METADATA, "ChunkStorageMetadata", chunk)])),
+        ("properties", lambda: properties(out, spec.dtype, old_names=profile == WIDEST)),
+        ("size", lambda: size(out, spec.shape)),
+    )
+    out.state(names.METADATA, "TensorStorageMetadata", fields)
+
+
+def properties(
+    out: PickleWriter,
+    dtype: str,
+    *,
+    old_names: bool,
+    requires_grad: bool = False,
+    memory_format: int = 0,
+    pinned: bool = False,
+) -> None:
+    """A `TensorProperties` of five fields.
+
+    Args:
+        out: the pickle.
+        dtype: torch's name.
+        old_names: whether under the names that it had until torch 2.2.
+        requires_grad, pinned: as the tensor's attributes.
+        memory_format: 0 is contiguous.
+    """
+    module = names.OLD_PROPERTIES if old_names else names.METADATA
+    out.name(module, "TensorProperties")
+    out.raw(b")\x81(")
+    out.name("torch", dtype)
+    out.name("torch.serialization", "_get_layout")
+    out.word(names.STRIDED)
+    out.raw(b"\x85R")
+    out.value(requires_grad)
+    out.name(module, "MEM_FORMAT_ENCODING" if old_names else "_MEM_FORMAT_ENCODING")
+    out.value(memory_format)
+    out.raw(b"\x85R")
+    out.value(pinned)
+    out.raw(b"tb")
+
+
+def size(out: PickleWriter, extents: tuple[int, ...]) -> None:
+    """A `torch.Size`."""
+    out.name("torch", "Size")
+    out.tuple_of(extents)
+    out.raw(b"\x85R")
+
+
+def _key(out: PickleWriter, item: Item) -> None:
+    spec = item.content
+    fields: dict[str, Callable[[], None]] = {"fqn": lambda: out.value(item.name)}
+    if isinstance(spec, TensorSpec):
+        fields["index"] = lambda: out.value(0)
+        fields["offset"] = lambda: size(out, (0,) * len(spec.shape))
+    out.state(names.METADATA, "MetadataIndex", fields.items())
+
+
+def _info(out: PickleWriter, item: Item) -> None:
+    fields: dict[str, Callable[[], None]] = {
+        "length": lambda: out.value(item.plan.length),
+        "offset": lambda: out.value(item.plan.start),
+        "relative_path": lambda: out.word(item.file),
+    }
+    out.state(names.FILESYSTEM, "_StorageInfo", fields.items())

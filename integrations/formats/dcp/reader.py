@@ -1,0 +1,261 @@
+"""Reads the tensors of a DCP checkpoint.
+
+Where a tensor's chunks are contiguous and follow each other in C order (row sharding, or one chunk), the mover reads
+them as raw extents; any other division is assembled region by region. Items are found when they are first asked for.
+A chunk that `read` or `read_bytes` takes whole is compared with the CRC-32 that torch stored beside it; extents carry
+that CRC, for the mover to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+from wherry.core import dtypes
+from wherry.core.tensorspec import TensorSpec, region_shape, region_within, shared_region
+from wherry.errors import CorruptError, IncompleteError
+from wherry.formats.format import Absent, Block, Extent
+from wherry.integrations.containers.flat.reader import companion_location
+from wherry.integrations.containers.torch.reader import TorchReader
+from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered, with_elements
+from wherry.integrations.formats.dcp.metadata import Chunk
+from wherry.integrations.formats.dcp.transforms import HELD, Inflated
+from wherry.mover.carrier import as_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region
+    from wherry.integrations.containers.torch.archive import PlacedTensor
+    from wherry.integrations.formats.dcp.items import Items
+    from wherry.integrations.formats.dcp.metadata import Index
+    from wherry.integrations.formats.dcp.shards import Shards
+    from wherry.storage.stores import Entry, Location
+
+
+class Piece(NamedTuple):
+    """A chunk with the place of its bytes."""
+
+    chunk: Chunk
+    placed: PlacedTensor
+
+
+class DcpReader:
+    """A reader of the engine's protocol."""
+
+    def __init__(
+        self,
+        location: Location,
+        index: Index,
+        items: Items | Shards,
+        files: tuple[Entry, ...],
+        inner: Mapping[KeyPath, PlacedTensor],
+        companions: frozenset[str] = frozenset(),
+    ) -> None:
+        """Take an opened checkpoint.
+
+        Args:
+            location: its folder.
+            index: its metadata.
+            items: its items.
+            files: every file of it, names relative to the location.
+            inner: tensors that lie inside objects, by key path.
+            companions: the names among the files that hold no tensors.
+        """
+        self._location = location
+        self._index = index
+        self._items = items
+        self._files = files
+        self._companions = companions
+        self._pieces: dict[KeyPath, tuple[Piece, ...]] = {
+            path: (Piece(Chunk((0,) * len(placed.shape), placed.shape), placed),)
+            for path, placed in inner.items()
+        }
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """See Reader."""
+        words = self._assemble(spec, region, dtypes.numpy_dtype(spec.dtype))
+        return words.reshape(region_shape(region))
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader."""
+        import numpy as np
+
+        width = dtypes.bits(spec.dtype) // 8
+        return self._assemble(spec, spec.whole, np.dtype(f"V{width}")).tobytes()
+
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """See Reader."""
+        if not spec.size:
+            return ()
+        if spec.path not in self._pieces and not self._maybe_raw(spec):
+            return None
+        pieces = self._placed(spec)
+        if len(pieces) > 1 and not in_order(spec.shape, [piece.chunk for piece in pieces]):
+            return None
+        if not all(piece.placed.raw for piece in pieces):
+            return None
+        return tuple(_extent(piece) for piece in pieces)
+
+    def held(self, spec: TensorSpec, cell: Region) -> int | None:
+        """See StreamingReader: only items that a transform went over are decoded piece by piece."""
+        piece = self._cell(spec, cell)
+        return HELD if piece is not None and piece.placed.decoded and piece.placed.contiguous else None
+
+    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+        """See StreamingReader."""
+        piece = self._cell(spec, cell)
+        assert piece is not None
+        yield Block(cell, self._inflated(piece.placed, spec))
+
+    def absent(self) -> Iterator[Absent]:
+        """See Reader: chunks and objects without an item or file, and parts that no chunk covers."""
+        for name in self._index.objects:
+            reason = self._missing(name, None)
+            if reason is not None:
+                yield Absent((name,), "(object)", reason)
+        for name, described in self._index.tensors.items():
+            chunks = with_elements(described.chunks)
+            for region in uncovered(described.shape, chunks):
+                yield Absent((name,), _text(region), "no chunk covers it")
+            for chunk in chunks:
+                reason = self._missing(name, chunk.offsets)
+                if reason is not None:
+                    yield Absent((name,), _text(region_of(chunk)), reason)
+
+    def companion(self, name: str) -> Location:
+        """See Reader."""
+        return companion_location(self._location, name, self._companions)
+
+    def members(self) -> Iterable[Entry]:
+        """See Reader."""
+        return self._files
+
+    def close(self) -> None:
+        """See Reader; nothing is held."""
+
+    def _cell(self, spec: TensorSpec, cell: Region) -> Piece | None:
+        """The chunk that is one cell of a tensor's grid."""
+        return next((piece for piece in self._placed(spec) if region_of(piece.chunk) == cell), None)
+
+    def _inflated(self, placed: PlacedTensor, spec: TensorSpec) -> Iterator[memoryview]:
+        """The bytes of a contiguous tensor of a transformed item, compared with their CRC at the end."""
+        store = placed.file.store
+        assert isinstance(store, Inflated)
+        width = dtypes.bits(placed.dtype) // 8
+        start, left = placed.start + placed.offset * width, math.prod(placed.shape) * width
+        crc = 0
+        for piece in store.between(start, start + left):
+            left -= len(piece)
+            crc = crc32(piece, crc)
+            yield memoryview(piece)
+        if left or (placed.whole and placed.crc not in (0, crc)):
+            raise _damaged(placed, spec)
+
+    def _maybe_raw(self, spec: TensorSpec) -> bool:
+        """Whether the metadata lets a tensor's bytes lie raw and in order."""
+        described = self._index.tensors[spec.path[0]]
+        chunks = with_elements(described.chunks)
+        stored = (self._index.stored.get((spec.path[0], chunk.offsets)) for chunk in chunks)
+        if any(one is not None and one.transforms for one in stored):
+            return False
+        return in_order(described.shape, chunks)
+
+    def _missing(self, name: str, offsets: tuple[int, ...] | None) -> str | None:
+        stored = self._index.stored.get((name, offsets))
+        if stored is None:
+            return "no item holds it"
+        return None if self._items.there(stored) else f"{stored.file} is not there"
+
+    def _placed(self, spec: TensorSpec) -> tuple[Piece, ...]:
+        """The chunks of a tensor that have elements, in the order of their offsets."""
+        if spec.path not in self._pieces:
+            described = self._index.tensors[spec.path[0]]
+            self._pieces[spec.path] = tuple(
+                Piece(chunk, self._find(spec, chunk)) for chunk in with_elements(described.chunks)
+            )
+        return self._pieces[spec.path]
+
+    def _find(self, spec: TensorSpec, chunk: Chunk) -> PlacedTensor:
+        stored = self._index.stored.get((spec.path[0], chunk.offsets))
+        if stored is None:
+            raise IncompleteError(f"no item holds its chunk at {chunk.offsets}", path=spec.name)
+        placed = self._items.tensor(
+            stored, spec.name, dtypes.canonical_size(spec.dtype, math.prod(chunk.sizes))
+        )
+        if (placed.shape, placed.dtype) != (chunk.sizes, spec.dtype):
+            raise CorruptError(
+                f"its chunk at {chunk.offsets} is {placed.dtype}{list(placed.shape)} in {stored.file}, not "
+                f"{spec.dtype}{list(chunk.sizes)}: files of two saves are mixed",
+                uri=self._location.uri,
+                path=spec.name,
+                cure="take another checkpoint",
+            )
+        return placed
+
+    def _assemble(self, spec: TensorSpec, region: Region, dtype: np.dtype) -> np.ndarray:
+        import numpy as np
+
+        result = np.empty(region_shape(region), dtype)
+        filled = 0
+        if result.size:
+            for piece in self._placed(spec):
+                filled += self._fill(result, region, piece, spec)
+        if filled != result.size:
+            raise IncompleteError("no chunk covers a part of it", uri=self._location.uri, path=spec.name)
+        return result
+
+    def _fill(self, result: np.ndarray, region: Region, piece: Piece, spec: TensorSpec) -> int:
+        """Copy what a chunk has of a region; the number of elements."""
+        box = region_of(piece.chunk)
+        shared = shared_region(region, box)
+        if shared is None:
+            return 0
+        data = self._piece(piece, region_within(shared, box), spec, result.dtype)
+        result[region_within(shared, region)] = data
+        return data.size
+
+    def _piece(self, piece: Piece, inside: Region, spec: TensorSpec, dtype: np.dtype) -> np.ndarray:
+        import numpy as np
+
+        chunk = TensorSpec(spec.path, piece.chunk.sizes, spec.dtype)
+        reader = TorchReader(self._location, {spec.path: piece.placed}, ())
+        if dtypes.opaque(spec.dtype):
+            data = np.frombuffer(reader.read_bytes(chunk), dtype).reshape(chunk.shape)[inside]
+        else:
+            data = reader.read(chunk, inside).view(dtype)
+        if inside == chunk.whole:
+            self._check(piece.placed, data, spec)
+        return data
+
+    def _check(self, placed: PlacedTensor, data: np.ndarray, spec: TensorSpec) -> None:
+        """Compare a whole chunk with its stored CRC, where its bytes are the whole storage; 0 means none."""
+        if placed.whole and not placed.big_endian and placed.crc not in (0, crc32(as_bytes(data))):
+            raise _damaged(placed, spec)
+
+
+def _damaged(placed: PlacedTensor, spec: TensorSpec) -> CorruptError:
+    return CorruptError(
+        f"its bytes at {placed.start} do not have the CRC that torch stored",
+        uri=placed.file.uri,
+        path=spec.name,
+        cure="restore the file, or take another checkpoint",
+    )
+
+
+def _extent(piece: Piece) -> Extent:
+    placed = piece.placed
+    width = dtypes.bits(placed.dtype) // 8
+    length = width
+    for extent in placed.shape:
+        length *= extent
+    crc = placed.crc if placed.crc and placed.whole else None
+    return Extent(placed.file, placed.start + placed.offset * width, length, crc)
+
+
+def _text(region: Region) -> str:
+    return f"[{', '.join(f'{part.start}:{part.stop}' for part in region)}]"

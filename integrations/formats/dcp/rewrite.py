@@ -1,0 +1,200 @@
+"""Rewrites of a DCP checkpoint: its `.metadata` as older releases of torch read it, every `.distcp` as it is.
+
+torch 2.15 states the properties of a tensor in six fields; every release up to 2.14 then fails with "too many values
+to unpack", even on a mere look at the metadata. Torch 2.3 and older know no `StorageMeta` (2.4). Ranks that saved
+without collectives (2.9) leave one metadata file each, which no older release looks for. The items themselves have been
+the same archives from 2.0 to 2.15, so only `.metadata` has to be pickled anew: five fields, no `StorageMeta`, one file,
+and with the profile `2.3` the old module names; `layout.py` says which releases loaded which. Everything else
+that the metadata says (nested paths, chunks in their order, requires_grad, memory format) is kept. Items that a
+transform went over (zstd, torch 2.7) are only read by releases that have it, and refused here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import CorruptError, UnsupportedError, UsageError
+from wherry.formats.format import Change, Rewrite
+from wherry.formats.registry import find_format
+from wherry.integrations.containers.pickle.values import Global, Record
+from wherry.integrations.containers.pickle.writer import PickleWriter
+from wherry.integrations.formats.dcp import rules as names
+from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, metadata_names
+from wherry.integrations.formats.dcp.layout import FORMAT, WIDEST, properties, size
+from wherry.integrations.formats.dcp.metadata import load_state, state_of
+from wherry.storage.copy import listed
+from wherry.storage.sidecar import OWN_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wherry.core.detection import Detection
+    from wherry.storage.location import Location
+
+PROFILES = (WIDEST, "default")
+_INFO = "_StorageInfo"
+_MADE_ANEW = "convert it: `wherry convert SOURCE TARGET --to dcp --set for_torch=2.3`"
+
+
+def _for_torch(location: Location, detection: Detection, value: str | None) -> Change:
+    """A checkpoint whose metadata is what every torch from 2.0 (profile 2.3) or 2.3 (default) on reads."""
+    profile = value or WIDEST
+    if profile not in PROFILES:
+        raise UsageError(f"for-torch={profile} is not possible", cure=f"choose {' or '.join(PROFILES)}")
+    files = listed(location)
+    marks = metadata_names({entry.name: entry for entry in location.entries()})
+    opened = find_format(detection.format).open(location, detection)
+    try:
+        states = [load_state(location.join(mark)) for mark in marks]
+        text = rewritten(states, profile, location.uri)
+        _require_other(location, marks, text)
+    except BaseException:
+        opened.reader.close()
+        raise
+    stored = {info["relative_path"] for state in states for info in _infos(state)}
+    stale = tuple(name for name in files if name.endswith(SUFFIX) and name not in stored)
+    gone = {*marks, *stale, *OWN_NAMES, METADATA}
+    return Change(
+        opened=opened,
+        carried={name: name for name in files if name not in gone},
+        files={METADATA: text},
+        left=(*(mark for mark in marks if mark != METADATA), *stale),
+    )
+
+
+def _require_other(location: Location, marks: list[str], text: bytes) -> None:
+    if marks == [METADATA] and location.join(METADATA).read(0, len(text) + 1) == text:
+        raise UsageError("its metadata is so already", uri=location.uri, cure="load it as it is")
+
+
+def rewritten(states: list[dict[str, Any]], profile: str, uri: str) -> bytes:
+    """The bytes of one `.metadata`.
+
+    Args:
+        states: what the metadata of each rank says, or the one of all; read by `load_state`.
+        profile: `2.3` or `default`.
+        uri: for errors.
+
+    Raises:
+        UnsupportedError: an item that a transform went over.
+        CorruptError: they contradict each other, or are of no known form.
+    """
+    out = PickleWriter()
+    tensors = _merged_tensors(states)
+    storage = [pair for state in states for pair in state["storage_data"].items()]
+    paths = _merged_paths(states)
+    fields: dict[str, Callable[[], None]] = {
+        "planner_data": lambda: out.value(paths),
+        "state_dict_metadata": lambda: out.mapping(
+            (name, partial(_described, out, record, chunks, profile))
+            for name, (record, chunks) in tensors.items()
+        ),
+        "storage_data": lambda: out.mapping(
+            (partial(_key, out, state_of(key, "MetadataIndex")), partial(_info, out, state_of(info, _INFO)))
+            for key, info in storage
+        ),
+        "storage_meta": lambda: out.value(None),
+        "version": lambda: out.value(FORMAT),
+    }
+    try:
+        out.state(names.METADATA, "Metadata", fields.items())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptError(
+            f"{METADATA} contradicts itself: {error!r}", uri=uri, cure="restore .metadata"
+        ) from error
+    except UnsupportedError as error:
+        error.uri = error.uri or uri
+        raise
+    return out.done()
+
+
+def _infos(state: dict[str, Any]) -> list[dict[str, Any]]:
+    return [state_of(info, _INFO) for info in state["storage_data"].values()]
+
+
+def _merged_tensors(states: list[dict[str, Any]]) -> dict[str, tuple[Record, list[Record]]]:
+    """Name → its record, and the chunks that the ranks know of it, each once; opening has compared the rest."""
+    merged: dict[str, tuple[Record, dict[Any, Record]]] = {}
+    for state in states:
+        for name, record in state["state_dict_metadata"].items():
+            _, chunks = merged.setdefault(name, (record, {}))
+            for chunk in record.state["chunks"] if record.kind.name == "TensorStorageMetadata" else ():
+                chunks.setdefault((chunk.state["offsets"], chunk.state["sizes"]), chunk)
+    return {name: (record, list(chunks.values())) for name, (record, chunks) in merged.items()}
+
+
+def _merged_paths(states: list[dict[str, Any]]) -> Mapping[str, Any] | None:
+    """Nested paths by name; None where no rank states any, as for names that are flat already."""
+    said = [state["planner_data"] for state in states if state.get("planner_data") is not None]
+    return {name: path for one in said for name, path in one.items()} if said else None
+
+
+def _described(out: PickleWriter, record: Record, chunks: list[Record], profile: str) -> None:
+    if record.kind.name != "TensorStorageMetadata":
+        out.state(names.METADATA, record.kind.name, ())
+        return
+    state = state_of(record, "TensorStorageMetadata")
+    fields: dict[str, Callable[[], None]] = {
+        "chunks": lambda: out.sequence([partial(_chunk, out, chunk) for chunk in chunks]),
+        "properties": lambda: _properties(out, state["properties"], profile),
+        "size": lambda: size(out, state["size"]),
+    }
+    out.state(names.METADATA, "TensorStorageMetadata", fields.items())
+
+
+def _chunk(out: PickleWriter, record: Record) -> None:
+    state = state_of(record, "ChunkStorageMetadata")
+    fields = {name: partial(size, out, state[name]) for name in ("offsets", "sizes")}
+    out.state(names.METADATA, "ChunkStorageMetadata", fields.items())
+
+
+def _properties(out: PickleWriter, record: Record, profile: str) -> None:
+    """The first five fields: dtype, layout, requires_grad, memory format, pin_memory."""
+    dtype, _layout, requires_grad, memory_format, pinned = record.state[:5]
+    if not isinstance(dtype, Global) or not isinstance(memory_format, Record):
+        raise TypeError("properties")
+    (code,) = memory_format.args
+    if not type(requires_grad) is type(pinned) is bool or type(code) is not int:
+        raise TypeError("properties")
+    properties(
+        out,
+        dtype.name,
+        old_names=profile == WIDEST,
+        requires_grad=requires_grad,
+        memory_format=code,
+        pinned=pinned,
+    )
+
+
+def _key(out: PickleWriter, state: dict[str, Any]) -> None:
+    fields: dict[str, Callable[[], None]] = {"fqn": lambda: out.value(state["fqn"])}
+    index = state.get("index")
+    if type(index) is int:  # only a hint, and missing for objects
+        fields["index"] = lambda: out.value(index)
+    if state.get("offset") is not None:
+        fields["offset"] = lambda: size(out, state["offset"])
+    out.state(names.METADATA, "MetadataIndex", fields.items())
+
+
+def _info(out: PickleWriter, state: dict[str, Any]) -> None:
+    if state.get("transform_descriptors"):
+        said = ", ".join(map(str, state["transform_descriptors"]))
+        raise UnsupportedError(
+            f"items went through {said}, which torch before 2.7 does not read", cure=_MADE_ANEW
+        )
+    fields: dict[str, Callable[[], None]] = {
+        "length": lambda: out.value(state["length"]),
+        "offset": lambda: out.value(state["offset"]),
+        "relative_path": lambda: out.word(state["relative_path"]),
+    }
+    out.state(names.FILESYSTEM, _INFO, fields.items())
+
+
+REWRITES: dict[str, Rewrite] = {
+    "for-torch": Rewrite(
+        "pickle `.metadata` anew so that older torch reads it (a save of torch 2.15 in 2.3 to 2.14)",
+        _for_torch,
+        "2.3 (the default: torch 2.0 to 2.15) or default (torch 2.3 to 2.15)",
+    ),
+}

@@ -1,0 +1,70 @@
+"""What a DCP `.metadata` pickle may say: exactly the globals that torch 2.0 to 2.15 put into it.
+
+`TensorProperties` and its memory-format enum lived in the sharded-tensor package until torch 2.2, and can be written
+under either name. A path of the writer's machine (`checkpoint_id`) is pickled as a `pathlib` object, under
+`pathlib._local` by Python 3.13. Layouts other than strided, and anything else, are refused by name.
+Source: torch/distributed/checkpoint/{metadata,filesystem}.py of these releases, and the globals of each one's output.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import CorruptError, UnsupportedError
+from wherry.integrations.containers.pickle.values import Rules, dict_of
+from wherry.integrations.containers.torch.values import DTYPES, RULES
+
+if TYPE_CHECKING:
+    from wherry.integrations.containers.pickle.values import Maker
+
+METADATA = "torch.distributed.checkpoint.metadata"
+FILESYSTEM = "torch.distributed.checkpoint.filesystem"
+OLD_PROPERTIES = "torch.distributed._shard.sharded_tensor.metadata"
+STRIDED = "torch.strided"
+_INTEGER = frozenset({int})
+_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+
+
+def _size(args: tuple[Any, ...]) -> tuple[int, ...]:
+    (extents,) = args
+    if (
+        type(extents) not in (tuple, list)
+        or not _INTEGER.issuperset(map(type, extents))
+        or min(extents, default=0) < 0
+    ):
+        raise CorruptError("a torch.Size that is no tuple of natural numbers", cure="restore .metadata")
+    return tuple(extents)
+
+
+def _layout(args: tuple[Any, ...]) -> str:
+    if args != (STRIDED,):
+        raise UnsupportedError(f"tensors of layout {args[0]}", cure="save them as dense tensors")
+    return STRIDED
+
+
+def _path(args: tuple[Any, ...]) -> str:
+    return "/".join(str(part) for part in args)
+
+
+_RECORDS = (
+    *((METADATA, name) for name in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata")),
+    *((METADATA, name) for name in ("ChunkStorageMetadata", "MetadataIndex", "StorageMeta")),
+    *((METADATA, name) for name in ("TensorProperties", "_MEM_FORMAT_ENCODING")),
+    (OLD_PROPERTIES, "TensorProperties"),
+    (OLD_PROPERTIES, "MEM_FORMAT_ENCODING"),
+    (FILESYSTEM, "_StorageInfo"),
+)
+_MAKERS: dict[tuple[str, str], Maker | None] = {
+    ("torch", "Size"): _size,
+    ("torch.serialization", "_get_layout"): _layout,
+    ("collections", "OrderedDict"): dict_of,
+    **{(module, name): _path for module in ("pathlib", "pathlib._local") for name in _PATHS},
+}
+METADATA_RULES = Rules(
+    allowed={
+        **dict.fromkeys(_RECORDS),
+        **{("torch", torch): None for torch, _, _ in DTYPES},
+        **_MAKERS,
+    },
+    refusal=RULES.refusal,
+)

@@ -1,0 +1,153 @@
+"""Safetensors files that torch's HuggingFaceStorageWriter saved from every rank: pieces of tensors.
+
+With `save_distributed` rank r writes `shard-<r>-model-<i>-of-<n>.safetensors` (in `sharded/` where it consolidates
+afterwards), with no index and no `.metadata`. `DCP_SHARDING_INFO` in `__metadata__` is JSON {name: {saved_offsets}}.
+A tensor's full shape is not stored; torch takes the largest end of any piece, so that without the last files a
+tensor is silently smaller, and without another one has silently zeros there. Here what no piece covers is absent,
+and that the shapes are inferred is said in the evidence. Source: torch/distributed/checkpoint/hf_storage.py of 2.13.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.keypath import render
+from wherry.errors import CorruptError, IncompleteError, UnsupportedError
+from wherry.integrations.containers.flat.packed import PACKED
+from wherry.integrations.containers.safetensors import header as safetensors
+from wherry.integrations.containers.safetensors.dtypes import TO_OURS
+from wherry.integrations.containers.torch.archive import PlacedTensor
+from wherry.integrations.formats.dcp.metadata import Chunk, Described, Index, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wherry.integrations.containers.safetensors.header import Slot
+    from wherry.storage.location import Entry, Location
+
+_SHARD = re.compile(r"shard-(\d{5})-model-\d{5}-of-\d{5}\.safetensors")
+_INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The pieces of a folder; answers the reader as `items.Items` does.
+
+    Attributes:
+        location: the folder.
+        index: which tensors there are, in which chunks.
+        placed: where each piece lies.
+    """
+
+    location: Location
+    index: Index
+    placed: Mapping[Stored, PlacedTensor]
+
+    def tensor(self, stored: Stored, name: str, nbytes: int) -> PlacedTensor:
+        """A piece; opening has found them all."""
+        del name, nbytes
+        return self.placed[stored]
+
+    def there(self, stored: Stored) -> bool:
+        """Whether a piece is there."""
+        return stored in self.placed
+
+
+def shard_names(names: Iterable[str]) -> list[str]:
+    """The files among these names that ranks wrote."""
+    return sorted(name for name in names if _SHARD.fullmatch(name))
+
+
+def missing_ranks(names: Iterable[str]) -> list[int]:
+    """Ranks without a file below the last one that has one; a rank that held nothing writes none."""
+    ranks = {int(found.group(1)) for name in names if (found := _SHARD.fullmatch(name))}
+    return sorted(set(range(1, max(ranks, default=0))) - ranks)
+
+
+def read_shards(location: Location, files: Iterable[Entry]) -> Shards:
+    """Read the headers of all files.
+
+    Raises:
+        CorruptError: a header breaks a rule, or two pieces contradict each other.
+        UnsupportedError: a dtype that is not read.
+    """
+    index = Index(writer="torch HuggingFaceStorageWriter")
+    placed: dict[Stored, PlacedTensor] = {}
+    for entry in files:
+        place = location.join(entry.name)
+        header = safetensors.parse(place)
+        offsets = _offsets(header.metadata or {}, place)
+        for slot in header.slots:
+            chunk = Chunk(offsets.get(slot.name, (0,) * len(slot.shape)), slot.shape)
+            stored = Stored(entry.name, slot.start, slot.stop - slot.start)
+            _add(index, slot, chunk, stored, place)
+            placed[stored] = _placed(slot, place)
+    return Shards(location, index, placed)
+
+
+def _add(index: Index, slot: Slot, chunk: Chunk, stored: Stored, place: Location) -> None:
+    dtype, known = TO_OURS[slot.dtype], index.tensors.get(slot.name)
+    if dtype == PACKED:
+        raise UnsupportedError("pieces of packed four-bit floats", uri=place.uri, path=render((slot.name,)))
+    ends = tuple(start + extent for start, extent in zip(*chunk, strict=True)) if _fits(chunk) else None
+    if ends is None or (known and (known.dtype != dtype or len(known.shape) != len(ends))):
+        raise CorruptError(
+            f"{place.name} describes it otherwise than another file does",
+            uri=place.uri,
+            path=render((slot.name,)),
+        )
+    shape = tuple(map(max, known.shape, ends)) if known else ends
+    chunks = tuple(dict.fromkeys((*(known.chunks if known else ()), chunk)))
+    index.tensors[slot.name] = Described(dtype, shape, chunks)
+    index.stored.setdefault((slot.name, chunk.offsets), stored)
+
+
+def _fits(chunk: Chunk) -> bool:
+    return len(chunk.offsets) == len(chunk.sizes)
+
+
+def _placed(slot: Slot, place: Location) -> PlacedTensor:
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(slot.shape):
+        strides.append(step)
+        step *= extent
+    length = slot.stop - slot.start
+    return PlacedTensor(
+        place,
+        slot.start,
+        length,
+        0,
+        slot.shape,
+        tuple(reversed(strides)),
+        TO_OURS[slot.dtype],
+        big_endian=False,
+    )
+
+
+def _offsets(metadata: Mapping[str, str], place: Location) -> dict[str, tuple[int, ...]]:
+    """Where the pieces of a file begin in their tensors; empty where the file says nothing."""
+    if _INFO not in metadata:
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(metadata[_INFO])
+        offsets = {name: tuple(info[_OFFSETS]) for name, info in found.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptError(f"its {_INFO} is not what torch writes", uri=place.uri) from error
+    if any(type(one) is not int or one < 0 for offset in offsets.values() for one in offset):
+        raise CorruptError(f"its {_INFO} has offsets that are no natural numbers", uri=place.uri)
+    return offsets
+
+
+def require_files(files: list[Entry], location: Location) -> None:
+    """Refuse files that are links to nothing.
+
+    Raises:
+        IncompleteError: naming the first.
+    """
+    gone = next((entry.name for entry in files if entry.size < 0), None)
+    if gone is not None:
+        raise IncompleteError(f"{gone} is a link to nothing", uri=location.uri, cure="fetch the file again")

@@ -1,0 +1,178 @@
+"""Flax msgpack: files of `flax.training.checkpoints` and `flax.serialization`, and their multi-process variant.
+
+Recognised by content: the first 4 KiB begin a msgpack map with text keys, and either an array is among them or the
+name is one that flax gives. The arrays of a multi-process save lie in `<file>_gda` beside the file. Key paths are the
+keys of the msgpack tree; numbers of Python count as tensors without axes, texts are values. What names mean is in
+`names.py`, the codec's facts in `containers/msgpack/index.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import render
+from wherry.core.manifest import without_chunks
+from wherry.formats.format import Format, Holds
+from wherry.integrations.containers.msgpack.index import Glance, glance
+from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
+from wherry.integrations.formats.flax import names
+from wherry.integrations.formats.flax.files import open_file, open_with_arrays
+from wherry.integrations.formats.flax.writer import FlaxWriter
+
+if TYPE_CHECKING:
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Glimpse, Options
+    from wherry.storage.location import Location
+
+VERSION = "one msgpack file"
+VERSION_WITH_ARRAYS = "msgpack with GDA placeholders and zarr2 folders"
+_FAULTS = {"cut": "; the file ends inside an object", "wrong": "; something in it contradicts itself"}
+_SHOWN_KEYS = 6
+_BARE_ARRAYS = (0xC7, 0xC8, 0xC9, 0xD7, 0xD8)
+_HEAD_OF_TEXT = 8
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    if not glimpse.is_file:
+        return None
+    seen = _seen(glimpse)
+    return None if seen is None else _detection(glimpse, "flax-msgpack", VERSION, seen)
+
+
+def _seen(glimpse: Glimpse) -> str | None:
+    """What speaks for a flax file, or None."""
+    name = glimpse.location.name
+    look = glance(glimpse.head, glimpse.size)
+    if look is None:
+        bare = names.numbered(name) and glimpse.head[:1] and glimpse.head[0] in _BARE_ARRAYS
+        return "a msgpack extension object, as flax saves a single array" if bare else None
+    if any(text.startswith(names.FOREIGN) for text in look.texts):
+        return None
+    named = names.plausible(name, look.state)
+    if not look.arrays and not named and not (names.temporary(name) and _placeholders(look)):
+        return None
+    return _described(look)
+
+
+def _described(look: Glance) -> str:
+    roots = [render(path) for path in look.paths if len(path) == 1]
+    more = "" if look.state == "whole" else " …"
+    arrays = f", {look.arrays} arrays as flax encodes them" if look.arrays else ""
+    return f"a msgpack map with the keys {', '.join(roots[:_SHOWN_KEYS])}{more}{arrays}{_FAULTS.get(look.state, '')}"
+
+
+def _placeholders(look: Glance) -> bool:
+    return any(text.startswith(names.PLACEHOLDER) for text in look.texts)
+
+
+def _detection(glimpse: Glimpse, format_name: str, version: str, seen: str) -> Detection:
+    location = glimpse.location
+    unfinished = names.temporary(location.name)
+    return Detection(
+        uri=location.uri,
+        format=format_name,
+        format_version=version,
+        writer="flax",
+        step=names.step_of(location.name),
+        verdict="incomplete" if unfinished else "ok",
+        reason=f"{location.name} is the name of a save that was never finished" if unfinished else None,
+        evidence=(Evidence(location.name, seen),),
+    )
+
+
+def _detect_with_arrays(glimpse: Glimpse) -> Detection | None:
+    if glimpse.is_dir:
+        return _remains(glimpse)
+    if not glimpse.is_file or not (_points_elsewhere(glimpse) or _has_arrays_beside(glimpse)):
+        return None
+    seen = "leaves whose text says that their array lies beside the file"
+    return _detection(glimpse, "flax-gda", VERSION_WITH_ARRAYS, seen)
+
+
+def _points_elsewhere(glimpse: Glimpse) -> bool:
+    look = glance(glimpse.head, glimpse.size)
+    bare = names.PLACEHOLDER.encode() in glimpse.head[: len(names.PLACEHOLDER) + _HEAD_OF_TEXT]
+    return bare if look is None else _placeholders(look)
+
+
+def _has_arrays_beside(glimpse: Glimpse) -> bool:
+    """Whether a file, of which the first bytes show no placeholder, has the folder of arrays all the same."""
+    look = glance(glimpse.head, glimpse.size)
+    if look is None or look.state == "whole":
+        return False
+    entry = glimpse.location.parent.join(glimpse.location.name + names.ARRAYS_SUFFIX).entry
+    return entry is not None and entry.is_dir
+
+
+def _remains(glimpse: Glimpse) -> Detection | None:
+    """A folder that is one half of a checkpoint, or that holds nothing but a save that died."""
+    location = glimpse.location
+    owner = location.name.removesuffix(names.ARRAYS_SUFFIX)
+    if owner != location.name and location.parent.join(owner).exists():
+        return _half(glimpse, f"these are the arrays of ../{owner}; open that file")
+    if owner != location.name and names.numbered(owner):
+        return _half(
+            glimpse, f"the file ../{owner} that these arrays belong to is not there; flax renames it last"
+        )
+    unfinished = {name for name in glimpse.entries if names.temporary(name.removesuffix(names.ARRAYS_SUFFIX))}
+    pairs = {name for name in unfinished if name + names.ARRAYS_SUFFIX in unfinished}
+    if not pairs or unfinished != set(glimpse.entries):
+        return None
+    listed = " and ".join(sorted(unfinished))
+    return _half(glimpse, f"temporary names {listed}: the save died while it wrote arrays")
+
+
+def _half(glimpse: Glimpse, reason: str) -> Detection:
+    seen = ", ".join(sorted(glimpse.entries)) or "nothing"
+    return Detection(
+        uri=glimpse.location.uri,
+        format="flax-gda",
+        format_version=VERSION_WITH_ARRAYS,
+        writer="flax",
+        verdict="incomplete",
+        reason=reason,
+        evidence=(Evidence(".", f"holds {seen}"),),
+    )
+
+
+def _prepare(manifest: Manifest, _options: Options) -> Manifest:
+    """The manifest as the file will hold it; refuses what it cannot, before a byte moves."""
+    flat = without_chunks(manifest)
+    lay_out(flat)
+    nothing = dict.fromkeys((path for path, value in flat.values.items() if value is None), "none")
+    values = {path: value for path, value in flat.values.items() if value is not None}
+    return replace(flat, values=values, empties={**flat.empties, **nothing})
+
+
+def _create(staging: Location, manifest: Manifest, _options: Options) -> FlaxWriter:
+    return FlaxWriter(staging, manifest)
+
+
+FORMATS = (
+    Format(
+        name="flax-msgpack",
+        title="Flax msgpack file",
+        detect=_detect,
+        open=open_file,
+        create=_create,
+        holds=Holds(dtypes=WRITABLE, values=True, empties=True),
+        aliases=("flax", "msgpack"),
+        single_file=True,
+        loaded_by="flax 0.8.3 and 0.12.8: serialization.msgpack_restore, training.checkpoints.restore_checkpoint",
+        version=lambda _manifest, _options: VERSION,
+        step_folder=lambda step: f"checkpoint_{step}",
+        prepare=_prepare,
+    ),
+    Format(
+        name="flax-gda",
+        title="Flax msgpack file with arrays beside it",
+        detect=_detect_with_arrays,
+        open=open_with_arrays,
+        create=None,
+        holds=Holds(dtypes=frozenset()),
+        refines=("flax-msgpack",),
+        single_file=True,
+    ),
+)

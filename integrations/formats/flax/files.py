@@ -1,0 +1,227 @@
+"""Opens flax msgpack files, alone or with the zarr arrays of a multi-process save beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from wherry.core import dtypes
+from wherry.core.detection import Evidence
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import IncompleteError, NotFoundError
+from wherry.formats.format import Opened
+from wherry.integrations.containers.msgpack.contents import Contents, PlacedReader, gather
+from wherry.integrations.containers.msgpack.index import index_file
+from wherry.integrations.formats.flax.names import ARRAYS_SUFFIX, COMMITTED, PLACEHOLDER, boxes
+from wherry.integrations.formats.orbax.tree import kind_of
+from wherry.storage.location import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy as np
+
+    from wherry.core.detection import Detection
+    from wherry.core.tensorspec import Region
+    from wherry.formats.format import Absent, Block, Extent
+    from wherry.integrations.containers.zarr.reader import OrbaxReader
+    from wherry.storage.location import Location
+
+_STEPS = (("step",), ("state", "step"))
+_RENAMELESS = ("gs", "gcs", "s3")
+
+
+def open_file(location: Location, detection: Detection) -> Opened:
+    """Open one msgpack file.
+
+    Raises:
+        IncompleteError: its name says that it was never finished.
+        CorruptError, UnsupportedError, HostileError: see `msgpack_index.index_file`.
+    """
+    _require_finished(detection)
+    contents = gather(index_file(location), location)
+    reader = PlacedReader(location, contents.places, (_member(location),))
+    return _opened(detection, contents, contents.specs, reader)
+
+
+def open_with_arrays(location: Location, detection: Detection) -> Opened:
+    """Open a msgpack file together with the arrays beside it.
+
+    Raises:
+        IncompleteError: never finished, or the folder of the arrays or the metadata of one is not there.
+        CorruptError, UnsupportedError, HostileError: as above, or a placeholder leads out of the folder.
+    """
+    _require_finished(detection)
+    contents = gather(index_file(location), location)
+    names = {
+        path: value.removeprefix(PLACEHOLDER)
+        for path, value in contents.values.items()
+        if isinstance(value, str) and value.startswith(PLACEHOLDER)
+    }
+    beside = location.parent.join(location.name + ARRAYS_SUFFIX)
+    arrays = _arrays(beside, names)
+    for path in names:
+        del contents.values[path]
+    specs = {
+        **contents.specs,
+        **{
+            path: TensorSpec(path, array.zarr.shape, array.zarr.dtype, chunks=array.zarr.chunks)
+            for path, array in arrays.arrays.items()
+        },
+    }
+    inline = PlacedReader(location, contents.places, (_member(location),))
+    seen = Evidence(location.name, f"{len(names)} placeholders of arrays in {beside.name}")
+    return _opened(detection.seen(seen), contents, specs, MixedReader(inline, arrays, beside))
+
+
+def _require_finished(detection: Detection) -> None:
+    if detection.verdict == "incomplete":
+        raise IncompleteError(
+            detection.reason or "never finished", uri=detection.uri, cure="use another step"
+        )
+
+
+def _opened(
+    detection: Detection,
+    contents: Contents,
+    specs: dict[KeyPath, TensorSpec],
+    reader: PlacedReader | MixedReader,
+) -> Opened:
+    stored = _stored_step(specs, contents, reader)
+    step = stored if detection.step is None else detection.step
+    kind = kind_of(specs, contents.values)
+    manifest = Manifest(
+        tensors=specs,
+        values=contents.values,
+        empties=contents.empties,
+        lists=frozenset(contents.lists),
+        step=step,
+        kind=kind,
+    )
+    name = reader.location.name
+    evidence = [Evidence(name, f"{len(specs)} tensors, {len(contents.values)} other values")]
+    if contents.marked:
+        evidence.append(Evidence(name, "heads of a form that only wherry writes"))
+    if stored is not None and stored != step:
+        evidence.append(
+            Evidence(name, f"its name says step {step}, its tree step {stored}; flax goes by the name")
+        )
+    precise = replace(
+        detection, step=step, kind=kind, writer="wherry (as flax)" if contents.marked else "flax"
+    )
+    return Opened(precise.seen(*evidence, *boxes(specs, name)), manifest, reader)
+
+
+def _stored_step(
+    specs: dict[KeyPath, TensorSpec], contents: Contents, reader: PlacedReader | MixedReader
+) -> int | None:
+    """The step that the tree itself holds."""
+    for path in _STEPS:
+        value = contents.values.get(path)
+        if type(value) is int:
+            return value
+        spec = specs.get(path)
+        if spec is not None and spec.shape == () and "int" in spec.dtype and dtypes.bits(spec.dtype) >= 8:  # noqa: PLR2004
+            return int(reader.read(spec, ()))
+    return None
+
+
+def _arrays(beside: Location, names: dict[KeyPath, str]) -> OrbaxReader:
+    """The reader of the arrays that placeholders name."""
+    from wherry.integrations.containers.zarr import kvstore, metadata  # tensorstore
+    from wherry.integrations.containers.zarr.listing import list_files
+    from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
+
+    if beside.entry is None:
+        raise _lost(f"the folder {beside.name} with {len(names)} arrays is not there", beside)
+    if beside.store.protocol in _RENAMELESS and not beside.join(COMMITTED).exists():
+        raise _lost(
+            f"no {COMMITTED} in {beside.name}, which flax requires on {beside.store.protocol}://", beside
+        )
+    kvstore.base_spec(beside)
+    listing = list_files(beside)
+    arrays: dict[KeyPath, StoredArray] = {}
+    for path, name in names.items():
+        place = beside.member(name) if name else beside
+        data = listing.read(f"{name}/.zarray" if name else ".zarray")
+        if data is None:
+            raise _lost(f"no .zarray in {beside.name}/{name}", beside, path)
+        arrays[path] = StoredArray(name, metadata.parse(data, 2, place.uri))
+    # jax's serializer stores every chunk, zeros included.
+    return OrbaxReader(beside, arrays, listing, kvstore.context(), ocdbt=False, zeros_stored=True)
+
+
+def _lost(what: str, beside: Location, path: KeyPath | None = None) -> IncompleteError:
+    shown = None if path is None else render(path)
+    cure = "copy it from where it was saved, or use another step"
+    return IncompleteError(what, uri=beside.uri, path=shown, cure=cure)
+
+
+def _member(location: Location) -> Entry:
+    entry = location.stat()
+    if entry is None:
+        raise NotFoundError("no such file", uri=location.uri)
+    return Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedReader:
+    """Reads the tensors of the msgpack file itself, and those of the zarr arrays beside it.
+
+    Attributes:
+        inline: the reader of the file.
+        arrays: the reader of the folder.
+        beside: that folder.
+    """
+
+    inline: PlacedReader
+    arrays: OrbaxReader
+    beside: Location
+
+    @property
+    def location(self) -> Location:
+        """The checkpoint: the file."""
+        return self.inline.location
+
+    def _of(self, spec: TensorSpec) -> PlacedReader | OrbaxReader:
+        return self.arrays if spec.path in self.arrays.arrays else self.inline
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """See Reader."""
+        return self._of(spec).read(spec, region)
+
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """See Reader."""
+        return self._of(spec).read_bytes(spec)
+
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """See Reader."""
+        return self._of(spec).extents(spec)
+
+    def held(self, spec: TensorSpec, cell: Region) -> int | None:
+        """See StreamingReader."""
+        return self.arrays.held(spec, cell) if spec.path in self.arrays.arrays else None
+
+    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+        """See StreamingReader."""
+        return self.arrays.stream(spec, cell)
+
+    def absent(self) -> Iterable[Absent]:
+        """See Reader."""
+        return self.arrays.absent()
+
+    def companion(self, name: str) -> Location:
+        """See Reader."""
+        return self.inline.companion(name)
+
+    def members(self) -> Iterable[Entry]:
+        """See Reader; the folder's files by their paths from the file's own folder."""
+        below = (replace(entry, name=f"{self.beside.name}/{entry.name}") for entry in self.beside.walk())
+        return chain(self.inline.members(), below)
+
+    def close(self) -> None:
+        """See Reader."""
+        self.arrays.close()

@@ -1,0 +1,101 @@
+"""Writes one flax msgpack file: any span of any tensor at any time, since every offset is fixed beforehand."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import render
+from wherry.core.tensorspec import Span
+from wherry.errors import UnsupportedError, UsageError
+from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.integrations.containers.msgpack.layout import lay_out
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import Region
+    from wherry.storage.location import Location
+
+
+class FlaxWriter:
+    """A writer of the engine's protocol over one msgpack file."""
+
+    def __init__(
+        self, staging: Location, manifest: Manifest, encoded: Mapping[KeyPath, bytes] | None = None
+    ) -> None:
+        """Create the file and write everything that is not a tensor's.
+
+        Args:
+            staging: the file, in an existing local folder.
+            manifest: what it will hold.
+            encoded: further leaves, as msgpack.
+
+        Raises:
+            UnrepresentableError: flax cannot hold something of it.
+            UnsupportedError: the folder is not local.
+            StorageError: the storage is full or failed.
+        """
+        if not staging.store.capabilities.local:
+            raise UnsupportedError("flax msgpack is written to local folders only", uri=staging.uri)
+        plan = lay_out(manifest, staging.uri, encoded)
+        self._name = staging.name
+        self._slots = plan.slots
+        self._files = FlatFiles(Path(staging.parent.path), {staging.name: plan.size})
+        for offset, run in plan.runs:
+            self._files.write(self._name, offset, run)
+
+    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
+        """See Writer: any span can be written."""
+        assert path in self._slots
+        return None
+
+    def place(self, path: KeyPath, where: Region | Span) -> int:
+        """See PlacingWriter; of a span across chunks, where its first part lies."""
+        slots = self._slots[path]
+        if not slots or not isinstance(where, Span):
+            return 0
+        slot = slots[self._first(path, where.start)]
+        return slot.offset + where.start - slot.start
+
+    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
+        """See Writer; a span may lie across the chunks of an array.
+
+        Raises:
+            UsageError: `where` is not a span of this tensor, or does not agree with the data.
+            StorageError: the storage failed.
+        """
+        slots = self._slots[path]
+        if not isinstance(where, Span) or where.nbytes != len(data):
+            raise UsageError(f"{where} is not a span of {len(data)} bytes", path=render(path))
+        start, stop = where
+        if not 0 <= start <= stop <= slots[-1].stop:
+            raise UsageError(f"span {where} is not inside the tensor", path=render(path))
+        position = start
+        for slot in slots[self._first(path, start) :]:
+            if position >= stop:
+                break
+            end = min(slot.stop, stop)
+            self._files.write(
+                self._name, slot.offset + position - slot.start, data[position - start : end - start]
+            )
+            position = end
+
+    def _first(self, path: KeyPath, start: int) -> int:
+        """The number of the chunk that holds the byte at an offset."""
+        return max(bisect_right(self._slots[path], start, key=lambda slot: slot.start) - 1, 0)
+
+    def sync(self) -> None:
+        """See Writer."""
+        self._files.sync()
+
+    def finish(self) -> None:
+        """See Writer."""
+        self._files.finish()
+
+    def close(self) -> None:
+        """See Writer."""
+        self._files.close()

@@ -1,0 +1,92 @@
+"""How tensors are spread over the files of a Hugging Face folder that is written, and its index.
+
+As transformers does it: files are filled in order up to `max_shard_size`; a tensor that is larger gets a file of
+its own. The order is that of names with numbers compared as numbers, so that layer 2 comes before layer 10.
+Names and index are those of `save_pretrained`, the index with sorted keys.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wherry.integrations.containers.flat.packed import stored_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wherry.core.tensorspec import TensorSpec
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The files of a checkpoint that will be written.
+
+    Attributes:
+        files: file name → its tensors.
+        index: name and contents of the index; None for a single file.
+    """
+
+    files: dict[str, list[TensorSpec]]
+    index: tuple[str, bytes] | None
+
+    @property
+    def version(self) -> str:
+        """The format version of what will be written."""
+        return "sharded safetensors" if self.index else "single safetensors"
+
+
+def spread(tensors: Iterable[TensorSpec], most: int, stem: str) -> Shards:
+    """Spread tensors over files.
+
+    Args:
+        tensors: tensors with one-part key paths.
+        most: bytes of tensors in one file, where no single tensor is larger.
+        stem: first part of the file names.
+    """
+    groups = _groups(sorted(tensors, key=lambda spec: natural_key(spec.path[0])), most)
+    if len(groups) == 1:
+        return Shards({f"{stem}.safetensors": groups[0]}, None)
+    count = len(groups)
+    files = {
+        f"{stem}-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, 1)
+    }
+    return Shards(files, (f"{stem}.safetensors.index.json", _index(files)))
+
+
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """A sort key in which runs of digits compare as numbers."""
+    parts = _DIGITS.split(name)
+    return [
+        (len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (0, part) for at, part in enumerate(parts)
+    ]
+
+
+def _groups(specs: list[TensorSpec], most: int) -> list[list[TensorSpec]]:
+    groups: list[list[TensorSpec]] = [[]]
+    filled = 0
+    for spec in specs:
+        size = stored_size(spec)
+        if groups[-1] and filled + size > most:
+            groups.append([])
+            filled = 0
+        groups[-1].append(spec)
+        filled += size
+    return groups
+
+
+def _index(files: dict[str, list[TensorSpec]]) -> bytes:
+    specs = [spec for group in files.values() for spec in group]
+    total = {
+        "total_parameters": sum(spec.size for spec in specs),
+        "total_size": sum(stored_size(spec) for spec in specs),
+    }
+    weight_map = {spec.path[0]: name for name, group in files.items() for spec in group}
+    text = json.dumps(
+        {"metadata": total, "weight_map": weight_map}, indent=2, sort_keys=True, ensure_ascii=False
+    )
+    return f"{text}\n".encode()

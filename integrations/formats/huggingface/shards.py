@@ -1,0 +1,242 @@
+"""Opens the weights of a Hugging Face folder and holds index and shards against each other.
+
+`*.index.json` is {metadata: {total_size, ...}, weight_map: {tensor: file}}, the same for safetensors, `.bin` and flax
+msgpack, where a tensor's name is its key path joined by `/`.
+Every tensor must lie in exactly the file that the map names and nowhere else. `total_size` is only reported
+where it differs: writers have disagreed on whether tied tensors count twice. torch's HuggingFaceStorageWriter
+describes cut tensors in `DCP_SHARDING_INFO` of `__metadata__`, without their full shapes; such pieces are not a
+checkpoint that anything but torch can put together, and consolidated files drop all metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.detection import Evidence
+from wherry.core.keypath import render
+from wherry.errors import CorruptError, IncompleteError, UnsupportedError
+from wherry.integrations.containers.flat.reader import placed_tensors
+from wherry.integrations.containers.msgpack.contents import gather
+from wherry.integrations.containers.msgpack.index import index_file
+from wherry.integrations.containers.safetensors import header as safetensors
+from wherry.integrations.containers.torch.archive import PlacedTensor, read_archive
+from wherry.integrations.formats.huggingface.folder import read_json
+from wherry.storage.location import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Value
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.format import Extent
+    from wherry.integrations.containers.msgpack.contents import Place
+    from wherry.integrations.formats.huggingface.weights import Weights
+    from wherry.storage.location import Location
+
+_LARGEST_INDEX = 1 << 29
+_SHARDING = "DCP_SHARDING_INFO"
+_LEGACY = b"\x80\x02\x8a\x0a"
+
+
+@dataclass(slots=True)
+class Contents:
+    """What the weight files of a folder hold together.
+
+    Attributes:
+        specs: tensors, file by file in the order of their bytes.
+        files: the weight files and the index.
+        places: where raw tensors lie (safetensors).
+        placed: where tensors of torch archives lie (bin).
+        flax: where tensors of flax files lie (msgpack).
+        values, empties, lists: non-tensor leaves of torch archives and flax files.
+        custom: `metadata` of the index and `__metadata__` of the files.
+        bare: whether no safetensors file has any `__metadata__`.
+        evidence: what was seen.
+    """
+
+    specs: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", "TensorSpec"])
+    files: list[Entry] = field(default_factory=list[Entry])
+    places: dict[KeyPath, tuple[Extent, ...]] = field(default_factory=dict["KeyPath", "tuple[Extent, ...]"])
+    placed: dict[KeyPath, PlacedTensor] = field(default_factory=dict["KeyPath", PlacedTensor])
+    flax: dict[KeyPath, Place] = field(default_factory=dict["KeyPath", "Place"])
+    values: dict[KeyPath, Value] = field(default_factory=dict["KeyPath", "Value"])
+    empties: dict[KeyPath, str] = field(default_factory=dict["KeyPath", str])
+    lists: set[KeyPath] = field(default_factory=set["KeyPath"])
+    custom: dict[str, Any] = field(default_factory=dict[str, Any])
+    bare: bool = True
+    evidence: list[Evidence] = field(default_factory=list[Evidence])
+
+
+def read_weights(location: Location, weights: Weights) -> Contents:
+    """Read the metadata of all weight files of a folder.
+
+    Raises:
+        HostileError: the index names a file outside the folder, or a pickle wants what it must not.
+        IncompleteError: a file that the index names is not there, or there is no index.
+        CorruptError: index and files contradict each other, or one of them itself.
+        UnsupportedError: distributed pieces of torch, or the legacy form of torch.save.
+    """
+    contents = Contents()
+    if weights.form == "single":
+        _read(location, weights.file, weights, contents)
+    elif weights.form == "no index":
+        raise _without_index(location, weights)
+    else:
+        _read_sharded(location, weights, contents)
+    count = len(contents.files) - (weights.form == "sharded")
+    contents.evidence.append(Evidence(weights.file, f"{len(contents.specs)} tensors in {count} files"))
+    return contents
+
+
+def _read_sharded(location: Location, weights: Weights, contents: Contents) -> None:
+    index = location.join(weights.file)
+    weight_map, contents.custom = _index(index)
+    shards = sorted(set(weight_map.values()))
+    missing = [name for name in shards if location.member(name).stat() is None]
+    if missing:
+        more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+        raise IncompleteError(
+            f"{missing[0]}{more}, named in {weights.file}, is missing",
+            uri=location.uri,
+            cure="fetch it again",
+        )
+    _add_file(index, weights.file, contents)
+    for name in shards:
+        before = set(contents.specs)
+        _read(location, name, weights, contents)
+        for path in contents.specs.keys() - before:
+            _require_mapped(path, name, weight_map, location)
+    _require_present(weight_map, contents, location)
+    _compare_total(weights.file, contents)
+
+
+def _index(place: Location) -> tuple[dict[str, str], dict[str, Any]]:
+    found = read_json(place, _LARGEST_INDEX)
+    weight_map, metadata = found.get("weight_map"), found.get("metadata")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CorruptError("the index has no weight_map of names", uri=place.uri, cure="restore it")
+    return weight_map, metadata if isinstance(metadata, dict) else {}
+
+
+def _read(location: Location, name: str, weights: Weights, contents: Contents) -> None:
+    place = location.member(name)
+    if weights.container == "safetensors":
+        _read_safetensors(place, name, contents)
+    elif weights.container == "bin":
+        _read_bin(place, contents)
+    else:
+        _read_msgpack(place, contents)
+    _add_file(place, name, contents)
+
+
+def _read_safetensors(place: Location, name: str, contents: Contents) -> None:
+    header = safetensors.parse(place)
+    _require_whole(header.metadata or {}, place)
+    contents.bare = contents.bare and header.metadata is None
+    for key, value in (header.metadata or {}).items():
+        if contents.custom.setdefault(key, value) != value:
+            contents.evidence.append(Evidence(name, f"its metadata {key!r} differs from the other files'"))
+    for path, (spec, extents) in placed_tensors(header, place).items():
+        _require_new(path, name, contents, place)
+        contents.specs[path], contents.places[path] = spec, extents
+
+
+def _read_bin(place: Location, contents: Contents) -> None:
+    if place.read(0, len(_LEGACY)) == _LEGACY:
+        raise UnsupportedError(
+            "the legacy form of torch.save (before 1.6) is not read in a Hugging Face folder",
+            uri=place.uri,
+            cure="load it with torch and save it again",
+        )
+    archive = read_archive(place)
+    for path, spec in archive.specs.items():
+        _require_new(path, place.name, contents, place)
+        contents.specs[path], contents.placed[path] = spec, archive.placed[path]
+    contents.values |= archive.tree.values
+    contents.empties |= archive.tree.empties
+    contents.lists |= archive.tree.lists
+
+
+def _read_msgpack(place: Location, contents: Contents) -> None:
+    tree = gather(index_file(place), place)
+    for path, spec in tree.specs.items():
+        _require_new(path, place.name, contents, place)
+        contents.specs[path], contents.flax[path] = spec, tree.places[path]
+    contents.values |= tree.values
+    contents.empties |= tree.empties
+    contents.lists |= tree.lists
+
+
+def _add_file(place: Location, name: str, contents: Contents) -> None:
+    entry = place.stat()
+    assert entry is not None
+    contents.files.append(Entry(name, entry.size, is_dir=False, mark=entry.mark))
+
+
+def _require_new(path: KeyPath, name: str, contents: Contents, place: Location) -> None:
+    if path in contents.specs:
+        raise CorruptError(f"{name} and another file both hold it", uri=place.uri, path=render(path))
+
+
+def _require_mapped(path: KeyPath, name: str, weight_map: Mapping[str, str], location: Location) -> None:
+    said = weight_map.get("/".join(path))
+    if said != name:
+        what = (
+            f"{name} holds it, but the index says {said}"
+            if said
+            else f"{name} holds it, the index does not name it"
+        )
+        raise CorruptError(what, uri=location.uri, path=render(path), cure="restore the index or the file")
+
+
+def _require_present(weight_map: Mapping[str, str], contents: Contents, location: Location) -> None:
+    held = {"/".join(path) for path in contents.specs}
+    for tensor, name in weight_map.items():
+        if tensor not in held:
+            what = f"the index says that it lies in {name}, which does not hold it"
+            raise CorruptError(
+                what, uri=location.uri, path=render((tensor,)), cure="restore the index or the file"
+            )
+
+
+def _compare_total(index: str, contents: Contents) -> None:
+    said = contents.custom.get("total_size")
+    once = sum(spec.nbytes for spec in contents.specs.values() if not spec.tags)
+    twice = sum(spec.nbytes for spec in contents.specs.values())
+    if type(said) in (int, float) and said not in (once, twice):
+        contents.evidence.append(Evidence(index, f"total_size says {said} bytes, the tensors have {twice}"))
+
+
+def _require_whole(metadata: Mapping[str, str], place: Location) -> None:
+    """Refuse files that hold pieces of tensors."""
+    if _SHARDING not in metadata:
+        return
+    try:
+        offsets = [info["saved_offsets"] for info in json.loads(metadata[_SHARDING]).values()]
+        cut = any(any(offset) for offset in offsets)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptError(f"its {_SHARDING} is not what torch writes", uri=place.uri) from error
+    if cut or place.name.startswith("shard-"):
+        raise _pieces(place)
+
+
+def _pieces(place: Location) -> UnsupportedError:
+    return UnsupportedError(
+        "distributed pieces of torch's HuggingFaceStorageWriter: their full shapes are not stored",
+        uri=place.uri,
+        cure="consolidate them with torch.distributed.checkpoint first",
+    )
+
+
+def _without_index(location: Location, weights: Weights) -> UnsupportedError | IncompleteError:
+    header = safetensors.parse(location.join(weights.file))
+    if _SHARDING in (header.metadata or {}):
+        return _pieces(location)
+    return IncompleteError(
+        f"{weights.file} is one of several files, but their index is missing",
+        uri=location.uri,
+        cure="fetch the *.safetensors.index.json, or open the files one by one",
+    )

@@ -1,0 +1,260 @@
+"""Meta Lingua's checkpoints: step folders (DCP with `params.json` and train states) and `consolidated/`.
+
+`folder.py` has what lies in these folders and when a step counts, `names.py` the key paths. A step
+folder is written so that `init_ckpt_path` takes it; one that Lingua resumes from (`--set resume=true`) needs the real
+moments and train states of the source. Lingua itself calls `dcp.load({"model": …})` and, for `consolidated.pth`,
+`torch.load(…, weights_only=True)["model"]`; the tests do the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Companion, Manifest, without_chunks
+from wherry.core.steps import step_number
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.integrations.containers.torch.archive import read_archive
+from wherry.integrations.containers.torch.objects import build, pickled
+from wherry.integrations.containers.torch.reader import TorchReader
+from wherry.integrations.containers.torch.tree import tree_kind
+from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
+from wherry.integrations.formats import dcp
+from wherry.integrations.formats.dcp.folder import METADATA
+from wherry.integrations.formats.huggingface.folder import surroundings
+from wherry.integrations.formats.lingua import folder
+from wherry.integrations.formats.lingua.folder import CONSOLIDATED, CONSOLIDATED_FOLDER, LEAST_PARAMS, PARAMS
+from wherry.integrations.formats.lingua.names import EMBEDDINGS, MODEL, OPTIM, deep, flat
+from wherry.storage.location import Entry
+from wherry.storage.stores import make_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from wherry.formats.format import Options
+    from wherry.integrations.formats.dcp.writer import DcpWriter
+    from wherry.storage.location import Location
+
+_HEAD = 1 << 16
+_WRITER = "lingua"
+_CONSOLIDATED_VERSION = f"{CONSOLIDATED} + {PARAMS}"
+_RESUME = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def _version(names: Collection[str]) -> str:
+    states = " + train_state_<rank>.json" if folder.train_states(names) else ""
+    return f"DCP + {PARAMS}{states}"
+
+
+def _detect(glimpse: Glimpse) -> Detection | None:
+    first = dcp.seen(glimpse)
+    if first is None:
+        return None
+    names = glimpse.entries
+    found = _seen(glimpse)
+    if found is None:
+        return None
+    return Detection(
+        uri=glimpse.location.uri,
+        format="lingua",
+        format_version=_version(names),
+        writer=_WRITER,
+        step=step_number(glimpse.location.name),
+        evidence=(first, found),
+    )
+
+
+def _seen(glimpse: Glimpse) -> Evidence | None:
+    """What says that DCP files are Lingua's: its train states, its configuration, or its names in a step folder."""
+    names = glimpse.entries
+    states = folder.train_states(names)
+    if states:
+        return Evidence(states[0], f"train states of {len(states)} ranks, as Lingua writes them")
+    if PARAMS in names and folder.peek_params(glimpse.location):
+        return Evidence(PARAMS, "a configuration with `model`, as Lingua writes it")
+    if folder.is_step(glimpse.location.name) and METADATA in names:
+        head = glimpse.location.join(METADATA).read(0, _HEAD)
+        if EMBEDDINGS.encode() in head:
+            return Evidence(METADATA, f"names {EMBEDDINGS}, in a folder named by ten digits")
+    return None
+
+
+def _open(location: Location, detection: Detection) -> Opened:
+    opened = dcp.open_folder(location, detection)
+    manifest = opened.manifest
+    names = [companion.name for companion in manifest.companions]
+    params = folder.read_params(location, names)
+    said = folder.read_step(location, names)
+    if folder.has_optimizer(manifest):
+        folder.require_train_states(location, names, params)
+    step = detection.step if detection.step is not None else said
+    manifest = replace(
+        manifest, tensors=folder.with_ties(manifest.tensors), step=step, origin=_origin(manifest, params)
+    )
+    found = replace(opened.detection, step=step, writer=f"{_WRITER} ({opened.detection.writer})")
+    if said is not None and said != step:
+        found = found.seen(Evidence(folder.train_states(names)[0], f"states step {said}"))
+    return Opened(found, manifest, opened.reader)
+
+
+def _origin(manifest: Manifest, params: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: params[name] for name in ("name", "model") if name in params}
+    return {**manifest.origin, **kept}
+
+
+def _prepare(manifest: Manifest, options: Options) -> Manifest:
+    """The manifest without the train states that Lingua must not resume from."""
+    _require_companion(manifest)
+    word = str(options["resume"]).lower()
+    if word not in _RESUME:
+        raise UsageError(
+            f"resume={options['resume']} is not a yes or no", cure="write resume=true or resume=false"
+        )
+    manifest = without_chunks(manifest)
+    if _RESUME[word]:
+        folder.require_moments(manifest)
+        return manifest
+    folder.require_no_optimizer(manifest)
+    states = set(folder.train_states([companion.name for companion in manifest.companions]))
+    left = tuple(companion for companion in manifest.companions if companion.name not in states)
+    return replace(manifest, companions=left)
+
+
+def _require_companion(manifest: Manifest) -> None:
+    if PARAMS not in [companion.name for companion in manifest.companions]:
+        raise UnrepresentableError(
+            f"Lingua needs {PARAMS}, which does not lie beside the source's tensors",
+            cure=f"put Lingua's {PARAMS} (from the run, or written for this model) beside them; for the tensors alone "
+            "choose the target dcp or torch-zip",
+        )
+
+
+def _create(staging: Location, manifest: Manifest, options: Options) -> DcpWriter:
+    folder.require_params(staging)
+    return dcp.create_folder(staging, manifest, options)
+
+
+def _detect_consolidated(glimpse: Glimpse) -> Detection | None:
+    names = glimpse.entries
+    if CONSOLIDATED not in names:
+        return None
+    ours = bool(folder.peek_params(glimpse.location)) if PARAMS in names else False
+    if not ours and (PARAMS in names or glimpse.location.name != CONSOLIDATED_FOLDER):
+        return None
+    parent = glimpse.location.parent.name
+    return Detection(
+        uri=glimpse.location.uri,
+        format="lingua-consolidated",
+        format_version=_CONSOLIDATED_VERSION,
+        writer=_WRITER,
+        step=int(parent) if folder.is_step(parent) and parent.isdecimal() else None,
+        evidence=(Evidence(CONSOLIDATED, "the name that Lingua consolidates to"),),
+    )
+
+
+def _open_consolidated(location: Location, detection: Detection) -> Opened:
+    archive = read_archive(location.join(CONSOLIDATED))
+    kind = tree_kind(archive.tree)
+    entry = location.join(CONSOLIDATED).stat()
+    assert entry is not None
+    own = Entry(CONSOLIDATED, entry.size, is_dir=False, mark=entry.mark)
+    beside = surroundings(location, {CONSOLIDATED})
+    names = [one.name for one in beside.companions]
+    params = folder.read_params(location, names)
+    reader = TorchReader(location, archive.placed, (own, *beside.companions), frozenset(names))
+    manifest = Manifest(
+        tensors=folder.with_ties(archive.specs),
+        values=archive.tree.values,
+        empties=archive.tree.empties,
+        lists=frozenset(archive.tree.lists),
+        kind=kind,
+        companions=tuple(Companion(one.name, one.size) for one in beside.companions),
+        custom=archive.tree.custom,
+    )
+    step = detection.step if detection.step is not None else _optimizer_step(manifest, reader)
+    manifest = replace(manifest, step=step, origin=_origin(manifest, params))
+    seen = Evidence(CONSOLIDATED, f"{len(archive.placed)} tensors, step {step} by folder or optimizer")
+    return Opened(replace(detection, step=step, kind=kind).seen(seen), manifest, reader)
+
+
+def _optimizer_step(manifest: Manifest, reader: TorchReader) -> int | None:
+    """The step that the optimizer counted, a scalar for each parameter."""
+    for path, spec in manifest.tensors.items():
+        if path[:2] == (OPTIM, "state") and path[-1] == "step" and spec.shape == ():
+            value = reader.read(spec, ())
+            return int(value) if math.isfinite(value) and value == int(value) else None
+    return None
+
+
+def _prepare_consolidated(manifest: Manifest, _options: Options) -> Manifest:
+    _require_companion(manifest)
+    states = set(folder.train_states([companion.name for companion in manifest.companions]))
+    left = tuple(companion for companion in manifest.companions if companion.name not in states)
+    return without_chunks(replace(manifest, companions=left))
+
+
+def _create_consolidated(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
+    make_folder(staging)
+    folder.require_params(staging)
+    archive = pickled(build(manifest, staging.uri))
+    return ArchivesWriter(staging, {CONSOLIDATED: place_archives([archive])})
+
+
+FORMATS = (
+    Format(
+        name="lingua",
+        title="Meta Lingua, step folder",
+        detect=_detect,
+        open=_open,
+        create=_create,
+        holds=Holds(
+            types=True,
+            dtypes=WRITABLE,
+            depth=1,
+            values=True,
+            empties=True,
+            companions=True,
+            needs={PARAMS: LEAST_PARAMS},
+            names=((f"{MODEL}.{EMBEDDINGS}",),),
+        ),
+        refines=("dcp",),
+        commit_members=(METADATA,),
+        options={
+            **dcp.OPTIONS,
+            "resume": Option(
+                "false", "`true` makes a step that Lingua resumes from, with moments and train states"
+            ),
+        },
+        loaded_by="Lingua 437d680, by its calls of torch 2.13",
+        version=lambda manifest, _options: _version([one.name for one in manifest.companions]),
+        step_folder=folder.step_name,
+        prepare=_prepare,
+        adapt=flat,
+        guard=lambda target, into: folder.refuse_live(target, into=into),
+    ),
+    Format(
+        name="lingua-consolidated",
+        title="Meta Lingua, consolidated",
+        detect=_detect_consolidated,
+        open=_open_consolidated,
+        create=_create_consolidated,
+        holds=Holds(
+            types=True,
+            dtypes=WRITABLE,
+            values=True,
+            empties=True,
+            companions=True,
+            needs={PARAMS: LEAST_PARAMS},
+            names=((MODEL, EMBEDDINGS),),
+        ),
+        refines=("torch-zip",),
+        commit_members=(CONSOLIDATED,),
+        loaded_by="Lingua 437d680, by its calls of torch 2.13",
+        version=lambda _manifest, _options: _CONSOLIDATED_VERSION,
+        prepare=_prepare_consolidated,
+        adapt=deep,
+    ),
+)

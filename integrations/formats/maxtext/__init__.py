@@ -1,0 +1,91 @@
+"""MaxText: an Orbax checkpoint whose tree, item and scan form are MaxText's.
+
+Read: `<step>/items` and what lies around it, an item by itself, and the emergency managers' `state`; OCDBT or one
+folder per array, zarr 2 or 3, parameters or train state, `nnx_aux`. Written: the step folder that its
+CheckpointManager leaves. How the tree is recognised is told in `maxtext.shape`; the arrays are Orbax's.
+
+The checkpoint is the step folder. Asked for `<step>/items`, the answer is the step folder too, so that a sidecar and
+the lineage have one place. What is missing of a run whose hosts wrote to their own disks is said in hosts and bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.errors import IncompleteError
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.integrations.containers.zarr.metadata import STORABLE
+from wherry.integrations.formats import orbax
+from wherry.integrations.formats.maxtext import step
+from wherry.integrations.formats.orbax import layout
+
+if TYPE_CHECKING:
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Options, Writer
+    from wherry.storage.location import Location
+
+
+def detect(glimpse: Glimpse) -> Detection | None:
+    """A step folder around an item with a MaxText tree, or such an item; None where it is neither.
+
+    Raises:
+        AmbiguousError: a step has several items with arrays and none has a usual name.
+    """
+    found = step.find(glimpse)
+    return found and step.described(found)
+
+
+def open_maxtext(location: Location, detection: Detection) -> Opened:
+    """See Format.
+
+    Raises: what opening an Orbax item raises.
+    """
+    found = step.find(Glimpse(location))
+    if found is None:
+        raise IncompleteError("no MaxText item is here", uri=detection.uri, cure="look with `wherry detect`")
+    opened = step.open_found(found)
+    known = {*step.described(found).evidence, *opened.detection.evidence}
+    chosen = tuple(row for row in detection.evidence if row not in known)  # why this step of a run
+    precise = replace(opened.detection, evidence=(*chosen, *opened.detection.evidence))
+    return replace(opened, detection=precise)
+
+
+def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
+    """See Format; the writing is in `maxtext.writer`."""
+    from wherry.integrations.formats.maxtext.writer import MaxTextWriter  # tensorstore
+
+    return MaxTextWriter(staging, manifest, options)
+
+
+def version(manifest: Manifest, options: Options) -> str:
+    """The format version that these options give."""
+    from wherry.integrations.formats.maxtext.writer import scan_form
+
+    return step.version_words(orbax.version(manifest, options), scan_form(manifest))
+
+
+FORMATS = (
+    Format(
+        name=step.NAME,
+        title="MaxText",
+        detect=detect,
+        open=open_maxtext,
+        create=create,
+        holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
+        refines=("orbax",),
+        companion_folder=f"{step.ITEM}/{layout.ASSETS}/",
+        commit_members=(layout.COMMITTED,),
+        options={
+            "zarr": Option("3", "version of zarr", ("2", "3")),
+            "ocdbt": Option(default=True, help="one OCDBT database rather than one folder per array"),
+            "compression": Option("none", "how chunks are compressed", ("none", "zstd")),
+            "chunks": Option("auto", "extent of a chunk: auto (4 to 8 MiB), whole, or a number of MiB"),
+        },
+        loaded_by="orbax-checkpoint 0.12.8 as MaxText restores: CheckpointManager and v1, item `items`",
+        version=version,
+        step_folder=str,
+        prepare=orbax.prepare,
+    ),
+)

@@ -1,0 +1,196 @@
+"""Finding and opening a MaxText checkpoint: the step folder around the item `items`.
+
+Facts (MaxText 0.2.5 with Orbax 0.12.8 looked at; older ones by source): `<run>/checkpoints/<step>/` holds
+`_CHECKPOINT_METADATA`, `items/` and, with grain, `iter/`. `load_parameters_path` points at `<step>/items`, so an item
+by itself is a checkpoint too. Emergency managers name the item `state`. Since mid-2026 `custom_metadata` of the step
+has `scan_layers`; the tree says it always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wherry.core.detection import Detection, Evidence, Kind
+from wherry.errors import WherryError
+from wherry.formats.format import Opened
+from wherry.integrations.containers.zarr.reader import OrbaxReader
+from wherry.integrations.formats.maxtext import shape
+from wherry.integrations.formats.orbax import aggregate, detection, layout, tree
+from wherry.integrations.formats.orbax import item as opening
+from wherry.integrations.formats.orbax.within import WithinReader
+
+if TYPE_CHECKING:
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.format import Glimpse
+    from wherry.storage.location import Location
+
+ITEM = "items"
+NAME = "maxtext"
+_ITEMS = (ITEM, "state")
+_BESIDE = (layout.CHECKPOINT, layout.COMMITTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A MaxText checkpoint.
+
+    Attributes:
+        home: the step folder, or the item where it lies by itself.
+        item: what Orbax makes of the folder of the arrays.
+        shape: what its tree shows; None for a tree of another kind that our own writer laid out so.
+        scan_layers: what the step's `custom_metadata` says, if anything.
+        kind: parameters or a train state, as the tree says; None for a tree of another kind.
+    """
+
+    home: Location
+    item: detection.Found
+    shape: shape.Shape | None
+    scan_layers: bool | None = None
+    kind: Kind | None = None
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """Why it is MaxText's, and how its layers lie."""
+        place = _relative(self.home, self.item.location)
+        rows: list[Evidence] = []
+        if self.shape is None:
+            rows.append(Evidence(f"{place}{layout.TREE}", "written by wherry as a MaxText checkpoint"))
+        else:
+            root = "/".join(self.shape.root) or "the root"
+            rows.append(Evidence(f"{place}{layout.TREE}", f"a MaxText decoder below {root}"))
+            rows.append(Evidence(f"{place}{layout.TREE}", _scan_words(self.shape)))
+        if self.scan_layers is not None:
+            rows.append(
+                Evidence(
+                    layout.CHECKPOINT, f"custom_metadata says scan_layers={str(self.scan_layers).lower()}"
+                )
+            )
+        return tuple(rows)
+
+    @property
+    def form(self) -> bool | None:
+        """Whether layers are scanned: the tree decides, the record where it cannot."""
+        return self.scan_layers if self.shape is None or self.shape.scanned is None else self.shape.scanned
+
+
+def version_words(arrays: str, scanned: bool | None) -> str:
+    """The format version: how the arrays lie, and whether layers are scanned."""
+    words = {True: ", scan_layers", False: ", unscanned", None: ""}
+    return f"{NAME}, {arrays}{words[scanned]}"
+
+
+def find(glimpse: Glimpse) -> Found | None:
+    """The MaxText checkpoint that a location is, or None.
+
+    Raises:
+        AmbiguousError: a step has several items with arrays and none has a usual name.
+    """
+    item = detection.look(glimpse)
+    if item is None or item.item is None:
+        return None
+    home = _home(glimpse.location, item.location)
+    scan_layers = _recorded(home)
+    paths = _paths(item)
+    confirmed = scan_layers is not None or item.location.name == ITEM
+    root = shape.parameter_root(paths, confirmed=confirmed)
+    if root is not None:
+        return Found(home, item, shape.look(paths, root), scan_layers, shape.kind_of(paths))
+    ours = opening.own_notes(item.metadata).get("format") == NAME
+    return Found(home, item, None, scan_layers) if ours else None
+
+
+def open_found(found: Found) -> Opened:
+    """Open what `find` gave. Raises what opening an Orbax item raises."""
+    opened = opening.open_item(found.item.location, found.item.detection)
+    assert isinstance(opened.reader, OrbaxReader)
+    manifest = opened.manifest
+    seen = shape.look(manifest.tensors, found.shape.root) if found.shape else None
+    if seen is not None:
+        custom = {**manifest.custom, NAME: seen.to_json()}
+        manifest = replace(manifest, kind=found.kind or manifest.kind, custom=custom)
+    item = replace(found.item, detection=opened.detection)
+    shardings = {path: spec.sharding for path, spec in manifest.tensors.items() if spec.sharding is not None}
+    beside = _BESIDE if found.home != found.item.location else ()
+    reader = WithinReader(opened.reader, found.home, shardings=shardings, beside=beside)
+    return Opened(described(replace(found, shape=seen, item=item)), manifest, reader)
+
+
+def described(found: Found) -> Detection:
+    """Orbax's detection of the item, as that of the MaxText checkpoint around it."""
+    item, place = found.item.detection, _relative(found.home, found.item.location)
+    evidence = [replace(row, file=_below(place, row.file)) for row in item.evidence]
+    return replace(
+        item,
+        uri=found.home.uri,
+        format=NAME,
+        format_version=version_words(item.format_version or "", found.form),
+        kind=found.kind or item.kind,
+        evidence=(*found.evidence, *evidence),
+    )
+
+
+def _home(asked: Location, item: Location) -> Location:
+    """The step folder, where the item lies in one."""
+    if asked != item:
+        return asked
+    return item.parent if item.name in _ITEMS and item.parent.join(layout.CHECKPOINT).exists() else item
+
+
+def _paths(item: detection.Found) -> list[KeyPath]:
+    """Key paths of the arrays; of a msgpack tree only where the item's name is MaxText's."""
+    location = item.location
+    try:
+        if item.leaves is not None:
+            return list(item.leaves.arrays)
+        if item.metadata:
+            return list(tree.parse_tree(item.metadata, location.uri).arrays)
+        if item.item is not None and item.item.msgpack and location.name == ITEM:
+            return list(aggregate.msgpack_tree(location.join(layout.MSGPACK)).tensors)
+    except OSError:
+        raise
+    except WherryError:
+        return []  # Orbax's own detection of the item says what is wrong with it
+    return []
+
+
+def _below(place: str, file: str) -> str:
+    """A file of the item, relative to the checkpoint."""
+    if not place or file.startswith("../"):
+        return file.removeprefix("../") if place else file
+    return place.rstrip("/") if file == "." else f"{place}{file}"
+
+
+def _recorded(home: Location) -> bool | None:
+    """`scan_layers` of the step's custom metadata."""
+    place = home.join(layout.CHECKPOINT)
+    if not place.exists():
+        return None
+    try:
+        custom = layout.read_json(place).get("custom_metadata")
+    except OSError:
+        raise
+    except WherryError:
+        return None  # as above
+    value = custom.get("scan_layers") if isinstance(custom, dict) else None
+    return value if isinstance(value, bool) else None
+
+
+def _relative(home: Location, item: Location) -> str:
+    inner = item.path[len(home.path.rstrip("/")) :].strip("/")
+    return f"{inner}/" if inner else ""
+
+
+def _scan_words(seen: shape.Shape) -> str:
+    if seen.mixed:
+        return "both scanned and unscanned layers are here"
+    if seen.scanned is None:
+        return "no layers are here"
+    aliases = f" (names of a faulty release: {', '.join(seen.aliases[:3])})" if seen.aliases else ""
+    if not seen.scanned:
+        return f"layers are unscanned: one node for each layer{aliases}"
+    words = [
+        f"{name.rpartition('/')[2]}" + (f": {layers} on axis {axis}" if axis is not None else "")
+        for name, (axis, layers) in seen.groups.items()
+    ]
+    return f"layers are scanned ({', '.join(words)}){aliases}"

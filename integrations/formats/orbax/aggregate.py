@@ -1,0 +1,125 @@
+"""The msgpack tree of an Orbax item, and how it and `_METADATA` together say what the leaves are.
+
+Facts: up to 0.5.15 the file `checkpoint` is a msgpack tree. A leaf is an array (aggregated: `Array` ext 1), a number,
+text, nil, or `PLACEHOLDER://<stored name>` (up to 0.0.20 `AGGREGATED://`), which points to an array in the store. Nil
+and empty nodes exist only there before 0.4.4, which began to write `_METADATA`. Where both are there, `_METADATA`
+knows which nodes are lists, and the msgpack tree where the bytes lie: T5X saves whose `_METADATA` has
+`skip_deserialize` keep those arrays in the msgpack tree, and one file mixes both kinds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import render
+from wherry.errors import CorruptError
+from wherry.integrations.formats.orbax import tree
+from wherry.integrations.formats.orbax.layout import MSGPACK, TREE, Item, JsonObject
+
+if TYPE_CHECKING:
+    from wherry.core.keypath import KeyPath
+    from wherry.integrations.containers.msgpack.contents import Contents
+    from wherry.integrations.formats.orbax.tree import Tree
+    from wherry.storage.location import Location
+
+PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")
+
+
+def read_tree(location: Location, item: Item, metadata: JsonObject) -> Tree:
+    """The leaves of an item, from whatever states them.
+
+    Args:
+        location: the item folder.
+        item: what it shows.
+        metadata: its `_METADATA`; empty where it has none.
+
+    Raises:
+        CorruptError: a file is damaged, two leaves have one stored name, or the two trees contradict each other.
+        UnsupportedError: a leaf is of a type that is not known.
+        HostileError: it is absurdly deep or large.
+    """
+    described = tree.parse_tree(metadata, location.uri) if item.tree else None
+    packed = msgpack_tree(location.join(MSGPACK)) if item.msgpack else None
+    if described is None or packed is None:
+        return described or packed or tree.Tree()
+    return _joined(described, packed, location.uri)
+
+
+def msgpack_tree(file: Location) -> Tree:
+    """The leaves of a msgpack tree with placeholders and aggregated arrays; no tensor is read.
+
+    Raises: what `read_tree` does.
+    """
+    from wherry.integrations.containers.msgpack.contents import gather
+    from wherry.integrations.containers.msgpack.index import index_file
+
+    return from_contents(gather(index_file(file), file), file.uri)
+
+
+def from_contents(contents: Contents, uri: str) -> Tree:
+    """The same for a tree that was gathered, whole or in part, by somebody else.
+
+    Raises:
+        CorruptError: two placeholders name one array.
+    """
+    found = tree.Tree(
+        inline=dict(contents.specs),
+        places=dict(contents.places),
+        empties=dict(contents.empties),
+        lists=set(contents.lists),
+    )
+    for path, value in contents.values.items():
+        name = placeholder(value)
+        if name is None:
+            found.texts[path] = value
+        else:
+            found.arrays[path] = name
+    tree.refuse_shared_names(found.arrays, uri)
+    return found
+
+
+def placeholder(value: object) -> str | None:
+    """The stored name that a leaf points to; None for a leaf that is no placeholder."""
+    if not isinstance(value, str):
+        return None
+    return next((value[len(prefix) :] for prefix in PLACEHOLDERS if value.startswith(prefix)), None)
+
+
+def _joined(described: Tree, packed: Tree, uri: str) -> Tree:
+    """`_METADATA` with the bytes of the msgpack tree, and with the leaves that only the latter has."""
+    leaves = {*described.arrays, *described.strings}
+    clash = next((path for path in described.empties if path in packed.inline or path in packed.arrays), None)
+    if clash is not None:
+        raise CorruptError(
+            f"{TREE} says that it is {described.empties[clash]}, {MSGPACK} that it is an array",
+            uri=uri,
+            path=render(clash),
+        )
+    owned = set(described.arrays.values())
+    new = {path: name for path, name in packed.arrays.items() if path not in leaves and name not in owned}
+    return tree.Tree(
+        arrays={
+            **{
+                path: packed.arrays.get(path, name)
+                for path, name in described.arrays.items()
+                if path not in packed.inline
+            },
+            **new,
+        },
+        aggregated=described.aggregated,
+        strings={path: name for path, name in described.strings.items() if path not in packed.texts},
+        empties={
+            **{path: kind for path, kind in packed.empties.items() if path not in leaves},
+            **described.empties,
+        },
+        lists=described.lists | (packed.lists - _nodes(leaves)),
+        inline=packed.inline,
+        places=packed.places,
+        texts=packed.texts,
+        unknown=described.unknown,
+    )
+
+
+def _nodes(leaves: set[KeyPath]) -> set[KeyPath]:
+    """Every node above these leaves: what `_METADATA` has already said whether it is a list."""
+    return {path[:depth] for path in leaves for depth in range(len(path))}

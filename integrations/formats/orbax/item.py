@@ -1,0 +1,284 @@
+"""Opening an Orbax item: its small files become a Manifest, its array metadata the TensorSpecs.
+
+Everything here is metadata: `_METADATA` or the msgpack tree of the older generations, one listing of the store, and
+the `.zarray` or `zarr.json` of each array, which OCDBT keeps inside its tree. An item whose tree is lost or whose save
+was never finished is refused by name.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
+from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
+from wherry.formats.format import Glimpse, Opened
+from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
+from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
+from wherry.integrations.formats.orbax import aggregate, layout, marks, partitioning, processes, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wherry.integrations.containers.msgpack.contents import PlacedReader
+    from wherry.integrations.containers.zarr.listing import Listing
+    from wherry.storage.location import Location
+
+_FETCH_AGAIN = "copy the checkpoint again, or use another step"
+
+
+def open_item(
+    location: Location, detection: Detection, *, partial: bool = False, uncommitted: bool = False
+) -> Opened:
+    """Open one item folder.
+
+    Args:
+        location: the item.
+        detection: what names and first bytes have shown.
+        partial: whether to open it, as long as any array is left, where others lack their metadata; these are
+            then absent by name.
+        uncommitted: whether to open what was never committed, over the databases of its processes; no chunk is then
+            taken for zeros that the writer left out, since it may be one that was never written.
+
+    Raises:
+        IncompleteError: it was never committed, or its tree, its OCDBT manifest or array metadata are missing.
+        CorruptError: its metadata contradicts itself.
+        UnsupportedError: it holds a type that is not read.
+        HostileError: a name in it points outside, or a size is absurd.
+    """
+    glimpse = Glimpse(location)
+    item = layout.look_at_item(glimpse)
+    if uncommitted:
+        _require_tree(location, item)
+    else:
+        require_whole(location, item)
+    assert item is not None
+    metadata = layout.read_json(location.join(layout.TREE)) if item.tree else {}
+    leaves = aggregate.read_tree(location, item, metadata)
+    parts = processes.list_processes(location, () if item.merged else item.processes)
+    together = processes.merged(location, parts) if parts else None
+    arrays = open_arrays(location, leaves.arrays, ocdbt=item.ocdbt, listed=together)
+    if arrays.without and not (partial and (arrays.found or leaves.inline)):
+        raise _no_metadata(location, arrays, leaves)
+    shardings, unknown = (
+        tree.read_shardings(location, set(leaves.arrays.values()))
+        if layout.SHARDING in glimpse.entries
+        else ({}, frozenset())
+    )
+    own = own_notes(metadata)
+    stored = uncommitted or bool(metadata.get("store_array_data_equal_to_fill_value"))
+    reader = _reader(location, item, arrays, parts, leaves, zeros_stored=stored)
+    reader.lost = dict.fromkeys(arrays.without, "no .zarray or zarr.json: nothing states its shape or dtype")
+    manifest = Manifest(
+        tensors=_specs(arrays.found, leaves, shardings, _prng(location, glimpse, own), own_axes(own)),
+        values={**tree.read_strings(location, leaves), **leaves.texts},
+        empties=leaves.empties,
+        lists=frozenset(leaves.lists),
+        step=detection.step,
+        kind=tree.kind_of(leaves.tensors, leaves.others),
+        companions=_companions(location, glimpse, arrays.found),
+        custom=_custom(location, glimpse, metadata),
+    )
+    manifest, reader.arrays = _own_scalars(manifest, reader, own.get("scalars"))
+    manifest, named = partitioning.with_names(manifest)
+    notes = [*_notes(item, leaves, unknown), *named]
+    zarr3 = any(array.zarr.version == 3 for array in arrays.found.values())  # noqa: PLR2004  zarr 3
+    version = layout.layout_words(item, zarr3=zarr3, arrays=bool(arrays.found))
+    version = version if leaves.tensors else detection.format_version
+    precise = replace(detection.seen(*notes), kind=manifest.kind, format_version=version)
+    return Opened(precise, manifest, reader)
+
+
+def _reader(
+    location: Location,
+    item: layout.Item,
+    arrays: Arrays,
+    parts: Mapping[str, Listing],
+    leaves: tree.Tree,
+    *,
+    zeros_stored: bool,
+) -> OrbaxReader:
+    """The reader of an item; over the databases of its processes, where these were never merged."""
+    inline = placed_reader(location, leaves)
+    if parts:
+        return processes.UnmergedReader(location, arrays.found, parts, inline)
+    return OrbaxReader(
+        location,
+        arrays.found,
+        arrays.listing,
+        None,
+        ocdbt=item.ocdbt,
+        zeros_stored=zeros_stored,
+        inline=inline,
+    )
+
+
+def require_whole(location: Location, item: layout.Item | None) -> None:
+    """Refuse what names and the listing of the folder already show to be unfinished.
+
+    Raises:
+        IncompleteError: never committed, no tree beside arrays, or OCDBT databases that were never merged.
+    """
+    if any(layout.uncommitted(name) for name in (location.name, location.parent.name)):
+        raise IncompleteError(
+            "the folder has the suffix of a save that was never committed",
+            uri=location.uri,
+            cure=" or ".join(filter(None, ["use another step", rewrite_command(location, item)])),
+        )
+    if item is not None and item.processes and not item.merged:
+        raise IncompleteError(
+            f"no {layout.MANIFEST}: the per-process stores {', '.join(item.processes)} were never merged",
+            uri=location.uri,
+            cure=" or ".join(filter(None, [rewrite_command(location, item), "use another step"])),
+        )
+    _require_tree(location, item)
+
+
+def rewrite_command(location: Location, item: layout.Item | None) -> str:
+    """What makes a committed item of one that was never committed, if it is whole; empty where nothing can."""
+    if item is None or not (item.tree or item.msgpack) or not location.store.capabilities.local:
+        return ""
+    name = "merge" if item.processes and not item.merged else "commit"
+    return f"wherry rewrite {shlex.quote(location.uri)} TARGET --as {name}"
+
+
+def _require_tree(location: Location, item: layout.Item | None) -> None:
+    if item is None:
+        raise IncompleteError("no Orbax item is here", uri=location.uri, cure=_FETCH_AGAIN)
+    if not item.tree and not item.msgpack:
+        raise IncompleteError(
+            f"no {layout.TREE}: the tree structure is lost",
+            uri=location.uri,
+            cure="fetch _METADATA again, or use another step: names alone do not say how the tree was nested",
+        )
+
+
+def placed_reader(location: Location, leaves: tree.Tree) -> PlacedReader | None:
+    """The reader of the tensors in the msgpack tree; None where there are none."""
+    if not leaves.inline:
+        return None
+    from wherry.integrations.containers.msgpack.contents import PlacedReader
+
+    return PlacedReader(location, leaves.places, ())
+
+
+def own_notes(metadata: layout.JsonObject) -> dict[str, Any]:
+    """What our own writer noted in `custom_metadata`; empty for items of others."""
+    custom = metadata.get("custom_metadata")
+    own = custom.get("wherry") if isinstance(custom, dict) else None
+    return own if isinstance(own, dict) else {}
+
+
+def own_axes(own: dict[str, Any]) -> dict[str, tuple[AxisName, ...]]:
+    """Stored name → logical axis names, as our own writer noted them."""
+    rows = own.get("axes")
+    if not isinstance(rows, dict):
+        return {}
+    return {
+        str(name): tuple(tuple(map(str, axis)) if isinstance(axis, list) else axis for axis in axes)
+        for name, axes in rows.items()
+        if isinstance(axes, list)
+    }
+
+
+def _no_metadata(location: Location, arrays: Arrays, leaves: tree.Tree) -> Exception:
+    path, name = next(iter(arrays.without.items()))
+    if arrays.listing is not None and f"{name}/{layout.MANIFEST}" in arrays.listing.values:
+        return UnsupportedError(
+            "an OCDBT database per array (Orbax 0.4.1) is not read", uri=location.uri, path=render(path)
+        )
+    where = f", and {layout.MSGPACK} has no bytes of them" if path in leaves.aggregated else ""
+    return IncompleteError(
+        f"{len(arrays.without)} arrays have no .zarray or zarr.json: nothing states their shape or dtype{where}",
+        uri=location.uri,
+        path=render(path),
+        cure=_FETCH_AGAIN,
+    )
+
+
+def _specs(
+    arrays: dict[KeyPath, StoredArray],
+    leaves: tree.Tree,
+    shardings: dict[str, Sharding],
+    prng: dict[str, str],
+    axes: dict[str, tuple[AxisName, ...]],
+) -> dict[KeyPath, TensorSpec]:
+    stored = {
+        path: TensorSpec(
+            path=path,
+            shape=array.zarr.shape,
+            dtype=array.zarr.dtype,
+            chunks=array.zarr.chunks,
+            axes=_fitting(axes.get(array.name), array),
+            sharding=shardings.get(array.name),
+            tags={"prng": prng[array.name]} if array.name in prng else None,
+        )
+        for path, array in arrays.items()
+    }
+    return stored | leaves.inline
+
+
+def _fitting(axes: tuple[AxisName, ...] | None, array: StoredArray) -> tuple[AxisName, ...] | None:
+    """Axis names that were noted for a tensor of this rank; a note about another one says nothing."""
+    return axes if axes is not None and len(axes) == len(array.zarr.shape) else None
+
+
+def _notes(item: layout.Item, leaves: tree.Tree, unknown: Iterable[str]) -> list[Evidence]:
+    """What only opening shows; the look at `_METADATA` has already said the rest."""
+    notes = [] if item.tree else marks.wrappers(leaves.tensors)
+    if leaves.inline:
+        notes.append(Evidence(layout.MSGPACK, f"{len(leaves.inline)} arrays lie in the msgpack tree"))
+    return notes + [
+        Evidence(layout.SHARDING, f"sharding type {kind} is not understood") for kind in sorted(unknown)
+    ]
+
+
+def _prng(location: Location, glimpse: Glimpse, own: dict[str, Any]) -> dict[str, str]:
+    recorded = own.get("prng")
+    if isinstance(recorded, dict):
+        return {str(name): str(impl) for name, impl in recorded.items()}
+    return tree.read_prng_impls(location) if layout.ARRAY_METADATAS in glimpse.entries else {}
+
+
+def _companions(
+    location: Location, glimpse: Glimpse, arrays: dict[KeyPath, StoredArray]
+) -> tuple[Companion, ...]:
+    if layout.ASSETS not in glimpse.entries or any(
+        array.name.split("/")[0] == layout.ASSETS for array in arrays.values()
+    ):
+        return ()
+    return tuple(Companion(entry.name, entry.size) for entry in location.join(layout.ASSETS).walk())
+
+
+def _custom(location: Location, glimpse: Glimpse, metadata: layout.JsonObject) -> dict[str, Any]:
+    """Free metadata of the item and of the checkpoint around it (the step folder's, where it is an item of a step)."""
+    home = location if layout.CHECKPOINT in glimpse.entries else location.parent
+    try:
+        around = layout.read_json(home.join(layout.CHECKPOINT)).get("custom_metadata")
+    except NotFoundError:
+        around = None
+    found = {"item": metadata.get("custom_metadata"), "checkpoint": around}
+    return {name: value for name, value in found.items() if value}
+
+
+def _own_scalars(
+    manifest: Manifest, reader: OrbaxReader, recorded: object
+) -> tuple[Manifest, dict[KeyPath, StoredArray]]:
+    """Give numbers that our writer had to store as arrays back as the values that they are."""
+    names = recorded if isinstance(recorded, list) else []
+    paths = {path for path, array in reader.arrays.items() if array.name in names}
+    values = dict(manifest.values)
+    for path in sorted(paths):
+        spec = manifest.tensors[path]
+        if spec.shape:
+            raise CorruptError(
+                "a number that is stored as an array of several", uri=reader.location.uri, path=spec.name
+            )
+        values[path] = reader.read(spec, ()).item()
+    tensors = {path: spec for path, spec in manifest.tensors.items() if path not in paths}
+    arrays = {path: array for path, array in reader.arrays.items() if path not in paths}
+    return replace(manifest, tensors=tensors, values=values), arrays

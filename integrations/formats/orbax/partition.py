@@ -1,0 +1,209 @@
+"""Chunk grids that match a mesh: each device's shard is a whole number of chunks, so that no device reads another's.
+
+The option `chunks` takes, besides `auto`, `whole` and a number of MiB:
+
+    8x1                                          parts along each axis; an axis that the number does not divide, and
+                                                 axes beyond the last number, stay whole
+    mesh:data=4,model=2;spec:*/kernel=data,model   a mesh, and partition specs by a pattern of the printed key path:
+                                                 one entry for each axis, a mesh axis, several joined with `+`, or `-`
+    mesh:data=4,model=2;rules:embed=data,mlp=model  the same by the logical names of a tensor's axes, where it has them
+
+Clauses are separated by `;`, `spec:` may come several times, the first pattern that matches counts and goes before
+`rules:`. As in JAX a spec must not be longer than the tensor's rank and every extent must be divisible by the devices
+that it is split over. A shard of more than 8 MiB becomes several chunks, none of which crosses its
+border; where no divisor of its extent gives 1 to 8 MiB, the next larger one is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
+
+from wherry.core import dtypes
+from wherry.errors import UsageError
+from wherry.integrations.containers.zarr.new import auto_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wherry.core.tensorspec import AxisName, TensorSpec
+
+Entry: TypeAlias = tuple[str, ...]  # the mesh axes that one axis is split over
+
+HELP = (
+    "extent of a chunk: auto (4 to 8 MiB), whole, a number of MiB, parts along each axis (8x1), or a mesh with "
+    "partition specs so that each shard is whole chunks (mesh:data=4,model=2;spec:*/kernel=data,model, or with logical "
+    "axis names mesh:data=4;rules:embed=data)"
+)
+_COUNTS = re.compile(r"[1-9]\d*(x[1-9]\d*)*x?")
+_MOST, _LEAST = 8 << 20, 1 << 20
+_CURE = "write for example 8x1, or mesh:data=4,model=2;spec:*/kernel=data,model;rules:embed=data"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A parsed option.
+
+    Attributes:
+        mesh: mesh axis → devices along it.
+        specs: pattern of printed key paths → entry of each axis, in the order given.
+        rules: logical axis name → mesh axes.
+    """
+
+    mesh: dict[str, int]
+    specs: tuple[tuple[str, tuple[Entry, ...]], ...]
+    rules: dict[str, Entry]
+
+
+def matches(option: str) -> bool:
+    """Whether an option is of one of the forms that are told here."""
+    return option.startswith("mesh:") or ("x" in option and _COUNTS.fullmatch(option) is not None)
+
+
+def chunks_for(spec: TensorSpec, option: str) -> tuple[int, ...]:
+    """The chunk grid of a tensor.
+
+    Raises:
+        UsageError: the option is of neither form, or does not fit the tensor.
+    """
+    return shard_chunks(spec, parts_along(spec, option))
+
+
+def parts_along(spec: TensorSpec, option: str) -> tuple[int, ...]:
+    """Into how many equal parts an option cuts each axis of a tensor.
+
+    Raises:
+        UsageError: the option is of neither form, or does not fit the tensor.
+    """
+    if option.startswith("mesh:"):
+        return _parts_on_mesh(spec, parse(option))
+    counts = [int(count) for count in option.split("x") if count]
+    counts += [1] * (len(spec.shape) - len(counts))
+    return tuple(1 if extent % count else count for extent, count in zip(spec.shape, counts, strict=False))
+
+
+def shard_chunks(spec: TensorSpec, parts: Sequence[int]) -> tuple[int, ...]:
+    """Extents of a chunk so that each shard is whole chunks, of at most 8 MiB where its extents can be divided.
+
+    Args:
+        spec: the tensor.
+        parts: equal parts along each axis; each divides its extent.
+    """
+    shard = tuple(extent // count for extent, count in zip(spec.shape, parts, strict=True))
+    if all(count == 1 for count in parts):
+        return auto_chunks(spec.shape, spec.dtype)
+    return _cut(shard, tuple(count > 1 for count in parts), spec.dtype)
+
+
+def _cut(shard: tuple[int, ...], split: tuple[bool, ...], dtype: str) -> tuple[int, ...]:
+    """Cut along the first axes; where an axis is split over devices, only by a divisor of the shard's extent."""
+    if not shard or dtypes.canonical_size(dtype, math.prod(shard)) <= _MOST:
+        return tuple(max(extent, 1) for extent in shard)
+    row = dtypes.canonical_size(dtype, math.prod(shard[1:]))
+    if row > _MOST:
+        return (1, *_cut(shard[1:], split[1:], dtype))
+    if not split[0]:
+        return (_MOST // row, *shard[1:])
+    divisors = _divisors(shard[0])
+    fitting = max(rows for rows in divisors if rows * row <= _MOST)
+    large = next((rows for rows in divisors if rows * row >= _LEAST), shard[0])
+    return (max(fitting, large), *shard[1:])
+
+
+def _divisors(number: int) -> list[int]:
+    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
+
+
+@cache
+def parse(option: str) -> Partition:
+    """Read the `mesh:` form of the option.
+
+    Raises:
+        UsageError: it is not well formed, or names a mesh axis that the mesh does not have.
+    """
+    mesh: dict[str, int] = {}
+    specs: list[tuple[str, tuple[Entry, ...]]] = []
+    rules: dict[str, Entry] = {}
+    for clause in option.split(";"):
+        kind, _, text = clause.partition(":")
+        if kind == "mesh":
+            mesh.update({name: _extent(size, option) for name, size in _pairs(text, option)})
+        elif kind == "rules":
+            rules.update({name: _entry(axes) for name, axes in _pairs(text, option)})
+        elif kind == "spec" and "=" in text:
+            pattern, _, entries = text.rpartition("=")
+            specs.append((pattern, tuple(_entry(entry) for entry in entries.split(","))))
+        else:
+            raise UsageError(f"chunks: {clause!r} is not understood", cure=_CURE)
+    partition = Partition(mesh, tuple(specs), rules)
+    _require_known(partition)
+    return partition
+
+
+def _parts_on_mesh(spec: TensorSpec, partition: Partition) -> tuple[int, ...]:
+    entries = _entries(spec, partition)
+    if len(entries) > len(spec.shape):
+        raise UsageError(
+            f"a partition spec of {len(entries)} entries for {len(spec.shape)} axes",
+            path=spec.name,
+            cure="put a spec: for this tensor before the pattern that matched it",
+        )
+    used = [axis for entry in entries for axis in entry]
+    if len(used) != len(set(used)):
+        raise UsageError(f"a mesh axis splits two axes: {', '.join(used)}", path=spec.name, cure=_CURE)
+    entries += ((),) * (len(spec.shape) - len(entries))
+    parts = tuple(math.prod(partition.mesh[axis] for axis in entry) for entry in entries)
+    for extent, count in zip(spec.shape, parts, strict=True):
+        if extent % count:
+            raise UsageError(
+                f"an extent of {extent} does not divide by {count} devices",
+                path=spec.name,
+                cure="put a spec: for this tensor before the pattern that matched it",
+            )
+    return parts
+
+
+def _entries(spec: TensorSpec, partition: Partition) -> tuple[Entry, ...]:
+    """The partition spec of a tensor; empty where nothing says how it is split, and for a tensor without axes."""
+    if not spec.shape:
+        return ()
+    found = next((entries for pattern, entries in partition.specs if fnmatchcase(spec.name, pattern)), None)
+    if found is not None:
+        return found
+    return tuple(_ruled(axis, partition.rules) for axis in spec.axes or ())
+
+
+def _ruled(axis: AxisName, rules: dict[str, Entry]) -> Entry:
+    names = axis if isinstance(axis, tuple) else (axis,)
+    return tuple(mesh_axis for name in names for mesh_axis in rules.get(str(name), ()))
+
+
+def _require_known(partition: Partition) -> None:
+    entries = [*partition.rules.values(), *(entry for _pattern, spec in partition.specs for entry in spec)]
+    unknown = sorted({axis for entry in entries for axis in entry} - partition.mesh.keys())
+    if unknown:
+        raise UsageError(f"chunks: the mesh has no axis {', '.join(unknown)}", cure=_CURE)
+    if not entries:
+        raise UsageError("chunks: a mesh alone does not say what is split", cure=_CURE)
+
+
+def _pairs(text: str, option: str) -> list[tuple[str, str]]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(name and separator and value for name, separator, value in pairs):
+        raise UsageError(f"chunks={option} is not possible", cure=_CURE)
+    return [(name.strip(), value.strip()) for name, _separator, value in pairs]
+
+
+def _extent(text: str, option: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise UsageError(f"chunks={option}: {text!r} is no number of devices", cure=_CURE)
+    return int(text)
+
+
+def _entry(text: str) -> Entry:
+    return () if text.strip() in ("", "-") else tuple(axis.strip() for axis in text.split("+"))

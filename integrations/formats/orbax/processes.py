@@ -1,0 +1,105 @@
+"""Reading an Orbax item whose processes never merged their databases: each chunk from the database that has it.
+
+Every process writes a whole OCDBT database of its own, with the metadata of every array that it took part in and the
+chunks that were its share; only the merge makes one of them. Where two have a key, the later one counts, as in a merge.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.core import dtypes
+from wherry.core.tensorspec import region_shape
+from wherry.integrations.containers.zarr.listing import Listing, list_ocdbt
+from wherry.integrations.containers.zarr.reader import OrbaxReader
+from wherry.mover.move import cells
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import numpy as np
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.format import Block
+    from wherry.integrations.containers.msgpack.contents import PlacedReader
+    from wherry.integrations.containers.zarr.reader import StoredArray
+    from wherry.storage.location import Location
+
+
+def list_processes(folder: Location, databases: Iterable[str]) -> dict[str, Listing]:
+    """What the database of each process holds.
+
+    Raises:
+        DamagedError, HostileError, StorageError: see `list_ocdbt`.
+    """
+    return {name: list_ocdbt(folder.join(name)) for name in databases}
+
+
+def merged(folder: Location, listings: Mapping[str, Listing]) -> Listing:
+    """What they hold together, files relative to the folder above them."""
+    together = Listing(folder, {})
+    for name, listing in listings.items():
+        for key, value in listing.values.items():
+            together.values[key] = value._replace(file=value.file and f"{name}/{value.file}")
+    return together
+
+
+class UnmergedReader(OrbaxReader):
+    """A reader over the databases of several processes; no chunk is taken for zeros that were left out."""
+
+    def __init__(
+        self,
+        location: Location,
+        arrays: Mapping[KeyPath, StoredArray],
+        listings: Mapping[str, Listing],
+        inline: PlacedReader | None,
+    ) -> None:
+        """See OrbaxReader; `listings` as `list_processes` gives them."""
+        together = merged(location, listings)
+        super().__init__(location, arrays, together, None, ocdbt=True, zeros_stored=True, inline=inline)
+        self._parts = [
+            OrbaxReader(location.join(name), arrays, listing, None, ocdbt=True, zeros_stored=True)
+            for name, listing in reversed(list(listings.items()))
+        ]
+
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """See Reader."""
+        import numpy  # noqa: ICN001  as in OrbaxReader
+
+        if self.inline is not None and spec.path in self.inline.places:
+            return self.inline.read(spec, region)
+        part = self._part(spec, region)
+        chunks = self.arrays[spec.path].zarr.chunks
+        if part is not None or not chunks:
+            return (part or self._parts[0]).read(spec, region)
+        result = numpy.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
+        for cell in cells(region, chunks):
+            inside = tuple(
+                slice(one.start - whole.start, one.stop - whole.start)
+                for one, whole in zip(cell, region, strict=True)
+            )
+            result[inside] = (self._part(spec, cell) or self._parts[0]).read(spec, cell)
+        return result
+
+    def held(self, spec: TensorSpec, cell: Region) -> int | None:
+        """See StreamingReader."""
+        part = self._part(spec, cell) if spec.path in self.arrays else None
+        return part and part.held(spec, cell)
+
+    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+        """See StreamingReader."""
+        return (self._part(spec, cell) or self._parts[0]).stream(spec, cell)
+
+    def close(self) -> None:
+        """See Reader."""
+        super().close()
+        for part in self._parts:
+            part.close()
+
+    def _part(self, spec: TensorSpec, region: Region) -> OrbaxReader | None:
+        """The database that has every chunk of a region; None where there is no such one."""
+        keys = list(self.arrays[spec.path].chunk_keys(region))
+        return next(
+            (part for part in self._parts if part.listing and part.listing.values.keys() >= set(keys)), None
+        )

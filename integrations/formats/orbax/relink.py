@@ -1,0 +1,101 @@
+"""OCDBT databases by reference: the same values under a new tree, without a tensor byte being copied by us.
+
+A database refers to its values by files relative to its own folder, so values of another database can be referred to
+where that one lies in a folder below. Orbax merges the databases of its processes so; here the same is done with
+keys renamed on the way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UnrepresentableError, UnsupportedError
+from wherry.integrations.containers.zarr import kvstore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import tensorstore as ts
+
+    from wherry.storage.location import Location
+
+_NO_KEY = "no such key"
+
+
+def link(folder: Location, databases: Iterable[str], renamed: Mapping[str, str] | None = None) -> None:
+    """Make the database of a folder from databases below it, in one transaction.
+
+    Args:
+        folder: the local folder that gets `manifest.ocdbt`.
+        databases: names of the folders below.
+        renamed: stored name of each array → its new one; None keeps every key as it is.
+
+    Raises:
+        UnrepresentableError: the keys of one array lie among those of another.
+        UnsupportedError: the databases are configured differently.
+        DamagedError, StorageError: a database cannot be read, or the storage failed.
+    """
+    import tensorstore
+
+    using, names = kvstore.context(), list(databases)
+    config = _config(folder, names, using)
+    transaction = tensorstore.Transaction(atomic=True)
+    pairs = [("", "")] if renamed is None else _prefixes(renamed, folder.uri)
+    top = {**kvstore.store_spec(folder, ocdbt=True, writable=True), "config": config}
+    try:
+        for name in names:
+            below = {**top, "base": kvstore.store_spec(folder.join(name), ocdbt=True, writable=True)["base"]}
+            for old, new in pairs:
+                _copy_range({**below, "path": old}, {**top, "path": new}, using, transaction, folder.uri)
+        transaction.commit_async().result()
+    except (ValueError, OSError) as error:
+        raise kvstore.translated(error, folder.uri) from error
+
+
+def _config(folder: Location, databases: Iterable[str], using: ts.Context) -> dict[str, Any]:
+    """How the databases are configured (Orbax 0.4.4 differs); values are referred to where both sides are alike."""
+    found: list[dict[str, Any]] = []
+    for name in databases:
+        place = folder.join(name)
+        store = kvstore.open_store(kvstore.store_spec(place, ocdbt=True), using, place.uri)
+        kvstore.read_value(store, _NO_KEY, place.uri)  # the configuration is known once anything was read
+        config = store.spec().to_json()["config"]
+        found.append({key: value for key, value in config.items() if key != "uuid"})
+    if any(config != found[0] for config in found):
+        raise UnsupportedError(
+            "the databases of the processes are configured differently",
+            uri=folder.uri,
+            cure="use another step",
+        )
+    return found[0]
+
+
+def _copy_range(
+    old: dict[str, Any], new: dict[str, Any], using: ts.Context, transaction: ts.Transaction, uri: str
+) -> None:
+    source = kvstore.open_store(old, using, uri)
+    target = kvstore.open_store(new, using, uri)
+    source.experimental_copy_range_to(target.with_transaction(transaction)).result()
+
+
+def require_apart(renamed: Mapping[str, str], uri: str) -> None:
+    """Refuse arrays whose keys lie among those of another: they could not be renamed apart.
+
+    Raises:
+        UnrepresentableError: two arrays do.
+    """
+    for name in renamed:
+        parts = name.split("/")
+        outer = next(
+            ("/".join(parts[:n]) for n in range(1, len(parts)) if "/".join(parts[:n]) in renamed), None
+        )
+        if outer is not None or (not name and len(renamed) > 1):
+            raise UnrepresentableError(
+                f"the keys of {name!r} lie among those of {outer or ''!r}", uri=uri, cure="convert it instead"
+            )
+
+
+def _prefixes(renamed: Mapping[str, str], uri: str) -> list[tuple[str, str]]:
+    """Key prefix of each array → its new one."""
+    require_apart(renamed, uri)
+    return [(f"{old}/" if old else "", f"{new}/" if new else "") for old, new in renamed.items()]

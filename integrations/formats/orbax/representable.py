@@ -1,0 +1,89 @@
+"""What Orbax can hold, and how a tensor is cut for it: asked when a conversion is planned, before a byte moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.core.tensorspec import GRID
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.integrations.containers.zarr import metadata, new
+from wherry.integrations.formats.orbax import partition
+from wherry.integrations.formats.orbax.layout import reserved
+from wherry.integrations.formats.orbax.tree import stored_name
+
+if TYPE_CHECKING:
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.format import Options
+
+LOCK_SUFFIX = (
+    ".__lock"  # tensorstore takes such a file for one that it has not renamed yet, and does not see it
+)
+_INT64 = range(-(1 << 63), 1 << 63)
+_WHOLE_MIB = 1 << 20
+
+
+def refuse_unrepresentable(manifest: Manifest, options: Options, uri: str = "") -> None:
+    """Refuse what Orbax cannot hold or would lose.
+
+    Raises:
+        UnrepresentableError: a dtype or value, a tensor without elements, or two leaves with one name.
+        HostileError: a key path would leave the folder.
+    """
+    leaves = [*manifest.tensors, *(path for path, value in manifest.values.items() if value is not None)]
+    names = joined_names(leaves, stored_name, uri)
+    for spec in manifest.tensors.values():
+        if spec.dtype not in metadata.STORABLE:
+            raise UnrepresentableError(
+                f"Orbax has no dtype {spec.dtype}", uri=uri, path=spec.name, cure="cast it"
+            )
+        if spec.size == 0:
+            raise UnrepresentableError("Orbax refuses tensors without elements", uri=uri, path=spec.name)
+    for path, value in manifest.values.items():
+        if isinstance(value, int) and value not in _INT64:
+            raise UnrepresentableError(f"{value} does not fit 64 bits", uri=uri, path=render(path))
+    if not options["ocdbt"]:
+        _refuse_file_names(names, uri)
+
+
+def _refuse_file_names(names: dict[str, KeyPath], uri: str) -> None:
+    """Without OCDBT a name is a folder: it must stay inside, be no file of Orbax and hold no other array.
+
+    A bare leaf has the empty name and lies in the item folder itself, alone.
+    """
+    for name, path in names.items():
+        parts = name.split("/")
+        inside_another = any("/".join(parts[:depth]) in names for depth in range(1, len(parts)))
+        odd = any(part in ("", ".", "..") or part.endswith(LOCK_SUFFIX) for part in parts) or "\0" in name
+        alone = not name and len(names) == 1
+        if not alone and (odd or inside_another or reserved(parts[0])):
+            raise UnrepresentableError(
+                f"{name!r} cannot be a folder of its own",
+                uri=uri,
+                path=render(path),
+                cure="leave --set ocdbt=false away",
+            )
+
+
+def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:
+    """The chunk grid of a tensor under the option `chunks`; see `partition`.
+
+    Raises:
+        UsageError: the option is of none of its forms, or does not fit the tensor.
+    """
+    hinted = (spec.tags or {}).get(GRID)
+    if option == "auto" and hinted is not None:
+        return tuple(map(int, hinted.split("x")))
+    if option == "auto":
+        return new.auto_chunks(spec.shape, spec.dtype)
+    if option == "whole":
+        return tuple(max(extent, 1) for extent in spec.shape)
+    if partition.matches(option):
+        return partition.chunks_for(spec, option)
+    if not option.isdecimal() or not int(option):
+        raise UsageError(
+            f"chunks={option} is not possible",
+            cure="choose auto, whole, a number of MiB, parts along each axis (8x1), or mesh:…;spec:… for a mesh",
+        )
+    return new.auto_chunks(spec.shape, spec.dtype, int(option) * _WHOLE_MIB)

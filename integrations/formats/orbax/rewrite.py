@@ -1,0 +1,232 @@
+"""Rewrites of an Orbax item that touch metadata alone: merging what was never merged, boxing and unboxing keys.
+
+    merge     the databases of a killed save become one committed item
+    commit    an item that only lacks its name or mark of commit becomes one that has it
+    unbox     …/kernel/value  →  …/kernel      (linen boxes, NNX variables)
+    box       …/kernel        →  …/kernel/value
+
+What holds, tried on OCDBT: keys of a database cannot be renamed, but a new database can refer to the values of an old
+one under other keys, so no tensor byte is decoded or moved. The old database stays as `ocdbt.process_0/` below the
+new one and must be kept. Without OCDBT a name is a folder, and renaming is renaming folders. In both cases the small
+files change (`_METADATA`, `_sharding`, `array_metadatas`, `_strings.json`). An aggregate cannot be renamed: its key
+paths stand between its tensors in one file; it has to be converted.
+
+A save that was killed may lack any chunk. An item is only merged or committed where every chunk of every array in the
+tree is there, chunks that are all zeros included; where its writer left those out, it is refused.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.errors import (
+    IncompleteError,
+    NotFoundError,
+    UnrepresentableError,
+    UnsupportedError,
+    UsageError,
+    storage_error,
+)
+from wherry.formats.format import Change, Glimpse, Rewrite
+from wherry.integrations.containers.zarr.store import sync_everything
+from wherry.integrations.formats.orbax import aggregate, layout, marks, relink, renames
+from wherry.integrations.formats.orbax.item import open_item
+from wherry.storage.copy import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from wherry.core.detection import Detection
+    from wherry.formats.format import Opened
+    from wherry.storage.location import Location
+
+_OLD = f"{layout.PROCESS_PREFIX}0"
+_DATA = "d"
+_NAMED = "the folder's name says that it was never committed"
+_TOO_EARLY = "the save was killed too early; use another step"
+
+
+def _merge(location: Location, detection: Detection, _value: str | None) -> Change:
+    """Merge the per-process databases of an item that Orbax did not get to merge."""
+    item = _item(location)
+    if item.merged or not item.processes:
+        raise UsageError("there are no unmerged databases of processes here", uri=location.uri)
+    return _committing(
+        location, detection, partial(_link, databases=item.processes), (layout.MANIFEST, _DATA)
+    )
+
+
+def _commit(location: Location, detection: Detection, _value: str | None) -> Change:
+    """Mark an item as committed that has everything but that."""
+    item = _item(location)
+    if item.processes and not item.merged:
+        raise UsageError("its databases of processes were never merged", uri=location.uri, cure="--as merge")
+    if not _by_name(location) and layout.COMMITTED in Glimpse(location).entries:
+        raise UsageError("it is committed", uri=location.uri, cure="read it as it is")
+    return _committing(location, detection, sync, ())
+
+
+def _committing(
+    location: Location, detection: Detection, finish: Callable[[Location], None], made: tuple[str, ...]
+) -> Change:
+    """An item with the marks of a commit; what they replace is what a killed save left open."""
+    try:
+        opened = open_item(location, detection, uncommitted=True)
+    except IncompleteError as error:
+        error.cure = _TOO_EARLY
+        raise
+    names = [name for name in listed(location) if name not in (layout.SIDECAR, layout.SIGNATURE)]
+    stamped = renames.committed(location.join(layout.CHECKPOINT))
+    files = {layout.CHECKPOINT: stamped} if stamped else {}
+    if layout.COMMITTED not in names:
+        files[layout.COMMITTED] = b"Completed by wherry.\n"
+    return Change(
+        opened=opened,
+        carried={name: name for name in names if name not in files},
+        files=files,
+        finish=finish,
+        made=made,
+        staged_only=_NAMED if _by_name(location) else "",
+    )
+
+
+def _unbox(location: Location, detection: Detection, _value: str | None) -> Change:
+    """Drop the trailing `value` (or `raw_value`) of every leaf that is the one child of its node."""
+    _item(location)
+    opened = open_item(location, detection)
+    tensors = opened.manifest.tensors
+    boxed = marks.wrapped(tensors, marks.BOX) | marks.wrapped(tensors, marks.OLD_VARIABLE)
+    if not boxed:
+        opened.reader.close()
+        raise UsageError("no array here is boxed", uri=location.uri)
+    return _renaming(location, opened, {path: path[:-1] for path in boxed})
+
+
+def _box(location: Location, detection: Detection, value: str | None) -> Change:
+    """Append `value` to the key paths of arrays."""
+    _item(location)
+    opened = open_item(location, detection)
+    known = {path: render(path) for path in opened.manifest.tensors}
+    chosen: set[KeyPath] = set()
+    for pattern in (value or "*").split(","):
+        found = {path for path, name in known.items() if fnmatchcase(name, pattern)}
+        if not found:
+            opened.reader.close()
+            raise NotFoundError(
+                "no such array", uri=location.uri, path=pattern, cure="`wherry inspect` lists all key paths"
+            )
+        chosen |= found
+    return _renaming(location, opened, {path: (*path, marks.BOX) for path in chosen})
+
+
+def _renaming(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath]) -> Change:
+    try:
+        return _renamed(location, opened, paths)
+    except BaseException:
+        opened.reader.close()
+        raise
+
+
+def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath]) -> Change:
+    item = _item(location)
+    if item.msgpack:
+        raise UnsupportedError(
+            f"key paths also stand in {layout.MSGPACK}, among the tensors",
+            uri=location.uri,
+            cure="convert it",
+        )
+    leaves = aggregate.read_tree(location, item, layout.read_json(location.join(layout.TREE)))
+    names = {**leaves.arrays, **leaves.strings}
+    after = {path: paths.get(path, path) for path in names}
+    joined_names(after.values(), renames.stored_name, location.uri)
+    renamed = {names[path]: renames.stored_name(new) for path, new in after.items()}
+    arrays = {name: renamed[name] for name in leaves.arrays.values()}
+    if item.ocdbt:
+        relink.require_apart(arrays, location.uri)
+    place = partial(_below, item.processes) if item.ocdbt else partial(_folder, arrays)
+    files = [name for name in listed(location) if name not in (layout.SIDECAR, layout.SIGNATURE)]
+    carried = {name: place(name) for name in files}
+    if len(set(carried.values())) < len(carried):
+        raise UnrepresentableError("two arrays would share a folder", uri=location.uri)
+
+    def finish(folder: Location) -> None:
+        if item.ocdbt:
+            relink.link(folder, [_OLD], arrays)
+        renames.rewrite(folder, paths, renamed)
+        sync(folder)
+
+    return Change(
+        opened=opened,
+        carried=carried,
+        finish=finish,
+        renamed=paths,
+        staged_only="keys cannot be renamed in place: every file would have to move at once",
+    )
+
+
+def _below(processes: Iterable[str], name: str) -> str:
+    """Where a file of a database lies once that database lies below another."""
+    top = name.split("/", maxsplit=1)[0]
+    return f"{_OLD}/{name}" if top in (layout.MANIFEST, _DATA, *processes) else name
+
+
+def _folder(arrays: Mapping[str, str], name: str) -> str:
+    """Where a file of an array lies once its folder has another name."""
+    parts = name.split("/")
+    for length in range(len(parts) - 1, 0, -1):
+        old = "/".join(parts[:length])
+        if old in arrays:
+            return "/".join([arrays[old], *parts[length:]])
+    return name
+
+
+def _link(folder: Location, databases: Iterable[str]) -> None:
+    relink.link(folder, databases)
+    sync(folder)
+
+
+def sync(folder: Location) -> None:
+    """Make everything in a local folder durable.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    try:
+        sync_everything(Path(folder.path))
+    except OSError as error:
+        raise storage_error(error, folder.uri) from error
+
+
+def _item(location: Location) -> layout.Item:
+    glimpse = Glimpse(location)
+    item = layout.look_at_item(glimpse)
+    if item is None:
+        below = sorted(layout.items_of_step(glimpse))
+        raise UsageError(
+            "no Orbax item is here",
+            uri=location.uri,
+            cure=f"name the item: {location.join(below[0]).uri} --from orbax" if below else "convert it",
+        )
+    return item
+
+
+def _by_name(location: Location) -> bool:
+    return any(layout.uncommitted(name) for name in (location.name, location.parent.name))
+
+
+REWRITES: dict[str, Rewrite] = {
+    "merge": Rewrite("make one committed item of the databases that a killed save did not merge", _merge),
+    "commit": Rewrite("mark an item as committed that was killed just before that", _commit),
+    "unbox": Rewrite(
+        "drop the last part `value` or `raw_value` of key paths (linen boxes, NNX variables)", _unbox
+    ),
+    "box": Rewrite(
+        "append `value` to key paths",
+        _box,
+        "patterns of printed key paths, by commas, such as params/*/kernel; all arrays by default",
+    ),
+}

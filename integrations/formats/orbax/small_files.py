@@ -1,0 +1,82 @@
+"""The small files that our writer puts around the arrays, and what it notes in them for its own reader."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import storage_error
+from wherry.integrations.formats.orbax import layout
+from wherry.integrations.formats.orbax.tree import stored_name
+from wherry.storage.folders import sync_folder
+from wherry.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.storage.location import Location
+
+HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+WRITTEN = b"Written by wherry.\n"
+
+
+def notes(manifest: Manifest, scalars: Iterable[KeyPath]) -> dict[str, Any]:
+    """What Orbax has no place for: provenance, numbers among the arrays, PRNG keys, axis names, foreign metadata.
+
+    Args:
+        manifest: what is written.
+        scalars: key paths of the numbers that are stored as arrays.
+    """
+    tensors = manifest.tensors.items()
+    noted: dict[str, Any] = {
+        "version": __version__,
+        "kind": manifest.kind,
+        "scalars": [stored_name(path) for path in scalars],
+        "prng": {
+            stored_name(path): spec.tags["prng"]
+            for path, spec in tensors
+            if spec.tags and "prng" in spec.tags
+        },
+        "axes": {stored_name(path): spec.axes for path, spec in tensors if spec.axes is not None},
+        "custom": {key: value for key, value in manifest.custom.items() if key not in ("item", "checkpoint")},
+    }
+    return {key: value for key, value in noted.items() if value}
+
+
+def checkpoint_json(handlers: str | dict[str, str], started: int, manifest: Manifest) -> str:
+    """`_CHECKPOINT_METADATA`, committed now.
+
+    Args:
+        handlers: the class that restores the item, or each item of a step.
+        started: when writing began, in nanoseconds of the Unix epoch.
+        manifest: what is written.
+    """
+    return json.dumps(
+        {
+            "item_handlers": handlers,
+            "metrics": {},
+            "performance_metrics": {},
+            "init_timestamp_nsecs": started,
+            "commit_timestamp_nsecs": time.time_ns(),
+            "custom_metadata": dict(manifest.custom.get("checkpoint") or {}),
+        }
+    )
+
+
+def finish_step(folder: Location, manifest: Manifest, item: str) -> None:
+    """Complete a step folder of a CheckpointManager around its one item.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    text = checkpoint_json({item: HANDLER}, time.time_ns(), manifest)
+    folder.join(layout.CHECKPOINT).put(text.encode())
+    folder.join(layout.COMMITTED).put(WRITTEN)
+    try:
+        sync_folder(Path(folder.path))
+    except OSError as error:
+        raise storage_error(error, folder.uri) from error

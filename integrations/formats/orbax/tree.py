@@ -1,0 +1,293 @@
+"""The tree of an Orbax item: `_METADATA` and the small files beside it, read into a Manifest and written from one.
+
+Facts: `tree_metadata` maps the repr of a tuple to `key_metadata` (the parts, each with `key_type` 1 for an index of
+a sequence or 2 for a key of a mapping) and `value_metadata` (`value_type`, `skip_deserialize`). The repr is never
+parsed. The stored name of a leaf is its parts joined with `.`, so `a.b` and `a/b` meet: two leaves with one name are
+one array on disk, and one of them was lost when it was saved. `_sharding` maps base64 of the name to a JSON string
+(0.4.1: raw names with empty strings). Typed PRNG keys are told apart only by `array_metadatas/process_<n>`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.keypath import KeyPath, render
+from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
+from wherry.errors import CorruptError, UnsupportedError
+from wherry.integrations.formats.orbax.layout import (
+    ARRAY_METADATAS,
+    SHARDING,
+    STRINGS,
+    TREE,
+    JsonObject,
+    read_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from wherry.core.detection import Kind
+    from wherry.core.manifest import Manifest, Value
+    from wherry.integrations.containers.msgpack.contents import Place
+    from wherry.storage.location import Location
+
+SEQUENCE, MAPPING = 1, 2
+_ARRAY_TYPES = frozenset({"jax.Array", "np.ndarray", "scalar"})
+# Orbax's word for an empty node → ours. An empty NamedTuple (optax EmptyState) is usually stored as `None`.
+_EMPTIES = {"None": "none", "Dict": "dict", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
+_EMPTY_WORDS = {"none": "None", "dict": "Dict", "list": "List", "tuple": "Tuple"}
+_ROW_FIELDS = frozenset({"value_type", "skip_deserialize", "write_shape"})
+_SHARDINGS_WITHOUT_MESH = frozenset({"SingleDeviceSharding", "PositionalSharding", "GSPMDSharding"})
+
+_OPTIMIZER_PARTS = frozenset(
+    {"opt_state", "opt_states", "optimizer", "optimizer_state", "optim", "mu", "nu", "exp_avg", "exp_avg_sq"}
+    | {"param_states", "momentum"}
+)
+_PARAMETER_ROOTS = frozenset({"params", "param", "model", "mdl_vars", "target", "variables"})
+_STATE_PARTS = frozenset({"step", "rng", "rngs", "lr", "global_step", "iteration", "epoch"})
+
+
+@dataclass(slots=True)
+class Tree:
+    """The leaves of an item.
+
+    Attributes:
+        arrays: key path of each leaf that is an array on disk → its stored name.
+        aggregated: those whose bytes are said to be in the msgpack tree.
+        strings: key path of each string leaf → its stored name.
+        empties: key path of each node without children → what it is.
+        lists: paths of the nodes that are sequences.
+        inline: key path of each tensor whose bytes lie in the msgpack tree → its spec.
+        places: where those bytes lie, or the bytes themselves.
+        texts: key path of each text, number or bool in the msgpack tree → its value.
+        unknown: fields of the rows that no release up to 0.12.8 writes.
+    """
+
+    arrays: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    aggregated: set[KeyPath] = field(default_factory=set[KeyPath])
+    strings: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    empties: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    lists: set[KeyPath] = field(default_factory=set[KeyPath])
+    inline: dict[KeyPath, TensorSpec] = field(default_factory=dict[KeyPath, TensorSpec])
+    places: dict[KeyPath, Place] = field(default_factory=dict[KeyPath, "Place"])
+    texts: dict[KeyPath, Value] = field(default_factory=dict[KeyPath, "Value"])
+    unknown: set[str] = field(default_factory=set[str])
+
+    @property
+    def tensors(self) -> tuple[KeyPath, ...]:
+        """Key paths of everything that is an array, wherever its bytes lie."""
+        return (*self.arrays, *self.inline)
+
+    @property
+    def others(self) -> tuple[KeyPath, ...]:
+        """Key paths of the leaves that are no arrays."""
+        return (*self.strings, *self.texts)
+
+
+def stored_name(path: KeyPath) -> str:
+    """The name under which Orbax stores a leaf."""
+    return ".".join(path)
+
+
+def parse_tree(metadata: JsonObject, uri: str) -> Tree:
+    """Read `_METADATA`.
+
+    Raises:
+        CorruptError: it is not such metadata, or two leaves have one stored name.
+        UnsupportedError: a leaf is of a type that is not known.
+    """
+    tree = Tree()
+    try:
+        for row in metadata["tree_metadata"].values():
+            path = _path(row["key_metadata"], tree.lists, uri)
+            _leaf(tree, path, row["value_metadata"], uri)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(f"{TREE} does not describe a tree: {error!r}", uri=uri) from error
+    refuse_shared_names({**tree.arrays, **tree.strings}, uri)
+    return tree
+
+
+def read_strings(location: Location, tree: Tree) -> dict[KeyPath, str]:
+    """The string leaves.
+
+    Raises:
+        CorruptError: `_strings.json` lacks one.
+    """
+    if not tree.strings:
+        return {}
+    texts = read_json(location.join(STRINGS))
+    missing = [path for path, name in tree.strings.items() if not isinstance(texts.get(name), str)]
+    if missing:
+        raise CorruptError(f"{STRINGS} lacks a leaf", uri=location.uri, path=render(missing[0]))
+    return {path: texts[name] for path, name in tree.strings.items()}
+
+
+def read_shardings(
+    location: Location, names: Collection[str] = ()
+) -> tuple[dict[str, Sharding], frozenset[str]]:
+    """Stored name → how the writer had laid the array over devices; and the types that are not understood.
+
+    Args:
+        location: the item folder.
+        names: the stored names of its arrays; where every key is one of them, keys are not encoded (0.4.1).
+
+    Raises:
+        CorruptError: an entry is not base64 or not JSON.
+    """
+    shardings: dict[str, Sharding] = {}
+    unknown: set[str] = set()
+    rows = read_json(location.join(SHARDING))
+    plain = all(key in names for key in rows)
+    for key, text in rows.items():
+        if not text:
+            continue  # 0.4.1 recorded single-device arrays so
+        try:
+            name = key if plain else base64.urlsafe_b64decode(key).decode()
+            fields = json.loads(text)
+            kind = fields["sharding_type"]
+            if kind == "NamedSharding":
+                shardings[name] = _named_sharding(fields)
+            elif kind not in _SHARDINGS_WITHOUT_MESH:
+                unknown.add(str(kind))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CorruptError(
+                f"{SHARDING} has an entry that cannot be read: {error!r}", uri=location.uri
+            ) from error
+    return shardings, frozenset(unknown)
+
+
+def read_prng_impls(location: Location) -> dict[str, str]:
+    """Stored name → implementation, for the arrays that are typed PRNG keys.
+
+    Raises:
+        CorruptError: a file of `array_metadatas` cannot be read.
+    """
+    impls: dict[str, str] = {}
+    for entry in location.join(ARRAY_METADATAS).entries():
+        rows = read_json(location.join(ARRAY_METADATAS).member(entry.name))
+        try:
+            for row in rows["array_metadatas"]:
+                fields = row["array_metadata"]
+                impl = (fields.get("ext_metadata") or {}).get("random_key_impl")
+                if impl:
+                    impls[str(fields["param_name"])] = str(impl)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CorruptError(
+                f"{ARRAY_METADATAS}/{entry.name} cannot be read: {error!r}", uri=location.uri
+            ) from error
+    return impls
+
+
+def kind_of(paths: Iterable[KeyPath], values: Iterable[KeyPath] = ()) -> Kind:
+    """Whether these leaves are parameters, a train state, or something else."""
+    tensors, others = list(paths), list(values)
+    if any(part in _OPTIMIZER_PARTS for path in tensors for part in path):
+        return "train-state"
+    if all(path and path[0] in _PARAMETER_ROOTS for path in tensors):
+        return "params"
+    stateful = any(part in _STATE_PARTS for path in tensors for part in path[:1])
+    return "other" if stateful or others else "params"
+
+
+def tree_json(manifest: Manifest, *, zarr3: bool, ocdbt: bool, custom: Mapping[str, Any]) -> JsonObject:
+    """`_METADATA` for a manifest.
+
+    Arrays are `np.ndarray`: that makes them loadable by every Orbax API, with and without a target and on any
+    devices; `jax.Array` would need `_sharding`.
+    """
+    rows: dict[KeyPath, str] = {
+        **dict.fromkeys(manifest.tensors, "np.ndarray"),
+        **{path: _value_type(value) for path, value in manifest.values.items()},
+        **{path: _EMPTY_WORDS[kind] for path, kind in manifest.empties.items()},
+    }
+    return {
+        "tree_metadata": {
+            repr(path): {
+                "key_metadata": [
+                    {"key": part, "key_type": SEQUENCE if path[:depth] in manifest.lists else MAPPING}
+                    for depth, part in enumerate(path)
+                ],
+                "value_metadata": {"value_type": word, "skip_deserialize": word in _EMPTIES},
+            }
+            for path, word in sorted(rows.items(), key=_natural)
+        },
+        "use_ocdbt": ocdbt,
+        "use_zarr3": zarr3,
+        "store_array_data_equal_to_fill_value": True,
+        "custom_metadata": dict(custom),
+    }
+
+
+def _natural(row: tuple[KeyPath, str]) -> list[tuple[int, int, str]]:
+    """Sequence indices in numeric order: Orbax rebuilds a list in the order of the rows."""
+    return [(0, int(part), "") if part.isdecimal() and part.isascii() else (1, 0, part) for part in row[0]]
+
+
+def _value_type(value: object) -> str:
+    if value is None:
+        return "None"
+    return "string" if isinstance(value, str) else "scalar"
+
+
+def _path(keys: list[JsonObject], lists: set[KeyPath], uri: str) -> KeyPath:
+    path: KeyPath = ()
+    for key in keys:
+        if key["key_type"] not in (SEQUENCE, MAPPING):
+            raise UnsupportedError(
+                f"a key of type {key['key_type']!r}, which Orbax up to 0.12.8 does not write", uri=uri
+            )
+        if key["key_type"] == SEQUENCE:
+            lists.add(path)
+        path = (*path, str(key["key"]))
+    return path
+
+
+def _leaf(tree: Tree, path: KeyPath, fields: JsonObject, uri: str) -> None:
+    word = fields["value_type"]
+    tree.unknown |= fields.keys() - _ROW_FIELDS
+    if word in _ARRAY_TYPES:
+        tree.arrays[path] = stored_name(path)
+        if fields.get("skip_deserialize"):
+            tree.aggregated.add(path)
+    elif word == "string":
+        tree.strings[path] = stored_name(path)
+    elif word in _EMPTIES:
+        tree.empties[path] = _EMPTIES[word]
+    else:
+        raise UnsupportedError(f"a leaf of type {word!r}", uri=uri, path=render(path))
+
+
+def refuse_shared_names(names: Mapping[KeyPath, str], uri: str) -> None:
+    """Refuse a tree in which two leaves were stored under one name.
+
+    Raises:
+        CorruptError: both are named.
+    """
+    owners: defaultdict[str, list[KeyPath]] = defaultdict(list)
+    for path, name in names.items():
+        owners[name].append(path)
+    shared = next((paths for paths in owners.values() if len(paths) > 1), None)
+    if shared:
+        raise CorruptError(
+            f"{' and '.join(render(path) for path in shared)} were both stored as {names[shared[0]]!r}: "
+            "Orbax kept one of them and lost the others when it saved this",
+            uri=uri,
+            cure="save it again with other names; nothing on disk tells which tensor is left",
+        )
+
+
+def _named_sharding(fields: JsonObject) -> Sharding:
+    mesh = tuple(
+        (str(name), int(extent)) for name, extent in zip(fields["axis_names"], fields["shape"], strict=True)
+    )
+    return Sharding(mesh=mesh, spec=tuple(_axis(axis) for axis in fields["partition_spec"]))
+
+
+def _axis(axis: object) -> AxisName:
+    if isinstance(axis, list):
+        return tuple(str(name) for name in axis)  # pyright: ignore[reportUnknownArgumentType]  JSON
+    return None if axis is None else str(axis)

@@ -1,0 +1,177 @@
+"""Writing an Orbax item: what Orbax would have written, without Orbax and in bounded memory.
+
+Chunks are encoded by the thread that has their bytes, and put into a chunk store: the data files of an OCDBT database
+(`d/`, with the tree made once at the end), or a file each. `finish` writes the small files, the marker
+`commit_success.txt` last. Systems that put other files around their arrays derive from the writer and give their own
+`_small_files` and `_notes`.
+
+Two names that Orbax would join to one are refused: it would lose one of the tensors without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.core import dtypes
+from wherry.core.tensorspec import Region, Span, TensorSpec
+from wherry.errors import UsageError, storage_error
+from wherry.integrations.containers.zarr import metadata as zarr
+from wherry.integrations.containers.zarr import new
+from wherry.integrations.containers.zarr.encode import ChunkEncoder
+from wherry.integrations.containers.zarr.store import ChunkStore, DatabaseChunks, FileChunks, sync_everything
+from wherry.integrations.formats.orbax import layout, partitioning
+from wherry.integrations.formats.orbax.representable import chunks_of, refuse_unrepresentable
+from wherry.integrations.formats.orbax.small_files import HANDLER, WRITTEN, checkpoint_json, notes
+from wherry.integrations.formats.orbax.tree import stored_name, tree_json
+from wherry.storage.stores import make_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Options
+    from wherry.storage.location import Location
+
+_SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
+
+
+class OrbaxWriter:
+    """Writes one item into a local staging folder; see Writer."""
+
+    def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
+        refuse_unrepresentable(manifest, options, staging.uri)
+        self._staging = staging
+        self._manifest = manifest
+        self._ocdbt: bool = options["ocdbt"]
+        self._version = int(options["zarr"])
+        self._finished = False
+        self._syncing = threading.Lock()
+        self._started = time.time_ns()
+        self._chunks = {
+            path: spec.chunks or chunks_of(spec, options["chunks"]) for path, spec in manifest.tensors.items()
+        }
+        self._metadata = {
+            path: self._described(spec, self._chunks[path], options["compression"])
+            for path, spec in manifest.tensors.items()
+        }
+        self._arrays = {path: self._parsed(metadata) for path, metadata in self._metadata.items()}
+        self._scalars = {path: value for path, value in manifest.values.items() if type(value) in _SCALARS}
+        self._encoder = ChunkEncoder(options["compression"], self._version)
+        make_folder(staging)
+        self._store = self._open_store()
+
+    def grid(self, path: KeyPath) -> tuple[int, ...]:
+        """See Writer: extents of the tensor's chunk."""
+        return self._chunks[path]
+
+    def place(self, path: KeyPath, where: Region | Span) -> int | None:
+        """See PlacingWriter: large chunks begin on a block of their file."""
+        del path, where
+        return 0 if self._encoder.plain else None
+
+    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
+        """See Writer.
+
+        Raises:
+            UsageError: the region is not one whole chunk (shorter at the edge).
+            StorageError: the storage failed.
+        """
+        spec, chunks = self._manifest.tensors[path], self._chunks[path]
+        if isinstance(where, Span):
+            raise UsageError("Orbax arrays are written by chunks, not spans", path=spec.name)
+        _require_one_chunk(spec, where, chunks)
+        index = tuple(part.start // chunk for part, chunk in zip(where, chunks, strict=True))
+        key = f"{_prefix(path)}{self._arrays[path].key(index)}"
+        size = self._arrays[path].chunk_nbytes if self._encoder.plain else 0
+        self._store.put(key, self._encoder.encode(data, where, chunks, spec.dtype), size)
+
+    def sync(self) -> None:
+        """See Writer; a second call waits for the first, which may have taken over what it asks for."""
+        with self._syncing:
+            self._store.sync()
+
+    def finish(self) -> None:
+        """See Writer: completes the store, writes the small files, syncs everything."""
+        if self._finished:
+            return
+        if values := dict(self._values()):
+            self._store.finish(values)
+        for name, text in self._small_files():
+            self._staging.join(name).put(text.encode())
+        try:
+            sync_everything(Path(self._staging.path))
+        except OSError as error:
+            raise storage_error(error, self._staging.uri) from error
+        self._finished = True
+
+    def close(self) -> None:
+        """See Writer."""
+        self._store.close()
+
+    def _open_store(self) -> ChunkStore:
+        folder = Path(self._staging.path)
+        if not self._ocdbt or not (self._metadata or self._scalars):
+            return FileChunks(folder)
+        if not self._encoder.plain:
+            return DatabaseChunks(folder)
+        sizes = {
+            f"{_prefix(path)}{key}": array.chunk_nbytes
+            for path, array in self._arrays.items()
+            for key in array.keys()  # noqa: SIM118  of chunks, not of a mapping
+        }
+        return DatabaseChunks(folder, sizes)
+
+    def _values(self) -> Iterator[tuple[str, bytes]]:
+        """What is stored beside the chunks: metadata of the arrays, and numbers as arrays without axes."""
+        import numpy  # noqa: ICN001
+
+        name = zarr.METADATA_NAMES[self._version]
+        for path, metadata in self._metadata.items():
+            yield f"{_prefix(path)}{name}", json.dumps(metadata).encode()
+        for path, value in self._scalars.items():
+            spec = TensorSpec(path, (), _SCALARS[type(value)])
+            metadata = self._described(spec, (), "none")
+            yield f"{_prefix(path)}{name}", json.dumps(metadata).encode()
+            data = numpy.asarray(value, dtypes.numpy_dtype(spec.dtype)).tobytes()
+            yield f"{_prefix(path)}{self._parsed(metadata).key(())}", data
+
+    def _described(
+        self, spec: TensorSpec, chunks: tuple[int, ...], compression: new.Compression
+    ) -> zarr.JsonObject:
+        return new.build(spec.dtype, spec.shape, chunks, version=self._version, compression=compression)
+
+    def _parsed(self, metadata: zarr.JsonObject) -> zarr.ZarrArray:
+        return zarr.parse(json.dumps(metadata).encode(), self._version, self._staging.uri)
+
+    def _small_files(self) -> Iterator[tuple[str, str]]:
+        manifest = self._manifest
+        strings = {
+            stored_name(path): value for path, value in manifest.values.items() if isinstance(value, str)
+        }
+        if strings:
+            yield layout.STRINGS, json.dumps(strings)
+        custom = {**partitioning.item_metadata(manifest), "wherry": self._notes()}
+        metadata = tree_json(manifest, zarr3=self._version == 3, ocdbt=self._ocdbt, custom=custom)  # noqa: PLR2004
+        yield layout.TREE, json.dumps(metadata)
+        yield layout.CHECKPOINT, checkpoint_json(HANDLER, self._started, manifest)
+        yield layout.COMMITTED, WRITTEN.decode()
+
+    def _notes(self) -> dict[str, Any]:
+        """What Orbax has no place for."""
+        return notes(self._manifest, self._scalars)
+
+
+def _prefix(path: KeyPath) -> str:
+    name = stored_name(path)
+    return f"{name}/" if name else ""
+
+
+def _require_one_chunk(spec: TensorSpec, where: Region, chunks: tuple[int, ...]) -> None:
+    for part, chunk, extent in zip(where, chunks, spec.shape, strict=True):
+        if part.start % chunk or part.stop != min(part.start + chunk, extent):
+            raise UsageError(f"{where} is not one chunk of {chunks}", path=spec.name)

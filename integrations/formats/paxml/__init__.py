@@ -1,0 +1,117 @@
+"""PaxML (Praxis): checkpoints of versions 0.0, 1.0, 1.1 and 1.2, and of its Flax type.
+
+`paxml` has a zarr folder for each array (the structure is only in their names) or, in version 1.2, OCDBT with Orbax's
+tree; `paxml-flax` has one msgpack file whose structure is a text. Padded arrays are cut to the shape that the item
+`metadata` states. Written: versions 1.1 and 1.2. The facts are told in `paxml.layout`, `naming`, `metadata`, `treedef`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.errors import IncompleteError
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.integrations.containers.zarr.metadata import STORABLE
+from wherry.integrations.formats.orbax import layout as orbax
+from wherry.integrations.formats.paxml import layout, metadata, state
+
+if TYPE_CHECKING:
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Options, Writer
+    from wherry.storage.location import Location
+
+
+def detect(glimpse: Glimpse) -> Detection | None:
+    """A step folder with PaxML's items or arrays, or the folder of its state; None where it is neither."""
+    place = layout.find(glimpse)
+    return state.describe(place) if place is not None and place.layout is not layout.Layout.FLAX else None
+
+
+def detect_flax(glimpse: Glimpse) -> Detection | None:
+    """The same for a checkpoint of the Flax type, which may be one file."""
+    place = layout.find(glimpse)
+    if place is None or place.layout is not layout.Layout.FLAX:
+        return None
+    from wherry.integrations.formats.paxml import flax  # numpy
+
+    return flax.describe(place)
+
+
+def open_paxml(location: Location, detection: Detection) -> Opened:
+    """See Format; the reading is in `paxml.opening`."""
+    return state.open_place(_found(location), detection)
+
+
+def open_flax(location: Location, detection: Detection) -> Opened:
+    """See Format; the reading is in `paxml.flax`."""
+    from wherry.integrations.formats.paxml import flax
+
+    return flax.open_flax(_found(location), detection)
+
+
+def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
+    """See Format; the writing is in `paxml.writer`."""
+    from wherry.integrations.formats.paxml.writer import PaxWriter  # tensorstore
+
+    return PaxWriter(staging, manifest, options)
+
+
+def prepare(manifest: Manifest, options: Options) -> Manifest:
+    """See Format.
+
+    Raises:
+        UnrepresentableError: something in it cannot be held by the chosen version.
+    """
+    from wherry.integrations.formats.paxml.writer import prepared
+
+    return prepared(manifest, options)
+
+
+def version(_manifest: Manifest, options: Options) -> str:
+    """The format version that these options give."""
+    stored = layout.Layout.OCDBT if options["version"] == "1.2" else layout.Layout.ARRAYS
+    return f"paxml {options['version']}, {stored.value}"
+
+
+def _found(location: Location) -> layout.Place:
+    place = layout.find(Glimpse(location))
+    if place is None:
+        raise IncompleteError("no PaxML state is here", uri=location.uri, cure="look with `wherry detect`")
+    return place
+
+
+FORMATS = (
+    Format(
+        name=state.NAME,
+        title="PaxML (Praxis)",
+        detect=detect,
+        open=open_paxml,
+        create=create,
+        holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
+        refines=("orbax",),
+        aliases=("pax", "praxis"),
+        companion_folder=f"{layout.STATE}/{orbax.ASSETS}/",
+        commit_members=(layout.COMMITTED, metadata.FILE),
+        options={
+            "version": Option(
+                "1.1", "checkpoint version: 1.1 (a folder for each array) or 1.2 (OCDBT)", ("1.1", "1.2")
+            ),
+            "compression": Option("none", "how chunks are compressed", ("none", "zstd")),
+            "chunks": Option("auto", "extent of a chunk: auto (4 to 8 MiB), whole, or a number of MiB"),
+        },
+        loaded_by="paxml 1.4.0 with orbax-checkpoint 0.5.9 (its PaxCheckpointHandler, run by hand)",
+        version=version,
+        step_folder=lambda step: f"checkpoint_{step:08d}",
+        prepare=prepare,
+    ),
+    Format(
+        name="paxml-flax",
+        title="PaxML (Praxis), Flax type",
+        detect=detect_flax,
+        open=open_flax,
+        create=None,
+        holds=Holds(dtypes=STORABLE, values=True, empties=True),
+        refines=("flax-msgpack", "orbax"),
+    ),
+)

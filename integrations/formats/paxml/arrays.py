@@ -1,0 +1,216 @@
+"""Opening the state of versions 0.0 to 1.1: one zarr folder for each array, the structure only in their names.
+
+Nothing lists the arrays, so a lost folder leaves no hole. What should be there is told by three others: `_sharding`
+names every array that was saved, `train_state_metadata` every variable, and a folder without `.zarray` has chunks of an
+array whose metadata another host wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.keypath import KeyPath, parse
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import CorruptError, IncompleteError, UnsupportedError
+from wherry.formats.format import Glimpse
+from wherry.integrations.containers.zarr import kvstore, listing
+from wherry.integrations.containers.zarr import metadata as zarr
+from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
+from wherry.integrations.formats.orbax import layout, tree
+from wherry.integrations.formats.paxml import names as naming
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.core.tensorspec import AxisName
+    from wherry.integrations.containers.zarr.listing import Listing
+    from wherry.integrations.formats.paxml.layout import Place
+    from wherry.integrations.formats.paxml.metadata import Metadata
+    from wherry.storage.location import Location
+
+_CURE = "copy the missing folders from where it was trained, or use another step"
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What our own writer noted of a tree that PaxML's names cannot spell.
+
+    Attributes:
+        stored: the names of all folders.
+        names: folder name → key path, where that is not the name split at `.`.
+        lists: paths of the nodes that are sequences.
+        empties: key path → what the empty node is.
+        scalars: folder names of arrays that are numbers.
+        prng: folder name → implementation of a PRNG key.
+        axes: folder name → names of the axes.
+    """
+
+    stored: frozenset[str] = frozenset()
+    names: Mapping[str, KeyPath] = field(default_factory=dict[str, KeyPath])
+    lists: frozenset[KeyPath] = frozenset()
+    empties: Mapping[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    scalars: frozenset[str] = frozenset()
+    prng: Mapping[str, str] = field(default_factory=dict[str, str])
+    axes: Mapping[str, tuple[AxisName, ...]] = field(default_factory=dict[str, "tuple[AxisName, ...]"])
+
+
+def open_arrays(place: Place) -> tuple[Manifest, OrbaxReader]:
+    """The stored arrays, padding included, and their reader.
+
+    Raises:
+        IncompleteError: an array that was saved is not there, or has no metadata.
+        CorruptError: its metadata contradicts itself.
+        UnsupportedError: an array's metadata lies under a name that is not known.
+        HostileError: a size is absurd.
+    """
+    location, glimpse = place.state, Glimpse(place.state)
+    using = kvstore.context()
+    store = listing.list_files(location)
+    notes = read_notes(place.metadata, place.home.uri)
+    stored = _stored(store, location)
+    sharded = layout.SHARDING in glimpse.entries
+    expected = notes.stored | (_sharded_names(location) if sharded else set[str]())
+    _require_all(place, glimpse, stored.keys(), expected)
+    arrays = {notes.names.get(name) or naming.split_name(name): array for name, array in stored.items()}
+    if len(arrays) != len(stored):
+        raise CorruptError("the notes of wherry give two arrays one key path", uri=place.home.uri)
+    shardings = tree.read_shardings(location)[0] if sharded else {}
+    reader = OrbaxReader(location, arrays, store, using, ocdbt=False, zeros_stored=False)
+    specs = {
+        path: TensorSpec(
+            path,
+            array.zarr.shape,
+            array.zarr.dtype,
+            chunks=array.zarr.chunks,
+            axes=notes.axes.get(array.name),
+            sharding=shardings.get(array.name),
+            tags={"prng": notes.prng[array.name]} if array.name in notes.prng else None,
+        )
+        for path, array in arrays.items()
+    }
+    values = {path: reader.read(specs[path], ()).item() for path in _scalars(arrays, notes, place.home.uri)}
+    for path in values:
+        del specs[path], arrays[path]
+    texts = {
+        notes.names.get(name) or naming.split_name(name): str(text)
+        for name, text in (_texts(location) if layout.STRINGS in glimpse.entries else {}).items()
+    }
+    manifest = Manifest(
+        tensors=specs,
+        values={**values, **texts},
+        empties=notes.empties,
+        lists=notes.lists,
+        companions=_companions(location, glimpse, stored.keys()),
+    )
+    return manifest, reader
+
+
+def read_notes(metadata: Metadata, uri: str) -> Notes:
+    """Our notes in the item `metadata`.
+
+    Raises:
+        CorruptError: they are not what our writer notes.
+    """
+    data = metadata.notes
+    try:
+        return Notes(
+            stored=frozenset(map(str, data.get("stored", ()))),
+            names={str(name): parse(path) for name, path in data.get("names", {}).items()},
+            lists=frozenset(parse(path) for path in data.get("lists", ())),
+            empties={parse(path): str(kind) for path, kind in data.get("empties", {}).items()},
+            scalars=frozenset(map(str, data.get("scalars", ()))),
+            prng={str(name): str(kind) for name, kind in data.get("prng", {}).items()},
+            axes={str(name): tuple(map(_axis, axes)) for name, axes in data.get("axes", {}).items()},
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CorruptError(f"the notes of wherry cannot be read: {error}", uri=uri) from error
+
+
+def _axis(axis: Any) -> AxisName:
+    return tuple(map(str, axis)) if isinstance(axis, list) else None if axis is None else str(axis)
+
+
+def _stored(store: Listing, location: Location) -> dict[str, StoredArray]:
+    found: dict[str, StoredArray] = {}
+    for key in store.values:
+        name, _, file = key.rpartition("/")
+        version = next((version for version, one in zarr.METADATA_NAMES.items() if one == file), None)
+        if version is None or not name or layout.reserved(name.split("/")[0]):
+            continue
+        data = store.read(key)
+        assert data is not None
+        found[name] = StoredArray(name, zarr.parse(data, version, f"{location.uri}/{name}"))
+    return found
+
+
+def _require_all(place: Place, glimpse: Glimpse, names: Any, expected: frozenset[str]) -> None:
+    """Refuse what is known to have been saved and is not there."""
+    known = set(names)
+    folders = {name for name, entry in glimpse.entries.items() if entry.is_dir and not layout.reserved(name)}
+    without = sorted(name for name in folders - known if not any(one.startswith(f"{name}/") for one in known))
+    for name in without:
+        _refuse_renamed(place.state.join(name))
+    if without:
+        raise IncompleteError(
+            f"{len(without)} arrays have chunks but no .zarray: {_some(without)}; as when only a part of the hosts' "
+            "disks was copied",
+            uri=place.home.uri,
+            cure=_CURE,
+        )
+    theirs = {} if place.metadata.notes else place.metadata.unpadded  # ours may have lists there
+    lost = sorted((expected | {naming.SEPARATOR.join(path) for path in theirs}) - known)
+    if lost:
+        raise IncompleteError(
+            f"{len(lost)} arrays that were saved are not there: {_some(lost)}", uri=place.home.uri, cure=_CURE
+        )
+
+
+def _refuse_renamed(folder: Location) -> None:
+    """PaxML can be told to store array metadata under another name."""
+    for entry in folder.entries():
+        head = b"" if entry.is_dir or entry.name[:1].isdecimal() else folder.join(entry.name).read(0, 4096)
+        if b'"zarr_format"' in head:
+            raise UnsupportedError(
+                f"array metadata is stored as {entry.name!r} (tensorstore_metadata_key)",
+                uri=folder.uri,
+                cure="rename these files to .zarray in a copy",
+            )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
+def _sharded_names(location: Location) -> set[str]:
+    """The arrays that `_sharding` names; the oldest releases wrote their names as they are."""
+    names: set[str] = set()
+    for key in layout.read_json(location.join(layout.SHARDING)):
+        try:
+            names.add(base64.b64decode(key, altchars=b"-_", validate=True).decode())
+        except (binascii.Error, ValueError):
+            names.add(key)
+    return names
+
+
+def _scalars(arrays: Mapping[KeyPath, StoredArray], notes: Notes, uri: str) -> list[KeyPath]:
+    paths = [path for path, array in arrays.items() if array.name in notes.scalars]
+    if any(arrays[path].zarr.shape for path in paths):
+        raise CorruptError("a number that is stored as an array of several", uri=uri)
+    return paths
+
+
+def _texts(location: Location) -> dict[str, Any]:
+    return layout.read_json(location.join(layout.STRINGS))
+
+
+def _companions(location: Location, glimpse: Glimpse, names: Any) -> tuple[Companion, ...]:
+    taken = any(name.split("/")[0] == layout.ASSETS for name in names)
+    if taken or layout.ASSETS not in glimpse.entries:
+        return ()
+    return tuple(Companion(entry.name, entry.size) for entry in location.join(layout.ASSETS).walk())

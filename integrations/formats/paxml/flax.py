@@ -1,0 +1,101 @@
+"""PaxML's Flax checkpoints: one msgpack file with the leaves by number, and the structure as a text beside them.
+
+Key paths are what is stored, `flattened_state/<i>`; the true names are kept in `custom["paxml"]["names"]`, where the
+text tells them. Nothing of the arrays is read: the file is indexed in one pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
+from wherry.errors import CorruptError
+from wherry.formats.format import Opened
+from wherry.integrations.containers.msgpack.contents import Contents, PlacedReader, gather
+from wherry.integrations.containers.msgpack.index import index_file
+from wherry.integrations.formats.paxml import metadata
+from wherry.integrations.formats.paxml import names as naming
+from wherry.integrations.formats.paxml.layout import COMMITTED, Place
+from wherry.integrations.formats.paxml.state import evidence
+from wherry.integrations.formats.paxml.treedef import leaf_names
+from wherry.storage.location import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = "paxml-flax"
+LEAVES = "flattened_state"
+STRUCTURE = "str_pytree_state"
+
+
+def describe(place: Place) -> Detection:
+    """The detection, from names, first bytes and the item `metadata`."""
+    verdict, reason = place.verdict()
+    return Detection(
+        uri=place.home.uri,
+        format=NAME,
+        format_version=place.version,
+        writer=f"paxml (checkpoint version {place.metadata.version:.1f}, Flax)",
+        step=place.step,
+        verdict=verdict,
+        reason=reason,
+        evidence=tuple(evidence(place)),
+    )
+
+
+def open_flax(place: Place, detection: Detection) -> Opened:
+    """Open it.
+
+    Raises:
+        CorruptError: the file is cut, or is not such an envelope.
+        UnsupportedError: it holds a type that is not known.
+        HostileError: it is absurdly deep or large.
+    """
+    if place.damage is not None:
+        raise place.damage
+    contents = gather(index_file(place.state), place.state)
+    odd = next((path for path in contents.specs if path[0] != LEAVES), None)
+    if odd is not None:
+        raise CorruptError(f"an array beside {LEAVES}", uri=place.state.uri, path=render(odd))
+    names = _names(contents)
+    kind = naming.kind_of(names.values()) if names else None
+    fields: dict[str, Any] = {"version": place.metadata.version}
+    if names:
+        fields["names"] = {render(path): render(name) for path, name in names.items()}
+    manifest = Manifest(
+        tensors=contents.specs,
+        values=contents.values,
+        empties=contents.empties,
+        lists=frozenset(contents.lists),
+        step=detection.step,
+        kind=kind or "train-state",
+        custom={"paxml": fields},
+    )
+    reader = PlacedReader(place.home, contents.places, tuple(_members(place)))
+    words = (
+        "the names of all leaves" if names else "not the names of the leaves: abbreviated, or of another tree"
+    )
+    found = detection.seen(Evidence(STRUCTURE, f"the structure tells {words}"))
+    return Opened(replace(found, kind=kind or "train-state"), manifest, reader)
+
+
+def _names(contents: Contents) -> dict[KeyPath, KeyPath]:
+    """Stored path → true name; empty where the structure does not tell the name of every leaf."""
+    text = contents.values.get((STRUCTURE,))
+    found = leaf_names(text) if isinstance(text, str) else None
+    stored = {path for path in (*contents.specs, *contents.empties) if path[:1] == (LEAVES,)}
+    if found is None or {(LEAVES, str(number)) for number in range(len(found))} != stored:
+        return {}
+    return {(LEAVES, str(number)): name for number, name in enumerate(found)}
+
+
+def _members(place: Place) -> Iterator[Entry]:
+    inner = place.state.path[len(place.home.path) :].strip("/")
+    beside = (metadata.FILE, COMMITTED) if inner.count("/") else ()
+    for name in (inner or place.home.name, *beside):
+        entry = (place.home.join(name) if inner else place.home).stat()
+        if entry is not None and not entry.is_dir:
+            yield Entry(name, entry.size, is_dir=False, mark=entry.mark)

@@ -1,0 +1,163 @@
+"""Where a PaxML checkpoint lies, and which of its layouts it has.
+
+Facts (paxml 1.4.0 read and run): `<job>/checkpoints/checkpoint_<step>/`, eight digits, has the items `state/` and
+`metadata/` (from version 1.0 on; before, the arrays lie in the step folder itself). `state/` holds one zarr folder for
+each array, or since 1.2 on demand an OCDBT database with Orbax's tree files, or with the Flax checkpoint type one
+msgpack file `checkpoint` of `{flattened_state, str_pytree_state}`; its step folder has no zeros in front, and the
+oldest are a file `checkpoint_<step>`. Temporary names are Orbax's, before 1.0 `tmp_<n>.checkpoint_<n>`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from wherry.core.detection import verdict_of_damage
+from wherry.core.steps import step_number
+from wherry.errors import IncompleteError, WherryError
+from wherry.formats.format import Glimpse
+from wherry.integrations.formats.orbax import layout as orbax
+from wherry.integrations.formats.paxml import metadata, names
+
+if TYPE_CHECKING:
+    from wherry.core.detection import Verdict
+    from wherry.storage.location import Location
+
+STATE = "state"
+MSGPACK = orbax.MSGPACK
+COMMITTED = orbax.COMMITTED
+NEWEST = 1.2
+_ENVELOPE = b"\xafflattened_state"
+_ENVELOPE_BYTES = 64
+_TEMPORARY = re.compile(r"tmp_\d+\.checkpoint_\d+")
+_RENAMELESS = ("gs", "gcs", "s3")
+_NAME_MARKS = (f"{names.VARIABLES}.", f"{names.OPTIMIZER}_")
+
+
+class Layout(Enum):
+    """How the state is stored; the value is what the format version says of it."""
+
+    ARRAYS = "per-array zarr2 directories"
+    OCDBT = "ocdbt"
+    FLAX = "one msgpack"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A PaxML checkpoint.
+
+    Attributes:
+        home: the step folder; the folder or file of the state where it lies by itself.
+        state: the folder of the arrays, or the msgpack file.
+        layout: how the state is stored.
+        metadata: the item `metadata`; version 0.0 where there is none.
+        damage: what is wrong with that item, where it cannot be read.
+    """
+
+    home: Location
+    state: Location
+    layout: Layout
+    metadata: metadata.Metadata
+    damage: WherryError | None = None
+
+    @property
+    def version(self) -> str:
+        """The format version in words."""
+        return f"paxml {self.metadata.version:.1f}, {self.layout.value}"
+
+    @property
+    def step(self) -> int | None:
+        """The step that the folder's name states."""
+        name = orbax.final_name(self.home.name)
+        own = step_number(name.rpartition(".")[2])
+        return step_number(self.home.parent.name) if own is None and self.home.name == STATE else own
+
+    def verdict(self) -> tuple[Verdict, str | None]:
+        """What names alone tell of its health."""
+        if self.damage is not None:
+            return verdict_of_damage(self.damage.verdict), self.damage.what
+        if orbax.uncommitted(self.home.name) or _TEMPORARY.fullmatch(self.home.name):
+            return "incomplete", "the folder has the name of a save that was never committed"
+        protocol = self.home.store.protocol
+        if protocol in _RENAMELESS and self.home != self.state and not self.home.join(COMMITTED).exists():
+            return "incomplete", f"no {COMMITTED}, which PaxML requires on {protocol}://"
+        return "ok", None
+
+
+_FOUND: WeakKeyDictionary[Glimpse, Place | None] = WeakKeyDictionary()
+
+
+def find(glimpse: Glimpse) -> Place | None:
+    """The PaxML checkpoint that a location is or is the state of, or None; looked for once for each glimpse."""
+    if glimpse not in _FOUND:
+        _FOUND[glimpse] = _find(glimpse)
+    return _FOUND[glimpse]
+
+
+def _find(glimpse: Glimpse) -> Place | None:
+    if glimpse.is_file:
+        lone = step_number(glimpse.location.name) is not None and _is_flax(glimpse.head)
+        return _alone(glimpse.location, Layout.FLAX) if lone else None
+    if not glimpse.is_dir:
+        return None
+    if metadata.FOLDER in glimpse.entries:
+        return _in_step(glimpse)
+    if glimpse.location.name == STATE and glimpse.location.parent.join(metadata.FILE).exists():
+        return _in_step(Glimpse(glimpse.location.parent))
+    layout = _layout(glimpse)
+    if layout is Layout.FLAX:
+        return _alone(glimpse.location, layout, glimpse.location.join(MSGPACK))
+    return _alone(glimpse.location, layout) if layout is Layout.ARRAYS and named(glimpse) else None
+
+
+def named(glimpse: Glimpse) -> bool:
+    """Whether a folder has arrays with PaxML's names."""
+    return any(entry.is_dir and name.startswith(_NAME_MARKS) for name, entry in glimpse.entries.items())
+
+
+def _alone(home: Location, layout: Layout, state: Location | None = None) -> Place:
+    return Place(home, state or home, layout, metadata.Metadata())
+
+
+def _in_step(glimpse: Glimpse) -> Place | None:
+    place = glimpse.location.join(STATE)
+    inside = Glimpse(place)
+    layout = _layout(inside)
+    if layout is None and not (STATE in glimpse.entries or step_number(glimpse.location.name) is not None):
+        return None
+    found, damage = metadata.Metadata(), None
+    try:
+        found = metadata.read_metadata(glimpse.location)
+    except OSError:
+        raise
+    except WherryError as error:
+        damage = error
+    if layout is None:
+        lost = IncompleteError("the state has no arrays", uri=glimpse.location.uri, cure="use another step")
+        return Place(glimpse.location, place, Layout.ARRAYS, found, lost) if found.unpadded else None
+    theirs = bool(found.version) and (bool(found.unpadded) or bool(found.notes) or layout is Layout.FLAX)
+    if not (theirs or named(inside)):
+        return None
+    return Place(
+        glimpse.location, place.join(MSGPACK) if layout is Layout.FLAX else place, layout, found, damage
+    )
+
+
+def _layout(glimpse: Glimpse) -> Layout | None:
+    """How the state in a folder is stored; None where no state is in it."""
+    entries = glimpse.entries
+    if orbax.MANIFEST in entries or any(name.startswith(orbax.PROCESS_PREFIX) for name in entries):
+        return Layout.OCDBT
+    file = entries.get(MSGPACK)
+    if file is not None and not file.is_dir:
+        return Layout.FLAX if _is_flax(glimpse.location.join(MSGPACK).read(0, _ENVELOPE_BYTES)) else None
+    folders = any(entry.is_dir and not orbax.reserved(name) for name, entry in entries.items())
+    return Layout.ARRAYS if folders or orbax.STRINGS in entries else None
+
+
+def _is_flax(head: bytes) -> bool:
+    """Whether a msgpack map begins with PaxML's envelope; the heads of map and key may have several widths."""
+    return _ENVELOPE in head[:_ENVELOPE_BYTES]

@@ -1,0 +1,160 @@
+"""The item `metadata` of a PaxML checkpoint: its version, and the shapes that arrays had before they were padded.
+
+Facts (paxml 1.4.0): `metadata/metadata` is one JSON object, `{"version": 1.1, "train_state_metadata": {"mdl_vars":
+{…}}}`; a leaf has `_array_metadata_tag`, `is_optax_masked_node`, `unpadded_shape` and `dtype`. Version 1.0 has the
+version only; before that there was no such item. Optimizer states are left out: a moment is padded as its parameter
+is. PaxML ignores further keys, so our notes lie there too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wherry.core.keypath import KeyPath, render
+from wherry.errors import CorruptError
+from wherry.integrations.formats.orbax.layout import read_json
+from wherry.integrations.formats.paxml.names import OPTIMIZER, VARIABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.storage.location import Location
+
+JsonObject: TypeAlias = dict[str, Any]
+
+FOLDER = "metadata"
+FILE = "metadata/metadata"
+NOTES = "wherry"
+_VERSION = "version"
+_TREE = "train_state_metadata"
+_TAG = "_array_metadata_tag"
+_MASKED = "is_optax_masked_node"
+_SHAPE = "unpadded_shape"
+_DTYPE = "dtype"
+_DEEPEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What the item says.
+
+    Attributes:
+        version: 1.0, 1.1 or 1.2; 0.0 where there is no such item.
+        unpadded: key path of each variable → its shape before padding.
+        notes: what our own writer noted; empty for checkpoints of others.
+    """
+
+    version: float = 0.0
+    unpadded: Mapping[KeyPath, tuple[int, ...]] = field(default_factory=dict[KeyPath, "tuple[int, ...]"])
+    notes: JsonObject = field(default_factory=dict[str, Any])
+
+
+def read_metadata(home: Location) -> Metadata:
+    """Read the item of a step folder; version 0.0 where there is none.
+
+    Raises:
+        IncompleteError: it is empty.
+        CorruptError: it does not say what PaxML says.
+    """
+    place = home.join(FILE)
+    if not place.exists():
+        return Metadata()
+    data = read_json(place)
+    version, tree, notes = data.get(_VERSION), data.get(_TREE), data.get(NOTES)
+    if isinstance(version, bool) or not isinstance(version, (int, float)):
+        raise CorruptError("the metadata states no version", uri=place.uri)
+    unpadded = dict(_shapes(tree, (), place.uri)) if isinstance(tree, dict) else {}
+    return Metadata(float(version), unpadded, notes if isinstance(notes, dict) else {})
+
+
+def unpad(specs: Mapping[KeyPath, TensorSpec], metadata: Metadata) -> dict[KeyPath, TensorSpec]:
+    """Cut padded arrays.
+
+    A moment lies below the path of its parameter (without `mdl_vars`) and is cut as the parameter is, where it is
+    stored with the same shape.
+
+    Args:
+        specs: the stored arrays.
+        metadata: the item.
+
+    Returns:
+        The tensors.
+
+    Raises:
+        CorruptError: an array is smaller than it was before padding, or of another rank.
+    """
+    cut: dict[KeyPath, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    for path, shape in metadata.unpadded.items():
+        spec = specs.get(path)
+        if spec is not None and spec.shape != shape:
+            _require_padding(spec, shape)
+            cut[path[1:]] = (spec.shape, shape)
+    return {path: _cut(spec, cut) for path, spec in specs.items()}
+
+
+def build(version: float, specs: Mapping[KeyPath, TensorSpec], notes: JsonObject) -> JsonObject:
+    """The item for tensors that we write; nothing is padded.
+
+    Args:
+        version: 1.1 or 1.2.
+        specs: key path, with list indices as parts of their own, → tensor.
+        notes: ours.
+    """
+    tree: JsonObject = {VARIABLES: {}}
+    for path, spec in sorted(specs.items()):
+        if path[:1] == (VARIABLES,):
+            leaf = {_TAG: True, _MASKED: False, _SHAPE: list(spec.shape), _DTYPE: spec.dtype}
+            _put(tree, path, leaf)
+    return {_VERSION: version, _TREE: tree, NOTES: notes}
+
+
+def _put(tree: JsonObject, path: KeyPath, leaf: JsonObject) -> None:
+    node = tree
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+    node[path[-1]] = leaf
+
+
+def _shapes(node: JsonObject, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, tuple[int, ...]]]:
+    if node.get(_TAG) is True:
+        shape = node.get(_SHAPE)
+        if shape is not None:
+            yield path, _shape(shape, path, uri)
+        return
+    if len(path) > _DEEPEST:
+        raise CorruptError(f"{_TREE} nests deeper than any state", uri=uri)
+    for key, child in node.items():
+        if isinstance(child, dict):
+            yield from _shapes(child, (*path, key), uri)  # pyright: ignore[reportUnknownArgumentType]  JSON
+
+
+def _shape(value: object, path: KeyPath, uri: str) -> tuple[int, ...]:
+    if isinstance(value, list) and all(type(extent) is int and extent >= 0 for extent in value):  # pyright: ignore[reportUnknownVariableType]
+        return tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    raise CorruptError(f"{_SHAPE} {value!r} is no shape", uri=uri, path=render(path))
+
+
+def _require_padding(spec: TensorSpec, shape: tuple[int, ...]) -> None:
+    larger = len(shape) == len(spec.shape) and all(
+        stored >= extent for stored, extent in zip(spec.shape, shape, strict=True)
+    )
+    if not larger:
+        raise CorruptError(
+            f"stored with shape {spec.shape}, but it was {shape} before padding",
+            path=spec.name,
+            cure="use another step; this one was saved by a mismatched model",
+        )
+
+
+def _cut(spec: TensorSpec, cut: Mapping[KeyPath, tuple[tuple[int, ...], tuple[int, ...]]]) -> TensorSpec:
+    if not cut or not spec.path:
+        return spec
+    if spec.path[0] != VARIABLES and not spec.path[0].startswith(OPTIMIZER):
+        return spec
+    for start in range(1, len(spec.path)):
+        found = cut.get(spec.path[start:])
+        if found is not None and found[0] == spec.shape:
+            return replace(spec, shape=found[1])
+    return spec

@@ -1,0 +1,147 @@
+"""Opening a PaxML checkpoint: its state, cut to what it was before padding, and what its names tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.detection import Detection, Evidence, Kind
+from wherry.core.keypath import render
+from wherry.formats.format import Glimpse, Opened
+from wherry.integrations.containers.zarr.reader import OrbaxReader
+from wherry.integrations.formats.orbax import detection as detecting
+from wherry.integrations.formats.orbax import item as opening
+from wherry.integrations.formats.orbax import tree
+from wherry.integrations.formats.orbax.within import WithinReader
+from wherry.integrations.formats.paxml import metadata
+from wherry.integrations.formats.paxml import names as naming
+from wherry.integrations.formats.paxml.arrays import open_arrays
+from wherry.integrations.formats.paxml.layout import COMMITTED, NEWEST, Layout, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+
+NAME = "paxml"
+_BESIDE = (metadata.FILE, COMMITTED)
+
+
+def describe(place: Place) -> Detection:
+    """The detection of a checkpoint with arrays, from names and small files."""
+    verdict, reason = place.verdict()
+    names = _names(place)
+    writer = f"paxml (checkpoint version {place.metadata.version:.1f})"
+    if place.metadata.notes:
+        writer = f"wherry {place.metadata.notes.get('version')} (as {writer})"
+    return Detection(
+        uri=place.home.uri,
+        format=NAME,
+        format_version=place.version,
+        writer=writer,
+        step=place.step,
+        kind=naming.kind_of(names),
+        verdict=verdict,
+        reason=reason,
+        evidence=tuple(evidence(place)),
+    )
+
+
+def evidence(place: Place) -> list[Evidence]:
+    """What says that it is PaxML's, and of which version."""
+    version = place.metadata.version
+    inner = f"{place.state.path[len(place.home.path.rstrip('/')) :].strip('/')}" or "."
+    rows = [Evidence(inner, f"the state: {place.layout.value}")]
+    if version:
+        rows.append(Evidence(metadata.FILE, f"version {version}"))
+    elif place.damage is None:
+        rows.append(Evidence(".", f"no {metadata.FOLDER} item: version 0.0, or the state by itself"))
+    if version > NEWEST:
+        rows.append(Evidence(metadata.FILE, f"newer than {NEWEST}, the newest version that was tested"))
+    if place.metadata.notes:
+        rows.append(Evidence(metadata.FILE, "written by wherry"))
+    return rows
+
+
+def open_place(place: Place, detection: Detection) -> Opened:
+    """Open it.
+
+    Raises:
+        DamagedError: a part of it is missing, or it contradicts itself.
+        UnsupportedError: it holds something that is not read.
+        HostileError: a name or a size in it is absurd.
+    """
+    if place.damage is not None:
+        raise place.damage
+    manifest, inner = _stored(place)
+    stored = manifest.tensors
+    tensors = metadata.unpad(stored, place.metadata)
+    padded = {path: stored[path] for path, spec in tensors.items() if spec.shape != stored[path].shape}
+    kind = naming.kind_of(tensors) or _noted_kind(place) or tree.kind_of(tensors, manifest.values)
+    manifest = replace(
+        manifest,
+        tensors=tensors,
+        step=detection.step,
+        kind=kind,
+        custom={**manifest.custom, **_noted_custom(place), NAME: _custom(place, tensors, padded)},
+    )
+    shardings = {path: spec.sharding for path, spec in stored.items() if spec.sharding is not None}
+    beside = _BESIDE if place.home != place.state else ()
+    reader = WithinReader(inner, place.home, shardings=shardings, beside=beside, padded=padded)
+    found = replace(detection.seen(*_seen(manifest, padded)), kind=kind, format_version=place.version)
+    return Opened(found, manifest, reader)
+
+
+def _stored(place: Place) -> tuple[Manifest, OrbaxReader]:
+    if place.layout is Layout.ARRAYS:
+        return open_arrays(place)
+    item = detecting.look(Glimpse(place.state))
+    assert item is not None
+    opened = opening.open_item(place.state, item.detection)
+    assert isinstance(opened.reader, OrbaxReader)
+    return opened.manifest, opened.reader
+
+
+def _names(place: Place) -> list[KeyPath]:
+    """Key paths of the arrays, as far as names and small files tell."""
+    glimpse = Glimpse(place.state)
+    if place.layout is Layout.ARRAYS:
+        return [naming.split_name(name) for name, entry in glimpse.entries.items() if entry.is_dir]
+    item = detecting.look(glimpse)
+    return list(item.leaves.arrays) if item is not None and item.leaves is not None else []
+
+
+def _custom(place: Place, tensors: Any, padded: Iterable[KeyPath]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"version": place.metadata.version}
+    groups, layers = naming.optimizer_groups(tensors), naming.layers(tensors)
+    if groups:
+        fields["optimizer_groups"] = groups
+    if layers:
+        fields["layers"] = layers
+    cut = sorted(render(path) for path in padded)
+    return fields | ({"padded": cut} if cut else {})
+
+
+def _seen(manifest: Manifest, padded: dict[KeyPath, Any]) -> list[Evidence]:
+    fields = manifest.custom[NAME]
+    rows: list[Evidence] = []
+    moments = [name for name, row in fields.get("optimizer_groups", {}).items() if len(row["fields"]) > 1]
+    if moments:
+        rows.append(Evidence(".", f"optimizer moments in {', '.join(moments)}"))
+    if "layers" in fields:
+        form = "repeated: stacked on axis 0" if fields["layers"]["repeated"] else "not repeated: one by one"
+        rows.append(Evidence(".", f"layers are {form}"))
+    if padded:
+        rows.append(Evidence(metadata.FILE, f"{len(padded)} arrays are cut to their unpadded_shape"))
+    return rows
+
+
+def _noted_kind(place: Place) -> Kind | None:
+    kind = place.metadata.notes.get("kind")
+    return kind if kind in ("params", "train-state", "other") else None
+
+
+def _noted_custom(place: Place) -> dict[str, Any]:
+    custom = place.metadata.notes.get("custom")
+    return custom if isinstance(custom, dict) else {}  # pyright: ignore[reportUnknownVariableType]  JSON

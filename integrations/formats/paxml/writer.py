@@ -1,0 +1,190 @@
+"""Writing a PaxML checkpoint folder: `state/` through the Orbax writer, and the item `metadata`.
+
+Version 1.1 is one zarr folder for each array under PaxML's flat name, and nothing else: PaxML restores by the names
+of its own train state, and a `_METADATA` there would be taken for another structure (orbax 0.5.9). What the names
+cannot spell is noted in the item `metadata`, whose further keys PaxML ignores. Version 1.2 is OCDBT with Orbax's tree
+files, the msgpack tree with its placeholders among them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.errors import storage_error
+from wherry.integrations.formats.orbax import layout as orbax
+from wherry.integrations.formats.orbax.representable import chunks_of, refuse_unrepresentable
+from wherry.integrations.formats.orbax.small_files import WRITTEN
+from wherry.integrations.formats.orbax.writer import OrbaxWriter
+from wherry.integrations.formats.paxml import metadata
+from wherry.integrations.formats.paxml import names as naming
+from wherry.integrations.formats.paxml.layout import COMMITTED, STATE
+from wherry.integrations.formats.paxml.placeholders import placeholder_file
+from wherry.storage.folders import sync_folder
+from wherry.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import Region, Span
+    from wherry.formats.format import Options
+    from wherry.storage.location import Location
+
+_OCDBT = "1.2"
+_TYPES = (bool, int, float)
+
+
+class _StateWriter(OrbaxWriter):
+    """The item `state`, with the small files that PaxML has there."""
+
+    kept: frozenset[str] = frozenset({orbax.STRINGS, orbax.TREE})
+
+    def _small_files(self) -> Iterator[tuple[str, str]]:
+        return (row for row in super()._small_files() if row[0] in self.kept)
+
+
+class _FlatStateWriter(_StateWriter):
+    """The item `state` of version 1.1, which has no tree."""
+
+    kept = frozenset({orbax.STRINGS})
+
+
+class PaxWriter:
+    """Writes one checkpoint folder; see Writer."""
+
+    def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
+        self._staging = staging
+        self._manifest = manifest
+        self._version: str = options["version"]
+        self._flat = flat_paths(manifest, staging.uri) if self._version != _OCDBT else None
+        self._placeholders = placeholder_file(manifest) if self._flat is None else b""
+        self._finished = False
+        try:
+            for folder in (Path(staging.path), Path(staging.path) / metadata.FOLDER):
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise storage_error(error, staging.uri) from error
+        inner = manifest if self._flat is None else flat_manifest(manifest, self._flat)
+        kind = _StateWriter if self._flat is None else _FlatStateWriter
+        self._state = kind(staging.join(STATE), inner, state_options(options))
+
+    def grid(self, path: KeyPath) -> tuple[int, ...]:
+        """See Writer."""
+        return self._state.grid(self._inner(path))
+
+    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
+        """See Writer."""
+        self._state.write(self._inner(path), where, data)
+
+    def sync(self) -> None:
+        """See Writer."""
+        self._state.sync()
+
+    def finish(self) -> None:
+        """See Writer: completes the state, then writes the item `metadata`."""
+        if self._finished:
+            return
+        if self._placeholders:
+            self._staging.join(STATE).join(orbax.MSGPACK).put(self._placeholders)
+        self._state.finish()
+        item = metadata.build(float(self._version), self._manifest.tensors, self._notes())
+        self._staging.join(metadata.FILE).put(json.dumps(item).encode())
+        self._staging.join(COMMITTED).put(WRITTEN)
+        try:
+            sync_folder(Path(self._staging.path) / metadata.FOLDER)
+            sync_folder(Path(self._staging.path))
+        except OSError as error:
+            raise storage_error(error, self._staging.uri) from error
+        self._finished = True
+
+    def close(self) -> None:
+        """See Writer."""
+        self._state.close()
+
+    def _inner(self, path: KeyPath) -> KeyPath:
+        return path if self._flat is None else self._flat[path]
+
+    def _notes(self) -> dict[str, Any]:
+        notes: dict[str, Any] = {"version": __version__, "kind": self._manifest.kind}
+        return notes if self._flat is None else notes | flat_notes(self._manifest, self._flat)
+
+
+def state_options(options: Options) -> dict[str, Any]:
+    """The options of the Orbax writer for those of PaxML."""
+    return {
+        "ocdbt": options["version"] == _OCDBT,
+        "zarr": "2",
+        "compression": options["compression"],
+        "chunks": options["chunks"],
+    }
+
+
+def prepared(manifest: Manifest, options: Options) -> Manifest:
+    """The manifest with the chunk grid that the writer will use.
+
+    Raises:
+        UnrepresentableError: something in it cannot be held by that version.
+    """
+    if options["version"] == _OCDBT:
+        refuse_unrepresentable(manifest, state_options(options))
+        placeholder_file(manifest)
+    else:
+        flat = flat_manifest(manifest, flat_paths(manifest, ""))
+        refuse_unrepresentable(flat, state_options(options))
+    specs = {
+        path: replace(spec, chunks=chunks_of(spec, options["chunks"]), sharding=None)
+        for path, spec in manifest.tensors.items()
+    }
+    return replace(manifest, tensors=specs)
+
+
+def flat_paths(manifest: Manifest, uri: str) -> dict[KeyPath, KeyPath]:
+    """Key path → its flat name as a path of one part, for every leaf that is stored.
+
+    Raises:
+        UnrepresentableError: two leaves have one name, or one has none.
+    """
+    leaves = [*manifest.tensors, *(path for path, value in manifest.values.items() if value is not None)]
+    names = joined_names(leaves, lambda path: naming.flat_name(path, manifest.lists), uri)
+    return {path: (name,) for name, path in names.items()}
+
+
+def flat_manifest(manifest: Manifest, flat: dict[KeyPath, KeyPath]) -> Manifest:
+    """The manifest as a folder for each name: no nodes, no empties."""
+    return replace(
+        manifest,
+        tensors={flat[path]: replace(spec, path=flat[path]) for path, spec in manifest.tensors.items()},
+        values={flat[path]: value for path, value in manifest.values.items() if value is not None},
+        empties={},
+        lists=frozenset(),
+    )
+
+
+def flat_notes(manifest: Manifest, flat: dict[KeyPath, KeyPath]) -> dict[str, Any]:
+    """What flat names and arrays cannot say of the tree."""
+    texts = {flat[path][0] for path, value in manifest.values.items() if isinstance(value, str)}
+    empties = dict(manifest.empties) | {
+        path: "none" for path, value in manifest.values.items() if value is None
+    }
+    item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != metadata.NOTES}
+    notes: dict[str, Any] = {
+        "stored": sorted(name for (name,) in flat.values() if name not in texts),
+        "names": {name: render(path) for path, (name,) in flat.items() if naming.split_name(name) != path},
+        "lists": sorted(render(path) for path in manifest.lists),
+        "empties": {render(path): kind for path, kind in sorted(empties.items())},
+        "scalars": [flat[path][0] for path, value in manifest.values.items() if isinstance(value, _TYPES)],
+        "prng": {
+            flat[path][0]: spec.tags["prng"]
+            for path, spec in manifest.tensors.items()
+            if spec.tags and "prng" in spec.tags
+        },
+        "axes": {
+            flat[path][0]: spec.axes for path, spec in manifest.tensors.items() if spec.axes is not None
+        },
+        "custom": {**manifest.custom, "item": item},
+    }
+    return {key: value for key, value in notes.items() if value}

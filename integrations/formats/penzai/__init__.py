@@ -1,0 +1,161 @@
+"""Penzai: NamedArrays of a Penzai model, saved through Orbax; a specialisation of the format `orbax`.
+
+Read: a label dict, a parameter tuple (`unbind_params`), a frozen model, and arrays with a JSON of axis names. Key
+paths stay as stored. Axis names and labels come from what is on disk: where Orbax lost them, the evidence says so and
+nothing is guessed, because the order of axes depends on where a model came from (trained in Penzai or imported from
+Hugging Face) and sizes cannot tell two axes apart. Written: arrays as Orbax has them plus that JSON, from which
+`wherry.integrations.penzai.rebuild` makes NamedArrays again. What is on disk is told in `wherry.integrations.penzai`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core.detection import Evidence
+from wherry.errors import WherryError
+from wherry.formats.format import Format, Holds, Opened
+from wherry.integrations.formats import orbax
+from wherry.integrations.formats.orbax import detection as detecting
+from wherry.integrations.formats.orbax import item as opening
+from wherry.integrations.formats.orbax import layout
+from wherry.integrations.formats.orbax.marks import BOX, NAMED_ARRAY, wrapped
+from wherry.integrations.formats.penzai import names
+
+if TYPE_CHECKING:
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.format import Glimpse, Options, Writer
+    from wherry.integrations.formats.orbax.tree import Tree
+    from wherry.storage.location import Location
+
+_NAMED = "axis names"
+
+
+def detect(glimpse: Glimpse) -> Detection | None:
+    """An Orbax item with NamedArrays in it, or with axis names noted beside its arrays."""
+    found = detecting.look(glimpse)
+    if found is None or found.item is None:
+        return None
+    form = _form(found.leaves) if found.leaves else None
+    where = _where_noted(found)
+    if form is None and where is None:
+        return None
+    lost = "axis names are not stored" + ("" if form == "label dict" else ", nor are labels")
+    seen = Evidence(where or ".", "labels and axis names" if where else f"{form}: {lost}")
+    version = _words(found.detection.format_version or "", None if where else form)
+    return replace(found.detection, format="penzai", format_version=version).seen(seen)
+
+
+def open_penzai(location: Location, detection: Detection) -> Opened:
+    """See Format.
+
+    Raises: what opening an Orbax item does; CorruptError where the axis names do not fit the arrays.
+    """
+    opened = opening.open_item(location, detection)
+    metadata = layout.read_json(location.join(layout.TREE))
+    rows = names.noted(location, metadata)
+    manifest = opened.manifest
+    ranks = {path: len(spec.shape) for path, spec in manifest.tensors.items()}
+    known = names.read(rows, ranks, location.uri) if rows is not None else {}
+    specs = {path: _named(spec, known.get(path)) for path, spec in manifest.tensors.items()}
+    found = opened.detection
+    words = detection.format_version if rows is None else _words(found.format_version or "", None)
+    return Opened(
+        replace(found, format_version=words),
+        replace(manifest, tensors=specs, custom=_custom(manifest, known)),
+        opened.reader,
+    )
+
+
+def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
+    """See Format; the writing is in `wherry.integrations.formats.penzai.writer`."""
+    from wherry.integrations.formats.penzai.writer import PenzaiWriter  # tensorstore
+
+    return PenzaiWriter(staging, manifest, options)
+
+
+def prepare(manifest: Manifest, options: Options) -> Manifest:
+    """The manifest as it will be held: the chunk grid of Orbax, and a label for every array.
+
+    Raises:
+        UnrepresentableError: Orbax cannot hold something, or two arrays have one label.
+    """
+    prepared = orbax.prepare(manifest, options)
+    names.rows_of(prepared)
+    return prepared
+
+
+def version(manifest: Manifest, options: Options) -> str:
+    """The format version that these options give."""
+    return _words(orbax.version(manifest, options), None)
+
+
+def _words(words: str, form: str | None) -> str:
+    return f"{words} + {_NAMED}" if form is None else f"{form}, {words}"
+
+
+def _form(leaves: Tree) -> str | None:
+    """What the key paths are: of which tree of Penzai's the NamedArrays are leaves."""
+    arrays = wrapped(leaves.tensors, NAMED_ARRAY)
+    if not arrays:
+        return None
+    if len(arrays) == len(leaves.tensors) and all(len(path) == 2 for path in arrays):  # noqa: PLR2004
+        return "label dict"
+    if not all(path[-2:-1] == (BOX,) for path in arrays):
+        return "tree of NamedArrays"
+    positional = () in leaves.lists and all(path[1:] == (BOX, NAMED_ARRAY) for path in arrays)
+    return "parameter tuple" if positional else "frozen model"
+
+
+def _where_noted(found: detecting.Found) -> str | None:
+    """The file with labels and axis names; opening says what is wrong where it cannot be read."""
+    try:
+        rows = names.noted(found.location, found.metadata)
+    except OSError:
+        raise
+    except WherryError:
+        return names.FILE
+    if rows is None:
+        return None
+    custom = found.metadata.get("custom_metadata")
+    return layout.TREE if isinstance(custom, dict) and names.FIELD in custom else names.FILE
+
+
+def _named(spec: TensorSpec, known: names.Names | None) -> TensorSpec:
+    """A tensor with what is known of its names; the key of a label dict is a label even where no JSON says so."""
+    label = (
+        known.label if known else (names.key_label(spec.path) if spec.path[-1:] == (NAMED_ARRAY,) else None)
+    )
+    tags = {**(spec.tags or {}), **({names.LABEL: label} if label else {})}
+    return replace(spec, axes=known.axes if known else spec.axes, tags=tags or None)
+
+
+def _custom(manifest: Manifest, known: dict[tuple[str, ...], names.Names]) -> dict[str, object]:
+    """Free metadata without the rows, which the tensors carry now, and with the parameters' own metadata."""
+    item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != names.FIELD}
+    noted = {one.label: dict(one.metadata) for one in known.values() if one.metadata}
+    custom = {**manifest.custom, "item": item, names.FIELD: noted}
+    return {key: value for key, value in custom.items() if value}
+
+
+FORMATS = (
+    Format(
+        name="penzai",
+        title="Penzai (through Orbax)",
+        detect=detect,
+        open=open_penzai,
+        create=create,
+        holds=Holds(
+            dtypes=orbax.FORMATS[0].holds.dtypes, zero_size=False, values=True, empties=True, companions=True
+        ),
+        refines=("orbax",),
+        companion_folder=orbax.FORMATS[0].companion_folder,
+        commit_members=(layout.COMMITTED,),
+        options=orbax.OPTIONS,
+        loaded_by="orbax-checkpoint 0.12.8, and penzai 0.2.5 with wherry.integrations.penzai.rebuild",
+        version=version,
+        prepare=prepare,
+    ),
+)

@@ -1,0 +1,214 @@
+"""T5X: checkpoints of T5 and its kin, in T5X's own layout and as T5X saves them through Orbax.
+
+`t5x-legacy` is a folder with the msgpack tree `checkpoint` and zarr arrays beside it, or that file alone with every
+array inside; versions 2 and 3 are read, 0 and 1 are refused in T5X's words. `t5x-orbax` is the step folder around the
+Orbax item `state`, in all its generations. Asked for the msgpack file, the item, the step folder or the run folder, the
+answer is the same checkpoint. The facts are told in `layout.py`, `references.py` and `item.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core.detection import Detection, Evidence
+from wherry.formats.format import Format, Glimpse, Holds, Option
+from wherry.integrations.containers.zarr.metadata import STORABLE
+from wherry.integrations.formats import orbax
+from wherry.integrations.formats.orbax import layout as orbax_layout
+from wherry.integrations.formats.t5x import item, layout
+from wherry.integrations.formats.t5x.item import open_train_state
+from wherry.integrations.formats.t5x.legacy import format_version, open_legacy
+from wherry.integrations.formats.t5x.placement import prepared
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Options, Writer
+    from wherry.storage.location import Location
+
+LEGACY, ORBAX = "t5x-legacy", "t5x-orbax"
+
+
+def detect_legacy(glimpse: Glimpse) -> Detection | None:
+    """A checkpoint folder, its msgpack file, or a file with everything inside; None where it is none of these."""
+    location = glimpse.location
+    if glimpse.is_file:
+        if location.name == layout.MSGPACK:
+            return detect_legacy(Glimpse(location.parent))
+        return _with_envelope(location, location, glimpse.size, glimpse.head)
+    entry = glimpse.entries.get(layout.MSGPACK)
+    if entry is not None and not entry.is_dir and entry.size:
+        return _with_envelope(location, location.join(layout.MSGPACK), entry.size, None)
+    return _remains(glimpse)
+
+
+def _with_envelope(location: Location, file: Location, size: int, head: bytes | None) -> Detection | None:
+    seen = layout.look_at(file, size, head)
+    if seen is None:
+        return None
+    keys = "the keys version and optimizer" if seen.versioned else "no version"
+    leaves = [
+        word
+        for word, there in (("tensorstore specs", seen.specs), ("placeholders", seen.placeholders))
+        if there
+    ]
+    found = Detection(
+        uri=location.uri,
+        format=LEGACY,
+        format_version=format_version(seen.version, arrays=seen.specs or seen.placeholders),
+        writer="t5x",
+        step=layout.step_of(location.name),
+        kind="train-state" if seen.optimizer_state else None,
+        evidence=(
+            Evidence(file.name, f"a msgpack map with {keys}"),
+            *(Evidence(file.name, f"{word} among the leaves") for word in leaves),
+            *([Evidence(file.name, f"version {seen.version}")] if seen.version is not None else []),
+        ),
+    )
+    if layout.uncommitted(location.name):
+        reason = "the folder has the suffix .tmp-<seconds> of a save that was never committed"
+        return replace(found, verdict="incomplete", reason=reason)
+    if seen.version is not None and seen.version < layout.OLDEST_VERSION:
+        reason = f"{layout.TOO_OLD}. Got version: {seen.version}"
+        return replace(found, verdict="unsupported", reason=reason)
+    if seen.version is not None and seen.version > layout.NEWEST_VERSION:
+        return found.seen(
+            Evidence(file.name, f"newer than any version that was tested ({layout.NEWEST_VERSION})")
+        )
+    return found
+
+
+def _remains(glimpse: Glimpse) -> Detection | None:
+    """Arrays that only T5X names so, without the msgpack file that T5X writes last."""
+    arrays = layout.array_folders(glimpse.entries)
+    inside = orbax_layout.look_at_item(glimpse) is not None or glimpse.location.name == item.ITEM
+    if not arrays or inside:
+        return None
+    return Detection(
+        uri=glimpse.location.uri,
+        format=LEGACY,
+        writer="t5x",
+        step=layout.step_of(glimpse.location.name),
+        verdict="incomplete",
+        reason=f"{len(arrays)} arrays of parameters, but no {layout.MSGPACK}: T5X writes it last",
+        evidence=(Evidence(arrays[0], "an array as T5X names it"),),
+    )
+
+
+def detect_orbax(glimpse: Glimpse) -> Detection | None:
+    """A step folder around a T5X train state, that item, or its msgpack file; None where it is none of these."""
+    location = glimpse.location
+    if glimpse.is_file:
+        inside = location.name == layout.MSGPACK and item.holds_train_state(location.parent)
+        return detect_orbax(Glimpse(location.parent)) if inside else None
+    if not item.may_hold_train_state(glimpse):
+        return _remains_of_item(glimpse)
+    claim = orbax.detect(glimpse)
+    if claim is None:
+        return None
+    place = replace(locate(claim.uri), store=location.store)  # what may be read was said of that one
+    home, seen = item.home_of(place), item.holds_train_state(place)
+    named = item.names_handler(home)
+    if (seen is None and not named) or detect_legacy(Glimpse(place)) is not None:
+        return None
+    evidence = [Evidence(seen, "the roots of a T5X train state: state, target")] if seen else []
+    if named:
+        evidence.append(Evidence(orbax_layout.CHECKPOINT, "names T5X's handler of the dataset"))
+    prefix = "" if home == place else f"{place.name}/"
+    return replace(
+        claim,
+        uri=home.uri,
+        format=ORBAX,
+        writer=claim.writer if (claim.writer or "").startswith("wherry") else f"t5x with {claim.writer}",
+        evidence=(*evidence, *(replace(one, file=f"{prefix}{one.file}") for one in claim.evidence)),
+    )
+
+
+def _remains_of_item(glimpse: Glimpse) -> Detection | None:
+    """An item `state` whose arrays are there and whose tree is not."""
+    state = glimpse.entries.get(item.ITEM)
+    inner = Glimpse(glimpse.location.join(item.ITEM)) if state is not None and state.is_dir else glimpse
+    arrays = layout.array_folders(inner.entries)
+    if not arrays or inner.location.name != item.ITEM:
+        return None
+    return Detection(
+        uri=glimpse.location.uri,
+        format=ORBAX,
+        writer="t5x",
+        step=layout.step_of(glimpse.location.name),
+        verdict="incomplete",
+        reason=f"{len(arrays)} arrays of parameters, but neither {layout.MSGPACK} nor {orbax_layout.TREE}",
+        evidence=(Evidence(arrays[0], "an array as T5X names it"),),
+    )
+
+
+def create_legacy(staging: Location, manifest: Manifest, options: Options) -> Writer:
+    """See Format; the writing is in `t5x.writer`."""
+    from wherry.integrations.formats.t5x.writer import LegacyWriter  # tensorstore
+
+    return LegacyWriter(staging, manifest, options)
+
+
+def create_train_state(staging: Location, manifest: Manifest, options: Options) -> Writer:
+    """See Format; the writing is in `t5x.writer`."""
+    from wherry.integrations.formats.t5x.writer import TrainStateWriter  # tensorstore
+
+    return TrainStateWriter(staging, manifest, options)
+
+
+def legacy_version(manifest: Manifest, _options: Options) -> str:
+    """The format version of what is written."""
+    arrays = any(spec.chunks is not None for spec in manifest.tensors.values())
+    return format_version(layout.NEWEST_VERSION, arrays=arrays)
+
+
+_CHUNKS = Option("auto", "extent of a chunk: auto (4 to 8 MiB), whole, or a number of MiB")
+
+FORMATS = (
+    Format(
+        name=LEGACY,
+        title="T5X (legacy)",
+        detect=detect_legacy,
+        open=open_legacy,
+        create=create_legacy,
+        holds=Holds(dtypes=STORABLE, values=True, empties=True, companions=True),
+        refines=("flax-msgpack", "flax-gda", "orbax"),
+        aliases=("t5x",),
+        commit_members=(layout.MSGPACK,),
+        options={
+            "compression": Option(
+                "none", "how chunks are compressed; T5X itself takes gzip", ("none", "gzip", "zstd")
+            ),
+            "inline": Option(
+                "auto",
+                "which tensors lie in the msgpack file: auto (up to 64 KiB, none of `target`), none, all",
+                ("auto", "none", "all"),
+            ),
+            "chunks": _CHUNKS,
+        },
+        loaded_by="T5X from 2021-06 (version 3), by its on-disk contract: flax 0.12.8 and tensorstore 0.1.86",
+        version=legacy_version,
+        step_folder=layout.step_folder,
+        prepare=prepared,
+    ),
+    Format(
+        name=ORBAX,
+        title="T5X (Orbax)",
+        detect=detect_orbax,
+        open=open_train_state,
+        create=create_train_state,
+        holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
+        refines=("orbax", "flax-msgpack"),
+        commit_members=(orbax_layout.COMMITTED,),
+        options={
+            "ocdbt": Option(default=True, help="one OCDBT database rather than one folder per array"),
+            "compression": Option("none", "how chunks are compressed", ("none", "zstd")),
+            "chunks": _CHUNKS,
+        },
+        loaded_by="T5X from 2024-07 with orbax-checkpoint 0.12.8: PyTreeCheckpointer, CheckpointManager",
+        version=lambda manifest, options: orbax.version(manifest, {**options, "zarr": "2"}),
+        step_folder=layout.step_folder,
+        prepare=lambda manifest, options: orbax.prepare(manifest, {**options, "zarr": "2"}),
+    ),
+)

@@ -1,0 +1,132 @@
+"""T5X's train state as an Orbax item: how it is told from other items, and how it opens.
+
+Facts: the tree is that of a legacy checkpoint without its envelope, `{state, target[, flax_mutables]}`, in the item
+`state` of the step folder, beside `dataset` with the iterator. Arrays are zarr folders or an OCDBT database; the
+msgpack file `checkpoint` (before mid 2024) holds placeholders, and leaves that were not sharded as arrays. It has no
+`version`, so T5X's own loader takes it for version 0 and refuses it (google-research/t5x#1524). Here the file, the
+item, the step folder and the run folder all lead to the same checkpoint, which is the step folder.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.core.detection import Evidence
+from wherry.core.manifest import Companion
+from wherry.core.steps import step_number
+from wherry.errors import NotFoundError
+from wherry.formats.format import HEAD_BYTES, Glimpse, Opened
+from wherry.integrations.formats.orbax import layout as orbax
+from wherry.integrations.formats.orbax.item import open_item
+from wherry.integrations.formats.t5x import layout
+from wherry.integrations.formats.t5x.beside import companions_beside
+from wherry.integrations.formats.t5x.reader import T5xReader
+from wherry.integrations.formats.t5x.step import checked_step
+
+if TYPE_CHECKING:
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.integrations.containers.zarr.reader import OrbaxReader
+    from wherry.storage.location import Location
+
+ITEM = "state"
+HANDLER = "t5x.checkpoints.DatasetCheckpointHandler"
+_ROWS = re.compile(rb"\"\('([^'\\]*)',(?: '([^'\\]*)')?")
+_FEW = 2  # parts of a key path that are looked at
+
+
+def holds_train_state(item: Location) -> str | None:
+    """Whether the first bytes of an item's tree show T5X's roots: the file in which they were seen, or None."""
+    tree, msgpack = item.join(orbax.TREE).stat(), item.join(orbax.MSGPACK).stat()
+    if tree is not None:
+        starts = {
+            tuple(part.decode() for part in row if part)
+            for row in _ROWS.findall(item.join(orbax.TREE).read(0, HEAD_BYTES))
+        }
+        return orbax.TREE if _is_train_state(starts) else None
+    if msgpack is None or msgpack.is_dir:
+        return None
+    seen = layout.glance_at(item.join(orbax.MSGPACK), msgpack.size)
+    starts = {path[:_FEW] for path in seen.paths} if seen else set[tuple[str, ...]]()
+    return orbax.MSGPACK if _is_train_state(starts) else None
+
+
+def _is_train_state(starts: set[tuple[str, ...]]) -> bool:
+    """Whether all roots are T5X's, and parameters or T5X's optimizer state are among what was seen."""
+    roots = {start[0] for start in starts}
+    return (
+        bool(roots)
+        and roots <= layout.ROOTS
+        and (
+            bool(roots & {layout.TARGET, layout.TRAIN_STATE}) or (layout.STATE, layout.PARAM_STATES) in starts
+        )
+    )
+
+
+def may_hold_train_state(glimpse: Glimpse) -> bool:
+    """Whether it is worth to look closer: a folder that shows a T5X train state, or has one as its item."""
+    location, entries = glimpse.location, glimpse.entries
+    places = [location] if orbax.TREE in entries or orbax.MSGPACK in entries else []
+    places += [location.join(ITEM)] if ITEM in entries and entries[ITEM].is_dir else []
+    steps = [location] if orbax.CHECKPOINT in entries else []
+    steps += [location.parent] if location.name == ITEM else []
+    return any(holds_train_state(place) for place in places) or any(names_handler(step) for step in steps)
+
+
+def home_of(item: Location) -> Location:
+    """The checkpoint folder around an item: the step folder, or the item itself where it lies alone."""
+    step = item.parent
+    inside = item.name == ITEM and (
+        step_number(step.name) is not None or step.join(orbax.CHECKPOINT).exists()
+    )
+    return step if inside else item
+
+
+def item_of(home: Location) -> Location:
+    """The item of a checkpoint folder."""
+    entry = home.join(ITEM).stat()
+    whole = any(home.join(name).exists() for name in (orbax.TREE, orbax.MSGPACK, orbax.MANIFEST))
+    return home.join(ITEM) if entry is not None and entry.is_dir and not whole else home
+
+
+def names_handler(home: Location) -> bool:
+    """Whether the step folder's metadata names T5X's own handler."""
+    try:
+        handlers = orbax.read_json(home.join(orbax.CHECKPOINT)).get("item_handlers")
+    except NotFoundError:
+        return False
+    return isinstance(handlers, dict) and HANDLER in handlers.values()
+
+
+def open_train_state(location: Location, detection: Detection) -> Opened:
+    """Open a checkpoint.
+
+    Args:
+        location: the step folder, or the item where it lies alone.
+        detection: what names and first bytes have shown.
+
+    Raises:
+        DamagedError, UnsupportedError, HostileError: see `orbax.opening.open_item`.
+        CorruptError: the folder's step is not the one inside.
+    """
+    item = item_of(location)
+    opened = open_item(item, detection, partial=True)
+    inner: OrbaxReader = opened.reader  # pyright: ignore[reportAssignmentType]  open_item makes no other
+    step = checked_step(location, opened.manifest.tensors, opened.manifest.values, inner)
+    step = opened.manifest.step if step is None else step
+    manifest = replace(opened.manifest, step=step, companions=_companions(location, item, opened.manifest))
+    if location.join(layout.PINNED).exists():
+        manifest = replace(manifest, origin={**manifest.origin, "pinned": True})
+        opened = replace(opened, detection=opened.detection.seen(Evidence(layout.PINNED, layout.LOCK)))
+    shardings = {path: spec.sharding for path, spec in manifest.tensors.items() if spec.sharding is not None}
+    reader = T5xReader(location, inner, frozenset(one.name for one in manifest.companions), shardings)
+    return Opened(replace(opened.detection, step=step), manifest, reader)
+
+
+def _companions(location: Location, item: Location, manifest: Manifest) -> tuple[Companion, ...]:
+    """Files beside the item; where it lies alone, the ones in its own folder for them."""
+    if item != location:
+        return tuple(Companion(one.name, one.size) for one in companions_beside(location, {ITEM}))
+    return tuple(replace(one, name=f"{orbax.ASSETS}/{one.name}") for one in manifest.companions)

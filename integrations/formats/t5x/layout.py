@@ -1,0 +1,145 @@
+"""The names and first bytes of T5X checkpoints: what tells that a file or folder is one, and of which version.
+
+Facts (T5X from 2021 to 2026, run and read in source): a legacy checkpoint is a folder `checkpoint_<step>` with the
+msgpack file `checkpoint`, whose root has exactly the keys `version` and `optimizer`, and zarr arrays beside it. T5X
+puts `version` first; a save that sorts keys puts it last, as the last bytes of the file. Until its rename the folder
+is called `checkpoint_<step>.tmp-<seconds>`. With Orbax the same tree, without the envelope, is the item `state` of
+the step folder. A file `PINNED` is a retention lock. TensorFlow keeps a text file called `checkpoint`; it begins with
+`model_checkpoint_path` and is no msgpack map.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wherry.core.steps import step_number
+from wherry.formats.format import HEAD_BYTES
+from wherry.integrations.containers.msgpack.index import Glance, glance
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from wherry.core.keypath import KeyPath
+    from wherry.storage.location import Location
+
+MSGPACK = "checkpoint"
+VERSION, OPTIMIZER, TRAIN_STATE = "version", "optimizer", "_optimizer"
+TARGET, STATE, PARAM_STATES = "target", "state", "param_states"
+PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")
+DATASET = "dataset"
+PINNED = "PINNED"
+LOCK = "a retention lock: not to be deleted or moved"
+SIDECAR = "wherry.json"
+SIGNATURE = "wherry.sig"
+OLDEST_VERSION, NEWEST_VERSION = 2, 3
+TOO_OLD = "Checkpoint versions earlier than 2 are not supported"
+
+# Roots of the tree of a T5X train state; `params_axes` and the like come from a TrainState that was saved whole.
+ROOTS = frozenset(
+    {STATE, TARGET, "flax_mutables", "flax_mutables_axes", "params_axes", TRAIN_STATE, "flax_optimizer_def"}
+)
+_SPEC_KEYS = ("driver", "kvstore", "metadata")
+_UNCOMMITTED = re.compile(r"(?P<final>.+)\.tmp-\d+")
+_STEP_FOLDER = re.compile(r"checkpoint_(\d+)")
+_TAIL = 16
+_FIXINT = 0x80
+_PARAMETER_PREFIXES = (f"{TARGET}.", f"{OPTIMIZER}.{TARGET}.")
+ARRAY_FOLDER_PREFIXES = (*_PARAMETER_PREFIXES, f"{STATE}.", f"{OPTIMIZER}.{STATE}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What the first bytes of a legacy msgpack file show.
+
+    Attributes:
+        version: the number in the file; None where the first bytes do not tell it.
+        versioned: whether the root has the key `version`.
+        specs: whether a tensorstore spec was seen among the leaves.
+        placeholders: whether a placeholder was seen among them.
+        optimizer_state: whether optimizer state was seen.
+    """
+
+    version: int | None
+    versioned: bool
+    specs: bool
+    placeholders: bool
+    optimizer_state: bool
+
+
+def look_at(file: Location, size: int, head: bytes | None = None) -> Envelope | None:
+    """Whether a file is the msgpack of a legacy checkpoint, from its first and last bytes."""
+    head = file.read(0, HEAD_BYTES) if head is None else head
+    seen = glance(head, size)
+    if seen is None:
+        return None
+    roots = [path[0] for path in seen.paths if len(path) == 1]
+    tail = _version_at_end(file, size) if seen.state == "more" and roots[0] == OPTIMIZER else None
+    versioned = roots[:2] in ([VERSION, OPTIMIZER], [OPTIMIZER, VERSION]) or tail is not None
+    specs, placeholders = _has_specs(seen.paths), is_placeholder_among(seen.texts)
+    if not versioned and not specs and not (placeholders and roots[0] == OPTIMIZER):
+        return None
+    version = _version_at_start(head) if roots[0] == VERSION else tail
+    states = any(PARAM_STATES in path for path in seen.paths)
+    return Envelope(version, versioned, specs, placeholders, states)
+
+
+def glance_at(file: Location, size: int) -> Glance | None:
+    """The first bytes of a msgpack file."""
+    return glance(file.read(0, HEAD_BYTES), size)
+
+
+def is_placeholder_among(texts: Iterable[str]) -> bool:
+    """Whether a text is Orbax's word for an array that lies elsewhere."""
+    return any(text.startswith(PLACEHOLDERS) for text in texts)
+
+
+def uncommitted(name: str) -> bool:
+    """Whether a folder name is that of a legacy save that was never committed."""
+    return _UNCOMMITTED.fullmatch(name) is not None
+
+
+def final_name(name: str) -> str:
+    """The name that a folder would have had after its commit."""
+    found = _UNCOMMITTED.fullmatch(name)
+    return found["final"] if found else name
+
+
+def stated_step(name: str) -> int | None:
+    """The step that a folder's name states under T5X's own rule; None where it has another name."""
+    found = _STEP_FOLDER.fullmatch(final_name(name))
+    return int(found.group(1)) if found else None
+
+
+def step_of(name: str) -> int | None:
+    """The step of a folder or file name under any known rule."""
+    return step_number(final_name(name))
+
+
+def step_folder(step: int) -> str:
+    """The name of a step folder, not padded."""
+    return f"checkpoint_{step}"
+
+
+def array_folders(names: Collection[str]) -> list[str]:
+    """The names that only T5X gives to folders of parameters."""
+    return [name for name in names if name.startswith(_PARAMETER_PREFIXES)]
+
+
+def _has_specs(paths: Iterable[KeyPath]) -> bool:
+    seen = set(paths)
+    return any(path[-1] == "driver" and all((*path[:-1], key) in seen for key in _SPEC_KEYS) for path in seen)
+
+
+def _version_at_start(head: bytes) -> int | None:
+    """The number behind the first key, where it is one of a single byte."""
+    place = head.find(VERSION.encode()) + len(VERSION)
+    number = head[place : place + 1]
+    return number[0] if number and number[0] < _FIXINT else None
+
+
+def _version_at_end(file: Location, size: int) -> int | None:
+    tail = file.read(max(size - _TAIL, 0), size)
+    at_end = tail[:-1].endswith(VERSION.encode()) and tail[-1] < _FIXINT
+    return tail[-1] if at_end else None

@@ -1,0 +1,55 @@
+"""The step of a T5X checkpoint: its folder's name and `state/step` must agree. T5X itself does not look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.errors import CorruptError
+from wherry.integrations.formats.t5x.layout import STATE, TRAIN_STATE, stated_step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Value
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.integrations.containers.zarr.reader import OrbaxReader
+    from wherry.storage.location import Location
+
+STEP = (STATE, "step")
+_STEPS = (STEP, (TRAIN_STATE, *STEP))
+
+
+def checked_step(
+    location: Location,
+    tensors: Mapping[KeyPath, TensorSpec],
+    values: Mapping[KeyPath, Value],
+    reader: OrbaxReader,
+) -> int | None:
+    """The step inside, else the one that the name states; None where neither tells.
+
+    Raises:
+        CorruptError: the name states another step than the one inside.
+    """
+    place = next((path for path in _STEPS if path in tensors or path in values), STEP)
+    inside, spec = values.get(place), tensors.get(place)
+    if spec is not None and "int" in spec.dtype and spec.size == 1 and not _lacks(reader, spec):
+        inside = int(reader.read(spec, spec.whole).reshape(()).item())
+    stated = stated_step(location.name)
+    if type(inside) is not int:
+        return stated
+    if stated is not None and stated != inside:
+        raise CorruptError(
+            f"the folder says step {stated}, state/step inside says {inside}",
+            uri=location.uri,
+            cure="give the folder its true name, or use another step",
+        )
+    return inside
+
+
+def _lacks(reader: OrbaxReader, spec: TensorSpec) -> bool:
+    """Whether a tensor cannot be read whole."""
+    array = reader.arrays.get(spec.path)
+    if array is None or reader.listing is None:
+        return False
+    return any(reader.listing.lack(key) for key in array.chunk_keys())

@@ -1,0 +1,115 @@
+"""The msgpack tree of a legacy T5X checkpoint, taken out of its envelope.
+
+The envelope (`version`, `optimizer`) is no part of key paths. Leaves are sorted by where their bytes are: here, or in
+an array that a spec or a placeholder names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wherry.core.keypath import KeyPath, render
+from wherry.errors import CorruptError, UnsupportedError
+from wherry.integrations.containers.msgpack.contents import Contents, gather
+from wherry.integrations.containers.msgpack.index import Array, Node, Scalar, Table, index_file
+from wherry.integrations.formats.t5x import layout
+from wherry.integrations.formats.t5x.references import Stored, stored_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.storage.location import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A msgpack tree without its envelope.
+
+    Attributes:
+        version: what the file says; None where it says nothing.
+        contents: the leaves whose bytes are in the file.
+        stored: the leaves that point to arrays.
+    """
+
+    version: int | None
+    contents: Contents
+    stored: dict[KeyPath, Stored]
+
+
+def read_tree(file: Location) -> Tree:
+    """Index the file and sort its leaves.
+
+    Raises:
+        UnsupportedError: a version before 2, or a leaf of a form that is not read.
+        CorruptError: it is no such tree, or two leaves are one array.
+        HostileError: a leaf points outside.
+    """
+    root = index_file(file)
+    if not isinstance(root, Table) or not root.entries:
+        raise CorruptError("the msgpack file holds no tree", uri=file.uri)
+    version = _version(root.entries.get(layout.VERSION), file)
+    wrapped = layout.OPTIMIZER in root.entries and not set(root.entries) - {layout.OPTIMIZER, layout.VERSION}
+    below = root.entries[layout.OPTIMIZER] if wrapped else root
+    stored = stored_leaves(below, file.uri)
+    _refuse_shared(stored, file)
+    contents = _without(gather(root, file), 1 if wrapped else 0, set(stored))
+    return Tree(version, contents, stored)
+
+
+def _version(node: Node | None, file: Location) -> int | None:
+    """The version, where the file states one.
+
+    Raises:
+        UnsupportedError: a version before 2.
+        CorruptError: it is no number.
+    """
+    if node is None or (isinstance(node, Scalar) and isinstance(node.value, str)):
+        return None  # a placeholder, of the months of the Orbax trial
+    value: object = node.value if isinstance(node, Scalar) else None
+    if isinstance(node, Array) and "int" in node.dtype and not node.shape:
+        (piece,) = node.pieces
+        value = int.from_bytes(file.read(piece.offset, piece.offset + piece.length), "little", signed=True)
+    if type(value) is not int:
+        raise CorruptError("the version in the msgpack file is no number", uri=file.uri)
+    if value < layout.OLDEST_VERSION:
+        raise UnsupportedError(
+            f"{layout.TOO_OLD}. Got version: {value}",
+            uri=file.uri,
+            cure="restore it with the code that wrote it and save it again; no public T5X reads it",
+        )
+    return value
+
+
+def _without(contents: Contents, depth: int, stored: set[KeyPath]) -> Contents:
+    """The leaves below the envelope; what is inside a spec is no leaf, nor is the text of a placeholder."""
+
+    def kept(path: KeyPath) -> bool:
+        if path[:1] == (layout.VERSION,) and depth:
+            return False
+        below = path[depth:]
+        return not any(below[:cut] in stored for cut in range(len(below) + 1))
+
+    specs = {
+        path[depth:]: replace(spec, path=path[depth:]) for path, spec in contents.specs.items() if kept(path)
+    }
+    return Contents(
+        marked=contents.marked,
+        specs=specs,
+        places={path[depth:]: place for path, place in contents.places.items() if path[depth:] in specs},
+        values={path[depth:]: value for path, value in contents.values.items() if kept(path)},
+        empties={path[depth:]: kind for path, kind in contents.empties.items() if kept(path)},
+        lists={path[depth:] for path in contents.lists if kept(path) and len(path) >= depth},
+    )
+
+
+def _refuse_shared(stored: Mapping[KeyPath, Stored], file: Location) -> None:
+    owners: dict[str, KeyPath] = {}
+    for path, leaf in stored.items():
+        other = owners.setdefault(leaf.name, path)
+        if other != path:
+            raise CorruptError(
+                f"{render(other)} and {render(path)} are both stored as {leaf.name!r}: one of them is lost",
+                uri=file.uri,
+                cure="save it again with other names; nothing on disk tells which tensor is left",
+            )

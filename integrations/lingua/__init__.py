@@ -1,1 +1,0 @@
-"""Meta Lingua: how it names things, and what lies around the tensors of its checkpoints."""

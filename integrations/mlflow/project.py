@@ -1,0 +1,111 @@
+"""The registry as a projection of the ledger: what a registry has lost is made again from the ledger's statements.
+
+It is handed every statement in order, and does only what is missing, so it may be run at any time. A version that is
+made again has a new number where its old one is not the next, and the ledger gets a statement of it. Of promotions and
+rollbacks the last one of an alias counts; an alias that is right is never moved. Aliases that `register` set are not in
+the ledger and do not come back. What lies nowhere any more cannot be registered: that is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from wherry.config.settings import mlflow_tracking_uri
+from wherry.errors import MismatchError, NotFoundError
+from wherry.integrations.mlflow.promote import promoting
+from wherry.integrations.mlflow.read import find_digest, look_up
+from wherry.ledger.record import open_ledger, statements
+from wherry.ledger.resolve import resolve_model
+from wherry.models.register import enter
+from wherry.storage.home import without_secrets
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wherry.ledger.statements import Statement
+
+_log = logging.getLogger(__name__)
+
+
+def projection(destination: str) -> Callable[[Statement], bool]:
+    """Takes statements in order and makes what the registry lacks of them.
+
+    Args:
+        destination: the registry's URI; the runs go to the tracking store.
+
+    Returns:
+        A function that says whether it made anything; it raises StorageError where the registry cannot be reached.
+    """
+    stores = {"tracking_uri": mlflow_tracking_uri(), "registry_uri": destination}
+    registry = without_secrets(destination)
+
+    def take(statement: Statement) -> bool:
+        body: Mapping[str, Any] = statement.body
+        if body.get("registry") != registry:
+            return False
+        if statement.kind == "registration":
+            return _registered(body, stores)
+        return statement.kind in ("promotion", "rollback") and _aliased(statement, stores)
+
+    return take
+
+
+def _registered(body: Mapping[str, Any], stores: Mapping[str, str]) -> bool:
+    name, digest = body["name"], body["checkpoint_digest"]
+    if find_digest(digest, name=name, **stores) is not None:
+        return False
+    try:
+        uri = resolve_model(f"wherry://sha256/{digest}", **stores).uri
+        sidecar = read_sidecar(locate(uri))
+    except (NotFoundError, MismatchError) as error:
+        _log.warning("%s version %s is not made again: %s", name, body["version"], error.what)
+        return False
+    if sidecar is None:
+        _log.warning("%s version %s is not made again: its record at %s is gone", name, body["version"], uri)
+        return False
+    return enter(uri, sidecar, name, alias=None, tags={}, **stores).created
+
+
+def _aliased(statement: Statement, stores: Mapping[str, str]) -> bool:
+    """Put an alias where the ledger's last word on it says; what stood there before becomes `previous` again."""
+    name, alias = statement.body["name"], statement.body["alias"]
+    history = _history(statement.body)
+    if history[-1].seq != statement.seq:
+        return False  # a later one says where it is now
+    digests = [one.body["checkpoint_digest"] for one in history]
+    found = find_digest(digests[-1], name=name, **stores)
+    if found is None:
+        _log.warning("%s %s is not set: its version %s is not there", name, alias, statement.body["version"])
+        return False
+    holder = _holder(name, alias, stores)
+    if holder == found.version:
+        return False
+    before = next((digest for digest in reversed(digests) if digest != digests[-1]), None)
+    earlier = find_digest(before, name=name, **stores) if before is not None and holder is None else None
+    for one in (earlier, found):
+        if one is not None:
+            _move(name, one.version, alias, statement.body, stores)
+    return True
+
+
+def _move(name: str, version: str, alias: str, body: Mapping[str, Any], stores: Mapping[str, str]) -> None:
+    with promoting(name, version, alias, tags={"wherry.promoted_by": str(body["by"])}, **stores):
+        _log.info("%s version %s is %s again", name, version, alias)
+
+
+def _history(body: Mapping[str, Any]) -> list[Statement]:
+    """Every word of the ledger on one alias of one registry."""
+    meant = ("registry", "name", "alias")
+    with open_ledger() as ledger:
+        said = statements(ledger, kinds=("promotion", "rollback"))
+        return [one for one in said if all(one.body[key] == body[key] for key in meant)]
+
+
+def _holder(name: str, alias: str, stores: Mapping[str, str]) -> str | None:
+    try:
+        return look_up(name, alias=alias, **stores).version
+    except NotFoundError:
+        return None

@@ -1,0 +1,140 @@
+"""Promotion in a registry: candidate → champion → previous, and the way back.
+
+What stood under the alias before gets `previous`, and the promoted version remembers in a tag whom it replaced, so
+that going back can be repeated. All moves of one promotion happen under the registered model's lock, and all of them
+are undone where the caller's block fails.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlflow.exceptions import MlflowException
+
+from wherry.errors import NotFoundError
+from wherry.integrations.mlflow.aliases import aliases, exclusive, moved, tagged
+from wherry.integrations.mlflow.client import ABSENT, Stores, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    from mlflow import MlflowClient
+
+CHAMPION = "champion"
+CANDIDATE = "candidate"
+_REPLACED_TAG = "wherry.replaced."  # with the alias
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a promotion or a rollback did to an alias.
+
+    Attributes:
+        version: what the alias points to now.
+        replaced: what it pointed to before; None where it was on nothing.
+        already: whether it pointed there already, so that nothing was done.
+    """
+
+    version: str
+    replaced: str | None
+    already: bool
+
+
+def previous_of(alias: str) -> str:
+    """The alias that keeps what stood under another one before."""
+    return "previous" if alias == CHAMPION else f"{alias}-previous"
+
+
+@contextmanager
+def promoting(
+    name: str, version: str, alias: str, *, tags: Mapping[str, str], tracking_uri: str, registry_uri: str
+) -> Generator[Move]:
+    """Put an alias on a version, for as long as the block does not fail.
+
+    Args:
+        name: the registered model.
+        version: the version to promote.
+        alias: such as `champion`.
+        tags: set on the version.
+        tracking_uri, registry_uri: the stores.
+
+    Raises:
+        TargetInUseError: another process moves aliases of this model.
+        StorageError: the registry cannot be reached or written; aliases and tags are what they were.
+    """
+    with opened(Stores(tracking_uri, registry_uri)) as client, exclusive(client, name):
+        held = aliases(client, name)
+        before = held.get(alias)
+        if before == version:
+            yield Move(version, before, already=True)
+            return
+        moves: dict[str, str | None] = {previous_of(alias): before} if before else {}
+        moves[alias] = (
+            version  # after `previous`: a death in between leaves an alias too many, and loses none
+        )
+        if held.get(CANDIDATE) == version and alias != CANDIDATE:
+            moves[CANDIDATE] = None
+        memory = {f"{_REPLACED_TAG}{alias}": before or ""}
+        with (
+            tagged(client, name, version, {**tags, **memory}),
+            moved(client, name, moves, expected=held),
+        ):
+            yield Move(version, before, already=False)
+
+
+def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: str) -> tuple[str, str | None]:
+    """The version to which an alias would go back, and the one on which it is.
+
+    Raises:
+        NotFoundError: nothing stood under it before.
+    """
+    with opened(Stores(tracking_uri, registry_uri)) as client:
+        held = aliases(client, name)
+        target, now = held.get(previous_of(alias)), held.get(alias)
+        if target is None or target == now:
+            raise NotFoundError(
+                f"{name} has no version that was {alias} before", cure="promote one: wherry promote URI"
+            )
+        return target, now
+
+
+@contextmanager
+def rolling_back(
+    name: str, alias: str, target: str, now: str | None, *, when: str, tracking_uri: str, registry_uri: str
+) -> Generator[Move]:
+    """Put an alias back on what stood under it before, for as long as the block does not fail.
+
+    Args:
+        name: the registered model.
+        alias: such as `champion`.
+        target: the version that `rollback_target` named.
+        now: the version on which it said that the alias is.
+        when: UTC; kept on the version that is taken back.
+        tracking_uri, registry_uri: the stores.
+
+    Raises:
+        TargetInUseError: another process moves aliases of this model, or has moved this one.
+    """
+    with opened(Stores(tracking_uri, registry_uri)) as client, exclusive(client, name):
+        keeper = previous_of(alias)
+        seen = {keeper: target, **({alias: now} if now else {})}
+        older = client.get_model_version(name, target).tags.get(f"{_REPLACED_TAG}{alias}") or None
+        moves = {alias: target, keeper: older if older and _is_there(client, name, older) else None}
+        with moved(client, name, moves, expected=seen):
+            if now is None:
+                yield Move(target, None, already=False)
+                return
+            with tagged(client, name, now, {"wherry.rolled_back": when}):
+                yield Move(target, now, already=False)
+
+
+def _is_there(client: MlflowClient, name: str, version: str) -> bool:
+    try:
+        client.get_model_version(name, version)
+    except MlflowException as error:
+        if error.error_code != ABSENT:
+            raise
+        return False
+    return True

@@ -1,0 +1,186 @@
+"""Reading a registry: what a model URI means, everything that is registered, who asks; and taking versions away.
+
+A version that prune has emptied keeps its tags, digest included, and gets `wherry.deleted`: what was registered once
+can be told for as long as the registry lives.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from base64 import b64encode
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.core.emit import opener
+from wherry.core.receipt import utc_now
+from wherry.errors import NotFoundError, StorageError, UsageError
+from wherry.integrations.mlflow.aliases import aliases
+from wherry.integrations.mlflow.client import Stores, opened, quoted
+from wherry.integrations.mlflow.versions import lowest
+from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
+from wherry.storage.home import without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mlflow import MlflowClient
+
+_PAGE = 1000
+_TIMEOUT_SECONDS = 30
+_OK, _REFUSED = 200, (401, 403)  # statuses of HTTP
+
+
+class Registered(NamedTuple):
+    """A registered version: the model's name, its number, its tags and the aliases that are on it."""
+
+    name: str
+    version: str
+    tags: Mapping[str, str]
+    aliases: tuple[str, ...]
+
+
+def registered(tracking_uri: str, registry_uri: str) -> Iterator[Registered]:
+    """Every version that is a checkpoint of ours, by two searches, a thousand rows each a request.
+
+    Raises:
+        StorageError: the registry cannot be reached.
+    """
+    with opened(Stores(tracking_uri, registry_uri)) as client:
+        named = _all_aliases(client)
+        token: str | None = None
+        while True:
+            found = client.search_model_versions(max_results=_PAGE, page_token=token)
+            for row in found:
+                if DIGEST_TAG in row.tags:
+                    number = str(row.version)
+                    yield Registered(row.name, number, row.tags, named.get((row.name, number), ()))
+            token = found.token
+            if not token:
+                return
+
+
+def look_up(
+    name: str, *, tracking_uri: str, registry_uri: str, version: str | None = None, alias: str | None = None
+) -> Registered:
+    """The version of a registered model with a number or an alias.
+
+    Raises:
+        NotFoundError: there is no such model, version or alias.
+    """
+    with opened(Stores(tracking_uri, registry_uri)) as client:
+        named = aliases(client, name)
+        number = version if alias is None else named.get(alias)
+        if number is None:
+            there = ", ".join(f"{name} → {number}" for name, number in sorted(named.items()))
+            raise NotFoundError(
+                f"{name} has no alias {alias}", cure=f"it has: {there}" if there else "it has none at all"
+            )
+        row = client.get_model_version(name, number)
+        return Registered(row.name, str(row.version), row.tags, _of(named, str(row.version)))
+
+
+def find_digest(
+    digest: str, *, tracking_uri: str, registry_uri: str, name: str | None = None
+) -> Registered | None:
+    """The lowest version with a checkpoint digest, of one model or of any."""
+    with opened(Stores(tracking_uri, registry_uri)) as client:
+        if name is not None:
+            row = lowest(client, name, digest)
+        else:
+            rows = client.search_model_versions(f"tags.`{DIGEST_TAG}` = {quoted(digest)}")
+            row = min(rows, key=lambda row: (row.name, int(row.version)), default=None)
+        if row is None:
+            return None
+        number = str(row.version)
+        return Registered(row.name, number, row.tags, _of(aliases(client, row.name), number))
+
+
+def unregister(name: str, version: str, *, tracking_uri: str, registry_uri: str) -> None:
+    """Delete a version; its number is never used again.
+
+    Raises:
+        UsageError: an alias is on it.
+        NotFoundError: it is not there.
+    """
+    with opened(Stores(tracking_uri, registry_uri)) as client:
+        _require_free(client, name, version)
+        client.delete_model_version(name, version)
+
+
+def mark_deleted(
+    name: str, version: str, *, by: str, reason: str, tracking_uri: str, registry_uri: str
+) -> None:
+    """Say on a version that its bytes were deleted, when, by whom and why; the version stays as a tombstone.
+
+    Raises:
+        UsageError: an alias is on it.
+        NotFoundError: it is not there.
+    """
+    with opened(Stores(tracking_uri, registry_uri)) as client:
+        _require_free(client, name, version)
+        client.set_model_version_tag(name, version, DELETED_TAG, f"{utc_now()} by {by}: {reason}")
+
+
+def unmark_deleted(name: str, version: str, *, tracking_uri: str, registry_uri: str) -> None:
+    """Take back what `mark_deleted` said, where the bytes stay after all."""
+    with opened(Stores(tracking_uri, registry_uri)) as client:
+        client.delete_model_version_tag(name, version, DELETED_TAG)
+
+
+def identity(registry_uri: str) -> str | None:
+    """The user whom the registry itself knows the caller to be; None where it has no users or does not know this one.
+
+    The server of `--app-name basic-auth` tells a user's own record to nobody but that user. That it refuses the same
+    question without a password shows that it asks for one. Redirects are not followed: what another server says proves
+    nothing, and it is not to see the password.
+    """
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    password = os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    if not registry_uri.startswith(("http://", "https://")) or not user or not password:
+        return None
+    url = f"{registry_uri.rstrip('/')}/api/2.0/mlflow/users/get?username={urllib.parse.quote(user, safe='')}"
+    basic = b64encode(f"{user}:{password}".encode()).decode()
+    asks = _status(url, {}) in _REFUSED
+    return user if asks and _status(url, {"Authorization": f"Basic {basic}"}) == _OK else None
+
+
+def _status(url: str, headers: Mapping[str, str]) -> int:
+    request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310  http and https alone come here
+    try:
+        with opener().open(request, timeout=_TIMEOUT_SECONDS) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except OSError as error:
+        raise StorageError(
+            f"MLflow cannot be reached: {error}", uri=without_secrets(url), retryable=True
+        ) from error
+
+
+def _require_free(client: MlflowClient, name: str, version: str) -> None:
+    held = _of(aliases(client, name), version)
+    if held:
+        raise UsageError(
+            f"{name} version {version} is {', '.join(held)}", cure="promote another version first"
+        )
+
+
+def _of(named: Mapping[str, str], version: str) -> tuple[str, ...]:
+    return tuple(sorted(alias for alias, number in named.items() if number == version))
+
+
+def _all_aliases(client: MlflowClient) -> dict[tuple[str, str], tuple[str, ...]]:
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    token: str | None = None
+    while True:
+        models = client.search_registered_models(max_results=_PAGE, page_token=token)
+        for model in models:
+            for alias, number in sorted(model.aliases.items()):
+                key = (model.name, str(number))
+                found[key] = (*found.get(key, ()), alias)
+        token = models.token
+        if not token:
+            return found

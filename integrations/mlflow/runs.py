@@ -1,0 +1,178 @@
+"""Runs and logged models: what MLflow's pages show beside a version.
+
+One finished run per version holds manifest and receipt as small JSON artifacts. The source checkpoint is a logged
+model that the run has as input, the registered one a logged model that it has as output, so the run's page shows
+source → converted. No byte of a tensor is in either: both are marked as external.
+
+Facts (MLflow 3.17):
+- The default artifact folder of a SQLite store is in the working directory; ours is set on the experiment.
+- `create_model_version(model_id=)` keeps nothing on SQL stores: the link is the version's tag `wherry.logged_model`.
+- Names of logged models admit none of `/ : . % " '`; tags of runs end at 8,000 characters, silently.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlflow.entities import LoggedModelInput, LoggedModelOutput
+from mlflow.exceptions import MlflowException
+
+from wherry.integrations.mlflow.client import ATTEMPT_TAG, EXISTS, EXPERIMENT, absent_is_fine, quoted
+from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
+from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
+
+    from wherry.core.receipt import CheckpointRef
+    from wherry.storage.sidecar import Sidecar
+
+LOGGED_MODEL_TAG = "wherry.logged_model"
+SOURCE_MODEL_TAG = "wherry.source_model"
+_EXTERNAL = {"mlflow.model.isExternal": "true"}
+_NOT_IN_NAMES = re.compile(r"[/:.%\"']+")
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What one attempt to register has recorded, and how to take it back.
+
+    Attributes:
+        run_id: the run.
+        tags: tags of the version that lead to the logged models.
+        undo: one function for each record of this attempt, the last one first to be called.
+    """
+
+    run_id: str
+    tags: Mapping[str, str]
+    undo: list[Callable[[], object]]
+
+    def take_back(self) -> None:
+        """Delete what this attempt recorded."""
+        while self.undo:
+            self.undo.pop()()
+
+
+def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar: Sidecar) -> Recorded:
+    """A finished run with manifest and receipt, from the source's logged model to a new one.
+
+    Args:
+        client: of the tracking store.
+        name: the registered model.
+        tags: of the version that will be created.
+        sidecar: of the checkpoint.
+    """
+    experiment = _experiment(client)
+    run = client.create_run(experiment, run_name=f"register {name}", tags=dict(tags))
+    run_id: str = run.info.run_id
+    recorded = Recorded(run_id, {}, [lambda: client.delete_run(run_id)])
+    try:
+        client.log_dict(run_id, sidecar.manifest.to_json(), "manifest.json")
+        if sidecar.receipt is not None:
+            client.log_dict(run_id, sidecar.receipt.to_json(), "receipt.json")
+        links = _link(client, experiment, name, tags, sidecar, recorded)
+        client.set_terminated(run_id)
+    except BaseException:
+        recorded.take_back()
+        raise
+    return Recorded(run_id, links, recorded.undo)
+
+
+def forget_run(client: MlflowClient, run_id: str | None, tags: Mapping[str, str]) -> None:
+    """Delete the run of a version that is gone, and its logged model; the source's is others' too."""
+    model = tags.get(LOGGED_MODEL_TAG)
+    if model:
+        absent_is_fine(lambda: client.delete_logged_model(model))
+    if run_id:
+        absent_is_fine(lambda: client.delete_run(run_id))
+
+
+def _link(
+    client: MlflowClient,
+    experiment: str,
+    name: str,
+    tags: Mapping[str, str],
+    sidecar: Sidecar,
+    recorded: Recorded,
+) -> dict[str, str]:
+    """Make the run's input and output; returns the tags that name them."""
+    subject, receipt = sidecar.checkpoint, sidecar.receipt
+    links: dict[str, str] = {}
+    if receipt is not None and receipt.source.checkpoint_digest != subject.checkpoint_digest:
+        source = _source_model(client, experiment, receipt.source, tags[ATTEMPT_TAG], recorded)
+        client.log_inputs(recorded.run_id, models=[LoggedModelInput(source)])
+        links[SOURCE_MODEL_TAG] = source
+    made = _logged_model(client, experiment, name, subject, tags, recorded, run_id=recorded.run_id)
+    client.log_outputs(recorded.run_id, [LoggedModelOutput(made, subject.step or 0)])
+    return {**links, LOGGED_MODEL_TAG: made}
+
+
+def _source_model(
+    client: MlflowClient, experiment: str, source: CheckpointRef, attempt: str, recorded: Recorded
+) -> str:
+    """The logged model of a source: the one that is there, so that all that was made of it hangs together."""
+    wanted = f"tags.`{DIGEST_TAG}` = {quoted(source.checkpoint_digest)}"
+    found: list[LoggedModel] = list(client.search_logged_models([experiment], filter_string=wanted))
+    if found:
+        return str(min(found, key=lambda model: model.creation_timestamp).model_id)
+    tags = {
+        DIGEST_TAG: source.checkpoint_digest,
+        WEIGHTS_TAG: source.weights_digest,
+        URI_TAG: source.uri,
+        ATTEMPT_TAG: attempt,
+    }
+    label = source.uri.rstrip("/").rsplit("/", 1)[-1]
+    return _logged_model(client, experiment, label, source, tags, recorded, run_id=None)
+
+
+def _logged_model(
+    client: MlflowClient,
+    experiment: str,
+    name: str,
+    subject: CheckpointRef,
+    tags: Mapping[str, str],
+    recorded: Recorded,
+    *,
+    run_id: str | None,
+) -> str:
+    params = {
+        "format": subject.format,
+        "format_version": subject.format_version or "",
+        "kind": subject.kind,
+        "step": "" if subject.step is None else str(subject.step),
+        "tensors": str(subject.tensors),
+        "parameters": str(subject.parameters),
+        "bytes": str(subject.nbytes),
+    }
+    made = client.create_logged_model(
+        experiment,
+        name=_NOT_IN_NAMES.sub("-", name)[:_LONGEST_NAME] or subject.format,
+        source_run_id=run_id,
+        tags={**tags, **_EXTERNAL},
+        params={key: value for key, value in params.items() if value},
+        model_type=subject.format,
+    )
+    model_id = str(made.model_id)
+    recorded.undo.append(lambda: client.delete_logged_model(model_id))
+    client.finalize_logged_model(model_id, "READY")
+    return model_id
+
+
+def _experiment(client: MlflowClient) -> str:
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return str(found.experiment_id)
+    embedded = sqlite_file(client.tracking_uri) is not None
+    folder = (ensure_home() and mlflow_artifacts().as_uri()) if embedded else None
+    try:
+        return str(client.create_experiment(EXPERIMENT, artifact_location=folder))
+    except MlflowException as error:
+        if error.error_code != EXISTS:
+            raise
+    return _experiment(client)

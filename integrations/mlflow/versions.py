@@ -1,0 +1,297 @@
+"""Versions: one per registered model and checkpoint, by reference, however many callers there are at once.
+
+MLflow has no unique key on a digest, so uniqueness is reached in three steps: search by tag, create where there is
+none, search again. The lowest version wins, and the loser deletes what it has created itself and adopts the winner.
+
+A winner whose later step fails deletes its version, which another caller may have adopted. Both therefore say what
+they do before they look: who adopts writes `wherry.adopted` and then looks for `wherry.withdrawn`, who withdraws
+writes that and then looks for `wherry.adopted`. At least one of the two sees the other: an adopted version stays, and
+who meets a withdrawal waits for its end. What an attempt leaves that was killed between creating and searching is a
+duplicate above the winner; whoever adopts the winner removes it, once it is old and where no alias is on it.
+
+An MLflow server refuses local paths as source; an own scheme is taken. Local checkpoints go through a server as
+`wherry://sha256/<checkpoint digest>`, with the path in the tag `wherry.uri`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlflow.exceptions import MlflowException
+
+from wherry.errors import StorageError
+from wherry.integrations.mlflow.aliases import aliases, exclusive, moved, set_tag, tagged
+from wherry.integrations.mlflow.client import (
+    ABSENT,
+    ATTEMPT_TAG,
+    EXISTS,
+    Stores,
+    absent_is_fine,
+    colliding,
+    opened,
+    page,
+    quoted,
+)
+from wherry.integrations.mlflow.runs import forget_run, record_run
+from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, WEIGHTS_TAG
+from wherry.storage.home import sqlite_file
+from wherry.storage.stores import locate
+from wherry.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+    from wherry.integrations.mlflow.runs import Recorded
+    from wherry.storage.sidecar import Sidecar
+
+ADOPTED_TAG = "wherry.adopted"
+WITHDRAWN_TAG = "wherry.withdrawn"
+# Tags that a version gets by being used; one that has any of them is no remnant.
+_USED_TAGS = (ADOPTED_TAG, DELETED_TAG, "wherry.promoted_", "wherry.replaced.", "wherry.rolled_back")
+# Schemes that a registry keeps as they are and that other MLflow clients can read.
+_PORTABLE = ("gs", "s3")
+_ROUNDS = 5
+_STALE_SECONDS = 600.0  # after which who created a duplicate and did not remove it is taken for dead
+_YOUNG_SECONDS = 3600.0  # an attempt that created a version may still be under way for so long
+_WITHDRAWAL_SECONDS = 15.0  # after which who withdrew is taken for dead
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What came of registering: the version, whether it is new, and its page where a server shows it."""
+
+    version: str
+    created: bool
+    page: str | None
+
+
+@contextmanager
+def registering(
+    sidecar: Sidecar,
+    uri: str,
+    name: str,
+    *,
+    alias: str | None,
+    tags: Mapping[str, str],
+    tracking_uri: str,
+    registry_uri: str,
+) -> Generator[Version]:
+    """Give a checkpoint its one version of a registered model, for as long as the block does not fail.
+
+    Args:
+        sidecar: identity, manifest and receipt of the checkpoint.
+        uri: where it lies.
+        name: the registered model; made where there is none.
+        alias: set on the version.
+        tags: set on the version, over ours.
+        tracking_uri: where the run with receipt and manifest goes.
+        registry_uri: where the version goes.
+
+    Raises:
+        UsageError: MLflow does not take the name, the alias or a tag.
+        StorageError: a store cannot be reached or written; nothing that this call created is left, and aliases and
+            tags are what they were.
+    """
+    stores = Stores(tracking_uri, registry_uri)
+    with opened(stores) as client:
+        _ensure_model(client, name)
+        ours = _our_tags(sidecar, uri)
+        source = _source(sidecar, uri, registry_uri)
+        version, undo = _settled(
+            client, name, ours[DIGEST_TAG], lambda: _create(client, name, source, ours, sidecar)
+        )
+        number = str(version.version)
+        try:
+            _revive(client, version, uri)
+            with (
+                tagged(client, name, number, tags),
+                moved(client, name, {alias: number} if alias else {}),
+            ):
+                yield Version(number, undo is not None, page(registry_uri, name, number))
+        except BaseException as error:
+            if undo is not None:
+                _withdraw(client, version, undo, error)
+            raise
+
+
+def lowest(client: MlflowClient, name: str, digest: str) -> ModelVersion | None:
+    """The lowest version of the model that is this checkpoint."""
+    return min(_versions(client, name, digest), key=lambda version: int(version.version), default=None)
+
+
+def _versions(client: MlflowClient, name: str, digest: str) -> list[ModelVersion]:
+    return list(
+        client.search_model_versions(f"name = {quoted(name)} and tags.`{DIGEST_TAG}` = {quoted(digest)}")
+    )
+
+
+def _settled(
+    client: MlflowClient, name: str, digest: str, create: Callable[[], tuple[ModelVersion, Recorded]]
+) -> tuple[ModelVersion, Recorded | None]:
+    """The one version, and what this attempt recorded where the version is its own."""
+    for _round in range(_ROUNDS):
+        winner = lowest(client, name, digest)
+        if winner is None:
+            mine, recorded = create()
+            try:
+                winner = lowest(client, name, digest)
+            except BaseException as error:
+                _withdraw(client, mine, recorded, error)
+                raise
+            if winner is None or int(winner.version) == int(mine.version):
+                return mine, recorded
+            absent_is_fine(lambda number=str(mine.version): client.delete_model_version(name, number))
+            recorded.take_back()
+        if _adopted(client, winner):
+            _remove_duplicates(client, name, digest, winner)
+            return winner, None
+    raise StorageError(
+        f"{name}: other attempts to register this checkpoint keep failing", cure="try again", retryable=True
+    )
+
+
+def _create(
+    client: MlflowClient, name: str, source: str, tags: Mapping[str, str], sidecar: Sidecar
+) -> tuple[ModelVersion, Recorded]:
+    recorded = record_run(client, name, tags, sidecar)
+    try:
+        version = colliding(
+            lambda: client.create_model_version(
+                name,
+                source,
+                run_id=recorded.run_id,
+                tags={**tags, **recorded.tags},
+                description=_description(tags),
+                await_creation_for=0,
+            )
+        )
+    except BaseException:
+        recorded.take_back()
+        raise
+    return version, recorded
+
+
+def _remove_duplicates(client: MlflowClient, name: str, digest: str, winner: ModelVersion) -> None:
+    """Delete what killed attempts left of the same checkpoint, with the run and logged model of each."""
+    if not _duplicates(client, name, digest, winner):
+        return
+    with exclusive(client, name):  # promotions of this model wait, so that none of them puts an alias on one
+        bearing = set(aliases(client, name).values())
+        for version in _duplicates(client, name, digest, winner):
+            if str(version.version) not in bearing:
+                absent_is_fine(lambda one=version: client.delete_model_version(name, str(one.version)))
+                forget_run(client, version.run_id, version.tags)
+
+
+def _duplicates(client: MlflowClient, name: str, digest: str, winner: ModelVersion) -> list[ModelVersion]:
+    """Old versions of the checkpoint beside the one that counts; nobody was told of them, so nobody promoted them."""
+    last = time.time() - _STALE_SECONDS
+    return [
+        version
+        for version in _versions(client, name, digest)
+        if int(version.version) > int(winner.version)
+        and version.creation_timestamp / 1000 < last
+        and ATTEMPT_TAG in version.tags
+        and not any(key.startswith(_USED_TAGS) for key in version.tags)
+    ]
+
+
+def _adopted(client: MlflowClient, version: ModelVersion) -> bool:
+    """Say that a version of another attempt is used here too; False where that attempt has withdrawn it."""
+    name, number = version.name, str(version.version)
+    if time.time() - version.creation_timestamp / 1000 > _YOUNG_SECONDS:
+        return True
+    deadline = time.monotonic() + _WITHDRAWAL_SECONDS
+    try:
+        set_tag(client, name, number, ADOPTED_TAG, uuid.uuid4().hex)
+        while WITHDRAWN_TAG in client.get_model_version(name, number).tags:
+            if time.monotonic() > deadline:
+                client.delete_model_version_tag(name, number, WITHDRAWN_TAG)
+            time.sleep(_POLL_SECONDS)
+    except MlflowException as error:
+        if error.error_code != ABSENT:
+            raise
+        return False
+    return True
+
+
+def _revive(client: MlflowClient, version: ModelVersion, uri: str) -> None:
+    """A tombstone whose checkpoint is there again is a version again, and says where it lies."""
+    if DELETED_TAG in version.tags:
+        set_tag(client, version.name, str(version.version), URI_TAG, uri)
+        client.delete_model_version_tag(version.name, str(version.version), DELETED_TAG)
+
+
+def _withdraw(client: MlflowClient, version: ModelVersion, recorded: Recorded, error: BaseException) -> None:
+    """Delete a version of this attempt and what was recorded with it, unless another attempt has adopted it."""
+    name, number = version.name, str(version.version)
+    try:
+        set_tag(client, name, number, WITHDRAWN_TAG, uuid.uuid4().hex)
+        if ADOPTED_TAG in client.get_model_version(name, number).tags:
+            client.delete_model_version_tag(name, number, WITHDRAWN_TAG)
+            return
+        client.delete_model_version(name, number)
+        recorded.take_back()
+    except Exception as failure:  # noqa: BLE001  the first error is the one to raise; this one is added to it
+        error.add_note(f"{name} version {number} was not taken back: {failure}")
+
+
+def _ensure_model(client: MlflowClient, name: str) -> None:
+    quoted(name)
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != EXISTS:
+            raise
+
+
+def _our_tags(sidecar: Sidecar, uri: str) -> dict[str, str]:
+    subject, receipt = sidecar.checkpoint, sidecar.receipt
+    by_digest = f"wherry://sha256/{subject.checkpoint_digest}"
+    tags = {
+        DIGEST_TAG: subject.checkpoint_digest,
+        WEIGHTS_TAG: subject.weights_digest,
+        URI_TAG: uri,
+        "wherry.format": subject.format,
+        "wherry.format_version": subject.format_version or "",
+        "wherry.version": __version__,
+        "wherry.fetch": shlex.join(["wherry", "fetch", by_digest, "TARGET"]),
+        ATTEMPT_TAG: uuid.uuid4().hex,
+    }
+    if receipt is not None:
+        tags["wherry.plan_digest"] = receipt.plan_digest
+        tags["wherry.source_uri"] = receipt.source.uri
+        tags["wherry.source_digest"] = receipt.source.checkpoint_digest
+        tags |= {"wherry.load": receipt.snippet.strip()} if receipt.snippet.strip() else {}
+    return tags
+
+
+def _description(tags: Mapping[str, str]) -> str:
+    """What the version's page says first: what it is, and how to get it. MLflow's own loader does not apply."""
+    version = f" ({tags['wherry.format_version']})" if tags["wherry.format_version"] else ""
+    made = f", made of `{tags['wherry.source_uri']}`" if "wherry.source_uri" in tags else ""
+    lines = [f"A checkpoint in format {tags['wherry.format']}{version}{made}. Fetch and verify it:"]
+    lines.append(f"```\n{tags['wherry.fetch']}\n```")
+    if "wherry.load" in tags:
+        lines.append(f"Load it where it lies, `{tags['wherry.uri']}`:\n```\n{tags['wherry.load']}\n```")
+    return "\n\n".join(lines)
+
+
+def _source(sidecar: Sidecar, uri: str, registry_uri: str) -> str:
+    """The version's source: the URI where the registry takes it, else the digest under our own scheme."""
+    location = locate(uri)
+    if location.store.protocol in _PORTABLE:
+        return location.uri
+    if location.store.capabilities.local and sqlite_file(registry_uri) is not None:
+        return Path(location.path).as_uri()
+    return f"wherry://sha256/{sidecar.checkpoint.checkpoint_digest}"

@@ -1,0 +1,233 @@
+"""OpenLineage: the ledger's statements as run events, for a file (JSON lines) or a server (HTTP).
+
+The events are written by hand after the published specification, so no package is needed:
+- Run event 2-0-2: `eventTime`, `producer`, `schemaURL`, `eventType`, `run`, `job`, `inputs`, `outputs`.
+- A conversion is a START at its beginning and a COMPLETE at its end, with one `runId`, made from the statement's
+  hash: an event that is delivered twice is one run for its reader. What has one moment only is one event; a
+  verification that did not pass, and a conversion that failed, is a FAIL with the facet `errorMessage`.
+- A dataset is named by its store and path (`gs://bucket` and `path`; `file` and the absolute path). Its version is
+  the checkpoint digest; tensors are the fields of its schema, and where key paths were changed, `columnLineage` says
+  which tensor came from which. Both are read from the sidecar, as long as it is there.
+- Facets of our own, `wherry_checkpoint` and `wherry_statement`, have digests, plan, exactness and place in the ledger.
+
+Servers: `http(s)://host` stands for `/api/v1/lineage` there; `OPENLINEAGE_API_KEY` is sent as a bearer token, as the
+project's own clients do.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from wherry.config.settings import configured
+from wherry.core.receipt import CheckpointRef, utc_now
+from wherry.errors import WherryError
+from wherry.integrations.openlineage.datasets import (
+    PRODUCER,
+    SPEC,
+    described,
+    facet,
+    lineage_of_tensors,
+    named,
+    schema_of,
+)
+from wherry.integrations.openlineage.transport import transport
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+from wherry.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from wherry.ledger.statements import Statement
+    from wherry.storage.sidecar import Sidecar
+
+NAMESPACE = "wherry"
+_RUNS = uuid.UUID("5f1c2f0e-8f0b-5d6a-9c55-0f2f5c7d3a11")  # of ours, for run ids made from hashes
+# kind of a statement about one checkpoint → job.
+_JOBS = {"registration": "register", "promotion": "promote", "rollback": "rollback", "deletion": "prune"}
+
+
+def projection(destination: str) -> Callable[[Statement], bool]:
+    """What takes statements one by one; True where it had an event for it.
+
+    Raises:
+        UsageError: the destination is neither a path nor an http(s) URL.
+        StorageError: an event did not arrive, when the statement is taken.
+    """
+    send, namespace = transport(destination), _namespace()
+
+    def take(statement: Statement) -> bool:
+        found = [_within(namespace, event) for event in events(statement)]
+        if found:
+            send(found)
+        return bool(found)
+
+    return take
+
+
+def events(statement: Statement) -> Iterator[dict[str, Any]]:
+    """The run events that a statement makes; none for claims, sightings and what else concerns the ledger alone."""
+    if statement.kind == "conversion":
+        yield from _conversion(statement)
+    elif statement.kind == "verification":
+        yield _verification(statement)
+    elif statement.kind in _JOBS:
+        yield _about(statement)
+
+
+def report_failure(
+    destination: str, error: WherryError, source: str, target: str, to: str, started: str
+) -> None:
+    """Tell of a conversion that failed: START and FAIL of one run.
+
+    Args:
+        destination: see `projection`.
+        error: why.
+        source, target: URIs.
+        to: the target's format.
+        started: when it began; UTC.
+
+    Raises:
+        StorageError: the events did not arrive.
+    """
+    run = {"runId": str(uuid.uuid4()), "facets": {**_engine(__version__), **_error(error.what)}}
+    job = _job("convert", f"to {to}")
+    ends = {"inputs": [named(source)], "outputs": [named(target)]}
+    began = {**run, "facets": _engine(__version__)}
+    told = _event("START", started, began, job, **ends), _event("FAIL", utc_now(), run, job, **ends)
+    transport(destination)([_within(_namespace(), event) for event in told])
+
+
+def _namespace() -> str:
+    """Of the jobs: what the section `[openlineage]` of `wherry.toml` says."""
+    return str(configured("openlineage.namespace") or NAMESPACE)
+
+
+def _within(namespace: str, event: dict[str, Any]) -> dict[str, Any]:
+    return {**event, "job": {**event["job"], "namespace": namespace}}
+
+
+def _conversion(statement: Statement) -> Iterator[dict[str, Any]]:
+    body = statement.body
+    source, target = _reference(body["source"]), _reference(body["target"])
+    converted, original = _sidecar(target), _sidecar(source)
+    inputs = [described(source, schema_of(original))]
+    tensors = {**schema_of(converted), **lineage_of_tensors(converted, source)}
+    outputs = [described(target, tensors, size=target.nbytes)]
+    run = _run(statement, str(body["software"].get("wherry", "unknown")))
+    job = _job("convert", f"{source.format} to {target.format}")
+    ends = {"inputs": inputs, "outputs": outputs}
+    yield _event("START", body["started"] or statement.time, run, job, **ends)
+    yield _event("COMPLETE", body["finished"] or statement.time, run, job, **ends)
+
+
+def _verification(statement: Statement) -> dict[str, Any]:
+    outcome = statement.body["verification"]
+    passed = bool(outcome.get("ok", outcome.get("verdict") == "ok"))
+    run = _run(statement)
+    if not passed:
+        run["facets"] |= _error(f"verification says {outcome.get('verdict', 'failed')}{_first(outcome)}")
+    job = _job("verify", str(outcome.get("level", "")))
+    return _event("COMPLETE" if passed else "FAIL", statement.time, run, job, inputs=_subjects(statement))
+
+
+def _first(outcome: Mapping[str, Any]) -> str:
+    """The first tensor that failed, as a verification's JSON form has it."""
+    tensors = outcome.get("tensors")
+    failed = tensors.get("failed") if isinstance(tensors, dict) else None
+    return f": {failed[0]['path']}: {failed[0]['reason']}" if failed else ""
+
+
+def _about(statement: Statement) -> dict[str, Any]:
+    """One event about one checkpoint: what was made of it is the output, or its end."""
+    body, job = statement.body, _job(_JOBS[statement.kind], str(statement.body.get("name", "")))
+    subjects = _subjects(statement)
+    if statement.kind == "deletion":
+        gone = facet("LifecycleStateChangeDatasetFacet", "1-0-1", lifecycleStateChange="DROP")
+        outputs = [
+            {**one, "facets": {**one.get("facets", {}), "lifecycleStateChange": gone}} for one in subjects
+        ]
+        return _event("COMPLETE", statement.time, _run(statement), job, outputs=outputs)
+    model = {"namespace": str(body.get("registry") or NAMESPACE), "name": _model(body)}
+    return _event("COMPLETE", statement.time, _run(statement), job, inputs=subjects, outputs=[model])
+
+
+def _model(body: Mapping[str, Any]) -> str:
+    parts = [str(body[name]) for name in ("name", "version") if body.get(name)]
+    return f"models:/{'/'.join(parts) or 'unknown'}"
+
+
+def _subjects(statement: Statement) -> list[dict[str, Any]]:
+    """The checkpoint that a statement is about; statements of schema 1 have its digest alone."""
+    body = statement.body
+    if body.get("subject"):
+        subject = _reference(body["subject"])
+        return [described(subject, {})]
+    digest = body.get("checkpoint_digest")
+    return [{"namespace": "wherry://sha256", "name": digest}] if digest else []
+
+
+def _run(statement: Statement, engine: str | None = None) -> dict[str, Any]:
+    body = statement.body
+    told = {
+        "kind": statement.kind,
+        "statement": statement.seq,
+        "hash": statement.hash,
+        **{
+            name: body[name]
+            for name in ("lossless", "options", "verification", "seconds", "group")
+            if name in body
+        },
+        **({"planDigest": body["plan_digest"]} if "plan_digest" in body else {}),
+    }
+    own = facet("RunFacet", SPEC, **told)
+    facets = {**_engine(engine or __version__), "wherry_statement": own}
+    return {"runId": str(uuid.uuid5(_RUNS, statement.hash)), "facets": facets}
+
+
+def _engine(engine: str) -> dict[str, Any]:
+    row = facet("ProcessingEngineRunFacet", "1-1-1", version=engine, openlineageAdapterVersion=__version__)
+    return {"processing_engine": {**row, "name": "wherry"}}
+
+
+def _error(message: str) -> dict[str, Any]:
+    row = facet("ErrorMessageRunFacet", "1-0-1", message=message, programmingLanguage="Python")
+    return {"errorMessage": row}
+
+
+def _job(verb: str, more: str) -> dict[str, Any]:
+    kind = facet(
+        "JobTypeJobFacet", "2-0-4", processingType="BATCH", integration="WHERRY", jobType=verb.upper()
+    )
+    return {"namespace": NAMESPACE, "name": f"{verb} {more}".strip(), "facets": {"jobType": kind}}
+
+
+def _event(
+    kind: str, time: str, run: Mapping[str, Any], job: Mapping[str, Any], **ends: Any
+) -> dict[str, Any]:
+    return {
+        "eventType": kind,
+        "eventTime": time,
+        "producer": PRODUCER,
+        "schemaURL": f"https://openlineage.io/spec/{SPEC}/OpenLineage.json#/$defs/RunEvent",
+        "run": dict(run),
+        "job": dict(job),
+        "inputs": ends.get("inputs", []),
+        "outputs": ends.get("outputs", []),
+    }
+
+
+def _reference(row: Mapping[str, Any]) -> CheckpointRef:
+    return CheckpointRef(**row)
+
+
+def _sidecar(reference: CheckpointRef) -> Sidecar | None:
+    """What lies beside a checkpoint, as long as it is the one that the statement is about."""
+    try:
+        location = locate(reference.uri)
+        sidecar = read_sidecar(location) if location.exists() else None
+    except WherryError:
+        return None  # what cannot be read describes nothing; the statement itself is told all the same
+    same = sidecar is not None and sidecar.checkpoint.checkpoint_digest == reference.checkpoint_digest
+    return sidecar if same else None

@@ -1,0 +1,1 @@
+"""Prefect: deployments, work pools and automations of a server, brought to what files say."""

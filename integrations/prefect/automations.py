@@ -1,0 +1,108 @@
+"""Automations: what a Prefect server does by itself about wherry's runs, created or updated by name.
+
+The file has Prefect's own form (`prefect automation create --from-file` takes it too). Where a notification block is
+named, it takes the place of `do-nothing`, so that an alert says something to somebody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from wherry.errors import NotFoundError, UsageError, storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from uuid import UUID
+
+    from prefect.client.orchestration import PrefectClient
+    from prefect.events.schemas.automations import AutomationCore
+
+    from wherry.integrations.prefect.pools import Outcome
+
+_BODY = "{{ automation.name }}: {{ automation.description }}"
+
+
+def read_automations(path: Path, notify: UUID | None = None) -> tuple[AutomationCore, ...]:
+    """The automations of a file.
+
+    Args:
+        path: the YAML file.
+        notify: the notification block that is told where the file says `do-nothing`.
+
+    Raises:
+        UsageError: not YAML, or not automations.
+        StorageError: the file cannot be read.
+    """
+    from prefect.events.schemas.automations import AutomationCore
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        rows: Any = yaml.safe_load(path.read_text("utf-8"))["automations"]
+        found = TypeAdapter(tuple[AutomationCore, ...]).validate_python([_told(row, notify) for row in rows])
+    except OSError as error:
+        raise storage_error(error, str(path)) from error
+    except (yaml.YAMLError, ValidationError, KeyError, TypeError) as error:
+        raise UsageError(f"not automations: {error}", uri=str(path)) from error
+    return found
+
+
+async def notification_block(client: PrefectClient, slug: str) -> UUID:
+    """The id of a notification block, named as `slack-webhook/team`.
+
+    Raises:
+        UsageError: not a name of a block.
+        NotFoundError: the server has none of that name.
+    """
+    from prefect.exceptions import ObjectNotFound
+
+    kind, separator, name = slug.partition("/")
+    if not (kind and separator and name):
+        raise UsageError(f"not a notification block: {slug!r}", cure="write TYPE/NAME, as slack-webhook/team")
+    try:
+        return (await client.read_block_document_by_name(name, kind, include_secrets=False)).id
+    except ObjectNotFound as error:
+        raise NotFoundError(
+            f"the server has no block {slug}", cure="make it in the UI under Blocks"
+        ) from error
+
+
+async def ensure_automations(client: PrefectClient, wanted: Sequence[AutomationCore]) -> dict[str, Outcome]:
+    """Create or update automations by their names; of several that have one name, the newest stays."""
+    return {one.name: await _ensure(client, one) for one in wanted}
+
+
+async def _ensure(client: PrefectClient, wanted: AutomationCore) -> Outcome:
+    found = await client.read_automations_by_name(wanted.name)
+    if not found:
+        await client.create_automation(wanted)
+        return "created"
+    first, *further = found
+    for one in further:
+        await client.delete_automation(one.id)
+    if not further and _compared(first) == _compared(wanted):
+        return "unchanged"
+    await client.update_automation(first.id, wanted)
+    return "updated"
+
+
+def _compared(automation: AutomationCore) -> Any:
+    """What a file states; sets have no order, and triggers an id of the server."""
+    data = automation.model_dump(mode="json", exclude={"id", "owner_resource", "tags"})
+    return _unordered(
+        {**data, "trigger": {key: value for key, value in data["trigger"].items() if key != "id"}}
+    )
+
+
+def _unordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unordered(one) for key, one in value.items()}
+    return sorted(map(_unordered, value), key=repr) if isinstance(value, list) else value
+
+
+def _told(row: dict[str, Any], notify: UUID | None) -> dict[str, Any]:
+    told = {"type": "send-notification", "block_document_id": notify, "subject": row["name"], "body": _BODY}
+    actions = [told if notify and action["type"] == "do-nothing" else action for action in row["actions"]]
+    return {**row, "actions": actions}

@@ -1,0 +1,278 @@
+"""Deploy: bring a Prefect server to where the files of `infra` say it shall be; running it again changes nothing.
+
+In this order, since each step needs those before it: preflight, work pools, global concurrency limits, deployments,
+automations. The deployments are made by Prefect's own `prefect deploy --all`, so that `prefect.yaml` means exactly
+what Prefect's documentation says; what it left out is found afterwards, since it passes over faulty entries with a
+mere warning. That command runs in a child process (see `wherry.runtime.child`): entrypoints of
+deployments are modules that are installed, since the child stands in an empty folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from wherry.config.config import load_config
+from wherry.config.file import config_file
+from wherry.errors import NotFoundError, StorageError, UsageError, storage_error
+from wherry.integrations.prefect.automations import ensure_automations, notification_block, read_automations
+from wherry.integrations.prefect.pools import Outcome, Pool, ensure_pools, read_pools
+from wherry.runtime import child
+from wherry.watch import preflight
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from prefect.client.orchestration import PrefectClient
+    from prefect.events.schemas.automations import AutomationCore
+
+# Besides Prefect's settings: how its client reaches the server.
+_NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_TEMPLATE = re.compile(r"\{\{\s*\$(\w+)\s*\}\}")  # how a prefect.yaml takes the value of a variable
+_SECONDS, _MEMORY = 600, 4 << 30  # default limits of the command
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What shall be deployed.
+
+    Attributes:
+        file: a `prefect.yaml`.
+        pools: folder of the work pools; `pools` beside the file by default.
+        automations: their file; `automations.yaml` beside the file by default.
+        pool: one work pool for all deployments, in place of those that the file names.
+        notify: notification block that alerts go to, as `slack-webhook/team`.
+        limits: further global concurrency limits, name → slots.
+    """
+
+    file: Path
+    pools: Path
+    automations: Path
+    pool: str | None = None
+    notify: str | None = None
+    limits: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What was done, by name."""
+
+    api: str
+    pools: dict[str, Outcome]
+    limits: dict[str, int]
+    deployments: dict[str, str]
+    automations: dict[str, Outcome]
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`; deployments are name → id."""
+        return {"schema": 1, **asdict(self)}
+
+
+def deploy(plan: Plan) -> Deployed:
+    """Carry out a plan against the server of `PREFECT_API_URL` (or of Prefect's profile).
+
+    Raises:
+        UsageError: a file is faulty, a deployment names a pool that is not there, or preflight refuses.
+        NotFoundError: a file, pool or block is not there.
+        StorageError: the server does not answer, or refused a deployment.
+        NoAnswerError: `prefect deploy` exceeded its time or memory.
+    """
+    from httpx import HTTPError
+    from prefect.settings import get_current_settings
+
+    api = get_current_settings().api.url
+    if not api:
+        raise UsageError(
+            "no Prefect server is named", cure="set PREFECT_API_URL to that of `prefect server start`"
+        )
+    entries, pools = read_deployments(plan.file), read_pools(plan.pools)
+    require_independent(plan.file)
+    chosen = pools_of(entries, pools, plan.pool)
+    check(entries, chosen)
+    try:
+        made, automations = asyncio.run(_prepare(plan, pools))
+        _prefect_deploy(plan.file, plan.pool)
+        ids, outcomes = asyncio.run(_finish(entries, automations))
+    except HTTPError as error:
+        cure = "check PREFECT_API_URL, and that the server runs"
+        raise StorageError(
+            f"the Prefect server did not take it: {error}", uri=api, cure=cure, retryable=True
+        ) from error
+    return Deployed(api, made, dict(plan.limits), ids, outcomes)
+
+
+def read_deployments(file: Path) -> list[dict[str, Any]]:
+    """The deployments of a `prefect.yaml`, each as a table.
+
+    Raises:
+        NotFoundError: there is no such file.
+        UsageError: it is not YAML, or holds no deployments that have name, entrypoint and pool.
+        StorageError: it cannot be read.
+    """
+    try:
+        rows: list[dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))["deployments"]
+        for row in rows:
+            _ = row["name"], row["entrypoint"], row["work_pool"]["name"]
+    except FileNotFoundError as error:
+        raise NotFoundError("there is no such file", uri=str(file), cure="name a prefect.yaml") from error
+    except OSError as error:
+        raise storage_error(error, str(file)) from error
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        what = f"misses {error}" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"not a prefect.yaml: {what}", uri=str(file)) from error
+    return rows
+
+
+def require_independent(file: Path) -> None:
+    """Nothing of a deployment may depend on the folder in which `prefect deploy` runs: it is empty and then removed.
+
+    Where a file states no `pull`, Prefect makes that folder the working directory of the runs (docker build steps
+    aside). An empty `pull` is a statement.
+
+    Raises:
+        UsageError: a deployment has no `pull`, or its entrypoint is a relative path.
+    """
+    data: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    for entry in data["deployments"]:
+        path, colon, _function = str(entry["entrypoint"]).rpartition(":")
+        if colon and not path.startswith(("/", "{{")):
+            raise UsageError(
+                f"the entrypoint of deployment {entry['name']} is a relative path", uri=str(file), stage="deploy",
+                cure="name an installed module, as wherry.flows.nightly.nightly, or an absolute path",
+            )  # fmt: skip
+        stated = [place.get("pull") for place in (entry, data)]
+        if stated == [None, None] and not (entry.get("build") or data.get("build")):
+            raise UsageError(
+                f"deployment {entry['name']} does not say where its runs stand", uri=str(file), stage="deploy",
+                cure="add to the file: pull: [{prefect.deployments.steps.set_working_directory: {directory: /}}]",
+            )  # fmt: skip
+
+
+def pools_of(entries: list[dict[str, Any]], pools: tuple[Pool, ...], override: str | None) -> dict[str, Pool]:
+    """Deployment → its pool.
+
+    Raises:
+        UsageError: a pool has no file.
+    """
+    known = {pool.name: pool for pool in pools}
+    named = {entry["name"]: override or str(entry["work_pool"]["name"]) for entry in entries}
+    for name, pool in named.items():
+        if pool not in known:
+            raise UsageError(
+                f"deployment {name} names the work pool {pool!r}", cure=f"one of: {', '.join(known)}"
+            )
+    return {name: known[pool] for name, pool in named.items()}
+
+
+def check(entries: list[dict[str, Any]], chosen: Mapping[str, Pool]) -> None:
+    """Preflight: what would be lost in a container, and slices that no node could take.
+
+    This looks from where it runs: what the workers' own environment will say is checked again by each run.
+
+    Raises:
+        UsageError: there is something; it names it.
+    """
+    for entry in entries:
+        pool = chosen[entry["name"]]
+        variables = {name: schema.get("default") for name, schema in pool.variables.items()}
+        variables |= entry["work_pool"].get("job_variables") or {}
+        if "tpu_topology" in variables:
+            preflight.refuse_slice(str(variables["tpu_topology"]), int(variables["tpu_chips"] or 0))
+        spec = (entry.get("parameters") or {}).get("spec") or {}
+        target = {f"target of {entry['name']}": spec["target"]} if "target" in spec else {}
+        preflight.refuse_unshared({**target, **_routed(), **preflight.stores()}, pool.type)
+
+
+def _routed() -> dict[str, str]:
+    """Where the routes write to; none where there is no `wherry.toml`."""
+    routes = load_config().routes if config_file() else ()
+    return {
+        f"target {at} of route {route.name}": target.uri
+        for route in routes
+        for at, target in enumerate(route.targets, 1)
+    }
+
+
+async def _prepare(
+    plan: Plan, pools: tuple[Pool, ...]
+) -> tuple[dict[str, Outcome], Sequence[AutomationCore]]:
+    """What the deployments need: pools and limits; and the automations, as Prefect reads them."""
+    from prefect.client.orchestration import get_client
+
+    async with get_client() as client:
+        block = await notification_block(client, plan.notify) if plan.notify else None
+        automations = read_automations(plan.automations, block)
+        made = await ensure_pools(client, pools)
+        for name, slots in plan.limits.items():
+            await client.upsert_global_concurrency_limit_by_name(name, slots)
+        return made, automations
+
+
+async def _finish(
+    entries: list[dict[str, Any]], automations: Sequence[AutomationCore]
+) -> tuple[dict[str, str], dict[str, Outcome]]:
+    """The ids of the deployments that were made, and the automations, which need these."""
+    from prefect.client.orchestration import get_client
+
+    async with get_client() as client:
+        ids = {entry["name"]: await _deployment_id(client, entry["name"]) for entry in entries}
+        return ids, await ensure_automations(client, automations)
+
+
+def _prefect_deploy(file: Path, pool: str | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="wherry-deploy-") as folder:
+        chosen = _with_pool(file, pool, Path(folder)) if pool else file
+        done = child.run(
+            "prefect",
+            ["--no-prompt", "deploy", "--all", "--prefect-file", str(chosen.absolute())],
+            purpose="prefect deploy",
+            limits=child.limits(seconds=_SECONDS, memory=_MEMORY),
+            variables=_variables(file.read_text("utf-8")),
+        )
+    if done.code:
+        raise UsageError(
+            f"prefect deploy failed: {(done.errors + done.output).strip()[-2000:]}",
+            uri=str(file),
+            stage="deploy",
+        )
+
+
+def _variables(text: str) -> dict[str, str]:
+    """What the command sees of the environment: Prefect's settings, the network's, and what the file itself names."""
+    from prefect.settings import get_current_settings
+
+    names = {*_NETWORK, *map(str.lower, _NETWORK), *_TEMPLATE.findall(text)}
+    passed = {name: os.environ[name] for name in names if name in os.environ}
+    settings = get_current_settings().to_environment_variables(exclude_unset=True)
+    return {**passed, **settings, "NO_COLOR": "1"}
+
+
+def _with_pool(file: Path, pool: str, folder: Path) -> Path:
+    """A copy of the file in which all deployments go to one pool, with nothing of another pool's variables."""
+    data = yaml.safe_load(file.read_text("utf-8"))
+    for entry in data["deployments"]:
+        entry["work_pool"] = {"name": pool}
+    copy = folder / file.name
+    copy.write_text(yaml.safe_dump(data, sort_keys=False), "utf-8")
+    return copy
+
+
+async def _deployment_id(client: PrefectClient, name: str) -> str:
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+
+    found = await client.read_deployments(
+        deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[name]))
+    )
+    if not found:
+        raise UsageError(
+            f"prefect deploy left out the deployment {name}",
+            cure="run `prefect deploy --all` and read its warnings",
+        )
+    return str(found[0].id)
