@@ -125,12 +125,12 @@ def test_depth_is_capped():
 
 
 def test_nodes_are_capped(monkeypatch):
-    monkeypatch.setattr("wherry.integrations.containers.msgpack.walk._MOST_NODES", 1000)
+    monkeypatch.setattr("wherry.integrations.containers.msgpack.index._MOST_NODES", 1000)
     with pytest.raises(HostileError, match="more than 1000 nodes"):
         index_bytes(msgpack.packb([None] * 2000))
 
 
 def test_text_is_capped(monkeypatch):
-    monkeypatch.setattr("wherry.integrations.containers.msgpack.walk._MOST_TEXT", 1000)
+    monkeypatch.setattr("wherry.integrations.containers.msgpack.index._MOST_TEXT", 1000)
     with pytest.raises(HostileError, match="bytes of text"):
         index_bytes(msgpack.packb({"a": "x" * 2000}))

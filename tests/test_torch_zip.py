@@ -29,7 +29,7 @@ from tests.formats_support import (
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
-from wherry.integrations.containers.torch import reader
+from wherry.integrations.containers.flat import strided
 from wherry.storage.location import Location
 from wherry.storage.stores import locate
 
@@ -120,15 +120,15 @@ STRIDED = {  # shape, strides, elements of the storage
 @pytest.mark.parametrize("name", STRIDED)
 def test_a_view_is_read_in_parts_that_span_little(tmp_path, monkeypatch, name, gap):
     shape, strides, count = STRIDED[name]
-    monkeypatch.setattr(reader, "_SLAB", 256)
-    monkeypatch.setattr(reader, "_GAP", gap)
+    monkeypatch.setattr(strided, "_SLAB", 256)
+    monkeypatch.setattr(strided, "_GAP", gap)
     tensor = torch.arange(count, dtype=torch.float32).as_strided(shape, strides, 0 if shape else 3)
     path = save(tmp_path, {"w": tensor, "base": torch.ones(3)})
     found = opened(path, "torch-zip")
     spec = found.manifest.tensors[("w",)]
     lengths, original = [], Location.read
     monkeypatch.setattr(Location, "read", lambda self, a, b: lengths.append(b - a) or original(self, a, b))
-    words = reader._words(found.reader.placed[("w",)], spec.whole, spec)
+    words = strided._words(found.reader.placed[("w",)], spec.whole, spec)
     assert np.array_equal(words.view("f4").reshape(shape), tensor.numpy())
     assert max(lengths) <= 256
     if gap == 4 and name == "column":

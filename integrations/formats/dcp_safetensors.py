@@ -15,7 +15,7 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.torch.tree import kind_of
+from wherry.integrations.containers.torch.values import kind_of
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.shards import missing_ranks, read_shards, require_files, shard_names
 from wherry.integrations.formats.huggingface.folder import surroundings

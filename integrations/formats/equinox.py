@@ -17,9 +17,8 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
+from wherry.integrations.containers.flat.strided import PlacedTensor, TorchReader
 from wherry.integrations.containers.npz.npy import MAGIC, NpyHeader, read_header
-from wherry.integrations.containers.torch.archive import PlacedTensor
-from wherry.integrations.containers.torch.reader import TorchReader
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:

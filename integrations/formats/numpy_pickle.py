@@ -19,6 +19,7 @@ from wherry.core.opaque import allowed_opaque
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, NotACheckpointError
 from wherry.formats.format import HEAD_BYTES, Format, Holds, Opened
+from wherry.integrations.containers.flat.strided import TorchReader
 from wherry.integrations.containers.pickle.arrays import placed_array
 from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES, PickledArray
 from wherry.integrations.containers.pickle.opcodes import load
@@ -26,8 +27,7 @@ from wherry.integrations.containers.pickle.source import walked
 from wherry.integrations.containers.pickle.survey import one_stream
 from wherry.integrations.containers.pickle.tree import Tree, plant
 from wherry.integrations.containers.torch.legacy import is_legacy
-from wherry.integrations.containers.torch.reader import TorchReader
-from wherry.integrations.containers.torch.tree import kind_of
+from wherry.integrations.containers.torch.values import kind_of
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
@@ -156,5 +156,6 @@ FORMATS = (
         create=None,
         holds=Holds(dtypes=frozenset()),
         single_file=True,
+        pickle_globals=lambda: NUMPY_RULES.allowed,
     ),
 )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.flat.reader import FlatReader, placed_tensors
+from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.safetensors import header as safetensors
-from wherry.integrations.containers.safetensors.dtypes import DTYPES
+from wherry.integrations.containers.safetensors.header import DTYPES, placed_tensors
 from wherry.integrations.containers.safetensors.writer import (
     METADATA_FORMAT,
     SafetensorsWriter,

@@ -16,11 +16,11 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
+from wherry.integrations.containers.flat.strided import TorchReader
 from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, read_archive, roots
 from wherry.integrations.containers.torch.legacy import is_legacy, is_tar, read_legacy
 from wherry.integrations.containers.torch.objects import build, pickled
-from wherry.integrations.containers.torch.reader import TorchReader
-from wherry.integrations.containers.torch.tree import tree_kind
+from wherry.integrations.containers.torch.values import RULES, tree_kind
 from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
 from wherry.storage.location import Entry
@@ -165,6 +165,7 @@ FORMATS = (
         loaded_by="torch 2.13",
         version=lambda _manifest, _options: VERSION,
         prepare=_prepare,
+        pickle_globals=lambda: RULES.allowed,
     ),
     Format(
         name="torch-legacy",

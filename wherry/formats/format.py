@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_
 from wherry.core.manifest import Manifest, without_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     import numpy as np
 
@@ -280,6 +280,7 @@ class Format:
         guard: refuses a target that the system itself would stumble over; the flag says whether it was chosen by
             `--into`.
         rewrites: what `wherry rewrite --as` can make of its checkpoints without touching a tensor byte.
+        pickle_globals: the (module, name) pairs that a pickle of its checkpoints may name; empty where it has none.
     """
 
     name: str
@@ -303,6 +304,7 @@ class Format:
     adapt: Callable[[Manifest, str], Adapted] | None = None
     guard: Callable[[Location, bool], None] = lambda _target, _into: None
     rewrites: Mapping[str, Rewrite] = field(default_factory=dict[str, "Rewrite"])
+    pickle_globals: Callable[[], Collection[tuple[str, str]]] = frozenset
 
 
 def _nothing(_folder: Location) -> None:

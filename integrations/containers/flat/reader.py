@@ -9,11 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wherry.core.tensorspec import TensorSpec
 from wherry.errors import NotFoundError
-from wherry.formats.format import Extent
 from wherry.integrations.containers.flat.packed import PACKED, read_region, read_stored, unpack_nibbles
-from wherry.integrations.containers.safetensors.dtypes import TO_OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,9 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region
-    from wherry.formats.format import Absent
-    from wherry.integrations.containers.safetensors.header import Header
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.format import Absent, Extent
     from wherry.storage.location import Entry, Location
 
 
@@ -83,14 +79,3 @@ def companion_location(location: Location, name: str, companions: frozenset[str]
             f"no companion file {name!r}", uri=location.uri, cure="`wherry inspect` lists them"
         )
     return location.member(name)
-
-
-def placed_tensors(header: Header, file: Location) -> dict[KeyPath, tuple[TensorSpec, tuple[Extent, ...]]]:
-    """The tensors of one safetensors file with the place of each, in the order of their bytes."""
-    return {
-        (slot.name,): (
-            TensorSpec((slot.name,), slot.shape, TO_OURS[slot.dtype]),
-            (Extent(file, slot.start, slot.stop - slot.start),),
-        )
-        for slot in header.slots
-    }

@@ -17,11 +17,17 @@ dtype that numpy would.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from wherry.core import dtypes
+from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.integrations.containers.msgpack.source import Source, bytes_source, file_source
+from wherry.integrations.containers.msgpack.heads import Source, bytes_source, file_source
 from wherry.integrations.containers.msgpack.tree import (
+    COMPLEX,
+    NDARRAY,
+    SCALAR,
     Array,
     Blob,
     Node,
@@ -33,11 +39,246 @@ from wherry.integrations.containers.msgpack.tree import (
     leaves,
     sequences,
 )
-from wherry.integrations.containers.msgpack.walk import CHUNKED, Walk
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
+    from wherry.integrations.containers.msgpack.heads import Head
     from wherry.storage.location import Location
+
+
+CHUNKED = "__msgpack_chunked_array__"
+DEEPEST = 200
+_MOST_NODES = 4_000_000
+_MOST_TEXT = 256 << 20
+_LONGEST_KEY = 1 << 20
+_MOST_DIMENSIONS = 64
+_LONGEST_DTYPE = 64
+# Bytes of the head of a text → the longest text for which a packer would have taken a shorter head.
+_SHORTER = {2: 0x1F, 3: 0xFF, 5: 0xFFFF}
+# Names that older ml_dtypes and numpy gave to a type.
+_RENAMED = {"float8_e4m3b11": "float8_e4m3b11fnuz", "bool_": "bool"}
+_CURE = "copy the file again, or use another step"
+
+
+class Walk:
+    """One pass over a message.
+
+    Attributes:
+        source: where it stands.
+        paths: collects the key paths in order of appearance, where a list was given.
+        texts: the text leaves that were met; only kept with `paths`.
+        arrays: how many arrays were met.
+    """
+
+    def __init__(self, source: Source, paths: list[KeyPath] | None = None) -> None:
+        self.source = source
+        self.paths = paths
+        self.texts: list[str] = []
+        self.arrays = 0
+        self._nodes = 0
+        self._text = 0
+
+    def node(self, path: KeyPath, depth: int) -> Node:
+        """The object at the current position, with everything in it.
+
+        Raises:
+            CorruptError, UnsupportedError, HostileError: see `msgpack_index.index_file`.
+        """
+        self._count(path, depth)
+        head = self.source.head()
+        if head.kind == "map":
+            return self._table(head, path, depth)
+        if head.kind == "array":
+            self._check_count(head.length, path)
+            return Sequence(tuple(self.node((*path, str(n)), depth + 1) for n in range(head.length)))
+        if head.kind == "ext":
+            return self._ext(head, path)
+        if head.kind in ("str", "bin"):
+            return self._text_or_blob(head, path)
+        return Scalar(head.value)
+
+    def _count(self, path: KeyPath, depth: int) -> None:
+        self._nodes += 1
+        if self._nodes > _MOST_NODES:
+            raise self._hostile(f"more than {_MOST_NODES} nodes", path)
+        if depth > DEEPEST:
+            raise self._hostile(f"deeper than {DEEPEST} levels", path)
+
+    def _table(self, head: Head, path: KeyPath, depth: int) -> Node:
+        self._check_count(2 * head.length, path)
+        entries: dict[str, Node] = {}
+        mark = 0
+        for number in range(head.length):
+            key, width = self._key(path)
+            if key in entries:
+                raise self._corrupt(f"the key {key!r} occurs twice", path)
+            mark = mark if number else width
+            below = (*path, key)
+            if self.paths is not None:
+                self.paths.append(below)
+            entries[key] = self.node(below, depth + 1)
+        if CHUNKED in entries:
+            return self._joined(entries, path)
+        return Table(entries, head.width, mark)
+
+    def _key(self, path: KeyPath) -> tuple[str, int]:
+        """A key as text, and the bytes of its head where that is longer than any packer makes it, else 0."""
+        head = self.source.head()
+        if head.kind == "int":
+            return str(head.value), 0
+        if head.kind not in ("str", "bin"):
+            raise UnsupportedError(
+                f"a map key of msgpack type {head.kind}", uri=self.source.uri, path=render(path)
+            )
+        if head.length > _LONGEST_KEY:
+            raise self._hostile(f"a key of {head.length} bytes", path)
+        text = self._decoded(self._kept(head.length, path))
+        if text is None:
+            raise self._corrupt("a key that is not UTF-8", path)
+        longer = head.kind == "str" and head.length <= _SHORTER.get(head.width, -1)
+        return text, head.width if longer else 0
+
+    def _text_or_blob(self, head: Head, path: KeyPath) -> Node:
+        start = self.source.position
+        if head.kind == "str":
+            text = self._decoded(self._kept(head.length, path))
+            if text is not None:
+                if self.paths is not None:
+                    self.texts.append(text)
+                return Scalar(text)
+        else:
+            self.source.skip(head.length)
+        return Blob(Piece(start, head.length))
+
+    def _kept(self, length: int, path: KeyPath) -> bytes:
+        self.source.require(length)
+        self._text += length
+        if self._text > _MOST_TEXT:
+            raise self._hostile(f"more than {_MOST_TEXT} bytes of text", path)
+        return self.source.take(length)
+
+    def _ext(self, head: Head, path: KeyPath) -> Node:
+        stop = self.source.position + head.length
+        self.source.require(head.length)
+        if head.code in (NDARRAY, SCALAR):
+            leaf: Node = self._array(head.code, stop, path)
+        elif head.code == COMPLEX:
+            leaf = self._complex(path)
+        else:
+            raise UnsupportedError(
+                f"msgpack ext type {head.code}, which flax does not write",
+                uri=self.source.uri,
+                path=render(path),
+            )
+        if self.source.position != stop:
+            raise self._corrupt(f"an ext of {head.length} bytes whose content has another length", path)
+        return leaf
+
+    def _array(self, code: int, stop: int, path: KeyPath) -> Array:
+        outer = self.source.head()
+        if outer.kind != "array" or outer.length != 3:  # noqa: PLR2004  shape, dtype, bytes
+            raise self._corrupt("an array that is not [shape, dtype, bytes]", path)
+        shape, dtype = self._shape(path), self._dtype(path)
+        data = self.source.head()
+        start = self.source.position
+        if data.kind not in ("bin", "str") or start + data.length > stop:
+            raise self._corrupt("an array whose bytes reach beyond it", path)
+        wanted = dtypes.canonical_size(dtype, math.prod(shape))
+        if wanted != data.length:
+            raise self._corrupt(f"{data.length} bytes for {dtype}{list(shape)}, which has {wanted}", path)
+        self.arrays += 1
+        self.source.skip(data.length)
+        return Array(shape, dtype, (Piece(start, data.length),), code)
+
+    def _shape(self, path: KeyPath) -> tuple[int, ...]:
+        head = self.source.head()
+        if head.kind != "array" or head.length > _MOST_DIMENSIONS:
+            raise self._corrupt("an array without a shape", path)
+        return tuple(self._extent(self.source.head(), path) for _ in range(head.length))
+
+    def _extent(self, head: Head, path: KeyPath) -> int:
+        if head.kind != "int" or head.length < 0:
+            raise self._corrupt("a shape that is not made of whole numbers", path)
+        return head.length
+
+    def _dtype(self, path: KeyPath) -> str:
+        head = self.source.head()
+        if head.kind not in ("str", "bin") or head.length > _LONGEST_DTYPE:
+            raise self._corrupt("an array without the name of a dtype", path)
+        stored = self._decoded(self.source.take(head.length)) or "?"
+        name = _RENAMED.get(stored, stored)
+        if not dtypes.known(name) or dtypes.opaque(name):
+            raise UnsupportedError(
+                f"dtype {stored!r} is not read from msgpack",
+                uri=self.source.uri,
+                path=render(path),
+                cure="save it again as plain numbers",
+            )
+        return name
+
+    def _complex(self, path: KeyPath) -> Scalar:
+        pair = self.source.head()
+        parts = [self.source.head() for _ in range(pair.length)] if pair[:2] == ("array", 2) else []
+        if [part.kind for part in parts] != ["float", "float"]:
+            raise self._corrupt("a complex number that is not [real, imaginary]", path)
+        real, imaginary = (float(part.value or 0) for part in parts)
+        return Scalar(complex(real, imaginary))
+
+    def _joined(self, entries: dict[str, Node], path: KeyPath) -> Array:
+        """One array from the map that flax makes of an array above its limit."""
+        extents = [self._plain_extent(node, path) for node in self._numbered(entries.get("shape"), path)]
+        chunks = self._numbered(entries.get("chunks"), path)
+        arrays = [chunk for chunk in chunks if isinstance(chunk, Array) and not chunk.chunked]
+        if set(entries) != {CHUNKED, "shape", "chunks"} or len(arrays) != len(chunks) or not arrays:
+            raise self._corrupt("a chunked array that lacks its shape or its chunks", path)
+        kinds = {array.dtype for array in arrays}
+        elements = sum(math.prod(array.shape) for array in arrays)
+        if len(kinds) != 1 or elements != math.prod(extents):
+            found = f"{elements} elements of {'/'.join(sorted(kinds))} for the shape {extents}"
+            raise self._corrupt(f"a chunked array with {found}", path)
+        return Array(tuple(extents), kinds.pop(), tuple(array.pieces[0] for array in arrays), chunked=True)
+
+    def _numbered(self, node: Node | None, path: KeyPath) -> list[Node]:
+        """The children of a list that flax has made a map of, in the order of their numbers."""
+        if isinstance(node, Sequence):
+            return list(node.items)
+        names = [str(number) for number in range(len(node.entries))] if isinstance(node, Table) else []
+        if not isinstance(node, Table) or set(node.entries) != set(names):
+            raise self._corrupt("a chunked array whose parts are not numbered from 0", path)
+        return [node.entries[name] for name in names]
+
+    def _plain_extent(self, node: Node, path: KeyPath) -> int:
+        if not isinstance(node, Scalar) or type(node.value) is not int or node.value < 0:
+            raise self._corrupt("a shape that is not made of whole numbers", path)
+        return node.value
+
+    def _check_count(self, children: int, path: KeyPath) -> None:
+        """Every child takes a byte at least."""
+        if children > self.source.size - self.source.position:
+            self.source.cut = True
+            raise self._corrupt(f"{children} objects are announced where fewer bytes are left", path)
+
+    @staticmethod
+    def _decoded(data: bytes) -> str | None:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return None
+
+    def _corrupt(self, what: str, path: KeyPath) -> CorruptError:
+        return CorruptError(
+            f"msgpack holds {what}" if what.startswith(("a ", "an ")) else f"msgpack: {what}",
+            uri=self.source.uri,
+            path=render(path) or None,
+            cure=_CURE,
+        )
+
+    def _hostile(self, what: str, path: KeyPath) -> HostileError:
+        shown = render(path[:8]) or None
+        return HostileError(
+            f"msgpack with {what}", uri=self.source.uri, path=shown, cure="do not use this checkpoint"
+        )
+
 
 __all__ = [
     "CHUNKED",
@@ -57,7 +298,6 @@ __all__ = [
     "leaves",
     "sequences",
 ]
-_CURE = "copy the file again, or use another step"
 
 
 State: TypeAlias = Literal["whole", "more", "cut", "wrong"]

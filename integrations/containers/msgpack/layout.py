@@ -26,8 +26,8 @@ from wherry.integrations.containers.msgpack.heads import (
     scalar,
     text,
 )
+from wherry.integrations.containers.msgpack.index import CHUNKED, DEEPEST
 from wherry.integrations.containers.msgpack.tree import NDARRAY, SCALAR
-from wherry.integrations.containers.msgpack.walk import CHUNKED, DEEPEST
 from wherry.integrations.containers.zarr.metadata import STORABLE
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.formats.format import Block
+from wherry.integrations.containers.flat.strided import PlacedTensor, TorchReader
+from wherry.integrations.containers.npz.inflate import HELD, Deflated, beginning, checked_sizes
 from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
 from wherry.integrations.containers.npz.writer import SUFFIX
-from wherry.integrations.containers.torch.archive import PlacedTensor
-from wherry.integrations.containers.torch.reader import TorchReader
-from wherry.integrations.containers.zip.inflate import HELD, Deflated, beginning, checked_sizes
 from wherry.integrations.containers.zip.read import DEFLATED, STORED, data_offset, read_directory
 from wherry.mover.checksums import combine
 from wherry.mover.output import as_bytes

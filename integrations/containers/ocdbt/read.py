@@ -231,3 +231,6 @@ def _file(files: list[tuple[str, str]], number: int, body: _Body) -> tuple[str, 
             f"an OCDBT node names data file {number} of {len(files)}", uri=body.uri, cure=_CURE
         )
     return files[number]
+
+
+PROCESS_PREFIX = "ocdbt.process_"

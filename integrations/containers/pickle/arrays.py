@@ -11,9 +11,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError
+from wherry.integrations.containers.flat.strided import PlacedTensor
 from wherry.integrations.containers.pickle.source import PAGE
 from wherry.integrations.containers.pickle.values import Far
-from wherry.integrations.containers.torch.archive import PlacedTensor
 from wherry.storage.location import Capabilities, Entry, Location
 
 if TYPE_CHECKING:

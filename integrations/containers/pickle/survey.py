@@ -15,11 +15,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import NotFoundError, WherryError
-from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES
+from wherry.formats.registry import formats
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.source import walked
 from wherry.integrations.containers.pickle.values import Global, Record, Rules
-from wherry.integrations.containers.torch.values import RULES
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, data_place, local_member, read_directory
 from wherry.storage.stores import locate
 
@@ -93,9 +92,7 @@ class _Names:
 
 @cache
 def _known(name: Global) -> bool:
-    from wherry.integrations.formats.dcp.rules import METADATA_RULES  # which itself builds on this package
-
-    return any(name in rules.allowed for rules in (RULES, NUMPY_RULES, METADATA_RULES))
+    return any(name in row.pickle_globals() for row in formats().values())
 
 
 def survey(uri: str | os.PathLike[str]) -> list[Stream]:

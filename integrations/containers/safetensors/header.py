@@ -10,6 +10,9 @@ dtype, widest first, then by name, so that all are aligned, and pads the header 
 
 `parse` reads header bytes only, and 100,000 entries within about a second. Everything that breaks a rule is an
 error that names the tensor. `build` makes the same bytes as the reference writer does.
+
+Element types: `Dtype` of the reference implementation (safetensors 0.8, `tensor.rs`). F4 is packed two per byte on
+disk, low nibble first, and one byte per element in canonical form; the 6-bit floats are opaque.
 """
 
 from __future__ import annotations
@@ -21,15 +24,50 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.keypath import render
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnrepresentableError, UnsupportedError
-from wherry.integrations.containers.safetensors.dtypes import BITS, RANK, TO_STORED
+from wherry.formats.format import Extent
 from wherry.runtime.threads import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.core.tensorspec import TensorSpec
+    from wherry.core.keypath import KeyPath
     from wherry.storage.location import Location
+
+
+# (name on disk, bits on disk, our name) in the order of the reference implementation, which is the writing order
+# reversed.
+_DTYPES: tuple[tuple[str, int, str], ...] = (
+    ("BOOL", 8, "bool"),
+    ("F4", 4, "float4_e2m1fn"),
+    ("F6_E2M3", 6, "float6_e2m3fn"),
+    ("F6_E3M2", 6, "float6_e3m2fn"),
+    ("U8", 8, "uint8"),
+    ("I8", 8, "int8"),
+    ("F8_E5M2", 8, "float8_e5m2"),
+    ("F8_E4M3", 8, "float8_e4m3fn"),
+    ("F8_E8M0", 8, "float8_e8m0fnu"),
+    ("F8_E4M3FNUZ", 8, "float8_e4m3fnuz"),
+    ("F8_E5M2FNUZ", 8, "float8_e5m2fnuz"),
+    ("I16", 16, "int16"),
+    ("U16", 16, "uint16"),
+    ("F16", 16, "float16"),
+    ("BF16", 16, "bfloat16"),
+    ("I32", 32, "int32"),
+    ("U32", 32, "uint32"),
+    ("F32", 32, "float32"),
+    ("C64", 64, "complex64"),
+    ("F64", 64, "float64"),
+    ("I64", 64, "int64"),
+    ("U64", 64, "uint64"),
+)
+BITS = {stored: bits for stored, bits, _ in _DTYPES}
+TO_OURS = {stored: ours for stored, _, ours in _DTYPES}
+TO_STORED = {ours: stored for stored, _, ours in _DTYPES}
+RANK = {stored: rank for rank, (stored, _, _) in enumerate(_DTYPES)}
+DTYPES = frozenset(TO_STORED)
+
 
 MAX_HEADER = 100_000_000
 METADATA = "__metadata__"
@@ -262,3 +300,14 @@ def _whole_bytes(spec: TensorSpec, dtype: str, uri: str) -> int:
     if bits % 8:
         raise UnrepresentableError(f"{bits} bits do not fill whole bytes", uri=uri, path=spec.name)
     return bits // 8
+
+
+def placed_tensors(header: Header, file: Location) -> dict[KeyPath, tuple[TensorSpec, tuple[Extent, ...]]]:
+    """The tensors of one safetensors file with the place of each, in the order of their bytes."""
+    return {
+        (slot.name,): (
+            TensorSpec((slot.name,), slot.shape, TO_OURS[slot.dtype]),
+            (Extent(file, slot.start, slot.stop - slot.start),),
+        )
+        for slot in header.slots
+    }

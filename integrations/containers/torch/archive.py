@@ -17,16 +17,16 @@ from zlib import crc32
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
-from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
+from wherry.integrations.containers.flat.strided import PlacedTensor, require_honest_size, specs_of
 from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.torch.tree import Tree, flatten
-from wherry.integrations.containers.torch.values import RULES, Storage, TorchTensor
+from wherry.integrations.containers.torch.values import RULES, Storage, TorchTensor, Tree, flatten
 from wherry.integrations.containers.zip.read import Directory, data_offset, read_directory, read_member
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from wherry.core.tensorspec import TensorSpec
     from wherry.storage.location import Location
 
 PICKLE = "/data.pkl"
@@ -34,57 +34,6 @@ CONSTANTS = "/constants.pkl"
 _LARGEST_PICKLE = 1 << 29
 _LARGEST_NOTE = 64
 _MAX_RANK = 64
-_FREE_BYTES = 1 << 30  # what expanded tensors (stride 0) may say beyond what is stored
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedTensor:
-    """A tensor of an archive in its file.
-
-    Attributes:
-        file: the archive.
-        start: offset of its storage in the file.
-        length: bytes of the storage.
-        offset: its first element, in elements from `start`.
-        shape: its extents.
-        strides: in elements.
-        dtype: our name.
-        big_endian: whether the storage is.
-        crc: CRC-32 of the storage; 0 where none was taken.
-        decoded: whether `file` gives bytes that do not lie so in any real file.
-    """
-
-    file: Location
-    start: int
-    length: int
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-    big_endian: bool
-    crc: int = 0
-    decoded: bool = False
-
-    @property
-    def raw(self) -> bool:
-        """Whether its canonical bytes lie raw in the file."""
-        return not self.big_endian and self.contiguous and not self.decoded
-
-    @property
-    def whole(self) -> bool:
-        """Whether its elements are all that its storage has."""
-        width = dtypes.bits(self.dtype) // 8
-        return self.offset == 0 and math.prod(self.shape) * width == self.length and self.contiguous
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether its elements lie in C order without gaps."""
-        expected = 1
-        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if extent != 1 and stride != expected:
-                return math.prod(self.shape) == 0
-            expected *= extent
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,32 +214,3 @@ class _Placer:
                 f"member {name} runs into the directory", uri=self._location.uri, cure="restore the file"
             )
         return start
-
-
-def require_honest_size(placed: Mapping[KeyPath, PlacedTensor], location: Location) -> None:
-    """Refuse small files that claim to be huge tensors, which strides of 0 would let them.
-
-    Raises:
-        HostileError: it is one.
-    """
-    entry = location.stat()
-    stored = entry.size if entry else 0
-    said = sum(dtypes.canonical_size(tensor.dtype, math.prod(tensor.shape)) for tensor in placed.values())
-    if said > 64 * stored + _FREE_BYTES:
-        raise HostileError(
-            f"{stored} bytes that claim to be {said} bytes of tensors",
-            uri=location.uri,
-            cure="do not use this file",
-        )
-
-
-def specs_of(placed: Mapping[KeyPath, PlacedTensor]) -> dict[KeyPath, TensorSpec]:
-    """The tensors' specs; one that is the same view as an earlier one says so in its tags."""
-    first: dict[tuple[object, ...], KeyPath] = {}
-    specs: dict[KeyPath, TensorSpec] = {}
-    for path, tensor in placed.items():
-        view = (tensor.start, tensor.length, tensor.offset, tensor.shape, tensor.strides, tensor.dtype)
-        same = first.setdefault(view, path) if tensor.length else path
-        tags = None if same == path else {"shares": render(same)}
-        specs[path] = TensorSpec(path, tensor.shape, tensor.dtype, tags=tags)
-    return specs

@@ -16,22 +16,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
+from wherry.integrations.containers.flat.strided import require_honest_size, specs_of
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.source import walked
 from wherry.integrations.containers.pickle.values import Rules
-from wherry.integrations.containers.torch.archive import (
-    Archive,
-    Stored,
-    place_view,
-    require_honest_size,
-    specs_of,
-)
-from wherry.integrations.containers.torch.tree import flatten
-from wherry.integrations.containers.torch.values import RULES, storage_of
+from wherry.integrations.containers.torch.archive import Archive, Stored, place_view
+from wherry.integrations.containers.torch.values import RULES, flatten, storage_of
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.pickle.values import Source
-    from wherry.integrations.containers.torch.tree import Tree
+    from wherry.integrations.containers.torch.values import Tree
     from wherry.storage.location import Location
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C

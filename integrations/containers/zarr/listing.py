@@ -41,6 +41,9 @@ class Value(NamedTuple):
     inline: bytes | None = None
 
 
+ASSETS = "assets"  # folder of the companion files beside arrays, as our writers make it
+
+
 @dataclass(slots=True)
 class Listing:
     """The values of one store.

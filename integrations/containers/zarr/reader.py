@@ -20,8 +20,9 @@ from wherry.errors import CorruptError, HostileError, IncompleteError
 from wherry.formats.format import Absent, Extent
 from wherry.integrations.containers.zarr import kvstore, raw
 from wherry.integrations.containers.zarr import stream as zarr_stream
+from wherry.integrations.containers.zarr.listing import ASSETS
 from wherry.integrations.containers.zarr.metadata import MAX_EXPANSION, ZarrArray
-from wherry.integrations.formats.orbax.layout import ASSETS, SIDECAR, SIGNATURE
+from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -215,7 +216,7 @@ class OrbaxReader:
 
     def members(self) -> Iterator[Entry]:
         """See Reader; sidecar and signature are not part of the checkpoint."""
-        return (entry for entry in self.location.walk() if entry.name not in (SIDECAR, SIGNATURE))
+        return (entry for entry in self.location.walk() if entry.name not in (FOLDER_NAME, SIGNATURE_NAME))
 
     def close(self) -> None:
         """See Reader."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import AxisName, Region, Sharding, region_shape
-from wherry.integrations.formats.orbax.layout import PROCESS_PREFIX
+from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.mover.move import cells
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.units import parse_size
 from wherry.formats.format import Format, Holds, Opened, Option
-from wherry.integrations.containers.torch.tree import kind_of
+from wherry.integrations.containers.torch.values import kind_of
 from wherry.integrations.containers.torch.writer import WRITABLE
 from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, Contents, metadata_names, read_contents
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION, WIDEST, lay_out, metadata
@@ -26,6 +26,8 @@ from wherry.integrations.formats.dcp.writer import DcpWriter
 from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from wherry.formats.format import Glimpse, Options
     from wherry.storage.stores import Location
 
@@ -115,6 +117,12 @@ def create_folder(staging: Location, manifest: Manifest, options: Options) -> Dc
     return DcpWriter(staging, layout, text)
 
 
+def _pickle_globals() -> Collection[tuple[str, str]]:
+    from wherry.integrations.formats.dcp.rules import METADATA_RULES
+
+    return METADATA_RULES.allowed
+
+
 OPTIONS = {
     "shard_size": Option("2GB", "most bytes of one .distcp file, for example 500MB"),
     "for_torch": Option("default", f"`{WIDEST}` is read by torch 2.0 to 2.15", ("default", WIDEST)),
@@ -133,5 +141,6 @@ FORMATS = (
         loaded_by="torch 2.13",
         version=lambda _manifest, _options: VERSION,
         rewrites=REWRITES,
+        pickle_globals=_pickle_globals,
     ),
 )

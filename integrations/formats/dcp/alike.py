@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wherry.integrations.containers.torch.archive import PlacedTensor
+from wherry.integrations.containers.flat.strided import PlacedTensor
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.zip.read import Directory

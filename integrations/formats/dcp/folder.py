@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, IncompleteError
-from wherry.integrations.containers.torch.tree import Tree
+from wherry.integrations.containers.torch.values import Tree
 from wherry.integrations.formats.dcp.chunks import grid_of, with_elements
 from wherry.integrations.formats.dcp.items import Items
 from wherry.integrations.formats.dcp.metadata import Index, read_index
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
-    from wherry.integrations.containers.torch.archive import PlacedTensor
+    from wherry.integrations.containers.flat.strided import PlacedTensor
     from wherry.storage.stores import Entry, Location
 
 METADATA = ".metadata"

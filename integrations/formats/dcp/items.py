@@ -13,14 +13,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import CorruptError, IncompleteError, NotACheckpointError, NotFoundError
-from wherry.integrations.containers.torch.archive import Archive, PlacedTensor, read_object
+from wherry.integrations.containers.torch.archive import Archive, read_object
 from wherry.integrations.containers.zip.read import read_directory
 from wherry.integrations.formats.dcp.alike import Alike
 from wherry.integrations.formats.dcp.transforms import Inflated
 from wherry.storage.location import Entry, Location
 
 if TYPE_CHECKING:
-    from wherry.integrations.containers.torch.tree import Tree
+    from wherry.integrations.containers.flat.strided import PlacedTensor
+    from wherry.integrations.containers.torch.values import Tree
     from wherry.integrations.containers.zip.read import Directory
     from wherry.integrations.formats.dcp.metadata import Stored
     from wherry.storage.location import Store

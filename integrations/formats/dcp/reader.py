@@ -17,7 +17,7 @@ from wherry.core.tensorspec import TensorSpec, region_shape, region_within, shar
 from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.format import Absent, Block, Extent
 from wherry.integrations.containers.flat.reader import companion_location
-from wherry.integrations.containers.torch.reader import TorchReader
+from wherry.integrations.containers.flat.strided import TorchReader
 from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered, with_elements
 from wherry.integrations.formats.dcp.metadata import Chunk
 from wherry.integrations.formats.dcp.transforms import HELD, Inflated
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region
-    from wherry.integrations.containers.torch.archive import PlacedTensor
+    from wherry.integrations.containers.flat.strided import PlacedTensor
     from wherry.integrations.formats.dcp.items import Items
     from wherry.integrations.formats.dcp.metadata import Index
     from wherry.integrations.formats.dcp.shards import Shards

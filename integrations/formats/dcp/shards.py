@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.integrations.containers.flat.packed import PACKED
+from wherry.integrations.containers.flat.strided import PlacedTensor
 from wherry.integrations.containers.safetensors import header as safetensors
-from wherry.integrations.containers.safetensors.dtypes import TO_OURS
-from wherry.integrations.containers.torch.archive import PlacedTensor
+from wherry.integrations.containers.safetensors.header import TO_OURS
 from wherry.integrations.formats.dcp.metadata import Chunk, Described, Index, Stored
 
 if TYPE_CHECKING:

@@ -19,14 +19,14 @@ from wherry.core.units import parse_size
 from wherry.errors import AmbiguousError, CorruptError, IncompleteError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.flat.reader import FlatReader
+from wherry.integrations.containers.flat.strided import TorchReader
 from wherry.integrations.containers.msgpack.contents import PlacedReader
-from wherry.integrations.containers.safetensors.dtypes import DTYPES
+from wherry.integrations.containers.safetensors.header import DTYPES
 from wherry.integrations.containers.safetensors.writer import (
     METADATA_FORMAT,
     SafetensorsWriter,
     kept_metadata,
 )
-from wherry.integrations.containers.torch.reader import TorchReader
 from wherry.integrations.formats.huggingface.folder import Facts, pipeline_parts, read_facts, surroundings
 from wherry.integrations.formats.huggingface.parameters import expected_elements
 from wherry.integrations.formats.huggingface.sharding import Shards, spread

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.detection import Evidence
 from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.integrations.containers.flat.reader import placed_tensors
+from wherry.integrations.containers.flat.strided import PlacedTensor
 from wherry.integrations.containers.msgpack.contents import gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.safetensors import header as safetensors
-from wherry.integrations.containers.torch.archive import PlacedTensor, read_archive
+from wherry.integrations.containers.safetensors.header import placed_tensors
+from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.formats.huggingface.folder import read_json
 from wherry.storage.location import Entry
 

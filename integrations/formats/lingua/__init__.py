@@ -17,10 +17,10 @@ from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.integrations.containers.flat.strided import TorchReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.containers.torch.objects import build, pickled
-from wherry.integrations.containers.torch.reader import TorchReader
-from wherry.integrations.containers.torch.tree import tree_kind
+from wherry.integrations.containers.torch.values import tree_kind
 from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA

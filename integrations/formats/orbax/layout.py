@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.format import Glimpse
+from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
+from wherry.integrations.containers.zarr.listing import ASSETS
 from wherry.storage.folders import is_staging
+from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -34,10 +37,6 @@ ARRAY_METADATAS = "array_metadatas"
 MSGPACK = "checkpoint"
 V1_MARKER = "orbax.checkpoint"
 MANIFEST = "manifest.ocdbt"
-PROCESS_PREFIX = "ocdbt.process_"
-ASSETS = "assets"
-SIDECAR = "wherry.json"
-SIGNATURE = "wherry.sig"
 
 # Names in an item folder that no array folder has.
 RESERVED = frozenset(
@@ -52,8 +51,8 @@ RESERVED = frozenset(
         V1_MARKER,
         MANIFEST,
         ASSETS,
-        SIDECAR,
-        SIGNATURE,
+        FOLDER_NAME,
+        SIGNATURE_NAME,
     }
     | {"d", "ocdbt_data", "ocdbt_meta", "ocdbt_tmp_meta", "_strings.json", "descriptor"}
 )

@@ -79,7 +79,7 @@ def _committing(
     except IncompleteError as error:
         error.cure = _TOO_EARLY
         raise
-    names = [name for name in listed(location) if name not in (layout.SIDECAR, layout.SIGNATURE)]
+    names = [name for name in listed(location) if name not in (FOLDER_NAME, SIGNATURE_NAME)]
     stamped = renames.committed(location.join(layout.CHECKPOINT))
     files = {layout.CHECKPOINT: stamped} if stamped else {}
     if layout.COMMITTED not in names:
@@ -148,7 +148,7 @@ def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath
     if item.ocdbt:
         relink.require_apart(arrays, location.uri)
     place = partial(_below, item.processes) if item.ocdbt else partial(_folder, arrays)
-    files = [name for name in listed(location) if name not in (layout.SIDECAR, layout.SIGNATURE)]
+    files = [name for name in listed(location) if name not in (FOLDER_NAME, SIGNATURE_NAME)]
     carried = {name: place(name) for name in files}
     if len(set(carried.values())) < len(carried):
         raise UnrepresentableError("two arrays would share a folder", uri=location.uri)
