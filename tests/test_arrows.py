@@ -1,4 +1,4 @@
-"""The walls of the engine: which room may import from which, no circle of files, and rooms of a size to be known."""
+"""The walls of the house: which room may import from which, no circle of files, and rooms of a size to be known."""
 
 from __future__ import annotations
 
@@ -50,6 +50,25 @@ ROOMS: Mapping[str, str] = {
     " models routes lineage auditor watch",
 }
 FEWEST, MOST = 3, 16
+# The same inside `integrations`: containers know no format, and a format knows another only where it is named here.
+CONTAINERS: Mapping[str, str] = {
+    "flat": "",
+    "zip": "",
+    "ocdbt": "",
+    "safetensors": "flat",
+    "msgpack": "flat",
+    "npz": "flat zip",
+    "pickle": "flat zip",
+    "torch": "flat zip pickle",
+    "zarr": "flat msgpack ocdbt",
+    "orbax": "msgpack ocdbt zarr",
+}
+FORMATS: Mapping[str, str] = {
+    "dcp": "huggingface",
+    "dcp_safetensors": "dcp huggingface",
+    "lingua": "dcp huggingface",
+    "meta": "huggingface",
+}
 
 
 @cache
@@ -107,6 +126,57 @@ def test_a_module_imports_from_the_rooms_that_the_table_allows(name: str) -> Non
     for target, line in imports(name).items():
         assert room(target), f"{name}:{line} imports the door"
         assert room(target) in allowed, f"{name}:{line} imports {target}"
+
+
+def wing(name: str) -> tuple[str, str]:
+    """The wing and room of a module beside the engine: ("containers", "zarr"), ("formats", "t5x"), ("mlflow", "")."""
+    parts = name.split(".")[2:]
+    return (
+        (parts[0], parts[1]) if parts[0] in ("containers", "formats") and len(parts) > 1 else (parts[0], "")
+    )
+
+
+OUTSIDE = sorted(name for name in modules() if name.startswith("wherry.integrations."))
+
+
+def test_the_table_of_containers_goes_one_way() -> None:
+    below: set[str] = set()
+    for one, allowed in CONTAINERS.items():
+        assert set(allowed.split()) <= below
+        below.add(one)
+    found = {wing(name)[1] for name in OUTSIDE if wing(name)[0] == "containers"} - {""}
+    assert found == set(CONTAINERS)
+
+
+@pytest.mark.parametrize("name", [name for name in OUTSIDE if wing(name)[0] in ("containers", "formats")])
+def test_formats_stand_on_containers_and_containers_on_the_engine(name: str) -> None:
+    kind, own = wing(name)
+    table = CONTAINERS if kind == "containers" else FORMATS
+    for target, line in imports(name).items():
+        if not target.startswith("wherry.integrations."):
+            continue
+        other, place = wing(target)
+        allowed = {own, *table.get(own, "").split()} if other == kind else set(CONTAINERS)
+        assert other in ("containers", kind) and place in allowed, f"{name}:{line} imports {target}"  # noqa: PT018
+
+
+def test_no_arrow_beside_the_engine_is_unused() -> None:
+    used = {(wing(name), wing(target)) for name in OUTSIDE for target in imports(name) if target in OUTSIDE}
+    tables = {"containers": CONTAINERS, "formats": FORMATS}
+    unused = [
+        (kind, one, other)
+        for kind, table in tables.items()
+        for one, allowed in table.items()
+        for other in allowed.split()
+        if ((kind, one), (kind, other)) not in used
+    ]
+    assert not unused
+
+
+@pytest.mark.parametrize("one", CONTAINERS)
+def test_a_container_says_what_it_is(one: str) -> None:
+    tree = ast.parse((ROOT / "integrations" / "containers" / one / "__init__.py").read_text())
+    assert len(ast.get_docstring(tree) or "") > 40
 
 
 def test_no_arrow_of_the_table_is_unused() -> None:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from wherry.core.manifest import Manifest, from_json
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.errors import MismatchError, UsageError
-from wherry.integrations.formats.orbax import partitioning
+from wherry.integrations.containers.orbax import partitioning
 from wherry.tree.axes import mesh_axes, named, rules_of, settled
 
 RULES = (("embed", "data"), ("mlp", "model"), ("layers", None))

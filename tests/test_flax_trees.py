@@ -20,8 +20,8 @@ from tests.orbax_support import CORPUS, needs_corpus
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import MismatchError, NotFoundError, UsageError
+from wherry.integrations.containers.orbax import partitioning
 from wherry.integrations.flax.boxes import boxed, named_leaves, partition_specs
-from wherry.integrations.formats.orbax import partitioning
 
 RULES = (("embed", "data"), ("mlp", "model"), ("layers", None))
 RULES_TEXT = "embed:data,mlp:model,layers:-"

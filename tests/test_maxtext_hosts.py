@@ -12,12 +12,12 @@ import tensorstore as ts
 import wherry
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Sharding, TensorSpec
+from wherry.integrations.containers.orbax.tree import tree_json
 from wherry.integrations.containers.zarr import kvstore, new, shortfall
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.listing import Listing, Value
 from wherry.integrations.containers.zarr.reader import StoredArray
 from wherry.integrations.formats.maxtext import shape
-from wherry.integrations.formats.orbax.tree import tree_json
 from wherry.storage.stores import locate
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import MismatchError, NotFoundError, missing_extra
-from wherry.integrations.formats.orbax.layout import TREE, read_json
+from wherry.integrations.containers.orbax.layout import TREE, read_json
 from wherry.integrations.formats.penzai import names
 from wherry.storage.stores import locate
 

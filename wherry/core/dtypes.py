@@ -55,6 +55,7 @@ _BLOCKS: dict[str, tuple[int, int]] = {
     "ggml:Q1_0": (128, 18),
 }  # fmt: skip
 _OPAQUE = frozenset({"float6_e2m3fn", "float6_e3m2fn", "complex32", *_BLOCKS})
+NUMPY = frozenset(_BITS) - _OPAQUE  # what arrays of numpy and ml_dtypes can have
 _NUMPY_OWN = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}

@@ -7,7 +7,7 @@ without axes, as they are when a state is restored; text is a value, nil and emp
 our writer knows is kept in the *form* of heads, which every msgpack reader ignores: the first key of the root has a
 head of five bytes (three where the root is a list), the first key of a list one of two, an empty list is a map head
 of three bytes and an empty tuple one of five. No packer makes such heads. In marked files native numbers are
-values. See `msgpack_layout`.
+values. See `layout.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.formats.format import Extent
 from wherry.integrations.containers.flat.packed import PACKED, read_region
 from wherry.integrations.containers.flat.reader import companion_location
+from wherry.integrations.containers.msgpack.heads import EMPTY_MARKS
 from wherry.integrations.containers.msgpack.index import Array, Blob, Node, Scalar, Sequence, Table, canonical
 from wherry.integrations.containers.msgpack.tree import SCALAR
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 Place: TypeAlias = "tuple[Extent, ...] | bytes"
 ROOT_MARKS = {5: "dict", 3: "list"}
 LIST_MARK = 2
-EMPTY_MARKS = {1: "dict", 3: "list", 5: "tuple"}
 # A numpy scalar and an array of rank 0 differ only in their ext type; the tag keeps which it was.
 SCALAR_TAG = {"numpy": "scalar"}
 
@@ -67,7 +67,7 @@ def gather(root: Node, file: Location) -> Contents:
     """Sort the leaves of a tree.
 
     Args:
-        root: what `msgpack_index` gave.
+        root: what `index_file` gave.
         file: the file in which the arrays lie.
     """
     kind = ROOT_MARKS.get(root.mark) if isinstance(root, Table) else None

@@ -18,7 +18,6 @@ import struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from wherry.errors import CorruptError
-from wherry.integrations.containers.msgpack.contents import EMPTY_MARKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 
 Kind: TypeAlias = Literal["nil", "bool", "int", "float", "str", "bin", "array", "map", "ext"]
+EMPTY_MARKS = {1: "dict", 3: "list", 5: "tuple"}
 _SMALL_WINDOW = 1 << 10
 _LARGE_WINDOW = 64 << 10
 _CURE = "copy the file again, or use another step"

@@ -3,7 +3,7 @@
 Heads are those of msgpack-python with `use_bin_type`, arrays those of flax (ext 1, or 3 for a numpy scalar; above
 2**30 bytes a map of flat chunks of that size), so that `flax.serialization.msgpack_restore` gives back the tree.
 Lists become maps with keys from "0", as flax makes of them. What that loses is kept in heads that are longer than
-they need to be, which no reader minds; `msgpack_contents` has the marks.
+they need to be, which no reader minds; `contents.py` has the marks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from wherry.integrations.containers.msgpack.heads import (
 )
 from wherry.integrations.containers.msgpack.index import CHUNKED, DEEPEST
 from wherry.integrations.containers.msgpack.tree import NDARRAY, SCALAR
-from wherry.integrations.containers.zarr.metadata import STORABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 CHUNK_LIMIT = 1 << 30
 # flax finds a dtype by its name, in numpy and in ml_dtypes; four-bit types take a byte an element, as in digests.
-WRITABLE = STORABLE | {"uint2", "uint4", "float8_e4m3"}
+WRITABLE = dtypes.NUMPY
 _LONGEST_KEY = 0xFFFF
 _ROOTS = {kind: width for width, kind in ROOT_MARKS.items()}
 _INTS = range(-(1 << 63), 1 << 64)

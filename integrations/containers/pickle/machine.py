@@ -1,6 +1,6 @@
 """The inert pickle machine's parts: stack, marks, memo, and what each kind of opcode does to them.
 
-`inert_pickle` has the table of opcodes and the promises; nothing here imports or calls what a pickle names. The
+`opcodes.py` has the table of opcodes and the promises; nothing here imports or calls what a pickle names. The
 loop does the six most frequent opcodes of large metadata itself (the `.metadata` of 115,000 chunks is eight million
 opcodes, six million of them these); all others are functions of the table.
 """

@@ -7,8 +7,8 @@ opcodes are those of protocols 0 to 5 that data needs; those that reach into cla
 and are looked through only where a list of a pickle's globals is wanted (`Rules.survey`).
 
 Limits: every opcode costs at least one byte of input, and opcodes, depth of marks and length of integers are
-capped, keys are cheap to hash (`inert_values`). A pickle may still make a small graph that is large
-as a tree; who walks the result must count, as `torch_tree` does.
+capped, keys are cheap to hash (`values.py`). A pickle may still make a small graph that is large
+as a tree; who walks the result must count, as `flatten` of torch does.
 
 Source of the opcodes: the documentation strings of CPython's `pickletools`.
 """

@@ -4,7 +4,8 @@ The allow-list holds exactly the globals that state dicts and trainer dicts of t
 persistent id is ("storage", type, key, location, elements); the type gives the dtype, except for
 `UntypedStorage`, whose elements are bytes and whose tensors name their dtype (`_rebuild_tensor_v3`). Known
 globals that are harmless but not read (sparse and quantised tensors, numpy objects, whole modules) are
-unsupported; every other is hostile. `flatten` turns the inert value into key paths, and `tree_kind` says of what it is. Source: torch/_utils.py, torch/serialization.py, torch/_weights_only_unpickler.py.
+unsupported; every other is hostile. `flatten` turns the inert value into key paths, and `tree_kind` says of what it
+is. Source: torch/_utils.py, torch/serialization.py, torch/_weights_only_unpickler.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ Metadata is hostile input: ranks, extents, chunk counts and chunk bytes have cap
 
 The codec chain of an array answers two questions about its stored chunks: do the bytes lie raw, and if not, can they be
 decoded piece by piece in the order of the elements? The second holds for zstd, gzip, zlib and no codec, of
-little-endian elements in C order; blosc and bz2 need (nearly) whole chunks in memory, other orders a whole chunk to turn.
+little-endian elements in C order; blosc and bz2 need (nearly) whole chunks in memory, other orders a whole chunk to
+turn.
 
 Shards (zarr 3 `sharding_indexed`): the inner chunks, then 16 bytes for each (offset, length), then a CRC-32C of
 that index. Orbax writes one inner chunk in each shard, unless chunks were asked to be smaller.

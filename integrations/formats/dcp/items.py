@@ -2,7 +2,8 @@
 
 Its end is read once and its beginning once; directory, pickle and local header all lie in these two, so that a
 checkpoint of a hundred thousand items opens in seconds. Small items that follow each other are read together. Pickles
-of equal bytes are interpreted once: those of equal chunks are equal; and so are the archives around them, see `alike`.
+of equal bytes are interpreted once: those of equal chunks are equal; and so are the archives around them, see
+`alike.py`.
 The archive's data begins at a multiple of 64 of the item, not of the file.
 Source: torch/distributed/checkpoint/filesystem.py of torch 2.13, and its files.
 """

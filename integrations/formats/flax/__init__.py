@@ -17,9 +17,9 @@ from wherry.core.manifest import without_chunks
 from wherry.formats.format import Format, Holds
 from wherry.integrations.containers.msgpack.index import Glance, glance
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
+from wherry.integrations.containers.msgpack.writer import FlaxWriter
 from wherry.integrations.formats.flax import names
 from wherry.integrations.formats.flax.files import open_file, open_with_arrays
-from wherry.integrations.formats.flax.writer import FlaxWriter
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest

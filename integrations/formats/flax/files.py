@@ -15,8 +15,8 @@ from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.format import Opened
 from wherry.integrations.containers.msgpack.contents import Contents, PlacedReader, gather
 from wherry.integrations.containers.msgpack.index import index_file
+from wherry.integrations.containers.orbax.tree import kind_of
 from wherry.integrations.formats.flax.names import ARRAYS_SUFFIX, COMMITTED, PLACEHOLDER, boxes
-from wherry.integrations.formats.orbax.tree import kind_of
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:

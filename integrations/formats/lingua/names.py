@@ -111,7 +111,7 @@ def _opened(source: Manifest) -> frozenset[KeyPath]:
 
 
 def _notes(source: Manifest, rename: Callable[[KeyPath], KeyPath]) -> dict[str, Any]:
-    """Classes and keys that key paths do not tell (`inert_tree`), under the new paths."""
+    """Classes and keys that key paths do not tell (`pickle/tree.py`), under the new paths."""
     notes = source.custom.get(_PICKLE)
     if not isinstance(notes, dict):
         return {}

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.integrations.containers.orbax import layout
+from wherry.integrations.containers.orbax import row as orbax
 from wherry.integrations.containers.zarr.metadata import STORABLE
-from wherry.integrations.formats import orbax
 from wherry.integrations.formats.maxtext import step
-from wherry.integrations.formats.orbax import layout
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from wherry.core.detection import Detection, Evidence, Kind
 from wherry.errors import WherryError
 from wherry.formats.format import Opened
+from wherry.integrations.containers.orbax import aggregate, detection, layout, tree
+from wherry.integrations.containers.orbax import item as opening
+from wherry.integrations.containers.orbax.within import WithinReader
 from wherry.integrations.containers.zarr.reader import OrbaxReader
 from wherry.integrations.formats.maxtext import shape
-from wherry.integrations.formats.orbax import aggregate, detection, layout, tree
-from wherry.integrations.formats.orbax import item as opening
-from wherry.integrations.formats.orbax.within import WithinReader
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import storage_error
+from wherry.integrations.containers.orbax import layout
+from wherry.integrations.containers.orbax.small_files import WRITTEN, checkpoint_json
+from wherry.integrations.containers.orbax.writer import OrbaxWriter
 from wherry.integrations.formats.maxtext import shape
 from wherry.integrations.formats.maxtext.step import ITEM, NAME
-from wherry.integrations.formats.orbax import layout
-from wherry.integrations.formats.orbax.small_files import WRITTEN, checkpoint_json
-from wherry.integrations.formats.orbax.writer import OrbaxWriter
 from wherry.storage.folders import sync_folder
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError
-from wherry.integrations.formats.orbax import layout
-from wherry.integrations.formats.orbax.tree import MAPPING, stored_name
+from wherry.integrations.containers.orbax import layout
+from wherry.integrations.containers.orbax.tree import MAPPING, stored_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

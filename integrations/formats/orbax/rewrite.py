@@ -32,10 +32,12 @@ from wherry.errors import (
     storage_error,
 )
 from wherry.formats.format import Change, Glimpse, Rewrite
+from wherry.integrations.containers.orbax import aggregate, layout, marks
+from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.zarr.store import sync_everything
-from wherry.integrations.formats.orbax import aggregate, layout, marks, relink, renames
-from wherry.integrations.formats.orbax.item import open_item
+from wherry.integrations.formats.orbax import relink, renames
 from wherry.storage.copy import listed
+from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.zarr.metadata import STORABLE
-from wherry.integrations.formats.orbax import layout as orbax
 from wherry.integrations.formats.paxml import layout, metadata, state
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.format import Glimpse
+from wherry.integrations.containers.orbax import layout, tree
 from wherry.integrations.containers.zarr import kvstore, listing
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
-from wherry.integrations.formats.orbax import layout, tree
 from wherry.integrations.formats.paxml import names as naming
 
 if TYPE_CHECKING:

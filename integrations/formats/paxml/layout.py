@@ -19,7 +19,7 @@ from wherry.core.detection import verdict_of_damage
 from wherry.core.steps import step_number
 from wherry.errors import IncompleteError, WherryError
 from wherry.formats.format import Glimpse
-from wherry.integrations.formats.orbax import layout as orbax
+from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.formats.paxml import metadata, names
 
 if TYPE_CHECKING:

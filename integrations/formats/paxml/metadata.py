@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError
-from wherry.integrations.formats.orbax.layout import read_json
+from wherry.integrations.containers.orbax.layout import read_json
 from wherry.integrations.formats.paxml.names import OPTIMIZER, VARIABLES
 
 if TYPE_CHECKING:

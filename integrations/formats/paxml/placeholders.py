@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import render
 from wherry.errors import UnrepresentableError
-from wherry.integrations.formats.orbax.tree import stored_name
+from wherry.integrations.containers.orbax.tree import stored_name
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.detection import Detection, Evidence, Kind
 from wherry.core.keypath import render
 from wherry.formats.format import Glimpse, Opened
+from wherry.integrations.containers.orbax import detection as detecting
+from wherry.integrations.containers.orbax import item as opening
+from wherry.integrations.containers.orbax import tree
+from wherry.integrations.containers.orbax.within import WithinReader
 from wherry.integrations.containers.zarr.reader import OrbaxReader
-from wherry.integrations.formats.orbax import detection as detecting
-from wherry.integrations.formats.orbax import item as opening
-from wherry.integrations.formats.orbax import tree
-from wherry.integrations.formats.orbax.within import WithinReader
 from wherry.integrations.formats.paxml import metadata
 from wherry.integrations.formats.paxml import names as naming
 from wherry.integrations.formats.paxml.arrays import open_arrays

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.errors import storage_error
-from wherry.integrations.formats.orbax import layout as orbax
-from wherry.integrations.formats.orbax.representable import chunks_of, refuse_unrepresentable
-from wherry.integrations.formats.orbax.small_files import WRITTEN
-from wherry.integrations.formats.orbax.writer import OrbaxWriter
+from wherry.integrations.containers.orbax import layout as orbax
+from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
+from wherry.integrations.containers.orbax.small_files import WRITTEN
+from wherry.integrations.containers.orbax.writer import OrbaxWriter
 from wherry.integrations.formats.paxml import metadata
 from wherry.integrations.formats.paxml import names as naming
 from wherry.integrations.formats.paxml.layout import COMMITTED, STATE

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from wherry.core.detection import Evidence
 from wherry.errors import WherryError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.formats import orbax
-from wherry.integrations.formats.orbax import detection as detecting
-from wherry.integrations.formats.orbax import item as opening
-from wherry.integrations.formats.orbax import layout
-from wherry.integrations.formats.orbax.marks import BOX, NAMED_ARRAY, wrapped
+from wherry.integrations.containers.orbax import detection as detecting
+from wherry.integrations.containers.orbax import item as opening
+from wherry.integrations.containers.orbax import layout
+from wherry.integrations.containers.orbax import row as orbax
+from wherry.integrations.containers.orbax.marks import BOX, NAMED_ARRAY, wrapped
+from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.penzai import names
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Glimpse, Options, Writer
-    from wherry.integrations.formats.orbax.tree import Tree
+    from wherry.integrations.containers.orbax.tree import Tree
     from wherry.storage.location import Location
 
 _NAMED = "axis names"
@@ -147,11 +148,9 @@ FORMATS = (
         detect=detect,
         open=open_penzai,
         create=create,
-        holds=Holds(
-            dtypes=orbax.FORMATS[0].holds.dtypes, zero_size=False, values=True, empties=True, companions=True
-        ),
+        holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax",),
-        companion_folder=orbax.FORMATS[0].companion_folder,
+        companion_folder=f"{layout.ASSETS}/",
         commit_members=(layout.COMMITTED,),
         options=orbax.OPTIONS,
         loaded_by="orbax-checkpoint 0.12.8, and penzai 0.2.5 with wherry.integrations.penzai.rebuild",

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import CorruptError, NotFoundError, UnrepresentableError
-from wherry.integrations.formats.orbax.layout import TREE, JsonObject, read_json
-from wherry.integrations.formats.orbax.marks import NAMED_ARRAY
+from wherry.integrations.containers.orbax.layout import TREE, JsonObject, read_json
+from wherry.integrations.containers.orbax.marks import NAMED_ARRAY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

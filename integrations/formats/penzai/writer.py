@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.integrations.formats.orbax.writer import OrbaxWriter
+from wherry.integrations.containers.orbax.writer import OrbaxWriter
 from wherry.integrations.formats.penzai import names
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Options
-    from wherry.integrations.formats.orbax.layout import JsonObject
+    from wherry.integrations.containers.orbax.layout import JsonObject
     from wherry.storage.location import Location
 
 

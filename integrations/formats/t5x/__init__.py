@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.formats.format import Format, Glimpse, Holds, Option
+from wherry.integrations.containers.orbax import layout as orbax_layout
+from wherry.integrations.containers.orbax import row as orbax
 from wherry.integrations.containers.zarr.metadata import STORABLE
-from wherry.integrations.formats import orbax
-from wherry.integrations.formats.orbax import layout as orbax_layout
 from wherry.integrations.formats.t5x import item, layout
 from wherry.integrations.formats.t5x.item import open_train_state
 from wherry.integrations.formats.t5x.legacy import format_version, open_legacy

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.integrations.formats.orbax import layout as orbax
-from wherry.integrations.formats.t5x.layout import ARRAY_FOLDER_PREFIXES, MSGPACK, PINNED, SIDECAR, SIGNATURE
+from wherry.integrations.containers.orbax import layout as orbax
+from wherry.integrations.formats.t5x.layout import ARRAY_FOLDER_PREFIXES, MSGPACK, PINNED
+from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
 
 _ARRAY_METADATA = (".zarray", "zarr.json", ".zgroup")
 _OWN = frozenset(
-    {MSGPACK, PINNED, SIDECAR, SIGNATURE, orbax.COMMITTED, orbax.CHECKPOINT, orbax.V1_MARKER, orbax.MANIFEST}
+    {
+        MSGPACK,
+        PINNED,
+        FOLDER_NAME,
+        SIGNATURE_NAME,
+        orbax.COMMITTED,
+        orbax.CHECKPOINT,
+        orbax.V1_MARKER,
+        orbax.MANIFEST,
+    }
 )
 _OWN_FOLDERS = frozenset({"d", "descriptor"})
 

@@ -18,8 +18,8 @@ from wherry.core.manifest import Companion
 from wherry.core.steps import step_number
 from wherry.errors import NotFoundError
 from wherry.formats.format import HEAD_BYTES, Glimpse, Opened
-from wherry.integrations.formats.orbax import layout as orbax
-from wherry.integrations.formats.orbax.item import open_item
+from wherry.integrations.containers.orbax import layout as orbax
+from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.formats.t5x import layout
 from wherry.integrations.formats.t5x.beside import companions_beside
 from wherry.integrations.formats.t5x.reader import T5xReader
@@ -108,7 +108,7 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
         detection: what names and first bytes have shown.
 
     Raises:
-        DamagedError, UnsupportedError, HostileError: see `orbax.opening.open_item`.
+        DamagedError, UnsupportedError, HostileError: see `open_item`.
         CorruptError: the folder's step is not the one inside.
     """
     item = item_of(location)

@@ -31,8 +31,6 @@ PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")
 DATASET = "dataset"
 PINNED = "PINNED"
 LOCK = "a retention lock: not to be deleted or moved"
-SIDECAR = "wherry.json"
-SIGNATURE = "wherry.sig"
 OLDEST_VERSION, NEWEST_VERSION = 2, 3
 TOO_OLD = "Checkpoint versions earlier than 2 are not supported"
 

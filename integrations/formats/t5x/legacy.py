@@ -21,11 +21,11 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError
 from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.msgpack.contents import PlacedReader
+from wherry.integrations.containers.orbax.layout import MANIFEST
+from wherry.integrations.containers.orbax.tree import kind_of
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
-from wherry.integrations.formats.orbax.layout import MANIFEST
-from wherry.integrations.formats.orbax.tree import kind_of
 from wherry.integrations.formats.t5x import layout
 from wherry.integrations.formats.t5x.beside import companions_beside
 from wherry.integrations.formats.t5x.reader import T5xReader

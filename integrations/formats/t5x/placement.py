@@ -14,10 +14,10 @@ from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.msgpack.heads import packed
+from wherry.integrations.containers.orbax.layout import reserved
+from wherry.integrations.containers.orbax.representable import chunks_of
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr import new
-from wherry.integrations.formats.orbax.layout import reserved
-from wherry.integrations.formats.orbax.representable import chunks_of
 from wherry.integrations.formats.t5x import layout
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError
 from wherry.integrations.containers.zarr.shortfall import shortfall
-from wherry.integrations.formats.t5x.layout import SIDECAR, SIGNATURE
+from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -102,7 +102,7 @@ class T5xReader:
             for array in self.arrays.arrays.values():
                 yield from self.home.parent.join(array.name).walk(f"{array.name}/")
             return
-        yield from (found for found in self.home.walk() if found.name not in (SIDECAR, SIGNATURE))
+        yield from (found for found in self.home.walk() if found.name not in (FOLDER_NAME, SIGNATURE_NAME))
 
     def close(self) -> None:
         """See Reader."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from wherry.core.manifest import Manifest
 from wherry.errors import UsageError, storage_error
+from wherry.integrations.containers.msgpack.writer import FlaxWriter
+from wherry.integrations.containers.orbax import layout as orbax
+from wherry.integrations.containers.orbax.small_files import WRITTEN, checkpoint_json
+from wherry.integrations.containers.orbax.writer import OrbaxWriter
 from wherry.integrations.containers.zarr.store import sync_everything
-from wherry.integrations.formats.flax.writer import FlaxWriter
-from wherry.integrations.formats.orbax import layout as orbax
-from wherry.integrations.formats.orbax.small_files import WRITTEN, checkpoint_json
-from wherry.integrations.formats.orbax.writer import OrbaxWriter
 from wherry.integrations.formats.t5x import layout
 from wherry.integrations.formats.t5x.item import HANDLER, ITEM
 from wherry.integrations.formats.t5x.placement import array_names, enveloped, pointers

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from wherry.core.keypath import render
 from wherry.errors import CorruptError
-from wherry.integrations.formats.orbax import tree
-from wherry.integrations.formats.orbax.layout import MSGPACK, TREE, Item, JsonObject
+from wherry.integrations.containers.orbax import tree
+from wherry.integrations.containers.orbax.layout import MSGPACK, TREE, Item, JsonObject
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.integrations.containers.msgpack.contents import Contents
-    from wherry.integrations.formats.orbax.tree import Tree
+    from wherry.integrations.containers.orbax.tree import Tree
     from wherry.storage.location import Location
 
 PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.errors import UsageError, storage_error
+from wherry.integrations.containers.orbax import layout, partitioning
+from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
+from wherry.integrations.containers.orbax.small_files import HANDLER, WRITTEN, checkpoint_json, notes
+from wherry.integrations.containers.orbax.tree import stored_name, tree_json
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr import new
 from wherry.integrations.containers.zarr.encode import ChunkEncoder
 from wherry.integrations.containers.zarr.store import ChunkStore, DatabaseChunks, FileChunks, sync_everything
-from wherry.integrations.formats.orbax import layout, partitioning
-from wherry.integrations.formats.orbax.representable import chunks_of, refuse_unrepresentable
-from wherry.integrations.formats.orbax.small_files import HANDLER, WRITTEN, checkpoint_json, notes
-from wherry.integrations.formats.orbax.tree import stored_name, tree_json
 from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.core.tensorspec import GRID
 from wherry.errors import UnrepresentableError, UsageError
+from wherry.integrations.containers.orbax import partition
+from wherry.integrations.containers.orbax.layout import reserved
+from wherry.integrations.containers.orbax.tree import stored_name
 from wherry.integrations.containers.zarr import metadata, new
-from wherry.integrations.formats.orbax import partition
-from wherry.integrations.formats.orbax.layout import reserved
-from wherry.integrations.formats.orbax.tree import stored_name
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest

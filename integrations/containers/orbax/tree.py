@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import CorruptError, UnsupportedError
-from wherry.integrations.formats.orbax.layout import (
+from wherry.integrations.containers.orbax.layout import (
     ARRAY_METADATAS,
     SHARDING,
     STRINGS,

@@ -17,9 +17,9 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
+from wherry.integrations.containers.orbax import aggregate, layout, marks, partitioning, processes, tree
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
-from wherry.integrations.formats.orbax import aggregate, layout, marks, partitioning, processes, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import storage_error
-from wherry.integrations.formats.orbax import layout
-from wherry.integrations.formats.orbax.tree import stored_name
+from wherry.integrations.containers.orbax import layout
+from wherry.integrations.containers.orbax.tree import stored_name
 from wherry.storage.folders import sync_folder
 from wherry.version import __version__
 

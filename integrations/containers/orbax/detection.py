@@ -19,8 +19,8 @@ from wherry.core.detection import Detection, Evidence, Verdict, verdict_of_damag
 from wherry.core.steps import step_number
 from wherry.errors import AmbiguousError, WherryError
 from wherry.formats.format import Glimpse
-from wherry.integrations.formats.orbax import item as opening
-from wherry.integrations.formats.orbax import layout, marks, tree
+from wherry.integrations.containers.orbax import item as opening
+from wherry.integrations.containers.orbax import layout, marks, tree
 
 if TYPE_CHECKING:
     from wherry.storage.location import Location

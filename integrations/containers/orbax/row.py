@@ -1,0 +1,70 @@
+"""What the rows of formats that keep an Orbax item share: options, detection, chunk grids, the writer, the step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wherry.formats.format import Option
+from wherry.integrations.containers.orbax import detection as detecting
+from wherry.integrations.containers.orbax import partition
+from wherry.integrations.containers.orbax.partitioning import ruled
+
+if TYPE_CHECKING:
+    from wherry.core.detection import Detection
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Glimpse, Options, Writer
+    from wherry.storage.location import Location
+
+STEP_ITEM = "default"
+OPTIONS = {
+    "zarr": Option("2", "version of zarr", ("2", "3")),
+    "ocdbt": Option(default=True, help="one OCDBT database rather than one folder per array"),
+    "compression": Option("none", "how chunks are compressed", ("none", "zstd")),
+    "chunks": Option("auto", partition.HELP),
+}
+
+
+def detect(glimpse: Glimpse) -> Detection | None:
+    """An item folder, a step folder with an item in it, or the remains of a save; None where it is none of these.
+
+    Raises:
+        AmbiguousError: a step has several items with arrays and none has a usual name.
+    """
+    found = detecting.look(glimpse)
+    return found and found.detection
+
+
+def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
+    """See Format; the writing is in `writer`."""
+    from wherry.integrations.containers.orbax.writer import OrbaxWriter  # tensorstore
+
+    return OrbaxWriter(staging, manifest, options)
+
+
+def prepare(manifest: Manifest, options: Options) -> Manifest:
+    """The manifest with the chunk grid that the writer will use.
+
+    Raises:
+        UnrepresentableError: something in it cannot be held by Orbax.
+    """
+    from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
+
+    refuse_unrepresentable(manifest, options)
+    specs = {
+        path: replace(spec, chunks=chunks_of(spec, options["chunks"]), sharding=ruled(spec.sharding))
+        for path, spec in manifest.tensors.items()
+    }
+    return replace(manifest, tensors=specs)
+
+
+def version(_manifest: Manifest, options: Options) -> str:
+    """The format version that these options give."""
+    return f"{'ocdbt' if options['ocdbt'] else 'per-array directories'} zarr{options['zarr']}"
+
+
+def finish_step(folder: Location, manifest: Manifest) -> None:
+    """Complete the step folder that a CheckpointManager reads."""
+    from wherry.integrations.containers.orbax.small_files import finish_step as finish
+
+    finish(folder, manifest, STEP_ITEM)
