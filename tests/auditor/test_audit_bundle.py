@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import wherry
 from tests.support import audit as support
+from tests.support.audit import rewritten
 from wherry.auditor import check
 from wherry.auditor.audit import audit
 from wherry.auditor.bundle import check_bundle
@@ -31,27 +32,6 @@ def bundle(tmp_path):
     path = tmp_path / "evidence.zip"
     audit(bundle=path)
     return path
-
-
-def rewritten(bundle, change, *, index=True):
-    """The bundle with `change(name, data)` applied to each file, under an index that agrees (or not)."""
-    target = bundle.with_name("changed.zip")
-    with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(target, "w") as new:
-        files = {name: change(name, old.read(name)) for name in old.namelist() if name != "index.json"}
-        listing = json.loads(old.read("index.json"))
-        if index:
-            import hashlib
-
-            listing["files"] = {
-                name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-                for name, data in files.items()
-                if data is not None
-            }
-        for name, data in files.items():
-            if data is not None:
-                new.writestr(name, data)
-        new.writestr("index.json", json.dumps(listing))
-    return target
 
 
 def test_a_bundle_is_whole_and_says_what_it_proves(bundle):

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 import wherry
-from tests.support.command import key_pair, small
+from tests.support.command import small
+from tests.support.signing import key_pair
 from wherry.cli import main
 from wherry.converter import passes
 from wherry.converter.convert import Target, convert_all

@@ -12,6 +12,7 @@ from tests.support import audit as audit_support
 from tests.support import orbax as orbax_support
 from tests.support.durability import make_source, watched
 from tests.support.orbax import copied, needs_corpus
+from tests.support.signing import key_pair
 from wherry.auditor.audit import audit
 from wherry.ledger.record import open_ledger, record_event
 from wherry.routes.removal import removing
@@ -80,12 +81,7 @@ def signing():
 
 
 def signing_keys(folder):
-    signing()
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    from tests.integrations.test_signing import write_keys
-
-    return write_keys(folder, ec.generate_private_key(ec.SECP256R1()))[0]
+    return key_pair(folder)[0]
 
 
 @pytest.mark.parametrize("name", ["orbax", "safetensors"])

@@ -7,8 +7,7 @@ import json
 import pytest
 
 import wherry
-from tests.families.test_outfit_configs import LLAMA
-from tests.support.families import made
+from tests.support.families import PLAIN_LLAMA, made
 from wherry.core.request import Wish
 from wherry.errors import MismatchError, NotFoundError, UnrepresentableError
 from wherry.families import load_family
@@ -33,7 +32,7 @@ def folder(tmp_path):
     safetensors.save_file(
         {path[0]: array for path, array in llama().tensors.items()}, source / "model.safetensors"
     )
-    (source / "config.json").write_text(json.dumps(LLAMA))
+    (source / "config.json").write_text(json.dumps(PLAIN_LLAMA))
     (source / "tokenizer.model").write_bytes(SENTENCEPIECE)
     (source / "tokenizer_config.json").write_text("{}")
     (source / "generation_config.json").write_text("{}")
@@ -93,7 +92,7 @@ def test_assets_replace_what_the_source_has(folder, tmp_path):
 
 
 def test_the_way_back_finds_what_the_target_could_not_say(folder, tmp_path):
-    config = {**LLAMA, "bos_token_id": 7, "attention_dropout": 0.25}
+    config = {**PLAIN_LLAMA, "bos_token_id": 7, "attention_dropout": 0.25}
     (folder / "config.json").write_text(json.dumps(config))
     for to in ("maxtext", "penzai", "lingua"):
         wherry.convert(folder, tmp_path / to, to=to, lineage=False)
@@ -109,7 +108,7 @@ def test_the_way_back_finds_what_the_target_could_not_say(folder, tmp_path):
 def test_a_config_of_another_model_beside_the_source_is_refused(folder, tmp_path):
     wherry.convert(folder, tmp_path / "there", to="maxtext", lineage=False)
     beside = tmp_path / "there" / "items" / "assets" / "config.json"
-    beside.write_text(json.dumps({**LLAMA, "num_hidden_layers": 4}))
+    beside.write_text(json.dumps({**PLAIN_LLAMA, "num_hidden_layers": 4}))
     with pytest.raises(MismatchError, match=r"config\.json .*layer is 4"):
         plan(tmp_path / "there", tmp_path, "huggingface")
     assert not (tmp_path / "out").exists()
@@ -117,7 +116,7 @@ def test_a_config_of_another_model_beside_the_source_is_refused(folder, tmp_path
 
 def test_a_config_is_of_the_system_whose_sizes_it_states():
     systems = load_family("llama").systems
-    assert config_system(LLAMA, systems.values()) is systems["huggingface"]
+    assert config_system(PLAIN_LLAMA, systems.values()) is systems["huggingface"]
     assert (
         config_system({"model": {"dim": 8, "n_layers": 2, "n_heads": 2}}, systems.values())
         is systems["lingua"]
@@ -130,7 +129,7 @@ def test_a_config_of_the_target_is_taken_from_the_user(folder, tmp_path):
     wherry.convert(folder, tmp_path / "there", to="maxtext", lineage=False)
     (tmp_path / "there" / "items" / "assets" / "config.json").unlink()
     stated = tmp_path / "mine.json"
-    stated.write_text(json.dumps({**LLAMA, "bos_token_id": 11}))
+    stated.write_text(json.dumps({**PLAIN_LLAMA, "bos_token_id": 11}))
     wish = Wish(config=str(stated))
     wherry.convert(tmp_path / "there", tmp_path / "out", to="huggingface", lineage=False, wish=wish)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["bos_token_id"] == 11

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.families import SIZES, made
+from tests.support.families import PLAIN_LLAMA, SIZES, made
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families import convert_layout, families, load_family
 from wherry.families.config_files import parse_config, render_config
 from wherry.families.config_written import known_names, written_config
 from wherry.families.facts import tell
 from wherry.layout.expr import evaluate
-
-LLAMA = {
-    "model_type": "llama", "vocab_size": 20, "num_hidden_layers": 3, "hidden_size": 12, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 10, "hidden_act": "silu", "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0, "max_position_embeddings": 64, "tie_word_embeddings": False,
-}  # fmt: skip
 
 
 def projected(source, target, config=None, *, tensors=None, **more):
@@ -33,7 +27,7 @@ def test_what_is_known_is_written():
     table = {"norm_eps": 1e-6, "rope_theta": 1e6, "max_seqlen": 99}
     written = written_config(projected("lingua", "huggingface", {"model": table}))
     assert written.config == {
-        **LLAMA, "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+        **PLAIN_LLAMA, "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1e6,
         "max_position_embeddings": 99, "torch_dtype": "float32",
     }  # fmt: skip
     assert written.warnings == ()
@@ -49,7 +43,7 @@ def test_what_nobody_knows_is_named():
 
 
 def test_what_a_given_config_says_is_kept():
-    given = {**LLAMA, "bos_token_id": 128000, "torch_dtype": "float16", "rope_theta": 7.0}
+    given = {**PLAIN_LLAMA, "bos_token_id": 128000, "torch_dtype": "float16", "rope_theta": 7.0}
     written = written_config(projected("lingua", "huggingface"), given)
     assert written.config == {**given, "architectures": ["LlamaForCausalLM"], "torch_dtype": "float32"}
     assert written.warnings == ()
@@ -66,17 +60,17 @@ def test_what_a_given_config_says_is_kept():
 def test_a_given_config_of_another_model_is_refused(attribute, value, said):
     told = {"model": {"rope_theta": 500000.0, "norm_eps": 1e-5}}
     with pytest.raises(MismatchError, match=said):
-        written_config(projected("lingua", "huggingface", told), {**LLAMA, attribute: value})
+        written_config(projected("lingua", "huggingface", told), {**PLAIN_LLAMA, attribute: value})
 
 
 def test_an_unknown_attribute_is_refused():
     with pytest.raises(UnrepresentableError, match="num_gadgets"):
-        written_config(projected("lingua", "huggingface"), {**LLAMA, "num_gadgets": 3})
+        written_config(projected("lingua", "huggingface"), {**PLAIN_LLAMA, "num_gadgets": 3})
 
 
 def test_what_a_config_cannot_say_is_refused():
     with pytest.raises(UnrepresentableError, match="meta cannot hold this model: its params"):
-        written_config(projected("huggingface", "meta", LLAMA))
+        written_config(projected("huggingface", "meta", PLAIN_LLAMA))
 
 
 def test_ties_are_seen_in_the_tensors():
@@ -104,7 +98,7 @@ def test_llama_31_scales_as_maxtext_does():
 def test_a_factor_that_maxtext_has_not_is_named():
     scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 8192}  # fmt: skip
-    written = written_config(projected("huggingface", "maxtext", {**LLAMA, "rope_scaling": scaling}))
+    written = written_config(projected("huggingface", "maxtext", {**PLAIN_LLAMA, "rope_scaling": scaling}))
     assert (written.config["rope_type"], written.config["rope_use_scale"]) == ("llama3.1", True)
     assert "factor 8" in written.warnings[-1]
 

@@ -8,30 +8,19 @@ import re
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.house import MODULES, ROOMS, ROOT, SCRIPTS, SOURCES, label
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-# A room may import from itself and from the rooms before it.
-ROOMS = ("wherry", "integrations", "tasks", "flows")
-SOURCES = sorted(
-    path for folder in (*ROOMS, "infra", "tests") for path in (ROOT / folder).rglob("*.py")
-    if not path.is_relative_to(ROOT / "wherry") or path.parts[len(ROOT.parts) + 1] not in ROOMS
-)  # fmt: skip
-SCRIPTS = [ROOT / "infra" / name for name in ("test", "demo", "bench", "screenshots")]
-MODULES = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ROOMS]
 HEAVY = {"prefect", "mlflow", "torch", "jax", "tensorstore", "orbax", "flax", "transformers", "sqlalchemy"}
 TERMINAL = {"rich", "click"}
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
-
-
-def label(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def room_of(path: Path) -> str:
@@ -153,6 +142,32 @@ def test_files_and_functions_are_short_and_say_why(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{label(path)}: {node.name} is too long"
     assert ast.get_docstring(tree), f"{label(path)} does not say why it exists"
+
+
+TESTS = [path for path in SOURCES if path.is_relative_to(ROOT / "tests")]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=label)
+def test_what_tests_share_lies_in_support(path: Path) -> None:
+    """No test imports from another, and none of our own modules is one that may be absent."""
+    for node in ast.walk(tree_of(path)):
+        for name in names_imported(node, path):
+            assert not re.match(r"tests\.(?!support\b)", name), f"{label(path)} imports {name}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("importorskip"):
+            asked = ast.unparse(node.args[0])
+            assert not re.match(r"f?['\"](wherry|tests)\b", asked), (
+                f"{label(path)}:{node.lineno} skips {asked}"
+            )
+
+
+def test_tests_lie_in_rooms() -> None:
+    assert {path.name for path in TESTS if path.parent == ROOT / "tests"} == {"conftest.py"}
+    stray = [
+        label(path)
+        for path in TESTS
+        if path.parts[len(ROOT.parts) + 1] != "support" and not path.name.startswith(("test_", "conftest"))
+    ]
+    assert not stray
 
 
 def texts() -> list[Path]:

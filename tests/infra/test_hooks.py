@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import wherry
+from tests.support.restore import nested
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -23,18 +24,6 @@ def told(monkeypatch):
     found = []
     monkeypatch.setattr(wherry, "emit", lambda uri, **more: found.append((uri, more)))
     return found
-
-
-def nested(uri):
-    """A checkpoint as the live tree that it was saved from."""
-    tree = {}
-    with wherry.open(uri) as checkpoint:
-        for path in checkpoint.manifest.tensors:
-            node = tree
-            for part in path[:-1]:
-                node = node.setdefault(part, {})
-            node[path[-1]] = checkpoint.read(path)
-    return tree
 
 
 def same_weights(model, folder):

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 import wherry
 from tests.support.readme import AUDITOR, CONTAINERS, ROOT, SERVERS, TRAINER, TRIAL, blocks, commands
+from tests.support.restore import nested
 from wherry.cli import main
 from wherry.ledger.check import check_chain
 from wherry.ledger.record import open_ledger
@@ -38,8 +39,6 @@ def llama(tmp_path_factory):
     """A folder with `ckpt/maxtext`, the live parameters in it, and the model of transformers that they are."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     jax = pytest.importorskip("jax")
-    from tests.infra.test_hooks import nested
-
     folder = tmp_path_factory.mktemp("trainer")
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from tests.support.signing import write_keys
 from wherry.cli import cli
 from wherry.errors import CorruptError, MismatchError, NotFoundError, UnsupportedError, UsageError
 from wherry.storage.sidecar import signature_location
@@ -21,21 +22,11 @@ from wherry.verifier.verify import verify as examine
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from wherry.integrations import signing
 
 CURVES = {"p256": ec.SECP256R1(), "p384": ec.SECP384R1(), "p521": ec.SECP521R1()}
-
-
-def write_keys(folder, key, name="key", password=None):
-    lock = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-    form, pem = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
-    (folder / f"{name}.pem").write_bytes(key.private_bytes(pem, form, lock))
-    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (folder / f"{name}.pub").write_bytes(public)
-    return folder / f"{name}.pem", folder / f"{name}.pub"
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.auditor.test_audit_bundle import rewritten
 from tests.support import audit as audit_support
+from tests.support.audit import rewritten
 from tests.support.ledger import altered, conversion, filled
 from wherry.auditor.audit import audit
 from wherry.auditor.bundle import check_bundle

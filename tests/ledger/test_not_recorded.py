@@ -14,7 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from tests.support.command import command, cure_of, key_pair, small
+from tests.support.command import command, cure_of, small
+from tests.support.signing import key_pair
 from wherry.converter.convert import Target, convert_all
 from wherry.errors import CorruptError, MismatchError, NotRecordedError, StorageError, UsageError
 from wherry.formats.checkpoint import present_fingerprint

@@ -23,20 +23,7 @@ from wherry.storage.stores import locate
 
 pytest.importorskip("mlflow")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_home(tmp_path_factory):
-    """One store for the module: a new one takes seconds to make its tables."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WHERRY_HOME", str(tmp_path_factory.mktemp("home")))
-        for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
-            patch.delenv(name, raising=False)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def wherry_home(own_home):
-    """Not one for every test: see above."""
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 @pytest.fixture

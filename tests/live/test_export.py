@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import wherry
+from tests.support.export import held, state_of
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import StorageError, TargetExistsError, UnrepresentableError, UnsupportedError, UsageError
@@ -20,23 +21,6 @@ from wherry.live import run, snapshot
 from wherry.live.checkpoint import LiveReader
 from wherry.live.snapshot import Box, LiveTensor, Snapshot
 from wherry.storage.stores import locate
-
-
-def state_of(seed=0):
-    rng = np.random.default_rng(seed)
-    return {
-        "params": {
-            "kernel": rng.normal(size=(33, 17)).astype(np.float32),
-            "half": rng.normal(size=(5, 4)).astype(ml_dtypes.bfloat16),
-            "layers": [np.arange(6, dtype=np.int64), np.array(3, np.uint8)],
-        },
-        "opt": {"mu": rng.normal(size=(33, 17)).astype(np.float32)},
-    }
-
-
-def held(uri):
-    with wherry.open(uri) as checkpoint:
-        return {path: checkpoint.read(path) for path in checkpoint.manifest.tensors}
 
 
 @pytest.mark.parametrize("where", ["host", "disk"])

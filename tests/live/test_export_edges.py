@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.live.test_export import held, state_of
+from tests.support.export import held, state_of
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import StorageError
 from wherry.live import run

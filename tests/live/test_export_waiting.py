@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.live.test_export import held
+from tests.support.export import held
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import MismatchError, StorageError, UsageError, WherryError
 from wherry.integrations import export_live, export_processes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.support.families import CORPUS
+from tests.support.corpus import CORPUS, expected, needs
 from wherry.errors import MismatchError, UnrepresentableError
 from wherry.integrations.live.trees import flatten, rebuilt, survey
 
@@ -105,10 +105,8 @@ def test_a_variable_at_two_places_is_one_and_labels_are_apart(penzai):
 
 @pytest.mark.parametrize("case", CASES)
 def test_checkpoints_of_the_corpus_fill_templates(case):
-    file = CORPUS / case / "expected.json"
-    if not file.exists():
-        pytest.skip(f"the corpus lacks {case}")
-    uri = CORPUS / case / "checkpoint" / json.loads(file.read_text()).get("uri", "")
+    needs(case)
+    uri = CORPUS / case / "checkpoint" / expected(case).get("uri", "")
     with wherry.open(uri) as checkpoint:
         specs, values = dict(checkpoint.manifest.tensors), dict(checkpoint.manifest.values)
         wanted = {path: checkpoint.read(path) for path in specs}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,33 +19,7 @@ from wherry.storage.stores import locate
 
 pytest.importorskip("mlflow")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_home(tmp_path_factory):
-    """One store for the module: a new one takes seconds to make its tables."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WHERRY_HOME", str(tmp_path_factory.mktemp("home")))
-        for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
-            patch.delenv(name, raising=False)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def wherry_home(own_home):
-    """Not one for every test: see above."""
-
-
-@pytest.fixture
-def name(request):
-    return re.sub(r"\W+", "-", request.node.name)
-
-
-@pytest.fixture
-def candidate(tmp_path, name):
-    """A registered candidate."""
-    receipt = converted(tmp_path / "one")
-    wherry.register(receipt, name, alias="candidate")
-    return receipt
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def test_gates_judge_what_is_on_record(candidate, name):

@@ -13,48 +13,20 @@ from click.testing import CliRunner
 import wherry
 from tests.support.registry import converted, flip_a_bit
 from wherry.cli import cli
-from wherry.config.settings import mlflow_tracking_uri
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetInUseError, UsageError
 from wherry.ledger.record import check_chain, open_ledger, statements
 from wherry.storage.sidecar import encode, read_sidecar
 from wherry.storage.stores import locate
 
 mlflow = pytest.importorskip("mlflow")
-aliases = pytest.importorskip("wherry.integrations.mlflow_aliases")
+from wherry.integrations import mlflow_aliases as aliases  # noqa: E402  needs mlflow
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_home(tmp_path_factory):
-    """One store for the module: a new one takes seconds to make its tables."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WHERRY_HOME", str(tmp_path_factory.mktemp("home")))
-        for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
-            patch.delenv(name, raising=False)
-        patch.setattr(aliases, "_SETTLE_SECONDS", 0.15)
-        yield
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 @pytest.fixture(autouse=True)
-def wherry_home(own_home):
-    """Not one for every test: see above."""
-
-
-@pytest.fixture
-def client():
-    return mlflow.MlflowClient(tracking_uri=mlflow_tracking_uri(), registry_uri=mlflow_tracking_uri())
-
-
-@pytest.fixture
-def name(request):
-    return request.node.name.replace("[", "-").replace("]", "")
-
-
-@pytest.fixture
-def candidate(tmp_path, name):
-    """A registered candidate."""
-    receipt = converted(tmp_path / "one")
-    wherry.register(receipt, name, alias="candidate", tags={"team": "speech"})
-    return receipt
+def settled_soon(monkeypatch):
+    monkeypatch.setattr(aliases, "_SETTLE_SECONDS", 0.15)
 
 
 def held(client, name):

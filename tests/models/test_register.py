@@ -7,12 +7,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 import wherry
-from wherry.config.settings import mlflow_tracking_uri
 from wherry.errors import MissingExtraError, NotFoundError, StorageError, UsageError
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
@@ -21,39 +18,9 @@ from wherry.storage.stores import locate
 
 mlflow = pytest.importorskip("mlflow")
 
-versions = pytest.importorskip("wherry.integrations.mlflow_versions")
+from wherry.integrations import mlflow_versions as versions  # noqa: E402  needs mlflow
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_home(tmp_path_factory):
-    """One store for the module: a new one takes seconds to make its tables."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WHERRY_HOME", str(tmp_path_factory.mktemp("home")))
-        for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
-            patch.delenv(name, raising=False)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def wherry_home(own_home):
-    """Not one for every test: see above."""
-
-
-@pytest.fixture
-def receipt(tmp_path):
-    tensors = {"a": np.random.default_rng().normal(size=(3, 4)), "b": np.ones(5, np.int32)}
-    save_file(tensors, tmp_path / "source.safetensors")
-    return wherry.convert(tmp_path / "source.safetensors", tmp_path / "orbax", to="orbax")
-
-
-@pytest.fixture
-def client(own_home):
-    return mlflow.MlflowClient(tracking_uri=mlflow_tracking_uri(), registry_uri=mlflow_tracking_uri())
-
-
-@pytest.fixture
-def name(request):
-    return request.node.name.replace("[", "-").replace("]", "")
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def runs(client):

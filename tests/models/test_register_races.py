@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,46 +12,15 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.config.settings import mlflow_tracking_uri
 from wherry.errors import StorageError
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
 
-mlflow = pytest.importorskip("mlflow")
-versions = pytest.importorskip("wherry.integrations.mlflow_versions")
-aliases = pytest.importorskip("wherry.integrations.mlflow_aliases")
+pytest.importorskip("mlflow")
+from wherry.integrations import mlflow_aliases as aliases
+from wherry.integrations import mlflow_versions as versions
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_home(tmp_path_factory):
-    """One store for the module: a new one takes seconds to make its tables."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WHERRY_HOME", str(tmp_path_factory.mktemp("home")))
-        for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
-            patch.delenv(name, raising=False)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def wherry_home(own_home):
-    """Not one for every test: see above."""
-
-
-@pytest.fixture
-def name(request):
-    return re.sub(r"\W+", "-", request.node.name)
-
-
-@pytest.fixture
-def receipt(tmp_path):
-    tensors = {"a": np.random.default_rng().normal(size=(3, 4)), "b": np.ones(5, np.int32)}
-    save_file(tensors, tmp_path / "source.safetensors")
-    return wherry.convert(tmp_path / "source.safetensors", tmp_path / "orbax", to="orbax")
-
-
-@pytest.fixture
-def client(own_home):
-    return mlflow.MlflowClient(tracking_uri=mlflow_tracking_uri(), registry_uri=mlflow_tracking_uri())
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def runs(client):
@@ -176,7 +144,6 @@ def test_a_withdrawal_of_a_dead_process_is_ended(receipt, client, name, monkeypa
 
 ABANDONED = """
 import os, sys, wherry
-from wherry.integrations import mlflow_versions as versions
 calls = []
 def blind(*given):
     calls.append(1)

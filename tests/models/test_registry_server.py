@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import urllib.request
 from base64 import b64encode
@@ -16,36 +15,15 @@ from wherry.core.services import service
 from wherry.errors import MismatchError, StorageError
 
 mlflow = pytest.importorskip("mlflow")
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.usefixtures("own_home")]  # as there is one server
 
-# MLflow's application with users needs a package that MLflow does not install by itself.
-USERS = importlib.util.find_spec("flask_wtf") is not None
 ADMIN = {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": "a-long-password"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_home(tmp_path_factory):
-    """One home for the module, as there is one server."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WHERRY_HOME", str(tmp_path_factory.mktemp("home")))
-        for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
-            patch.delenv(name, raising=False)
-        yield patch
-
-
-@pytest.fixture(autouse=True)
-def wherry_home(own_home):
-    """Not one for every test: see above."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, own_home):
-    """A server; one that asks for users where that can be."""
+    """A server that asks for users."""
     folder = tmp_path_factory.mktemp("server")
-    if not USERS:
-        with mlflow_server(folder) as url:
-            yield url
-        return
     config = folder / "auth.ini"
     config.write_text(
         f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{folder / 'auth.db'}\n"
@@ -139,9 +117,6 @@ def test_from_an_embedded_registry_to_a_server(server, tmp_path):
     assert version.source == f"wherry://sha256/{receipt.target.checkpoint_digest}"
 
 
-@pytest.mark.skipif(
-    not USERS, reason="flask-wtf is not installed, which MLflow's application with users needs"
-)
 def test_an_approver_is_whom_the_server_has_authenticated(server, stores, tmp_path, monkeypatch):
     wherry.register(converted(tmp_path), "approved", alias="candidate", **stores)
     gates = {"approvers": ["alice", "admin"]}
@@ -163,12 +138,14 @@ def test_an_approver_is_whom_the_server_has_authenticated(server, stores, tmp_pa
     )
 
 
-@pytest.mark.skipif(USERS, reason="this server asks for users")
-def test_a_server_without_users_knows_nobody(server, stores, tmp_path, monkeypatch):
-    for key, value in ADMIN.items():
-        monkeypatch.setenv(key, value)
-    assert service("mlflow").identity(server) is None
-    with pytest.raises(MismatchError, match="nobody whom the registry's server has authenticated"):
-        wherry.promote(
-            converted(tmp_path).target.uri, name="anybody", gates={"approvers": ["admin"]}, **stores
-        )
+def test_a_server_without_users_knows_nobody(server, tmp_path):
+    with mlflow_server(tmp_path) as url:
+        assert service("mlflow").identity(url) is None
+        with pytest.raises(MismatchError, match="nobody whom the registry's server has authenticated"):
+            wherry.promote(
+                converted(tmp_path).target.uri,
+                name="anybody",
+                gates={"approvers": ["admin"]},
+                tracking_uri=url,
+                registry_uri=url,
+            )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from safetensors.numpy import save_file
 
+from tests.support.routes import checkpoint
 from wherry.cli import cli
 from wherry.core.detection import Detection
 from wherry.errors import NotFoundError, UsageError
@@ -39,13 +38,6 @@ def config(folder, name="r", format="safetensors", uri="out/{run}/{step}.safeten
     text = BODY.format(name=name, format=format, uri=uri, fields=fields, more=more)
     (folder / "wherry.toml").write_text(text)
     return load_config(folder / "wherry.toml")
-
-
-def checkpoint(folder, run, step):
-    place = folder / "runs" / run / f"checkpoint-{step}"
-    place.mkdir(parents=True)
-    save_file({"w": np.full((8, 4), step, np.float32)}, place / "model.safetensors")
-    return place
 
 
 @pytest.mark.parametrize(

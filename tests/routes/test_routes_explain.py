@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from tests.routes.test_routes import checkpoint
+from tests.support.routes import checkpoint
 from wherry.errors import StorageError, UnsupportedError
 from wherry.routes.routes import explain, load_config
 

@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import wherry
-from tests.house.test_house import MODULES, label
+from tests.support.house import MODULES, label
+from tests.support.processes import gone, is_running
 from wherry.errors import UsageError
 from wherry.runtime import child
 from wherry.runtime.child import Limits, NoAnswerError
@@ -39,23 +39,6 @@ def seen(**more):
     done = run("surroundings", **more)
     assert done.code == 0, done.errors
     return json.loads(done.output)
-
-
-def gone(pids, within=30.0):
-    """Whether processes end within so many seconds; a zombie that nobody reaps has ended."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if not any(map(is_running, pids)):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def is_running(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def pids_in(file):
@@ -229,7 +212,9 @@ def test_only_one_module_starts_processes(path):
 
 
 def test_prefect_sees_its_settings_and_what_its_file_names_and_nothing_else(monkeypatch):
-    prefect_deploy = pytest.importorskip("wherry.integrations.prefect_deploy")
+    pytest.importorskip("prefect")
+    from wherry.integrations import prefect_deploy
+
     for name, value in {
         **SECRETS,
         "IMAGE": "wherry:1",
@@ -248,7 +233,9 @@ def test_prefect_sees_its_settings_and_what_its_file_names_and_nothing_else(monk
 
 
 def test_prefect_deploy_runs_in_a_child_with_limits(monkeypatch, tmp_path):
-    prefect_deploy = pytest.importorskip("wherry.integrations.prefect_deploy")
+    pytest.importorskip("prefect")
+    from wherry.integrations import prefect_deploy
+
     file = tmp_path / "prefect.yaml"
     file.write_text("deployments: []")
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,8 @@ from urllib.parse import quote
 import pytest
 
 import wherry
-from tests.support.command import command, key_pair, small
+from tests.support.command import command, small
+from tests.support.signing import key_pair
 from wherry.core.digest import canonical_json
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show

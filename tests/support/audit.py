@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,3 +95,22 @@ def taken_stock(path: Path, number: int) -> CheckpointRef:
     node = reference(str(path), "safetensors", version, manifest, mark)
     Path(sidecar_location(locate(path)).path).write_bytes(encode(Sidecar(manifest, node, None, leaves)))
     return node
+
+
+def rewritten(bundle, change, *, index=True):
+    """The bundle with `change(name, data)` applied to each file, under an index that agrees (or not)."""
+    target = bundle.with_name("changed.zip")
+    with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(target, "w") as new:
+        files = {name: change(name, old.read(name)) for name in old.namelist() if name != "index.json"}
+        listing = json.loads(old.read("index.json"))
+        if index:
+            listing["files"] = {
+                name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                for name, data in files.items()
+                if data is not None
+            }
+        for name, data in files.items():
+            if data is not None:
+                new.writestr(name, data)
+        new.writestr("index.json", json.dumps(listing))
+    return target

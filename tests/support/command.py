@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 from safetensors.numpy import save
 
 if TYPE_CHECKING:
@@ -41,19 +40,3 @@ def small(path: Path) -> Path:
 def cure_of(text: str) -> str:
     """The command that a cure says to run."""
     return text.rpartition("run: ")[2].strip()
-
-
-def key_pair(folder: Path) -> tuple[Path, Path]:
-    """Files with a private and a public key for signatures."""
-    pytest.importorskip("cryptography")
-    from cryptography.hazmat.primitives import serialization as form
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    made = ec.generate_private_key(ec.SECP256R1())
-    private, public = folder / "private.pem", folder / "public.pem"
-    plain = (form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-    private.write_bytes(made.private_bytes(*plain))
-    public.write_bytes(
-        made.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
-    )
-    return private, public

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ml_dtypes
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 
 import wherry
+from tests.support.corpus import CORPUS, expected, needs
 from wherry.core.keypath import parse
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
@@ -24,7 +22,6 @@ from wherry.families.templates import templates
 if TYPE_CHECKING:
     from wherry.families.schema import Family
 
-CORPUS = Path(os.environ.get("WHERRY_CORPUS", Path(__file__).resolve().parents[3] / "shared/corpus"))
 SIZES = {
     "vocab": 20, "layer": 3, "embed": 12, "group": 2, "qhead": 2, "half": 2, "pair": 4, "ffn": 10, "expert": 3,
     "expert_ffn": 5, "head": 3, "dim": 4, "position": 7, "qkv": 3, "bucket": 6, "elayer": 2, "dlayer": 3, "block": 2,
@@ -103,14 +100,9 @@ def same(first, second):
     )
 
 
-def expected(case):
-    return json.loads((CORPUS / case / "expected.json").read_text())
-
-
 def opened(case, *formats):
     """A case of the corpus, opened as the first of these formats that this version reads."""
-    if not (CORPUS / case).exists():
-        pytest.skip("the corpus is not here; set WHERRY_CORPUS to its folder")
+    needs(case)
     wanted = expected(case)
     for name in (wanted["format"], *formats):
         try:
@@ -141,6 +133,12 @@ LLAMA = {
     "hidden_size": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 3,
     "intermediate_size": 10, "vocab_size": 20, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "max_position_embeddings": 64,
+}  # fmt: skip
+# The same without what only a written config has.
+PLAIN_LLAMA = {
+    "model_type": "llama", "vocab_size": 20, "num_hidden_layers": 3, "hidden_size": 12, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 10, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0, "max_position_embeddings": 64, "tie_word_embeddings": False,
 }  # fmt: skip
 
 

@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from pathlib import Path
 
 from hypothesis import strategies as st
 
+from tests.support.corpus import CORPUS, cases, expected, place  # noqa: F401  tests take them from here
 from wherry.core import dtypes
 from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
 from wherry.formats.format import Glimpse, Opened
 from wherry.formats.registry import checked_options, find_format
 from wherry.storage.stores import locate
-
-CORPUS = Path(os.environ.get("WHERRY_CORPUS", Path(__file__).parents[3] / "shared" / "corpus"))
-
-
-def expected(case: str) -> dict:
-    return json.loads((CORPUS / case / "expected.json").read_text())
-
-
-def cases(*formats: str, verdicts=("ok", "ok-but-altered")) -> list[str]:
-    """Names of the corpus cases of these formats with one of these verdicts; empty without a corpus."""
-    if not (CORPUS / "INDEX.json").exists():
-        return []
-    found = [path.parent.name for path in sorted(CORPUS.glob("*/expected.json"))]
-    rows = [(name, expected(name)) for name in found]
-    return [name for name, row in rows if row["format"] in formats and row["verdict"] in verdicts]
-
-
-def place(case: str) -> Path:
-    return CORPUS / case / "checkpoint" / expected(case)["uri"]
 
 
 def opened(path, format_name: str) -> Opened:

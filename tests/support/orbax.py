@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 
+from tests.support import corpus
+from tests.support.corpus import CORPUS, needs_corpus  # noqa: F401  tests take the mark from here
+from tests.support.corpus import expected as expectation
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import WherryError
@@ -25,26 +24,17 @@ from wherry.integrations.formats.orbax import FORMATS
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from wherry.core.keypath import KeyPath
     from wherry.formats.format import Opened
 
 ORBAX = FORMATS[0]
-CORPUS = Path(os.environ.get("WHERRY_CORPUS", Path(__file__).parents[3] / "shared" / "corpus"))
-
-needs_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS")
-
-
-def expectation(case: str) -> dict[str, Any]:
-    """expected.json of a corpus case."""
-    return json.loads((CORPUS / case / "expected.json").read_text())
 
 
 def cases(*formats: str) -> list[str]:
-    """Corpus cases of these formats."""
-    if not CORPUS.is_dir():
-        return []
-    found = sorted(path.parent.name for path in CORPUS.glob("*/expected.json"))
-    return [case for case in found if expectation(case).get("format") in formats]
+    """Corpus cases of these formats, whatever their verdict."""
+    return corpus.cases(*formats, verdicts=None)
 
 
 def opened(folder: Path | str) -> Opened:

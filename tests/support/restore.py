@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import wherry
+
 
 def on_eight_devices(module: str, case: str, *arguments: object, timeout: int = 240) -> str:
     """Run a function of a test module where JAX has eight CPU devices; what it printed."""
@@ -25,3 +27,15 @@ def on_eight_devices(module: str, case: str, *arguments: object, timeout: int = 
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def nested(uri):
+    """A checkpoint as the live tree that it was saved from."""
+    tree = {}
+    with wherry.open(uri) as checkpoint:
+        for path in checkpoint.manifest.tensors:
+            node = tree
+            for part in path[:-1]:
+                node = node.setdefault(part, {})
+            node[path[-1]] = checkpoint.read(path)
+    return tree

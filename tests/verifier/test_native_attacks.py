@@ -251,7 +251,7 @@ def test_a_loader_without_end_or_measure_is_stopped(function, tmp_path, monkeypa
         wherry.verify(target, level="native")
     assert caught.value.exit_code == 10
     if function.startswith("hang"):
-        from tests.runtime.test_child import gone
+        from tests.support.processes import gone
 
         assert gone([int(word) for word in Path(f"{target}.pids").read_text().split()])
 

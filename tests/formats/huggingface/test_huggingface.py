@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
@@ -18,6 +17,7 @@ from tests.support.formats import (
     opened,
     place,
 )
+from tests.support.huggingface import INDEX, ONES, SHARDS, detected, sharded
 from wherry.errors import (
     CorruptError,
     HostileError,
@@ -25,30 +25,9 @@ from wherry.errors import (
     NotFoundError,
     UnsupportedError,
 )
-from wherry.formats.format import Glimpse
-from wherry.formats.registry import find_format
 from wherry.integrations.huggingface.folder import family_of
 from wherry.integrations.huggingface.weights import find_weights, is_weights
 from wherry.storage.location import MOST_CONFIG
-from wherry.storage.stores import locate
-
-ONES = {"a": np.ones((2, 3), "f4"), "b": np.arange(4, dtype="i8")}
-INDEX = "model.safetensors.index.json"
-SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-
-
-def sharded(folder: Path, weight_map=None, **metadata) -> Path:
-    """Tensor `a` in the first file, `b` in the second."""
-    folder.mkdir(exist_ok=True)
-    for name, shard in zip(ONES, SHARDS, strict=True):
-        save_file({name: ONES[name]}, folder / shard, metadata={"format": "pt"})
-    index = {"metadata": metadata, "weight_map": weight_map or dict(zip(ONES, SHARDS, strict=True))}
-    (folder / INDEX).write_text(json.dumps(index))
-    return folder
-
-
-def detected(path):
-    return find_format("hf").detect(Glimpse(locate(path)))
 
 
 @pytest.mark.parametrize("case", cases("huggingface"))

@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from tests.formats.huggingface.test_huggingface import INDEX, ONES, detected, sharded
 from tests.support.formats import canonical, opened
+from tests.support.huggingface import INDEX, ONES, detected, sharded
 
 
 def test_several_sets_of_weights_have_a_stated_order(tmp_path):

@@ -9,25 +9,19 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.support.families import CORPUS
+from tests.support.corpus import CORPUS, needs
+from tests.support.tiny_models import CLASSES, MODELS, STATED, TARGETS
 from wherry.core.request import Wish
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from tests.families.test_families_transformers import CLASSES, MODELS, STATED, TARGETS  # noqa: E402  needs transformers
 
 LINGUA = ("lingua-fsdp2-w2", "checkpoint/checkpoints/0000000004")
 LLAMA_GOLDEN = "hf-llama-from-lingua-fp32"
 # T5X cases whose own forward pass is recorded, with the scale that transformers' UMT5 puts on the decoder's output.
 T5X = {"t5x-legacy-v3-f32-2024": 1.0, "t5x-orbax-ocdbt-head": 1.0, "t5x-legacy-v3-scanned-2024": 4.0}
 T5X_INPUTS = ([[5, 6, 7, 8, 9, 1]], [[0, 11, 12, 13]])
-
-
-def needs(*cases):
-    for case in cases:
-        if not (CORPUS / case).exists():
-            pytest.skip(f"the corpus lacks {case}")
 
 
 def loaded(folder):
@@ -47,8 +41,8 @@ def logits(model, ids, decoder_ids=None):
     if decoder_ids is not None and model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.tensor(decoder_ids)
     with torch.no_grad():
-        made = model(**inputs)
-    return (made.logits if "logits" in made else made.last_hidden_state).float().numpy()
+        made = model.double()(**inputs)  # in float32 processors differ by more than what is asked for
+    return (made.logits if "logits" in made else made.last_hidden_state).numpy()
 
 
 def relative(found, wanted):
@@ -74,7 +68,7 @@ def test_t5x_computes_what_t5x_computed(case, tmp_path):
     expected = json.loads((CORPUS / case / "expected.json").read_text())
     source = CORPUS / case / "checkpoint" / expected["uri"]
     wherry.convert(source, tmp_path / "out", to="huggingface", only="params", lineage=False)
-    model = loaded(tmp_path / "out").double()  # in float32 processors differ by more than what is asked for
+    model = loaded(tmp_path / "out")
     found = logits(model, *T5X_INPUTS) * T5X[case]
     assert np.abs(found - np.load(CORPUS / case / "logits.npy")).max() < 1e-4
 

@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 
 import wherry
 from tests.support.formats import assert_as_expected, canonical, cases, expected, opened, place
-from tests.support.torch import as_bytes, save, torch
+from tests.support.lingua import meta_files, model, step_folder
+from tests.support.torch import as_bytes, torch
 from wherry.errors import IncompleteError, WherryError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-PARAMS = {
-    "model": {"dim": 8, "n_layers": 1, "weight_tying": True},
-    "distributed": {"model_dtype": "bf16", "dp_shard": 2, "dp_replicate": 1},
-    "data": {"tokenizer": {"name": "bytes", "path": None}},
-}
-
-
-def model(*, tied=False) -> dict:
-    generator = torch.Generator().manual_seed(3)
-    shapes = {
-        "tok_embeddings.weight": (12, 8),
-        "layers.0.attention.wq.weight": (8, 8),
-        "norm.weight": (8,),
-    }
-    state = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    output = "output.tied_module.weight" if tied else "output.weight"
-    return state | {output: state["tok_embeddings.weight"].clone() if tied else torch.randn(12, 8)}
-
-
-def optimizer(parameters) -> dict:
-    moments = {
-        name: {"step": torch.tensor(7.0), "exp_avg": one * 2, "exp_avg_sq": one * one}
-        for name, one in parameters.items()
-        if "tied" not in name
-    }
-    group = {"lr": 0.1, "betas": (0.9, 0.95), "params": list(moments), "fused": True}
-    return {"state": moments, "param_groups": [group]}
-
-
-def step_folder(path, *, ranks=2, tied=False, optim=True, params=None):
-    """What CheckpointManager.save leaves: DCP, params.json, one train state per rank."""
-    weights = model(tied=tied)
-    state = {"model": weights} | ({"optim": optimizer(weights)} if optim else {})
-    path.mkdir(parents=True)
-    save(state, path)
-    (path / "params.json").write_text(json.dumps(PARAMS if params is None else params))
-    for rank in range(ranks):
-        (path / f"train_state_{rank:05d}.json").write_text(json.dumps({"step": 7, "acc_step": 0}))
-    return path
 
 
 @pytest.mark.parametrize("case", cases("lingua"))
@@ -166,23 +127,6 @@ def test_consolidated_without_params(tmp_path):
     found = wherry.detect(folder)
     assert (found.format, found.verdict) == ("lingua-consolidated", "incomplete")
     assert "params.json" in (found.reason or "")
-
-
-def meta_files(path, parts=2):
-    path.mkdir()
-    rows = []
-    for part in range(parts):
-        state = {
-            "tok_embeddings.weight": torch.randn(12, 8 // parts).bfloat16(),
-            "layers.0.attention.wo.weight": torch.randn(8, 8 // parts).bfloat16(),
-            "norm.weight": torch.ones(8).bfloat16(),
-            "rope.freqs": torch.ones(2),
-        }
-        torch.save(state, path / f"consolidated.{part:02d}.pth")
-        rows.append(state)
-    (path / "params.json").write_text('{"dim": 8, "n_layers": 1}')
-    (path / "tokenizer.model").write_bytes(b"x")
-    return rows
 
 
 @pytest.mark.parametrize("parts", [1, 2])

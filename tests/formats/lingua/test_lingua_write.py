@@ -7,8 +7,8 @@ import json
 import pytest
 
 import wherry
-from tests.formats.lingua.test_lingua import PARAMS, meta_files, model, optimizer, step_folder
 from tests.support.formats import expected, opened, place
+from tests.support.lingua import PARAMS, meta_files, model, optimizer, step_folder
 from tests.support.torch import same, torch
 from wherry.errors import UnrepresentableError, UsageError
 
