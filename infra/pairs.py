@@ -6,7 +6,7 @@ measures all pairs and writes the table into README.md, between `<!-- pairs:star
 trees of float32 and bfloat16 are carried: one with one-part key paths, one with nested ones, and for the formats that
 know one way of naming only (Lingua's) one with their names and the file that they cannot be without. A format that
 cannot hold a tree refuses it by name before it writes anything; every other pair must keep the digest, or this fails.
-`tests/test_pairs.py` runs the same measurement and compares README with it.
+`tests/contract/test_pairs.py` runs the same measurement and compares README with it.
 """
 
 from __future__ import annotations

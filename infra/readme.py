@@ -2,8 +2,8 @@
 
     python infra/readme.py
 
-`tests/test_readme.py` compares README with the code, so run this after a change to either. It needs wherry installed
-with the extra `prefect`. The table of pairs is measured, not said: `infra/pairs.py` writes it.
+`tests/infra/test_readme.py` compares README with the code, so run this after a change to either. It needs wherry
+installed with the extra `prefect`. The table of pairs is measured, not said: `infra/pairs.py` writes it.
 """
 
 from __future__ import annotations
@@ -136,13 +136,13 @@ def limit(entry: dict[str, Any]) -> str:
 
 
 def hooks() -> str:
-    """The text of `tests/hooks_*.py`, each folded behind the first line of its docstring."""
+    """The text of `tests/support/hooks_*.py`, each folded behind the first line of its docstring."""
     return "".join(map(hook, HOOKS))
 
 
 def hook(name: str) -> str:
     """One hook: what its docstring says as text, the rest as code."""
-    source = (ROOT / "tests" / f"hooks_{name}.py").read_text()
+    source = (ROOT / "tests" / "support" / f"hooks_{name}.py").read_text()
     module = ast.parse(source)
     first, _, rest = (ast.get_docstring(module) or "").partition("\n")
     system, _, about = re.sub(r"`([^`]*)`", r"<code>\1</code>", first).partition(": ")

@@ -4,7 +4,8 @@
 
 No loader may execute anything that a checkpoint holds, also not where a file is replaced between wherry's own look and
 the load: whatever a loader reads is read as data. A library that would unpickle, import or follow a name from the
-checkpoint gets what wherry read inertly in its place. tests/test_native_attacks.py attacks each row of the table.
+checkpoint gets what wherry read inertly in its place. tests/verifier/test_native_attacks.py attacks each row of the
+table.
 """
 
 from __future__ import annotations

@@ -1,0 +1,186 @@
+"""The evidence bundle: whole, consistent, checked by two hands, and every change of it found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import wherry
+from tests.support import audit as support
+from tests.support.audit import rewritten
+from wherry.auditor import check
+from wherry.auditor.audit import audit
+from wherry.auditor.bundle import check_bundle
+from wherry.cli.audit import audit as command
+from wherry.core.digest import checkpoint_digest
+from wherry.core.manifest import Companion, Manifest, from_json
+from wherry.errors import NotFoundError, UsageError
+from wherry.ledger.record import head, open_ledger
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    receipt = support.converted(tmp_path)
+    support.registered(receipt)
+    wherry.convert(receipt.target.uri, tmp_path / "tree", to="orbax")
+    path = tmp_path / "evidence.zip"
+    audit(bundle=path)
+    return path
+
+
+def test_a_bundle_is_whole_and_says_what_it_proves(bundle):
+    checked = check_bundle(bundle)
+    assert checked.ok, checked.problems
+    assert (checked.checkpoints, checked.manifests) == (3, 2)
+    with zipfile.ZipFile(bundle) as archive:
+        report = json.loads(archive.read("report.json"))
+        assert "# Audit of 3 checkpoints" in archive.read("report.md").decode()
+    assert report["chain"]["head"] == checked.head
+    assert check_bundle(bundle, checked.head).ok
+    assert "no statement has the hash" in check_bundle(bundle, "0" * 64).problems[0]
+
+
+def test_the_check_inside_the_bundle_runs_without_wherry(bundle):
+    command = [sys.executable, "-I", "-S", str(bundle)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "whole and consistent" in done.stdout
+    assert subprocess.run([*command, "--anchor", "1" * 64], check=False, capture_output=True).returncode == 1
+
+
+def test_the_second_hand_computes_what_the_engine_computes(tmp_path):
+    np.savez(tmp_path / "odd.npz", **{"a~b.c": np.ones(2), "plain": np.zeros((1, 3))})
+    receipt = wherry.convert(tmp_path / "odd.npz", tmp_path / "odd", to="orbax")
+    data = json.loads((tmp_path / "odd" / "wherry.json").read_text())
+    expected = checkpoint_digest(from_json(data["manifest"]), "orbax", receipt.target.format_version)
+    assert check.checkpoint_digest(data["manifest"], data["checkpoint"]) == expected
+    full = Manifest(
+        {}, values={("step",): 7, ("a", "b/c"): "é"}, empties={("n",): "none"}, companions=(Companion("x", 1, "00"),)
+    )  # fmt: skip
+    reference = {"format": "orbax", "format_version": None}
+    assert check.checkpoint_digest(full.to_json(), reference) == checkpoint_digest(full, "orbax", None)
+    for path in [("a/b",), ("~", "", "~1"), ()]:
+        assert check._parts(wherry.core.keypath.render(path)) == list(path)
+
+
+def lines(data, change):
+    return b"".join(json.dumps(change(json.loads(line))).encode() + b"\n" for line in data.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("ledger.jsonl", lambda data: data.replace(b'lossless\\":true', b'lossless\\":false'), "altered"),
+        ("ledger.jsonl", lambda data: b"\n".join(data.split(b"\n")[1:]), "statement 1 is not there"),
+        ("ledger.jsonl", lambda data: data.rsplit(b"\n", 2)[0] + b"\n", "the chain ends at"),
+        ("ledger.jsonl", lambda data: lines(data, lambda row: {**row, "time": "2001"}), "hash is not"),
+        ("anchor.json", lambda data: data.replace(b'"seq": ', b'"seq": 1'), "not the end of the chain"),
+        ("report.json", lambda data: data.replace(b'"model version 1"', b'"model version 2"'), "no statement says"),
+        ("report.json", lambda data: data.replace(b'"ok": true', b'"ok": false'), "ok=False"),
+        ("report.json", lambda data: data.replace(b'"errors": 0', b'"errors": 1'), "counts"),
+        ("report.json", lambda data: b"[" + data, "damaged"),
+    ],
+)  # fmt: skip
+def test_a_change_under_a_new_index_is_found(bundle, name, change, said):
+    changed = rewritten(bundle, lambda found, data: change(data) if found == name else data)
+    checked = check_bundle(changed)
+    assert said in " ".join(checked.problems), checked.problems
+
+
+def test_a_manifest_that_gives_another_digest_is_found(bundle):
+    def change(name, data):
+        return data.replace(b'"layer.w"', b'"layer.v"') if name.startswith("manifests/") else data
+
+    assert "another checkpoint digest" in check_bundle(rewritten(bundle, change)).problems[0]
+
+
+def test_a_checkpoint_that_no_statement_names_is_found(bundle):
+    """A row that a forger adds to the report, without a manifest or a model that would contradict it."""
+    other = "f" * 64
+
+    def change(name, data):
+        if name != "report.json":
+            return data
+        report = json.loads(data)
+        row = {**report["checkpoints"][0], "checkpoint_digest": other, "models": [], "manifest": False}
+        return json.dumps({**report, "checkpoints": [*report["checkpoints"], row]}).encode()
+
+    [problem] = check_bundle(rewritten(bundle, change)).problems
+    assert f"no statement speaks of checkpoint {other}" in problem
+
+
+def test_a_manifest_that_is_left_out_under_a_new_index_is_found(bundle):
+    cut = rewritten(bundle, lambda name, data: None if name.startswith("manifests/") else data)
+    problems = check_bundle(cut).problems
+    assert len(problems) == 2
+    assert all(one.startswith("manifests/") and one.endswith(": it is missing") for one in problems)
+
+
+def test_files_that_are_changed_missing_or_added_are_named(bundle):
+    cut = rewritten(bundle, lambda name, data: None if name == "report.md" else data, index=False)
+    assert check_bundle(cut).problems == ["report.md: it is missing"]
+    changed = rewritten(bundle, lambda name, data: data + b" " if name == "report.md" else data, index=False)
+    assert check_bundle(changed).problems == ["report.md: its bytes are not those that the index states"]
+    with zipfile.ZipFile(bundle, "a") as archive:
+        archive.writestr("extra", "x")
+    assert check_bundle(bundle).problems == ["extra: not in the index"]
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(bundle, "a") as archive:
+        archive.writestr("report.md", "x")
+    assert "report.md: it is in the bundle twice" in check_bundle(bundle).problems
+    bundle.write_bytes(b"PK not")
+    assert "not an evidence bundle" in check_bundle(bundle).problems[0]
+
+
+def test_anchors_as_hash_and_as_file(bundle, tmp_path):
+    with open_ledger() as ledger:
+        now = head(ledger)
+    file = tmp_path / "anchor.json"
+    file.write_text(json.dumps({"seq": now.seq, "hash": now.hash, "time": now.time}))
+    assert audit(anchor=str(file)).ok
+    assert not check_bundle(bundle, str(file)).ok, (
+        "the anchor is the statement of the audit, which came after"
+    )
+    for bad in ("nothing", str(bundle)):
+        with pytest.raises(UsageError):
+            audit(anchor=bad)
+    with pytest.raises(NotFoundError):
+        check_bundle(tmp_path / "none.zip")
+
+
+def test_the_command_line(bundle, tmp_path):
+    run = CliRunner().invoke
+    done = run(command, ["--json"])
+    assert (done.exit_code, json.loads(done.output)["ok"]) == (0, True)
+    done = run(command, [str(tmp_path), "--level", "digest", "--markdown", str(tmp_path / "r.md")])
+    assert done.exit_code == 0
+    assert "3, 3 of them fine" in done.output
+    assert (tmp_path / "r.md").read_text().startswith("# Audit of 3")
+    done = run(command, ["--check", str(bundle), "--json"])
+    assert (done.exit_code, json.loads(done.output)["manifests"]) == (0, 2)
+    bundle.write_bytes(bundle.read_bytes()[:-30])
+    done = run(command, ["--check", str(bundle)])
+    assert done.exit_code == 9
+    support.flip(tmp_path / "source.out")
+    done = run(command, ["--level", "digest"])
+    assert done.exit_code == 9
+    assert "altered" in done.output
+    assert "wherry convert" in done.output
+
+
+def test_no_damage_makes_the_check_fall(bundle):
+    """Any byte of the bundle may be another: that is said, or it is a byte that means nothing, never an exception."""
+    data = bundle.read_bytes()
+    generator = np.random.default_rng(0)
+    noticed = 0
+    for place in generator.integers(0, len(data), 200):
+        changed = bytearray(data)
+        changed[place] ^= 0xFF
+        bundle.write_bytes(changed)
+        noticed += not check_bundle(bundle).ok
+    assert noticed > 150

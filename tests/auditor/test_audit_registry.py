@@ -1,0 +1,130 @@
+"""The registry against the ledger, and a thousand registered checkpoints in a minute."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import wherry
+from tests.support import audit as support
+from wherry.auditor.audit import audit
+from wherry.config.settings import mlflow_registry_uri
+
+
+def row(receipt, name="model", version="1", aliases=(), **tags):
+    tags = {
+        "wherry.checkpoint_digest": receipt.target.checkpoint_digest,
+        "wherry.weights_digest": receipt.target.weights_digest,
+        "wherry.uri": receipt.target.uri,
+    } | {key.replace("_", ".", 1): value for key, value in tags.items()}
+    return (name, version, tags, aliases)
+
+
+def of(report, kind):
+    return [one for one in report.findings if one.kind == kind]
+
+
+def test_what_agrees_is_quiet(tmp_path, monkeypatch):
+    receipt = support.converted(tmp_path)
+    support.registered(receipt)
+    support.fake_registry(monkeypatch, row(receipt, aliases=("champion",)))
+    report = audit("registered", registry_uri=support.REGISTRY)
+    assert support.kinds(report) == set()
+    assert [one.uri for one in report.checkpoints] == [receipt.target.uri]
+    assert (report.registry, report.versions) == (support.REGISTRY, 1)
+    assert report.checkpoints[0].models == ("model version 1",)
+
+
+def test_versions_without_bytes_and_bytes_without_versions(tmp_path, monkeypatch):
+    lost, loose = support.converted(tmp_path, "lost"), support.converted(tmp_path, "loose", seed=1)
+    support.registered(lost)
+    Path(lost.target.uri).unlink()
+    support.fake_registry(monkeypatch, row(lost, aliases=("champion", "prod")))
+    report = audit(registry_uri=support.REGISTRY)
+    [found] = of(report, "registration-without-bytes")
+    assert "model version 1 (@champion, @prod)" in found.what
+    [note] = of(report, "bytes-without-registration")
+    assert (note.uri, note.severity) == (loose.target.uri, "note")
+    [gone] = of(report, "gone")
+    assert gone.models == ("model version 1",)
+    pruned = row(lost, wherry_deleted="2026-11-21")
+    support.fake_registry(monkeypatch, pruned)
+    assert not of(audit(registry_uri=support.REGISTRY), "registration-without-bytes")
+
+
+def test_altered_tags_and_versions_that_one_side_lacks(tmp_path, monkeypatch):
+    one, other = support.converted(tmp_path), support.converted(tmp_path, "other", seed=1)
+    support.registered(one)
+    support.fake_registry(monkeypatch, row(one, wherry_weights_digest="0" * 64))
+    assert "its weights digest" in of(audit(registry_uri=support.REGISTRY), "registration-altered")[0].what
+    support.registered(one, "moved", "4")
+    support.fake_registry(monkeypatch, row(one), row(other, "unheard", "2"))
+    report = audit(registry_uri=support.REGISTRY)
+    assert "unheard version 2" in of(report, "registration-unknown")[0].what
+    support.fake_registry(monkeypatch, row(other))
+    report = audit(registry_uri=support.REGISTRY)
+    assert not report.ok
+    foreign = ("x", "1", {"wherry.checkpoint_digest": "f" * 64}, ())
+    support.fake_registry(monkeypatch, foreign)
+    report = audit(registry_uri=support.REGISTRY)
+    assert "knows nothing" in of(report, "registration-unknown")[0].what
+    assert {one.what.split(" is not")[0] for one in of(report, "registration-gone")} == {
+        "model version 1",
+        "moved version 4",
+    }
+
+
+def test_a_registry_that_cannot_be_asked_is_said(tmp_path, monkeypatch):
+    from wherry.auditor import registrations
+    from wherry.errors import missing_extra
+
+    def missing(_name):
+        raise missing_extra("mlflow", "mlflow", "mlflow")
+
+    receipt = support.converted(tmp_path)
+    support.registered(receipt)
+    monkeypatch.setattr(registrations, "service", missing)
+    report = audit(registry_uri=support.REGISTRY)
+    assert "needs the package mlflow" in of(report, "registry-not-asked")[0].what
+    Path(receipt.target.uri).unlink()
+    assert of(audit(registry_uri=support.REGISTRY), "registration-without-bytes")
+
+
+def test_a_claim_that_was_never_finished(tmp_path):
+    from wherry.ledger.record import claim_registration, open_ledger
+
+    receipt = support.converted(tmp_path)
+    with open_ledger() as ledger:
+        claim_registration(ledger, receipt.target, support.REGISTRY, "m")
+    assert "begun and not finished" in of(audit(), "registration-pending")[0].what
+
+
+def test_with_a_real_registry(tmp_path, tmp_path_factory, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    receipt = support.converted(tmp_path)
+    wherry.register(receipt, "m", alias="champion")
+    report = audit("registered")
+    assert support.kinds(report) == set()
+    assert (report.versions, report.registry) == (1, mlflow_registry_uri())
+    Path(receipt.target.uri).unlink()
+    [found] = of(audit("registered"), "registration-without-bytes")
+    assert "m version 1 (@champion)" in found.what
+
+
+def test_a_thousand_registered_checkpoints_in_a_minute(tmp_path, monkeypatch):
+    nodes = support.many(tmp_path, 1000)
+    tags = [
+        {"wherry.checkpoint_digest": one.checkpoint_digest, "wherry.weights_digest": one.weights_digest}
+        for one in nodes
+    ]
+    rows = [(f"model-{number % 50}", str(number), one, ()) for number, one in enumerate(tags)]
+    support.fake_registry(monkeypatch, *rows)
+    clock = time.monotonic()
+    report = audit("registered", registry_uri=support.REGISTRY, bundle=tmp_path / "evidence.zip")
+    seconds = time.monotonic() - clock
+    assert (len(report.checkpoints), support.kinds(report)) == (1000, set())
+    assert seconds < 60, f"{seconds:.1f} s for 1,000 checkpoints"

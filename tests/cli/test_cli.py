@@ -1,0 +1,158 @@
+"""The command line: cheap to start, says what the library says, documented word for word."""
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+
+import wherry as library
+from wherry.cli import cli
+from wherry.errors import WherryError
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def wherry(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "wherry.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A Hugging Face folder."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"w": np.ones((3, 4), dtype="f4")}, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["convert", "--help"]])
+def test_help_and_version_cost_little(arguments):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(3):
+        assert wherry(*arguments).returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / 3
+    assert spent < 0.3, f"{spent:.2f} s of CPU"
+
+
+@pytest.mark.parametrize("command", ["import wherry", "import wherry.cli", "convert"])
+def test_neither_prefect_nor_mlflow_nor_torch_nor_jax_is_imported(model, tmp_path, command):
+    code = command
+    if command == "convert":
+        code = f"import wherry; wherry.convert({str(model)!r}, {str(tmp_path / 'out')!r}, to='orbax')"
+    heavy = ("prefect", "mlflow", "torch", "jax", "orbax", "flax", "transformers")
+    check = f"{code}; import sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_verb_speaks_json(model, tmp_path):
+    out = tmp_path / "out"
+    plan = json.loads(wherry("convert", model, out, "--to", "orbax", "--dry-run", "--json").stdout)
+    assert not out.exists()
+    assert json.loads(wherry("plan", model, out, "--to", "orbax", "--json").stdout) == plan
+    receipt = json.loads(wherry("convert", model, out, "--to", "orbax", "--json").stdout)
+    assert receipt["plan_digest"] == plan["digest"]
+    assert receipt["lineage"] == "recorded"
+    assert json.loads(wherry("convert", model, out, "--to", "orbax", "--json").stdout)["already"]
+    detection = json.loads(wherry("detect", out, "--json").stdout)
+    assert set(detection) == {
+        "uri", "format", "also", "format_version", "writer", "step", "kind", "family", "verdict", "reason", "evidence",
+    }  # fmt: skip
+    assert {"file", "seen"} == set(detection["evidence"][0])
+    verification = json.loads(wherry("verify", out, "--level", "digest", "--json").stdout)
+    assert set(verification) == {"uri", "level", "verdict", "ok", "tensors", "seconds", "bytes"}
+    assert verification["tensors"] == {"checked": 1, "failed": []}
+    inspection = json.loads(wherry("inspect", out, "--sha256", "--json").stdout)
+    assert inspection["tensors"][0]["path"] == "w"
+    assert len(inspection["tensors"][0]["sha256"]) == 64
+    found = [json.loads(line) for line in wherry("discover", tmp_path, "--json").stdout.splitlines()]
+    assert {one["uri"] for one in found} == {str(model), str(out)}
+    lineage = json.loads(wherry("lineage", "show", out, "--json").stdout)
+    assert receipt["source"]["checkpoint_digest"] in json.dumps(lineage)
+    assert {row["name"] for row in json.loads(wherry("formats", "--json").stdout)} >= {"orbax", "huggingface"}
+    assert json.loads(wherry("formats", "orbax", "--json").stdout)["options"]
+
+
+def test_every_verb_speaks_to_people(model, tmp_path):
+    out = tmp_path / "out"
+    said = {
+        ("plan", model, out, "--to", "orbax"): "peak memory",
+        ("convert", model, out, "--to", "orbax"): "every byte read back",
+        ("detect", out): "verdict:",
+        ("inspect", out): "3 x 4",
+        ("verify", out, "--level", "digest"): "ok: 1 tensors",
+        ("discover", tmp_path): "orbax",
+        ("lineage", "show", out): str(model),
+        ("formats",): "huggingface",
+        ("formats", "orbax"): "--set",
+        ("clean", tmp_path): "",
+    }
+    for arguments, words in said.items():
+        done = wherry(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert words in done.stdout
+        assert "Traceback" not in done.stderr
+
+
+def commands(group, prefix=()):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+def shown(*words):
+    runner = CliRunner()
+    return runner.invoke(cli, [*words, "--help"], prog_name="wherry", terminal_width=100).output.strip()
+
+
+def test_readme_shows_the_help_as_it_is():
+    blocks = dict(re.findall(r"```console\n\$ wherry (.*?)--help\n(.*?)```", README.read_text(), re.DOTALL))
+    assert "" in blocks, "README must show `wherry --help`"
+    assert "convert " in blocks
+    for words, text in blocks.items():
+        assert text.strip() == shown(*words.split())
+
+
+def test_readme_names_every_command_and_exit_code():
+    text = README.read_text()
+    for words in commands(cli):
+        assert f"wherry {' '.join(words)}" in text, words
+    codes = {cls.exit_code for cls in all_errors(WherryError)} - {1}
+    for code in sorted({0, *codes}):
+        assert re.search(rf"^\| {code} \|", text, re.MULTILINE), code
+
+
+def all_errors(cls):
+    return [cls, *(below for child in cls.__subclasses__() for below in all_errors(child))]
+
+
+def test_readme_lists_every_format_with_what_works():
+    from wherry.formats.registry import formats
+
+    text = README.read_text()
+    for name, row in formats().items():
+        works = f"{'yes' if row.readable else 'refused'} | {'yes' if row.create else 'no'}"
+        assert re.search(rf"^\| `{re.escape(name)}` \|.*\| {re.escape(works)} \|", text, re.MULTILINE), name
+
+
+def test_version_is_the_packages():
+    from importlib.metadata import version
+
+    assert wherry("--version").stdout.strip() == f"wherry, version {version('wherry')}"
+    assert library.__version__ == version("wherry")

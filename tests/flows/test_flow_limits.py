@@ -1,0 +1,91 @@
+"""Limits of stores, which all flows share, and what a run may keep of its steps; on a (temporary) Prefect server."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from importlib import import_module
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+pytest.importorskip("prefect")
+
+from prefect import flow
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.settings import PREFECT_RESULTS_LOCAL_STORAGE_PATH, temporary_settings
+
+from tests.support.flow import occupied, watched
+from wherry.flows.convert import ConvertSpec, convert_checkpoint
+from wherry.tasks.detect import detect
+
+module = import_module("wherry.flows.convert")
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source.safetensors"
+    save_file({"a": np.arange(12, dtype=np.float32)}, path)
+    return path
+
+
+@pytest.fixture
+def limited(tmp_path, monkeypatch):
+    """One conversion at a time on local files."""
+    (tmp_path / "wherry.toml").write_text("[concurrency]\nfile = 1\ns3-far = 2\n")
+    monkeypatch.setenv("WHERRY_CONFIG", str(tmp_path / "wherry.toml"))
+
+
+@pytest.mark.server
+def test_a_conversion_occupies_the_limits_of_its_stores(server, source, tmp_path, limited, monkeypatch):
+    held = watched(monkeypatch)
+    further = [{"target": str(tmp_path / "b"), "to": "orbax"}]
+    spec = ConvertSpec(source=str(source), target=str(tmp_path / "a.npz"), to="npz", further=further)
+    state = convert_checkpoint(spec, return_state=True)
+    assert state.is_completed(), state.message
+    assert (held, occupied()) == ([(1, 1)], (0, 1))
+
+
+def test_another_run_may_make_a_limit_at_the_same_moment(monkeypatch):
+    made = []
+
+    class Client:
+        def upsert_global_concurrency_limit_by_name(self, name, limit):
+            made.append((name, limit))
+            if len(made) == 1:
+                raise ObjectAlreadyExists(OSError("409"))
+
+    monkeypatch.setattr(module, "get_client", lambda **_: nullcontext(Client()))
+    module._make_limits({"wherry-io-file": 3})
+    assert made == [("wherry-io-file", 3)] * 2
+
+
+def test_outside_of_a_run_no_server_is_asked(source, tmp_path, limited, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("there is no server")
+
+    for name in ("get_client", "concurrency"):
+        monkeypatch.setattr(module, name, never)
+    for name in ("detect", "plan", "convert", "lineage"):
+        monkeypatch.setattr(module, name, getattr(module, name).fn)
+    monkeypatch.setattr(module, "asset_events", lambda _receipt: None)
+    monkeypatch.setattr(import_module("wherry.tasks.convert"), "progress_artifact", lambda *_: None)
+    spec = ConvertSpec(source=str(source), target=str(tmp_path / "o"), to="orbax", verify="none")
+    assert module.chain(spec)["receipt"]["target"]["uri"] == str(tmp_path / "o")
+
+
+@pytest.mark.server
+def test_each_step_looks_again_and_nothing_is_kept_as_a_pickle(server, source, tmp_path):
+    @flow(name="twice", result_serializer="json")
+    def twice():
+        before = detect(str(source))["verdict"]
+        source.write_bytes(source.read_bytes()[:-4])
+        return [before, detect(str(source))["verdict"]]
+
+    results = tmp_path / "results"
+    with temporary_settings({PREFECT_RESULTS_LOCAL_STORAGE_PATH: results}):
+        before, after = twice()
+    assert (before, after != "ok") == ("ok", True)
+    kept = [json.loads(path.read_text()) for path in results.rglob("*") if path.is_file()]
+    assert kept == [[before, after]], "the flow's own result, as JSON, and none of its steps"

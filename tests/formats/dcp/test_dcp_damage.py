@@ -1,0 +1,171 @@
+"""PyTorch DCP that is damaged or made to deceive."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import wherry
+from tests.support.formats import assert_ends_well, canonical, cases, expected, mutated, opened, place
+from tests.support.torch import meta, save, torch
+from wherry.errors import (
+    CorruptError,
+    HostileError,
+    IncompleteError,
+    UnsupportedError,
+)
+from wherry.integrations.containers.pickle.writer import PickleWriter
+from wherry.integrations.formats.dcp import rules
+
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")
+filesystem = pytest.importorskip("torch.distributed.checkpoint.filesystem")
+format_utils = pytest.importorskip("torch.distributed.checkpoint.format_utils")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def with_meta(path, change) -> Path:
+    """The same checkpoint with its metadata changed."""
+    root = meta(path)
+    change(root)
+    (path / ".metadata").write_bytes(pickle.dumps(root))
+    return path
+
+
+@pytest.mark.parametrize("case", cases("dcp", verdicts=("incomplete", "corrupt", "malicious")))
+def test_corpus_verdicts(case):
+    row = expected(case)
+    if (
+        case == "defect-dcp-bitflip"
+    ):  # only a pass over the bytes can see it: torch stores a CRC of each record
+        found = opened(place(case), "dcp")
+        with pytest.raises(CorruptError, match="CRC"):
+            canonical(found, ("model.a.weight",))
+        return
+    assert wherry.detect(place(case)).verdict == row["verdict"]
+    with pytest.raises(wherry.errors.WherryError):
+        wherry.plan(place(case), "unused", to="safetensors")
+
+
+def _hole(root):
+    root.state_dict_metadata["a"].chunks = [
+        metadata.ChunkStorageMetadata(torch.Size([0, 0]), torch.Size([2, 3]))
+    ]
+
+
+def _overlap(root):
+    root.state_dict_metadata["a"].chunks *= 2
+
+
+def _outside(root):
+    root.state_dict_metadata["a"].size = torch.Size([3, 3])
+
+
+def _transformed(root):
+    for info in root.storage_data.values():
+        info.transform_descriptors = ["stream.zstd/1"]
+
+
+def _other_transform(root):
+    for info in root.storage_data.values():
+        info.transform_descriptors = ["stream.rot13/1"]
+
+
+def _other_dtype(root):
+    properties = root.state_dict_metadata["a"].properties
+    properties.dtype = torch.int32
+
+
+def _unstored(root):
+    root.storage_data.clear()
+
+
+def _bomb(root):
+    root.state_dict_metadata["a"].size = torch.Size([1 << 40, 3])
+    chunk = metadata.ChunkStorageMetadata(torch.Size([0, 0]), torch.Size([1 << 40, 3]))
+    root.state_dict_metadata["a"].chunks = [chunk]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (_hole, IncompleteError),
+        (_overlap, CorruptError),
+        (_outside, CorruptError),
+        (_transformed, CorruptError),
+        (_other_transform, UnsupportedError),
+        (_other_dtype, CorruptError),
+        (_unstored, IncompleteError),
+        (_bomb, HostileError),
+        (lambda root: setattr(root, "planner_data", {"a": Path("x")}), CorruptError),
+        (lambda root: setattr(root, "planner_data", slice(1)), HostileError),
+        (lambda root: setattr(root, "storage_data", 3), CorruptError),
+    ],
+)
+def test_metadata_that_lies(tmp_path, change, error):
+    path = with_meta(save({"a": torch.ones(4, 3)}, tmp_path / "a"), change)
+    with pytest.raises(error):
+        wherry.convert(path, tmp_path / "b", to="safetensors", lineage=False)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_missing_file_leaves_the_rest_readable(corpus, tmp_path):
+    shutil.copytree(place("dcp-fsdp2-w2-fp32"), tmp_path / "a")
+    (tmp_path / "a" / "__1_0.distcp").unlink()
+    found = opened(tmp_path / "a", "dcp")
+    absent = {piece.path for piece in found.reader.absent()}
+    row = {tuple(one["path"]): one for one in expected("dcp-fsdp2-w2-fp32")["tensors"]}
+    whole = [path for path in found.manifest.tensors if path not in absent]
+    assert whole
+    assert_as_expected_of(found, {path: row[path] for path in whole})
+    with pytest.raises(IncompleteError, match="__1_0"):
+        canonical(found, min(path for path in absent if path in found.manifest.tensors))
+
+
+def assert_as_expected_of(found, rows):
+    import hashlib
+
+    for path, one in rows.items():
+        assert hashlib.sha256(canonical(found, path)).hexdigest() == one["sha256"]
+
+
+def test_an_offset_whose_hash_takes_for_ever(tmp_path):
+    """A tuple of twice the tuple below, sixty times: it must not become a key."""
+    save({"a": torch.ones(2)}, tmp_path / "a")
+    out = PickleWriter()
+    fields = {"fqn": lambda: out.value("a"), "offset": lambda: out.raw(b")" + b"2\x86" * 60)}
+    info = {"relative_path": "__0_0.distcp", "offset": 0, "length": 1}
+    stored = {name: lambda value=value: out.value(value) for name, value in info.items()}
+    entry = [
+        (
+            lambda: out.state(rules.METADATA, "MetadataIndex", fields.items()),
+            lambda: out.state(rules.FILESYSTEM, "_StorageInfo", stored.items()),
+        )
+    ]
+    root = {"state_dict_metadata": lambda: out.value({}), "storage_data": lambda: out.mapping(entry)}
+    out.state(rules.METADATA, "Metadata", root.items())
+    (tmp_path / "a" / ".metadata").write_bytes(out.done())
+    began = time.monotonic()
+    with pytest.raises(CorruptError, match="natural numbers"):
+        opened(tmp_path / "a", "dcp")
+    assert time.monotonic() - began < 5
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_mutated_checkpoints_never_crash(data, tmp_path):
+    path = tmp_path / "a"
+    if not path.exists():
+        save({"w": torch.arange(6.0).reshape(2, 3).T, "n": {"x": torch.ones(2)}, "step": 3}, path)
+        shutil.copytree(path, tmp_path / "kept")
+    name = data.draw(st.sampled_from([".metadata", "__0_0.distcp"]))
+    for file in (".metadata", "__0_0.distcp"):
+        shutil.copy(tmp_path / "kept" / file, path / file)
+    (path / name).write_bytes(mutated(data, (tmp_path / "kept" / name).read_bytes()))
+    assert_ends_well(path, "dcp")

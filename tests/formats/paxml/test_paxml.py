@@ -1,0 +1,291 @@
+"""PaxML: the corpus, older versions, padding, and what is missing in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+import wherry
+from tests.support.formats import CORPUS, assert_as_expected, canonical, cases, expected, opened, place
+from wherry.errors import CorruptError, IncompleteError, UnsupportedError
+
+VERDICTS = ("ok", "incomplete", "corrupt")
+FORMATS = ("paxml", "paxml-flax")
+CASES = cases(*FORMATS, verdicts=VERDICTS)
+V11, V12 = "paxml-gpt3-l3-v11-gda-zarr", "paxml-gpt3-l3-v12-gda-ocdbt"
+needs_corpus = pytest.mark.skipif(not CASES, reason="the corpus is not here; set WHERRY_CORPUS to its folder")
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of a case that may be changed."""
+
+    def copy(case):
+        shutil.copytree(place(case).parent, tmp_path / "checkpoints")
+        return tmp_path / "checkpoints" / place(case).name
+
+    return copy
+
+
+def array(folder, name, data, **metadata):
+    """An array as tensorstore writes it for PaxML."""
+    data = np.asarray(data)
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": f"{folder}/{name}/"},
+        "metadata": {"shape": data.shape, "chunks": data.shape, "dtype": data.dtype.str, **metadata},
+    }
+    ts.open(spec, create=True).result().write(data).result()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_detection(case):
+    row = expected(case)
+    for uri in (row["uri"], *row["alternative_uris"]):
+        found = wherry.detect(CORPUS / case / "checkpoint" / uri)
+        assert (found.format, found.verdict, found.step, found.kind, found.format_version) == (
+            row["format"], row["verdict"], row["step"], row["kind"], row["layout_version"],
+        )  # fmt: skip
+        assert found.uri == str(place(case))
+        assert found.writer.startswith("paxml")
+        assert any(seen.seen.startswith("version 1.") for seen in found.evidence)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_discovery(case):
+    row = expected(case)
+    found = list(wherry.discover(CORPUS / case / "checkpoint"))
+    assert [(one.format, one.step) for one in found] == [(row["format"], row["step"])]
+
+
+@pytest.mark.parametrize("case", cases(*FORMATS))
+def test_contents(case):
+    found = opened(place(case), expected(case)["format"])
+    assert_as_expected(found, expected(case))
+    found.reader.close()
+
+
+@needs_corpus
+def test_one_of_four_hosts_is_said_in_words():
+    reason = wherry.detect(place("defect-paxml-one-of-4-hosts")).reason
+    assert reason.startswith("1 of 4 hosts")
+    assert "57 of 123 chunks, 30 of 57 arrays cannot be read whole" in reason
+
+
+@needs_corpus
+def test_a_missing_chunk_is_named():
+    reason = wherry.detect(place("defect-paxml-missing-chunk")).reason
+    assert "chunk 0.1 of mdl_vars/params/lm/softmax/logits_ffn/linear/w" in reason
+    assert "hosts" not in reason
+
+
+@needs_corpus
+def test_optimizer_groups_are_found_by_content():
+    groups = opened(place(V11), "paxml").manifest.custom["paxml"]["optimizer_groups"]
+    assert groups["opt_states_0/p#3#i-1_2"] == {"fields": ["count", "m", "v"], "stacked": [3]}
+    assert groups["opt_states_0/no_prefix_2"] == {"fields": ["count", "m", "v"]}
+    assert groups["opt_states_0/no_prefix_0"] == {"fields": ["count"]}
+    groups = opened(place(V12), "paxml").manifest.custom["paxml"]["optimizer_groups"]
+    assert groups["opt_states/0/p#3#i-1/2"]["fields"] == ["count", "m", "v"]
+
+
+@needs_corpus
+def test_a_lost_array_is_missed(copied):
+    folder = copied(V11)
+    shutil.rmtree(folder / "state" / "opt_states_0.no_prefix_2.v.params.lm.final_ln.bias")
+    found = wherry.detect(folder)
+    assert found.verdict == "incomplete"
+    assert "opt_states_0.no_prefix_2.v.params.lm.final_ln.bias" in found.reason
+    (folder / "state" / "_sharding").unlink()
+    assert wherry.detect(folder).verdict == "ok"  # nothing on disk can tell any more
+    shutil.rmtree(folder / "state" / "mdl_vars.params.lm.final_ln.bias")
+    assert "mdl_vars.params.lm.final_ln.bias" in wherry.detect(folder).reason
+
+
+@needs_corpus
+def test_a_step_without_its_state(copied):
+    folder = copied(V11)
+    for name in (folder / "state").iterdir():
+        shutil.rmtree(name) if name.is_dir() else name.unlink()
+    assert wherry.detect(folder).reason == "the state has no arrays"
+    (folder / "state").rmdir()
+    found = wherry.detect(folder)
+    assert (found.format, found.verdict, found.reason) == ("paxml", "incomplete", "the state has no arrays")
+
+
+@needs_corpus
+def test_metadata_of_another_host(copied):
+    folder = copied(V11)
+    (folder / "state" / "step" / ".zarray").unlink()
+    found = wherry.detect(folder)
+    assert (found.verdict, found.reason.split(";")[0]) == (
+        "incomplete",
+        "1 arrays have chunks but no .zarray: step",
+    )
+
+
+@needs_corpus
+def test_metadata_under_another_name_is_refused_by_name(copied):
+    folder = copied(V11)
+    (folder / "state" / "step" / ".zarray").rename(folder / "state" / "step" / ".zarray_pax")
+    with pytest.raises(UnsupportedError, match=r"\.zarray_pax"):
+        wherry.open(folder)
+
+
+@needs_corpus
+@pytest.mark.parametrize(
+    ("name", "words"), [("", "is empty"), ("{", "not JSON"), ('{"version": "x"}', "no version")]
+)
+def test_a_damaged_metadata_item(copied, name, words):
+    folder = copied(V11)
+    (folder / "metadata" / "metadata").write_text(name)
+    found = wherry.detect(folder)
+    assert (found.format, found.verdict) == ("paxml", "corrupt" if name else "incomplete")
+    assert words in found.reason
+
+
+@needs_corpus
+def test_version_1_0_and_0_0(copied):
+    folder = copied(V11)
+    (folder / "metadata" / "metadata").write_text('{"version": 1.0}')
+    found = wherry.detect(folder)
+    assert (found.verdict, found.format_version) == ("ok", "paxml 1.0, per-array zarr2 directories")
+    shutil.rmtree(folder / "metadata")
+    for name in (folder / "state").iterdir():
+        name.rename(folder / name.name)
+    (folder / "state").rmdir()
+    found = wherry.detect(folder)
+    assert (found.verdict, found.format_version, found.step) == (
+        "ok",
+        "paxml 0.0, per-array zarr2 directories",
+        4000,
+    )
+    assert_as_expected(opened(folder, "paxml"), expected(V11))
+    folder = folder.rename(folder.parent / "tmp_1700000000.checkpoint_4000")
+    assert wherry.detect(folder).verdict == "incomplete"
+
+
+@needs_corpus
+def test_a_save_that_was_never_committed(copied):
+    folder = copied(V11)
+    folder = folder.rename(f"{folder}.orbax-checkpoint-tmp-17000")
+    found = wherry.detect(folder)
+    assert (found.format, found.verdict, found.step) == ("paxml", "incomplete", 4000)
+
+
+@needs_corpus
+def test_a_state_by_itself(tmp_path):
+    shutil.copytree(place(V11) / "state", tmp_path / "state")
+    found = wherry.detect(tmp_path / "state")
+    assert (found.format, found.verdict) == ("paxml", "ok")
+
+
+@needs_corpus
+def test_a_newer_version_is_named(copied):
+    folder = copied(V12)
+    text = (folder / "metadata" / "metadata").read_text()
+    (folder / "metadata" / "metadata").write_text(text.replace('"version": 1.2', '"version": 1.3'))
+    found = wherry.detect(folder)
+    assert (found.verdict, found.format_version) == ("ok", "paxml 1.3, ocdbt")
+    assert any("newer than 1.2" in seen.seen for seen in found.evidence)
+
+
+W = "transformer.repeat.sub.x_layers_0.ff_layer.ffn_layer1.linear.w"
+
+
+def unpad(folder, name, shape):
+    """State another `unpadded_shape` for a variable."""
+    file = folder / "metadata" / "metadata"
+    data = json.loads(file.read_text())
+    node = data["train_state_metadata"]["mdl_vars"]["params"]["lm"]
+    for part in name.split("."):
+        node = node[part]
+    node["unpadded_shape"] = shape
+    file.write_text(json.dumps(data))
+
+
+@needs_corpus
+@pytest.mark.parametrize("case", [V11, V12])
+def test_padding_is_cut(copied, tmp_path, case):
+    whole = opened(place(case), "paxml")
+    folder = copied(case)
+    unpad(folder, W, [3, 13, 50])
+    found = opened(folder, "paxml")
+    cut = {path for path, spec in found.manifest.tensors.items() if spec != whole.manifest.tensors[path]}
+    assert len(cut) == 3  # the variable and its two moments
+    for path in cut:
+        spec = found.manifest.tensors[path]
+        stored = whole.manifest.tensors[path]
+        assert spec.shape == (3, 13, 50)
+        assert found.reader.extents(spec) is None
+        wanted = whole.reader.read(stored, stored.whole)[:, :13, :50]
+        assert (found.reader.read(spec, spec.whole) == wanted).all()
+    receipt = wherry.convert(folder, tmp_path / "cut", to="orbax", memory="1MiB", lineage=False)
+    assert receipt.target.parameters == found.manifest.parameters < whole.manifest.parameters
+    with wherry.open(tmp_path / "cut") as copy:
+        for path in cut:
+            assert copy.read(path).tobytes() == canonical(found, path)
+
+
+@needs_corpus
+@pytest.mark.parametrize("shape", [[3, 16, 65], [3, 16]])
+def test_an_array_smaller_than_before_padding_is_corrupt(copied, shape):
+    folder = copied(V11)
+    unpad(folder, W, shape)
+    with pytest.raises(CorruptError, match="before padding"):
+        wherry.open(folder)
+
+
+def test_layers_that_are_not_repeated(tmp_path):
+    state = tmp_path / "checkpoint_00000007" / "state"
+    model = "params.lm.transformer.x_layers_{}.ff_layer.w"
+    for layer in range(2):
+        for prefix in ("mdl_vars", "opt_states_0_2.m", "opt_states_0_2.v"):
+            array(state, f"{prefix}.{model.format(layer)}", np.full((2, 3), layer, "f4"))
+    array(state, "opt_states_0_0.count", np.int32(7))
+    array(state, "step", np.uint32(7), compressor={"id": "gzip", "level": 1})
+    (tmp_path / "checkpoint_00000007" / "metadata").mkdir()
+    (tmp_path / "checkpoint_00000007" / "metadata" / "metadata").write_text('{"version": 1.0}')
+    found = wherry.inspect(tmp_path)
+    assert (found.detection.format, found.detection.kind, found.detection.step) == ("paxml", "train-state", 7)
+    custom = found.manifest.custom["paxml"]
+    assert custom["layers"] == {"repeated": False, "x_layers": 2}
+    assert custom["optimizer_groups"]["opt_states_0_2"] == {"fields": ["m", "v"]}
+
+
+def test_not_every_step_with_metadata_is_paxml(tmp_path):
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(tmp_path, item_names=("state", "metadata")) as manager:
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave({"w": np.ones(3)}), metadata=ocp.args.JsonSave({"version": 1.2})
+        )
+        manager.save(0, args=items)
+        manager.wait_until_finished()
+    assert wherry.detect(tmp_path).format == "orbax"
+
+
+def test_hostile_names_are_refused(tmp_path):
+    state = tmp_path / "checkpoint_1" / "state"
+    array(state, "mdl_vars.params.w", np.ones(2, "f4"))
+    (tmp_path / "checkpoint_1" / "metadata").mkdir()
+    file = tmp_path / "checkpoint_1" / "metadata" / "metadata"
+    file.write_text(json.dumps({"version": 1.1, "wherry": {"names": {"mdl_vars.params.w": "a~9"}}}))
+    with pytest.raises(CorruptError, match="notes"):
+        wherry.open(tmp_path / "checkpoint_1")
+    nested = "{}"
+    for _ in range(300):
+        nested = f'{{"a": {nested}}}'
+    file.write_text(f'{{"version": 1.1, "train_state_metadata": {nested}}}')
+    assert wherry.detect(tmp_path / "checkpoint_1").verdict == "corrupt"
+
+
+def test_staged_is_not_whole(tmp_path):
+    with pytest.raises(IncompleteError):
+        folder = tmp_path / ".wherry-x.abc"
+        array(folder / "state", "mdl_vars.params.w", np.ones(2, "f4"))
+        wherry.open(folder)

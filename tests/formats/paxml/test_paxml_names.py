@@ -1,0 +1,123 @@
+"""PaxML's names: flat names and optimizer groups, and the leaves of its Flax type by the structure's text."""
+
+from __future__ import annotations
+
+import shutil
+
+import msgpack
+import pytest
+
+import wherry
+from tests.support.formats import assert_as_expected, cases, expected, opened, place
+from wherry.core.keypath import parse
+from wherry.core.tensorspec import TensorSpec
+from wherry.integrations.formats.paxml import names as naming
+from wherry.integrations.formats.paxml import treedef
+
+FLAX = "paxml-gpt3-l3-flax"
+needs_corpus = pytest.mark.skipif(not cases("paxml-flax"), reason="the corpus is not here; set WHERRY_CORPUS")
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of a case that may be changed."""
+
+    def copy(case):
+        shutil.copytree(place(case).parent, tmp_path / "checkpoints")
+        return tmp_path / "checkpoints" / place(case).name
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("path", "lists", "name"),
+    [
+        (("step",), (), "step"),
+        (("mdl_vars", "params", "lm", "w"), (), "mdl_vars.params.lm.w"),
+        (("opt_states", "0", "p#3#i-1", "2", "m", "w"), [("opt_states",), ("opt_states", "0", "p#3#i-1")],
+         "opt_states_0.p#3#i-1_2.m.w"),
+        (("opt_states", "0", "2", "m"), [("opt_states",), ("opt_states", "0")], "opt_states_0_2.m"),
+    ],
+)  # fmt: skip
+def test_flat_names(path, lists, name):
+    assert naming.flat_name(path, lists) == name
+
+
+def test_groups_of_another_optimizer():
+    paths = ["opt_states_0_1.vr.params.lm.w", "opt_states_0_1.vc.params.lm.w", "opt_states_0_1.count"]
+    specs = {path: TensorSpec(path, (1,), "float32") for path in map(naming.split_name, paths)}
+    assert naming.optimizer_groups(specs) == {"opt_states_0_1": {"fields": ["count", "vc", "vr"]}}
+
+
+@needs_corpus
+def test_flax_names():
+    found = opened(place(FLAX), "paxml-flax").manifest
+    names = found.custom["paxml"]["names"]
+    for row in expected(FLAX)["tensors"]:
+        assert parse(names["/".join(row["path"])]) == tuple(row["tree_path"])
+
+
+@needs_corpus
+def test_flax_files_of_version_0_0(tmp_path):
+    (tmp_path / "run" / "checkpoint_100").mkdir(parents=True)
+    shutil.copy(place(FLAX) / "state" / "checkpoint", tmp_path / "run" / "checkpoint_100" / "checkpoint")
+    shutil.copy(place(FLAX) / "state" / "checkpoint", tmp_path / "checkpoint_100")
+    for uri in (tmp_path / "run" / "checkpoint_100", tmp_path / "checkpoint_100"):
+        found = wherry.detect(uri)
+        assert (found.format, found.format_version, found.step) == (
+            "paxml-flax",
+            "paxml 0.0, one msgpack",
+            100,
+        )
+        assert found.verdict == "ok"
+        assert_as_expected(opened(uri, "paxml-flax"), expected(FLAX))
+
+
+@needs_corpus
+@pytest.mark.parametrize(
+    "text", ["PyTreeDef(CustomNode(TrainState[()], [*, ...]))", "PyTreeDef([*, *])", "nonsense"]
+)
+def test_an_abbreviated_structure_leaves_the_leaves_numbered(copied, text):
+    folder = copied(FLAX)
+    file = folder / "state" / "checkpoint"
+    state = msgpack.unpackb(file.read_bytes(), strict_map_key=False)
+    file.write_bytes(msgpack.packb({**state, "str_pytree_state": text}))
+    found = opened(folder, "paxml-flax")
+    assert "names" not in found.manifest.custom["paxml"]
+    assert len(found.manifest.tensors) == 57
+    assert any("not the names" in seen.seen for seen in found.detection.evidence)
+
+
+@needs_corpus
+def test_a_cut_flax_file(copied):
+    folder = copied(FLAX)
+    file = folder / "state" / "checkpoint"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert wherry.detect(folder).verdict == "corrupt"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("PyTreeDef(*)", [()]),
+        ("PyTreeDef({'a': *, 'b c': [*, None, (*,)]})", [("a",), ("b c", "0"), ("b c", "2", "0")]),
+        ('PyTreeDef({0: *, "it\'s": *})', [("0",), ("it's",)]),
+        ("PyTreeDef(CustomNode(namedtuple[ScaleByAdamState], [*, *]))", [("0",), ("1",)]),
+        (
+            "PyTreeDef(CustomNode(<class 'praxis.py_utils.NestedMap'>[('x]', 'y')], [*, {'z': *}]))",
+            [("x]",), ("y", "z")],
+        ),
+        (
+            "PyTreeDef(CustomNode(TrainState[()], [*, {'params': *}, [], ()]))",
+            [("step",), ("mdl_vars", "params")],
+        ),
+        ("PyTreeDef([*, ...])", None),
+        ("PyTreeDef([*", None),
+        ("PyTreeDef(" + "[" * 5000 + "*", None),
+        ("PyTreeDef({*: *})", None),
+        ("PyTreeDef({[: *})", None),
+        ("", None),
+    ],
+)
+def test_treedef(text, names):
+    assert treedef.leaf_names(text) == names

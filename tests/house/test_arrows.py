@@ -1,0 +1,240 @@
+"""The walls of the house: which room may import from which, no circle of files, and rooms of a size to be known."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).resolve().parents[2]
+OTHERS = ("flows", "tasks", "integrations")
+
+# Room → rooms that it may import, from the ground to the roof: each imports only from rooms above its own line.
+# Imports inside functions and for types count too. What a room below needs of a room above goes through the rows
+# of `wherry/core/services.py`.
+ROOMS: Mapping[str, str] = {
+    "version": "",
+    "errors": "version",
+    "core": "errors",
+    "runtime": "errors core",
+    "storage": "errors core runtime",
+    "staging": "errors core storage",
+    "formats": "errors core storage",
+    "format": "formats",
+    "tree": "errors core formats",
+    "layout": "errors core formats",
+    "families": "errors core storage formats layout",
+    "mover": "errors core runtime storage staging formats",
+    "view": "errors core runtime storage formats tree layout families mover",
+    "config": "errors core storage formats",
+    "ledger": "errors version core storage formats config",
+    "converter": "errors version core runtime storage staging formats tree mover view ledger",
+    "verifier": "errors core runtime storage staging formats tree mover view ledger converter",
+    "live": "errors core runtime storage staging formats tree mover view ledger converter",
+    "models": "errors core storage staging formats mover config ledger converter verifier",
+    "routes": "errors version core runtime storage staging formats tree families view config ledger converter"
+    " verifier models",
+    "lineage": "errors version core runtime storage formats config ledger converter routes",
+    "auditor": "errors version core runtime storage formats tree mover config ledger converter verifier",
+    "watch": "errors core storage formats config ledger routes",
+    "testing": "errors core runtime storage formats mover converter",
+    "cli": "errors version core runtime storage staging formats tree families view config ledger converter verifier"
+    " models routes lineage auditor watch",
+}
+FEWEST, MOST = 3, 16
+# The same inside `integrations`: containers know no format, and a format knows another only where it is named here.
+CONTAINERS: Mapping[str, str] = {
+    "flat": "",
+    "zip": "",
+    "ocdbt": "",
+    "safetensors": "flat",
+    "msgpack": "flat",
+    "npz": "flat zip",
+    "pickle": "flat zip",
+    "torch": "flat zip pickle",
+    "zarr": "flat msgpack ocdbt",
+    "orbax": "msgpack ocdbt zarr",
+}
+FORMATS: Mapping[str, str] = {
+    "dcp": "huggingface",
+    "dcp_safetensors": "dcp huggingface",
+    "lingua": "dcp huggingface",
+    "meta": "huggingface",
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the product by its import name; `wherry.flows` and its like lie beside the engine."""
+    found: dict[str, Path] = {}
+    for folder in ("wherry", *OTHERS):
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if folder == "wherry" and parts[1] in OTHERS:
+                continue  # the links by which a checkout is importable
+            name = ".".join(parts if folder == "wherry" else ("wherry", *parts))
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def imports(name: str) -> dict[str, int]:
+    """The modules of ours that a module imports, anywhere in it, each with a line."""
+    found: dict[str, int] = {}
+    for node in ast.walk(ast.parse(modules()[name].read_text())):
+        for dotted in imported(node):
+            target = dotted if dotted in modules() else dotted.rpartition(".")[0]
+            if target in modules() and target != name:
+                found[target] = getattr(node, "lineno", 0)
+    return found
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    if isinstance(node, ast.ImportFrom) and node.module:
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(name: str) -> str:
+    return name.split(".")[1] if "." in name else ""
+
+
+ENGINE = sorted(name for name in modules() if room(name) not in ("", *OTHERS))
+
+
+def test_the_table_has_every_room_and_goes_one_way() -> None:
+    assert {room(name) for name in ENGINE} == set(ROOMS)
+    below: set[str] = set()
+    for one, allowed in ROOMS.items():
+        assert set(allowed.split()) <= below, f"{one} is listed before a room that it imports"
+        below.add(one)
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_a_module_imports_from_the_rooms_that_the_table_allows(name: str) -> None:
+    own = room(name)
+    allowed = {own, *ROOMS[own].split(), *(OTHERS if own == "cli" else ())}
+    for target, line in imports(name).items():
+        assert room(target), f"{name}:{line} imports the door"
+        assert room(target) in allowed, f"{name}:{line} imports {target}"
+
+
+def wing(name: str) -> tuple[str, str]:
+    """The wing and room of a module beside the engine: ("containers", "zarr"), ("formats", "t5x"), ("mlflow", "")."""
+    parts = name.split(".")[2:]
+    return (
+        (parts[0], parts[1]) if parts[0] in ("containers", "formats") and len(parts) > 1 else (parts[0], "")
+    )
+
+
+OUTSIDE = sorted(name for name in modules() if name.startswith("wherry.integrations."))
+
+
+def test_the_table_of_containers_goes_one_way() -> None:
+    below: set[str] = set()
+    for one, allowed in CONTAINERS.items():
+        assert set(allowed.split()) <= below
+        below.add(one)
+    found = {wing(name)[1] for name in OUTSIDE if wing(name)[0] == "containers"} - {""}
+    assert found == set(CONTAINERS)
+
+
+@pytest.mark.parametrize("name", [name for name in OUTSIDE if wing(name)[0] in ("containers", "formats")])
+def test_formats_stand_on_containers_and_containers_on_the_engine(name: str) -> None:
+    kind, own = wing(name)
+    table = CONTAINERS if kind == "containers" else FORMATS
+    for target, line in imports(name).items():
+        if not target.startswith("wherry.integrations."):
+            continue
+        other, place = wing(target)
+        allowed = {own, *table.get(own, "").split()} if other == kind else set(CONTAINERS)
+        assert other in ("containers", kind) and place in allowed, f"{name}:{line} imports {target}"  # noqa: PT018
+
+
+def test_no_arrow_beside_the_engine_is_unused() -> None:
+    used = {(wing(name), wing(target)) for name in OUTSIDE for target in imports(name) if target in OUTSIDE}
+    tables = {"containers": CONTAINERS, "formats": FORMATS}
+    unused = [
+        (kind, one, other)
+        for kind, table in tables.items()
+        for one, allowed in table.items()
+        for other in allowed.split()
+        if ((kind, one), (kind, other)) not in used
+    ]
+    assert not unused
+
+
+@pytest.mark.parametrize("one", CONTAINERS)
+def test_a_container_says_what_it_is(one: str) -> None:
+    tree = ast.parse((ROOT / "integrations" / "containers" / one / "__init__.py").read_text())
+    assert len(ast.get_docstring(tree) or "") > 40
+
+
+def test_no_arrow_of_the_table_is_unused() -> None:
+    used = {(room(name), room(target)) for name in ENGINE for target in imports(name)}
+    unused = [
+        (one, other)
+        for one, allowed in ROOMS.items()
+        for other in allowed.split()
+        if (one, other) not in used
+    ]
+    assert not unused
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert not list(circles({name: set(imports(name)) for name in modules()}))
+
+
+def test_the_check_of_circles_sees_one() -> None:
+    assert list(circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == [["a", "b", "c"]]
+
+
+def circles(graph: Mapping[str, set[str]]) -> Iterator[list[str]]:
+    """What remains when, again and again, the modules without imports and those that nobody imports are taken away."""
+    rest = {name: set(targets) for name, targets in graph.items()}
+    while rest:
+        wanted = set[str]().union(*rest.values())
+        ended = {name for name, targets in rest.items() if not targets & set(rest) or name not in wanted}
+        if not ended:
+            yield sorted(rest)
+            return
+        rest = {name: targets - ended for name, targets in rest.items() if name not in ended}
+
+
+def test_rooms_are_of_a_size_to_be_known() -> None:
+    sizes = Counter(
+        room(name) for name in ENGINE if modules()[name].stem != "__init__" and name.count(".") > 1
+    )
+    assert {one: size for one, size in sizes.items() if not FEWEST <= size <= MOST} == {}
+
+
+def test_the_top_of_the_engine_is_the_door() -> None:
+    files = {path.name for path in (ROOT / "wherry").glob("*.py")}
+    assert files == {"__init__.py", "errors.py", "version.py", "format.py"}
+
+
+@pytest.mark.parametrize("one", [name for name in ROOMS if name not in ("version", "errors", "format")])
+def test_a_room_defines_its_nouns(one: str) -> None:
+    tree = ast.parse((ROOT / "wherry" / one / "__init__.py").read_text())
+    assert len(ast.get_docstring(tree) or "") > 50
+
+
+def test_plug_ins_find_the_format_row_at_its_former_place() -> None:
+    with pytest.warns(DeprecationWarning, match=r"wherry\.formats\.format"):
+        module = importlib.import_module("wherry.format")
+    assert module.Format is importlib.import_module("wherry.formats.format").Format
+
+
+def test_the_readme_draws_the_rooms_in_their_order() -> None:
+    _, _, house = (ROOT / "README.md").read_text().partition("## The house")
+    drawn = [line.split()[0] for line in house.splitlines() if line.startswith("    ") and "/ " not in line]
+    assert drawn == [one for one in ROOMS if one not in ("version", "format")]

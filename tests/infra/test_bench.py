@@ -1,0 +1,275 @@
+"""The benchmark measures what it says, and holds it against what is required."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import wherry
+from tests.support.infra import INFRA, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from types import ModuleType
+
+
+def test_measuring_sees_time_and_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measure = load("benchmarks.measure", monkeypatch)
+    code = "import time; block = bytearray(80_000_000); time.sleep(0.3); print('{\"seconds\": 0.25}')"
+    cost = measure.measure([sys.executable, "-c", code], dict(os.environ), tmp_path)
+    assert cost.work == 0.25
+    assert 0.3 < cost.wall < 30
+    assert 80_000_000 < cost.anonymous <= cost.peak < 200_000_000
+    with pytest.raises(measure.RowFailedError):
+        measure.measure([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ), tmp_path)
+    with pytest.raises(measure.RowFailedError, match="no seconds"):
+        measure.measure(["true"], dict(os.environ), tmp_path)
+
+
+def test_measuring_counts_child_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measure = load("benchmarks.measure", monkeypatch)
+    child = "import time; block = bytearray(80_000_000); time.sleep(0.3)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print('{{\"seconds\": 1}}')"
+    cost = measure.measure([sys.executable, "-c", code], dict(os.environ), tmp_path)
+    assert 80_000_000 < cost.anonymous <= cost.peak
+
+
+def test_synthetic_models_have_201_tensors_of_the_asked_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inputs = load("benchmarks.inputs", monkeypatch)
+    for size in (3_000_000, 2_000_000_000):
+        tensors = inputs.model(size)
+        assert len(tensors) == len({tensor.name for tensor in tensors}) == 201
+        assert size <= sum(tensor.nbytes for tensor in tensors) < 1.2 * size
+    inputs.make_huggingface(tmp_path / "model", 3_000_000)
+    from safetensors import safe_open
+
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())["weight_map"]
+    found = {}
+    for shard in sorted((tmp_path / "model").glob("*.safetensors")):
+        with safe_open(shard, "np") as file:
+            found |= {name: (tuple(file.get_slice(name).get_shape()), shard.name) for name in file.keys()}  # noqa: SIM118
+    assert found == {tensor.name: (tensor.shape, index[tensor.name]) for tensor in inputs.model(3_000_000)}
+
+
+def test_wide_models_become_scanned_kernels_of_the_asked_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inputs = load("benchmarks.inputs", monkeypatch)
+    inputs.make_wide(tmp_path / "model", 1_000_000)
+    assert len([*(tmp_path / "model").glob("*.safetensors")]) == 2
+    options = {"scan_layers": "true"}
+    wherry.convert(tmp_path / "model", tmp_path / "out", to="maxtext", options=options, lineage=False)
+    sizes = sorted(spec.nbytes for spec in wherry.open(tmp_path / "out").manifest.tensors.values())
+    assert all(1_000_000 <= size < 1_010_000 for size in sizes[-3:])
+
+
+def bits(arrays: Iterable[Any]) -> Counter[tuple[Any, ...]]:
+    """What arrays hold, whatever their names are; counts and steps left out, which systems keep differently."""
+    return Counter(
+        (array.shape, hashlib.sha256(np.ascontiguousarray(array)).hexdigest())
+        for array in map(np.asarray, arrays)
+        if array.dtype == np.float32
+    )
+
+
+def converted(source: Path, target: Path, to: str, **options: str) -> Counter[tuple[Any, ...]]:
+    """What our conversion of an input holds."""
+    wherry.convert(source, target, to=to, options=options, lineage=False)
+    result = wherry.open(target)
+    specs = result.manifest.tensors.values()
+    return bits(result.reader.read(spec, spec.whole) for spec in specs)
+
+
+def test_t5x_s_input_becomes_the_same_by_us_and_by_its_peer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made, peers = load("benchmarks.inputs_zarr", monkeypatch), load("benchmarks.peers_zarr", monkeypatch)
+    made.make_t5x(tmp_path / "t5x", 3_000_000)
+    peers.t5x_to_huggingface(str(tmp_path / "t5x"), str(tmp_path / "peer.safetensors"))()
+    theirs = load_file(tmp_path / "peer.safetensors")
+    assert 3_000_000 <= sum(array.nbytes for array in theirs.values()) < 6_000_000
+    assert converted(tmp_path / "t5x", tmp_path / "out", "huggingface") == bits(theirs.values())
+
+
+def test_paxml_s_input_becomes_the_same_by_us_and_by_its_peer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import orbax.checkpoint as ocp
+
+    made, peers = load("benchmarks.inputs_zarr", monkeypatch), load("benchmarks.peers_zarr", monkeypatch)
+    made.make_paxml(tmp_path / "paxml", 1_000_000)
+    peers.paxml_to_maxtext(str(tmp_path / "paxml"), str(tmp_path / "peer"))()
+    with ocp.StandardCheckpointer() as checkpointer:
+        theirs = checkpointer.restore(tmp_path / "peer")
+    assert 1_000_000 <= sum(array.nbytes for array in theirs.values()) < 4_000_000
+    assert len(theirs) == 3 * 16 + 9
+    assert converted(tmp_path / "paxml", tmp_path / "out", "maxtext", scan_layers="true") == bits(
+        theirs.values()
+    )
+
+
+def test_why_a_row_failed_fits_into_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = load("benchmarks.measure", monkeypatch)
+    said = "exit code 4 of python /a/b/c.py\nTraceback:\nerror: nothing knows /some/where/else/model\n  cure: look"
+    assert measure.RowFailedError(said).reason == "error: nothing knows model"
+    assert measure.RowFailedError("exit code 3 of x\nvery sad").reason == "very sad"
+    assert measure.RowFailedError("File y\nsome.odd.WrongError: 1 / 2 is not 3/4").reason.endswith(
+        "1 / 2 is not 3/4"
+    )
+
+
+def cost(wall: float, peak: int = 100_000_000, value: float | None = None) -> SimpleNamespace:
+    return SimpleNamespace(wall=wall, work=wall, cpu=wall, peak=peak, anonymous=peak // 2, value=value)
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, name: str, costs: dict[str, list[SimpleNamespace]]) -> list[Any]:
+    """The verdicts of a case of the real table on made-up costs; a run without costs was not measured."""
+    judge, cases = load("benchmarks.judge", monkeypatch), load("benchmarks.cases", monkeypatch)
+    case = next(case for case in cases.CASES if case.name == name)
+    runs = {run.name: run for run in cases.runs_of(case)}
+    assert set(costs) <= set(runs)
+    found = {run: judge.summarise(runs[run], several, 2_200_000_000) for run, several in costs.items()}
+    failed = {run: "it fell over" for run in runs if run not in costs}
+    return judge.judge(judge_case(judge, case), found, failed)
+
+
+def judge_case(judge: ModuleType, case: Any) -> Any:
+    """The case in the judge's own classes: `load` gives each module of a test a copy of its own."""
+    kind = judge.Pair if hasattr(case, "peers") else judge.Probe
+    return kind(*case)
+
+
+PAIR = "safetensors → DCP"
+OURS, READ_BACK = f"{PAIR}: wherry --verify none", f"{PAIR}: wherry"
+
+
+@pytest.mark.parametrize(
+    ("ours", "default", "peak", "why"),
+    [
+        (1.0, 2.0, 130_000_000, ""),
+        (1.1, 2.0, 100_000_000, "3.64× of 4×"),
+        (1.0, 2.1, 100_000_000, "with read-back 1.90× of 2×"),
+        (1.0, 2.0, 131_000_000, "peak 131 MB of 130 MB"),
+    ],
+)
+def test_a_pair_is_held_against_ratio_read_back_and_memory(
+    ours: float, default: float, peak: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = {
+        "copy + SHA-256 (huggingface)": [cost(0.5)],
+        OURS: [cost(9.0), cost(ours), cost(ours)],
+        READ_BACK: [cost(default, peak), cost(default)],
+        "dcp.save": [cost(4.0, 900_000_000)],
+    }
+    (verdict,) = judged(monkeypatch, PAIR, costs)
+    assert (verdict.why, verdict.reached) == (why, not why)
+    assert verdict.measured == pytest.approx(4.0 / ours)
+
+
+def test_what_was_not_measured_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("benchmarks.report", monkeypatch)
+    verdicts = judged(monkeypatch, PAIR, {OURS: [cost(1.0)]})
+    assert [verdict.reached for verdict in verdicts] == [False]
+    assert "it fell over" in report.problems(verdicts)[0]
+    assert "**not measured**" in report.markdown(MACHINE, verdicts, [])
+
+
+def test_probes_are_held_against_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "0.5 / 2 / 8 GB and one tensor of 4 GB → DCP"
+    runs = [f"{size} → dcp" for size in ("0.5 GB", "2 GB", "8 GB", "one tensor of 4 GB")]
+    for largest, reached in ((110_000_000, True), (111_000_000, False)):
+        costs = {run: [cost(1.0, largest if run == runs[2] else 100_000_000)] for run in runs}
+        (verdict,) = judged(monkeypatch, name, costs)
+        assert verdict.reached is reached
+    killed = {
+        f"killed and resumed: {to}": [cost(1.0, value=part)] for to, part in (("dcp", 0.5), ("orbax", 0.6))
+    }
+    (verdict,) = judged(monkeypatch, "kill -9 at half, run again", killed)
+    assert (verdict.measured, verdict.reached) == (0.6, False)
+
+
+MACHINE: dict[str, Any] = {
+    "date": "2026-01-01T00:00:00+00:00", "cores": 2, "processor": "A <processor> & more", "memory_bytes": 10**9,
+    "kernel": "6", "disk": "ext4", "load_before": 0.0, "python": "3.11", "versions": {"wherry": "0"},
+}  # fmt: skip
+
+
+def test_every_input_and_name_of_the_table_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = load("benchmarks.cases", monkeypatch)
+    runs = [run for case in cases.CASES for run in cases.runs_of(case)]
+    by_name = {run.name: run for run in runs}
+    assert all(by_name[run.name] == run for run in runs)
+    assert {run.source for run in runs} - {""} <= set(cases.INPUTS)
+    assert len({case.name for case in cases.CASES}) == len(cases.CASES)
+
+
+def test_a_row_is_measured_from_its_input_to_table_and_plot(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, INFRA / "bench.py", "--rows", PAIR, "--size", "3MB", "--rounds", "1",
+         "--scratch", tmp_path / "scratch", "--results", tmp_path / "results"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    record = json.loads((tmp_path / "results" / "bench-results.json").read_text())
+    (row,) = record["rows"]
+    assert row["measured"] > 0, done.stderr
+    assert done.returncode == (0 if row["reached"] else 1)
+    assert {one["run"] for one in record["processes"]} == {
+        "copy + SHA-256 (huggingface)", OURS, READ_BACK, "dcp.save",
+    }  # fmt: skip
+    assert all(one["wall_s"] > 0 and one["peak_bytes"] > 0 for one in record["processes"])
+    ET.parse(tmp_path / "results" / "bench-results.svg")
+    assert f"| {PAIR} | dcp.save |" in (tmp_path / "results" / "bench-results.md").read_text()
+    assert [*(tmp_path / "scratch").iterdir()] == []
+
+
+def test_the_rewrite_keeps_the_layout_of_the_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    inputs = load("benchmarks.inputs", monkeypatch)
+    size = 3_000_000
+    inputs.make_huggingface(tmp_path / "model", size)
+    wherry.convert(
+        tmp_path / "model", tmp_path / "out", to="huggingface", lineage=False,
+        options={"max_shard_size": str(int(inputs.SHARD * size))},
+    )  # fmt: skip
+    shards = [
+        sorted(path.name for path in (tmp_path / name).glob("*.safetensors")) for name in ("model", "out")
+    ]
+    assert shards[0] == shards[1]
+    assert len(shards[0]) > 1
+
+
+def test_a_plan_that_reads_tensors_fails_its_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    probes, inputs = load("benchmarks.probes", monkeypatch), load("benchmarks.inputs", monkeypatch)
+    inputs.make_sparse(tmp_path / "model", 2, 40)
+    source, target = str(tmp_path / "model"), str(tmp_path / "out")
+    assert 0 < probes.plan(source, target)() < 60
+    monkeypatch.setattr(probes, "_WHERRY", (sys.executable, "-c", READS_ALL))
+    with pytest.raises(SystemExit, match="more than metadata"):
+        probes.plan(source, target)()
+
+
+READS_ALL = "import pathlib, sys; [path.read_bytes() for path in pathlib.Path(sys.argv[2]).iterdir()]"
+
+
+def test_the_plot_is_well_formed_and_marks_what_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plot = load("benchmarks.plot", monkeypatch)
+    verdict = SimpleNamespace(
+        row="a → b", peer="<peer>", measured=3.0, bound=4.0, reached=False, default_ratio=2.0
+    )
+    other = SimpleNamespace(**{**vars(verdict), "measured": None, "default_ratio": None})
+    drawn = plot.svg([verdict, other], MACHINE["processor"])
+    ET.fromstring(drawn)
+    assert drawn.count(plot._MISSED) == 2

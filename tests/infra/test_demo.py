@@ -1,0 +1,170 @@
+"""The demo: the story is told to its end, what it shows is true, and it can be told again."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import wherry
+from tests.support.demo import first_story, tell
+from tests.support.infra import load
+from wherry.core.digest import LEAF
+from wherry.errors import MismatchError
+from wherry.routes.routes import load_config
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+
+TENSOR = "embeddings.word_embeddings.weight"
+CHAPTERS = (
+    "1. Two training systems", "2. What goes where", "3. The nightly flow", "4. Promotion reads", "5. Two more teams",
+    "6. A bit flips", "7. The audit flow", "8. Promotion refuses", "9. Where did it come from",
+    "10. What is concerned",
+)  # fmt: skip
+
+
+@pytest.fixture
+def site(monkeypatch):
+    return load("demo_site", monkeypatch)
+
+
+@pytest.fixture
+def small(tmp_path, site, monkeypatch):
+    """A package with a small model in place of the real one: the damaged tensor has its nine leaves all the same."""
+    package = tmp_path / "package"
+    package.mkdir()
+    tensors = {
+        TENSOR: np.arange(9 * LEAF // 4, dtype="f4"),
+        "embeddings.LayerNorm.bias": np.ones(384, "f4"),
+    }
+    save_file(tensors, package / "model.safetensors", metadata={"format": "pt"})
+    (package / "config.json").write_text("{}")
+    monkeypatch.setattr(site, "packaged_model", lambda: package)
+    return package
+
+
+def test_the_runs_lie_there_as_training_systems_leave_them(tmp_path, site, small):
+    folder = tmp_path / "demo"
+    site.prepare(folder)
+    found = {one.uri: one for one in wherry.discover(folder / "runs")}
+    assert sorted((one.format, one.step) for one in found.values() if one.step) == [
+        ("orbax", 1000),
+        ("orbax", 2000),
+    ]
+    assert sorted(one.format for one in found.values()) == ["huggingface", "orbax", "orbax"]
+    assert all(read_sidecar(locate(uri)) is None for uri in found), "nothing says that wherry wrote them"
+    bias = [
+        wherry.open(folder / "runs" / "orbax" / site.TUNED / str(step)).read(("embeddings.LayerNorm.bias",))[
+            0
+        ]
+        for step in site.STEPS
+    ]
+    assert len({1.0, *map(float, bias)}) == 3, "each step has values of its own"
+    assert not list(folder.glob("draft*"))
+
+
+def test_preparing_again_changes_nothing(tmp_path, site, small):
+    folder = tmp_path / "demo"
+    site.prepare(folder)
+    before = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*")}
+    site.prepare(folder)
+    assert {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*")} == before
+
+
+def test_the_routes_file_is_valid(tmp_path, site):
+    (tmp_path / "wherry.toml").write_text(site.WHERRY_TOML)
+    routes = {route.name: route for route in load_config(tmp_path / "wherry.toml").routes}
+    assert [routes["pretrained"].model, routes["tuned"].model] == [site.JAX_MODEL, site.SERVING_MODEL]
+
+
+def test_a_bit_flips_without_a_trace_and_is_put_back(tmp_path, site, small):
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    made = wherry.convert(small, tmp_path / "made", to="orbax").target.uri
+    before = wherry.verify(made, level="digest")
+    done = site.flip(folder, made)
+    assert before.ok
+    assert wherry.verify(made, level="present").ok, "metadata says nothing"
+    [failed] = wherry.verify(made, level="digest").failed
+    assert (failed.path, failed.leaf) == (TENSOR, site.LEAF)
+    assert (done.before ^ done.after).bit_count() == 1
+    site.mend(folder)
+    assert wherry.verify(made, level="digest").ok
+    site.mend(folder)
+
+
+def test_training_is_not_the_packaged_model(tmp_path, site, small):
+    file = tmp_path / "copy.safetensors"
+    file.write_bytes((small / "model.safetensors").read_bytes())
+    site._nudge(file, 2.0)
+    assert (load_file(file)["embeddings.LayerNorm.bias"] == 2).all()
+
+
+@pytest.mark.server
+def test_the_story_is_told_to_its_end():
+    folder, text, code = first_story()
+    assert code == 0, text
+    places = [text.index(chapter) for chapter in CHAPTERS]
+    assert places == sorted(places)
+    assert "2 converted, 1 not taken" in text
+    assert "minilm-jax version 1 is champion" in text
+    assert re.search(rf"tensor +{re.escape(TENSOR)}, leaf 7", text)
+    assert re.search(r"affected +dcp at", text)
+    assert re.search(r"affected +flax-msgpack at", text)
+    assert "checks offline" in text
+    assert re.search(r"refused +it is not what was registered", text)
+    assert "Traceback" not in text
+    assert f"{folder / 'lineage.html'}" in text
+    assert all(words in text for words in ("prefect server start", "mlflow server"))
+
+
+@pytest.mark.server
+def test_what_the_story_leaves_is_true(monkeypatch):
+    folder = first_story().folder
+    monkeypatch.setenv("WHERRY_HOME", str(folder / "wherry"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    champion = folder / "models" / "minilm-l6-v2" / "orbax"
+    with pytest.raises(MismatchError):
+        wherry.promote("models:/minilm-jax@champion", to_alias="production")
+    answer = wherry.impact(str(champion))
+    assert {Path(uri).name for uri in answer.places} == {"minilm-torch", "minilm-flax.msgpack"}
+    assert all(name in " ".join(answer.versions) for name in ("minilm-jax", "minilm-torch", "minilm-flax"))
+    assert "altered" in (folder / "lineage.html").read_text()
+    flipped = json.loads((folder / "flipped.json").read_text())
+    assert Path(flipped["file"]).is_relative_to(champion)
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_the_story_is_told_again_without_doing_anything_twice():
+    folder, text, code = tell(first_story().folder)
+    assert code == 0, text
+    assert "2 done, 1 not taken" in text
+    assert "it was there already" in text
+    assert "version 2" not in text
+    assert re.search(rf"tensor +{re.escape(TENSOR)}, leaf 7", text)
+    assert len(list((folder / "evidence").glob("*.zip"))) == 2
+
+
+def test_an_environment_that_was_interrupted_is_made_anew(tmp_path, monkeypatch):
+    environment = load("environment", monkeypatch)
+    monkeypatch.setenv("WHERRY_VENV", str(tmp_path / "venv"))
+    monkeypatch.setenv("WHERRY_PYTHON", sys.executable)
+    ran = []
+
+    def interrupted(command):
+        ran.append(command)
+        (tmp_path / "venv" / "bin").mkdir(exist_ok=True)
+        (tmp_path / "venv" / "bin" / "python").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environment, "_must", interrupted)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            environment.ensure(environment.DEMO)
+    assert len(ran) == 2, "what is half made is neither used nor taken for somebody else's"

@@ -1,0 +1,231 @@
+"""What README shows is run word for word, in its order, and the result is read by libraries that are not ours.
+
+What it says of formats, options and commands is compared with the code; what it says of errors is in
+test_troubleshooting.py, of pairs of formats in test_pairs.py.
+"""
+
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.support.families import llama
+from tests.support.formats import CORPUS, place
+from tests.support.infra import load
+from wherry.formats.registry import formats
+from wherry.tree.mapping import TREE_OPTIONS
+from wherry.view.system import layout_options
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+USE = README.partition("## Use\n")[2]
+TENSORS = {
+    "model.embed_tokens.weight": np.arange(320, dtype="f4").reshape(20, 16),
+    "model.norm.weight": np.ones(16, dtype="f4"),
+}
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with the model that README talks of, as the working directory."""
+    (tmp_path / "llama").mkdir()
+    save_file(TENSORS, tmp_path / "llama" / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "llama" / "config.json").write_text("{}")
+    (tmp_path / "checkpoints" / "run").mkdir(parents=True)
+    save_file(TENSORS, tmp_path / "checkpoints" / "run" / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    return tmp_path
+
+
+def block(language):
+    return re.search(rf"```{language}\n(.*?)```", USE, re.DOTALL)[1]
+
+
+def test_the_commands_and_the_library_example(workplace):
+    for line in block("sh").splitlines():
+        words = shlex.split(line.partition("#")[0].replace("/checkpoints", "checkpoints"))
+        done = subprocess.run(
+            [sys.executable, "-m", "wherry.cli", *words[1:]], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        assert done.stdout or words[1] == "clean", line
+    done = subprocess.run(
+        [sys.executable, "-c", block("python")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(workplace)) == ["a", "again", "b", "checkpoints", "llama", "mlflow.db", "out"]
+    import orbax.checkpoint as ocp
+
+    for folder in ("out", "a", "again"):
+        restored = ocp.StandardCheckpointer().restore(workplace / folder)
+        for name, array in TENSORS.items():
+            assert np.asarray(restored[name]).tobytes() == array.tobytes()
+    for name, array in load_file(workplace / "b" / "model.safetensors").items():
+        assert array.tobytes() == TENSORS[name].tobytes()
+
+
+BETWEEN = README.partition("## Between systems\n")[2].partition("\n## ")[0]
+SHOWN = re.findall(r"```(sh|toml|console)\n(.*?)```", BETWEEN, re.DOTALL)
+
+
+def shown(language, number):
+    return [text for kind, text in SHOWN if kind == language][number]
+
+
+def carried_out(commands):
+    """What the commands printed."""
+    printed = []
+    for line in commands.splitlines():
+        done = wherry(*shlex.split(line, comments=True)[1:])
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        printed.append(done.stdout)
+    return printed
+
+
+def model(folder, **renamed):
+    """A Hugging Face Llama, with some of its tensors under other names."""
+    begun, _family, config = llama()
+    folder.mkdir()
+    tensors = {renamed.get(path[0].split(".")[0], path[0]): array for path, array in begun.tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+def test_the_examples_between_systems(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tensors = model(tmp_path / "hf")
+    printed = carried_out(shown("sh", 0))
+    assert "maxtext scan_layers=false" in printed[1]
+    assert "from_pretrained" in printed[5]
+    assert re.search(r"changed as the plan said: by .* of what their bound allows", printed[-2])
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    for name, array in tensors.items():
+        np.testing.assert_allclose(again[name], array, rtol=1e-6)
+    command, *lines = shown("console", 0).splitlines()
+    assert set(lines) <= set(wherry(*command.split()[2:]).stdout.splitlines())
+
+
+def test_the_family_file_that_is_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model(tmp_path / "own", lm_head="output.weight")
+    (tmp_path / "mine.toml").write_text(shown("toml", 0))
+    assert "output.weight  [vocab embed]" in carried_out(shown("sh", 1))[0]
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder")
+def test_the_examples_of_flax_trees(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place("flax-linen-boxed-scan"), tmp_path / "boxed")
+    shutil.copytree(place("flax-nnx-state"), tmp_path / "nnx")
+    (tmp_path / "axes.toml").write_text(shown("toml", 1))
+    carried_out(shown("sh", 2))
+    from wherry.formats.checkpoint import open_checkpoint
+
+    with open_checkpoint(tmp_path / "boxes") as boxes, open_checkpoint(tmp_path / "boxed") as boxed:
+        assert boxes.manifest.tensors.keys() == boxed.manifest.tensors.keys()
+    with open_checkpoint(tmp_path / "renamed") as renamed, open_checkpoint(tmp_path / "boxed") as boxed:
+        one = renamed.read(("model", "layers_1", "wi", "kernel"))
+        np.testing.assert_array_equal(one, boxed.read(("params", "layers", "wi", "kernel", "value"))[1])
+    with open_checkpoint(tmp_path / "linen") as linen:
+        assert ("params", "lin", "kernel") in linen.manifest.tensors
+
+
+def test_what_the_code_says_of_itself_is_as_it_is_now(monkeypatch):
+    assert load("readme", monkeypatch).rewritten(README) == README, "run infra/readme.py"
+
+
+def table(marker):
+    """Rows of a generated table, each a list of cells."""
+    block = README.partition(f"<!-- {marker}:start -->\n")[2].partition(f"<!-- {marker}:end -->")[0]
+    lines = [line for line in block.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def wherry(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "wherry.cli", *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_table_of_formats_is_what_wherry_formats_and_the_registry_say():
+    told = {row["name"]: row for row in json.loads(wherry("formats", "--json").stdout)}
+    rows = {cells[0].strip("`"): cells[1:] for cells in table("formats")}
+    assert list(rows) == list(told) == list(formats())
+    for name, (title, read, written, holds, loaded_by) in rows.items():
+        row = told[name]
+        assert (title, read == "yes", written == "yes") == (row["title"], row["read"], row["written"])
+        assert loaded_by == (row["loaded_by"] or "–")
+        assert (holds == "–") == (not row["written"])
+
+
+def test_each_format_is_described_once():
+    part = README.partition("## Systems\n")[2].partition("\n## ")[0]
+    named = [
+        name
+        for heading in re.findall(r"^### .*?: (`.*)$", part, re.MULTILINE)
+        for name in heading.split(", ")
+    ]
+    assert sorted(named) == sorted(f"`{name}`" for name in formats())
+
+
+def test_options_that_are_mentioned_exist():
+    known = (
+        {name for row in formats().values() for name in row.options} | set(TREE_OPTIONS) | layout_options()
+    )
+    mentioned = set(re.findall(r"--set ([a-z_]+)=", README))
+    assert {"split", "join", "for_torch", "resume", "max_shard_size", "zarr"} <= mentioned <= known
+
+
+def test_names_of_ours_that_are_mentioned_exist():
+    dotted = set(re.findall(r"`(wherry\.integrations[\w.]+)", README))
+    assert dotted
+    for name in dotted:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder")
+def test_the_detection_that_is_shown(tmp_path):
+    shown = re.search(r"```console\n\$ wherry detect run\n(.*?)```", README, re.DOTALL)[1]
+    shutil.copytree(place("maxtext-gpt3-l3-converted-by-maxtext").parent, tmp_path / "run" / "4000")
+    told = wherry("detect", str(tmp_path / "run")).stdout
+    assert told.replace(str(tmp_path), "/data") == shown
+
+
+def test_a_format_of_another_package(monkeypatch, tmp_path):
+    """The entry point that README names: such a format is detected and listed like ours."""
+    from types import SimpleNamespace
+
+    from wherry.core.detection import Detection, Evidence
+    from wherry.formats import registry
+    from wherry.formats.detect import resolve
+    from wherry.formats.format import Format, Holds
+
+    def detect(glimpse):
+        seen = Evidence(glimpse.location.name, "its first bytes")
+        return Detection(glimpse.location.uri, "mine", evidence=(seen,)) if glimpse.head == b"MINE" else None
+
+    def open_mine(location, detection):
+        raise NotImplementedError
+
+    mine = Format("mine", "Mine", detect, open_mine, create=None, holds=Holds(frozenset()))
+    monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(load=lambda: mine)])
+    registry.formats.cache_clear()
+    try:
+        (tmp_path / "a").write_bytes(b"MINE")
+        assert resolve(tmp_path / "a")[1].format == "mine"
+        assert registry.find_format("mine") is mine
+        assert set(formats()) == {"mine", *(cells[0].strip("`") for cells in table("formats"))}
+    finally:
+        monkeypatch.undo()
+        registry.formats.cache_clear()

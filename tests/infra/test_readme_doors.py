@@ -1,0 +1,200 @@
+"""The three doors of README: names, tables, numbers and paths are compared with the code and with `infra`.
+
+Commands that need a server are parsed here by the command line that they are meant for; `test_end_to_end.py` runs them
+with real ones, and `test_readme_flows.py` what needs none.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from itertools import chain
+
+import click
+import pytest
+
+from tests.support.readme import AUDITOR, CONTAINERS, DEPLOY, README, ROOT, SERVERS, blocks, commands, section
+from wherry.auditor.report import KINDS
+from wherry.cli import cli
+from wherry.config.config import VARIABLES
+from wherry.formats.registry import formats
+from wherry.models.policy import Policy, policy_of
+from wherry.verifier.verify import LEVELS
+from wherry.watch import metrics
+
+DOORS = ("For trainers", "For platform engineers", "For auditors")
+
+
+def anchors():
+    headings = re.findall(r"^#+ (.*)$", README, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_doors_are_near_the_top_and_lead_somewhere():
+    before = README.partition("\n## ")[0]
+    links = re.findall(r"\[([^\]]*)\]\(#([^)]*)\)", README)
+    assert {target for _, target in links} <= anchors()
+    assert set(DOORS) <= set(dict(links))
+    assert all(f"[{door}](#" in before for door in DOORS)
+    assert len(before.splitlines()) < 40
+
+
+def test_pictures_and_files_that_are_named_exist():
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "infra" / "pictures").glob("*.png")} <= set(
+        pictures
+    )
+    assert sum("infra/pictures/" in name for name in pictures) >= 3  # Prefect, MLflow and the lineage
+    named = re.findall(r"`((?:infra|tests|flows|wherry)/[\w./-]+)`", README)
+    missing = [name for name in {*pictures, *named} if not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_the_extras_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"]) - {"demo", "bench"}
+    told = section("Install").partition("Further extras: ")[2].partition("Tested")[0]
+    assert set(re.findall(r"`(\w+)`", told)) | {"prefect", "mlflow"} == extras
+
+
+def test_the_levels_are_those_of_verify():
+    part = section("What is proved, and how")
+    assert tuple(re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)) == LEVELS
+    from wherry.integrations.native import LOADERS
+
+    without = part.partition("has no loader for")[2].partition(".\n")[0]
+    assert set(re.findall(r"`([\w-]+)`", without)) == set(formats()) - set(LOADERS)
+
+
+def test_variables_and_options_that_are_mentioned_exist():
+    code = "".join(
+        path.read_text()
+        for room in ("wherry", "integrations", "flows", "tasks")
+        for path in (ROOT / room).rglob("*.py")
+    )
+    named = set(re.findall(r"\b((?:WHERRY|OPENLINEAGE|MLFLOW|PREFECT)_[A-Z_]+)\b", README))
+    assert set(VARIABLES.values()) <= named
+    assert {name for name in named if f'"{name}"' not in code} <= {"WHERRY_VENV", "WHERRY_CORPUS"}
+    fields = set(re.findall(r"`(\w+)=[^`]*`", section("For trainers")))
+    assert fields >= {"snapshot", "spool", "strict"}
+
+
+@pytest.mark.parametrize("name", ["orbax", "maxtext", "t5x", "lingua", "torch"])
+def test_the_hooks_are_the_files_that_test_hooks_runs(name):
+    source = (ROOT / "tests" / "support" / f"hooks_{name}.py").read_text()
+    shown = blocks("For trainers", "python")[1:]
+    trees = [ast.dump(ast.parse(text)) for text in shown]
+    tree = ast.parse(source)
+    tree.body = tree.body[1:]  # its docstring stands above the code
+    assert ast.dump(tree) in trees
+    assert (
+        f"from tests.support.hooks_{name} import" in (ROOT / "tests" / "infra" / "test_hooks.py").read_text()
+    )
+
+
+def test_the_exit_codes_of_an_audit():
+    codes = {kind.exit_code for kind in KINDS.values() if kind.severity == "error"}
+    said = section("For auditors").partition("`audit` ends with ")[2].partition(";")[0]
+    assert {int(number) for number in re.findall(r"\b\d+\b", said)} == codes
+
+
+def test_the_policy_shows_every_gate():
+    (text,) = blocks("For auditors", "toml")
+    whole = tomllib.loads(re.sub(r"^# ", "", text, flags=re.MULTILINE))
+    assert set(whole) == set(Policy.model_fields)
+    policy_of(whole)
+    assert policy_of(tomllib.loads(text)) != Policy()
+
+
+def test_every_question_can_be_asked_in_json():
+    for words in chain.from_iterable(map(commands, AUDITOR)):
+        if words[:1] == ["wherry"] and words[1:3] != ["ledger", "anchor"]:  # which prints nothing else
+            assert any(option.name == "json_" for option in parsed(words[1:]).command.params), words
+
+
+def parsed(words, command=cli):
+    """The context of a command, parsed and not carried out; groups come without options of their own."""
+    if isinstance(command, click.Group):
+        return parsed(words[1:], command.get_command(click.Context(command), words[0]))
+    assert command is not None, f"no such command, before {words}"
+    return command.make_context(command.name, list(words))
+
+
+# ---- what needs servers, parsed by whom it is for
+
+
+def prefect_takes(words):
+    import prefect.cli  # noqa: F401  it registers the commands
+    from prefect.cli._app import _app
+
+    return _app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def mlflow_takes(words):
+    from mlflow.cli import cli as mlflow
+
+    return parsed(words, mlflow)
+
+
+def exports(words):
+    assert all(re.fullmatch(r"[A-Z_]+=\S+", word) for word in words)
+
+
+def names_files(words):
+    """Of programs that are not ours: the files of the clone that they are given are there."""
+    given = [word for word in words if word.startswith("infra/")]
+    assert given
+    assert all((ROOT / word).exists() for word in given), words
+
+
+PARSERS = {
+    "wherry": parsed, "prefect": prefect_takes, "mlflow": mlflow_takes, "export": exports,
+    "docker": names_files, "kubectl": names_files,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    list(chain.from_iterable(map(commands, (SERVERS, DEPLOY, CONTAINERS)))),
+    ids=lambda words: " ".join(words)[:60],
+)
+def test_what_needs_a_server_is_understood(words):
+    if words[0] in ("prefect", "mlflow"):
+        pytest.importorskip(words[0])
+    PARSERS[words[0]](words[1:])
+
+
+def test_the_run_of_a_deployment_fits_its_flow():
+    from wherry.flows.promote import PromoteSpec
+
+    (words,) = [words for words in commands(DEPLOY) if words[:2] == ["prefect", "deployment"]]
+    assert f"`{words[3]}`" in section("For platform engineers")
+    PromoteSpec.model_validate_json(words[5].removeprefix("spec="))
+
+
+def test_pools_and_files_that_are_named_are_there():
+    pools = {json.loads(path.read_text())["name"] for path in (ROOT / "infra" / "pools").glob("*.json")}
+    assert set(re.findall(r"--pool (\S+)", README)) <= pools
+
+
+def test_the_alerts_are_about_metrics_that_are_written():
+    part = section("For platform engineers")
+    assert set(re.findall(r"\bwherry_[a-z_]+", part)) <= set(metrics.HELP)
+    flows = "".join(path.read_text() for path in (ROOT / "flows").glob("*.py"))
+    for name in re.findall(r'flow="([\w-]+)"', part):
+        assert f'ending("{name}"' in flows, f"nothing notes the end of {name}"
+
+
+def test_the_times_of_the_automations():
+    text = (ROOT / "infra" / "automations.yaml").read_text()
+    assert [int(seconds) for seconds in re.findall(r"within: (\d+)", text)] == [120, 26 * 3600]
+    assert "two minutes" in section("For platform engineers")
+    assert "26 hours" in section("For platform engineers")
+
+
+def test_every_flow_tells_how_it_ended():
+    assert "every flow tells" in section("For platform engineers")
+    for name in re.findall(r"^\| `([\w-]+)/[\w-]+` \|", section("For platform engineers"), re.MULTILINE):
+        assert any(f'ending("{name}"' in path.read_text() for path in (ROOT / "flows").glob("*.py")), name

@@ -1,0 +1,230 @@
+"""Signing: what model_signing verifies, what it makes, and what was done to a checkpoint since."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+from tests.support.signing import write_keys
+from wherry.cli import cli
+from wherry.errors import CorruptError, MismatchError, NotFoundError, UnsupportedError, UsageError
+from wherry.storage.sidecar import signature_location
+from wherry.storage.stores import locate
+from wherry.verifier.verify import verify as examine
+
+pytest.importorskip("cryptography", reason="cryptography is not installed")
+
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from wherry.integrations import signing
+
+CURVES = {"p256": ec.SECP256R1(), "p384": ec.SECP384R1(), "p521": ec.SECP521R1()}
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return write_keys(tmp_path, ec.generate_private_key(CURVES["p256"]))
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source.safetensors"
+    save_file({"a": np.arange(4096, dtype=np.float32).reshape(64, 64), "b": np.ones(5, np.int32)}, path)
+    return path
+
+
+def made(source, tmp_path, to):
+    name = {"safetensors": "copy.safetensors"}.get(to, to)
+    options = {"metadata_format": "np"} if to == "safetensors" else {}
+    return wherry.convert(source, tmp_path / name, to=to, options=options).target.uri
+
+
+def model_signing(*words):
+    pytest.importorskip("model_signing", reason="model-signing is not installed")
+    pytest.importorskip("OpenSSL", reason="pyOpenSSL is not installed")
+    command = [sys.executable, "-m", "model_signing", *map(str, words)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("to", ["orbax", "safetensors"])
+def test_model_signing_accepts_what_we_sign_and_finds_what_was_altered(source, tmp_path, keys, to):
+    uri = made(source, tmp_path, to)
+    place = signing.sign(uri, keys[0])
+    words = ("verify", "key", uri, "--signature", place, "--public_key", keys[1])
+    done = model_signing(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    file = next(tmp_path.joinpath("orbax").rglob("d/*")) if to == "orbax" else tmp_path / "copy.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert model_signing(*words).returncode != 0
+    assert ("." if to == "safetensors" else f"d/{file.name}", "was altered") in [
+        (name if name == "." else name[-len(f"d/{file.name}") :], reason)
+        for name, reason in signing.verify(uri, keys[1]).failed
+    ]
+
+
+def test_we_accept_what_model_signing_signs(source, tmp_path, keys):
+    uri = made(source, tmp_path, "huggingface")
+    out = tmp_path / "theirs.sig"
+    done = model_signing("sign", "key", uri, "--signature", out, "--private_key", keys[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = signing.verify(uri, keys[1], signature=out)
+    assert found.ok
+    assert found.identity == {}
+    (tmp_path / "huggingface" / "tokenizer.json").write_text("{}")
+    assert signing.verify(uri, keys[1], signature=out).failed == (
+        ("tokenizer.json", "was not there when it was signed"),
+    )
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_curves_and_hints(source, tmp_path, curve):
+    private, public = write_keys(tmp_path, ec.generate_private_key(CURVES[curve]))
+    signing.sign(source, private)
+    found = signing.verify(source, public)
+    assert found.ok
+    assert found.files == 1
+    bundle = json.loads((tmp_path / "source.safetensors.wherry.sig").read_text())
+    assert bundle["verificationMaterial"]["publicKey"]["hint"] == found.signer
+
+
+@pytest.mark.parametrize("to", ["orbax", "huggingface", "dcp", "t5x", "safetensors", "flax-msgpack"])
+def test_a_signature_changes_nothing_of_the_checkpoint(source, tmp_path, keys, to):
+    tree = wherry.convert(source, tmp_path / "tree", to="orbax", options={"split": "."}).target.uri
+    origin = tree if to in ("t5x", "flax-msgpack") else source
+    options = {"metadata_format": "np"} if to == "safetensors" else {}
+    target = tmp_path / "target.file"
+    receipt = wherry.convert(origin, target, to=to, options=options)
+    before, found = wherry.detect(target), list(wherry.discover(tmp_path))
+    signing.sign(receipt.target.uri, keys[0])
+    assert wherry.detect(target) == before
+    assert list(wherry.discover(tmp_path)) == found
+    assert examine(receipt.target.uri, level="digest").ok
+    assert wherry.convert(origin, target, to=to, options=options).already, "the fingerprint is the same"
+    again = wherry.convert(receipt.target.uri, tmp_path / "again", to=receipt.target.format, options=options)
+    assert again.target.checkpoint_digest == receipt.target.checkpoint_digest, "no companion of the next one"
+    assert not (tmp_path / "again" / "wherry.sig").exists()
+
+
+def test_the_statement_binds_the_digests(source, tmp_path, keys):
+    uri = made(source, tmp_path, "orbax")
+    signing.sign(uri, keys[0])
+    known = wherry.convert(source, uri, to="orbax").target
+    assert signing.verify(uri, keys[1]).identity["checkpoint_digest"] == known.checkpoint_digest
+    assert re.fullmatch(r"\d+ files as signed by key [0-9a-f]{12}", signing.require(uri, keys[1]))
+    sidecar = tmp_path / "orbax" / "wherry.json"
+    sidecar.write_text(sidecar.read_text().replace(known.checkpoint_digest, "0" * 64))
+    reasons = dict(signing.verify(uri, keys[1]).failed)
+    assert reasons["wherry.json"] == "was altered"
+    assert "the sidecar" in reasons
+    with pytest.raises(MismatchError, match="not as it was signed"):
+        signing.require(uri, keys[1])
+
+
+def test_what_changed_since_the_sidecar_is_not_signed(source, tmp_path, keys):
+    uri = made(source, tmp_path, "orbax")
+    file = next((tmp_path / "orbax").rglob("d/*"))
+    file.write_bytes(file.read_bytes() + b"x")
+    with pytest.raises(MismatchError, match="not those that its sidecar"):
+        signing.sign(uri, keys[0])
+    assert not signature_location(locate(uri)).exists()
+
+
+def test_added_and_removed_files_are_named(source, tmp_path, keys):
+    uri = made(source, tmp_path, "huggingface")
+    signing.sign(uri, keys[0])
+    folder = tmp_path / "huggingface"
+    (folder / "extra.txt").write_text("more")
+    (folder / "wherry.json").unlink()
+    assert dict(signing.verify(uri, keys[1]).failed) == {
+        "extra.txt": "was not there when it was signed",
+        "wherry.json": "is gone",
+    }
+
+
+def test_another_key_and_altered_envelopes_are_refused(source, tmp_path, keys):
+    place = signing.sign(source, keys[0])
+    other = write_keys(tmp_path, ec.generate_private_key(CURVES["p256"]), "other")
+    with pytest.raises(MismatchError, match="not made by this key"):
+        signing.verify(source, other[1])
+    file = tmp_path / "source.safetensors.wherry.sig"
+    assert str(file) == place
+    good = json.loads(file.read_text())
+    payload = base64.b64decode(good["dsseEnvelope"]["payload"]).replace(b"source", b"sourcE")
+    altered = {
+        **good,
+        "dsseEnvelope": {**good["dsseEnvelope"], "payload": base64.b64encode(payload).decode()},
+    }
+    for text, kind in (
+        (json.dumps(altered), MismatchError),
+        (json.dumps({**good, "mediaType": "text/plain"}), UnsupportedError),
+        ("[]", CorruptError),
+        ("{", CorruptError),
+        ("[" * 100_000, CorruptError),
+        (json.dumps({**good, "dsseEnvelope": {}}), CorruptError),
+    ):
+        file.write_text(text)
+        with pytest.raises(kind):
+            signing.verify(source, keys[1])
+    file.unlink()
+    with pytest.raises(NotFoundError, match="no signature"):
+        signing.verify(source, keys[1])
+
+
+def test_keys_that_do_not_fit_are_refused_before_any_byte_moves(source, tmp_path, monkeypatch):
+    unfit, _ = write_keys(tmp_path, rsa.generate_private_key(65537, 2048), "rsa")
+    locked, public = write_keys(tmp_path, ec.generate_private_key(CURVES["p256"]), "locked", b"secret")
+    for key, kind in (
+        (unfit, UsageError),
+        (locked, UsageError),
+        (source, UsageError),
+        (tmp_path / "no", NotFoundError),
+    ):
+        with pytest.raises(kind) as failure:
+            wherry.convert(source, tmp_path / "orbax", to="orbax", sign=key)
+        assert failure.value.cure
+        assert not (tmp_path / "orbax").exists()
+    monkeypatch.setenv("WHERRY_SIGNING_PASSWORD", "secret")
+    wherry.convert(source, tmp_path / "orbax", to="orbax", sign=locked)
+    assert signing.verify(tmp_path / "orbax", public).ok
+
+
+def test_commands(source, tmp_path, keys, capsys):
+    target = tmp_path / "orbax"
+    cli.main(
+        ["convert", str(source), str(target), "--to", "orbax", "--sign", str(keys[0])], standalone_mode=False
+    )
+    before = (target / "wherry.sig").stat().st_mtime_ns
+    wherry.convert(source, target, to="orbax", sign=keys[0])
+    assert (target / "wherry.sig").stat().st_mtime_ns == before, "a rerun reads nothing"
+    cli.main(
+        ["sign", str(source), "--key", str(keys[0]), "--out", str(tmp_path / "s.sig"), "--json"],
+        standalone_mode=False,
+    )
+    capsys.readouterr()
+    words = [
+        "verify-signature",
+        str(source),
+        "--key",
+        str(keys[1]),
+        "--signature",
+        str(tmp_path / "s.sig"),
+        "--json",
+    ]
+    with pytest.raises(SystemExit) as done:
+        cli.main(words, standalone_mode=False)
+    assert done.value.code == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
+    source.write_bytes(source.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(SystemExit) as done:
+        cli.main(words, standalone_mode=False)
+    assert done.value.code == 9

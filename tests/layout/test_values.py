@@ -1,0 +1,151 @@
+"""Value words: there and back, exact where they say so and within their bound where not."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.value_words import Concat, Pad, Tie
+from wherry.core import dtypes
+from wherry.errors import UnrepresentableError, UsageError
+from wherry.layout.words import Cast, Scale, Shift, Step, applied, chain, loss, parse_word, widens
+
+FLOATS = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+NORMAL = st.floats(0.03125, 200, width=32) | st.floats(-200, -0.03125, width=32)
+
+
+def there_and_back(word, values, target):
+    stored = applied([Step(word, forward=True)], values, target)
+    return applied([Step(word, forward=False)], stored, values.dtype.name)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(NORMAL, min_size=1, max_size=50),
+    st.sampled_from(
+        [Scale(1 / math.sqrt(128)), Scale(0.125), Scale(math.sqrt(2304)), Shift(1.0), Shift(-1.0)]
+    ),
+    st.sampled_from(["float32", "bfloat16", "float16"]),
+    st.sampled_from(["float32", "bfloat16", "float16"]),
+)
+def test_there_and_back_within_the_bound(numbers, word, source, target):
+    values = np.array(numbers, "float32").astype(dtypes.numpy_dtype(source))
+    back = there_and_back(word, values, target)
+    wide, error = np.abs(values.astype("float64")), np.abs(back.astype("float64") - values.astype("float64"))
+    if word.exact(source, target):
+        assert (back.view("u1") == values.view("u1")).all()
+    bound = word.bound(source, target)
+    assert (error <= bound.relative * wide + bound.absolute).all()
+
+
+def test_bounds_are_not_empty_words():
+    values = np.random.default_rng(0).normal(size=20000).astype(ml_dtypes.bfloat16)
+    scaled = there_and_back(Scale(1 / math.sqrt(128)), values, "bfloat16")
+    small = (values.astype("f4") * 0.05).astype(ml_dtypes.bfloat16)
+    shifted = there_and_back(Shift(1.0), small, "bfloat16")
+    assert 0.05 < (scaled != values).mean() < 0.3  # 14.6 % by the measurements of MaxText's own hook
+    assert (shifted != small).mean() > 0.8
+    relative = np.abs(scaled.astype("f8") - values.astype("f8")) / np.abs(values.astype("f8"))
+    assert relative.max() > Scale(1 / math.sqrt(128)).bound("bfloat16", "bfloat16").relative / 8
+
+
+def test_a_wider_target_makes_a_scale_exact():
+    values = np.random.default_rng(1).normal(size=20000).astype(ml_dtypes.bfloat16)
+    word = Scale(1 / math.sqrt(96))
+    assert word.exact("bfloat16", "float32")
+    assert not word.exact("bfloat16", "bfloat16")
+    np.testing.assert_array_equal(there_and_back(word, values, "float32"), values)
+
+
+@pytest.mark.parametrize("source", FLOATS)
+@pytest.mark.parametrize("target", FLOATS)
+def test_casts(source, target):
+    word = Cast(source, target)
+    bits = np.arange(1 << 16).astype("u2") if dtypes.bits(source) == 16 else np.arange(256).astype("u1")
+    values = (
+        bits.view(dtypes.numpy_dtype(source))
+        if dtypes.bits(source) < 32
+        else np.linspace(-9, 9, 999).astype(source)
+    )
+    values = values[np.isfinite(values.astype("float64"))]
+    with np.errstate(over="ignore"):
+        same = (word.inverse(word.forward(values)).astype("f8") == values.astype("f8")).all()
+    assert same or not word.exact
+    assert word.exact == widens(source, target)
+    if source in ("float16", "bfloat16") or source.startswith("float8"):
+        assert same == word.exact  # every value of the type was tried
+
+
+def test_arithmetic_is_wide():
+    values = np.full(8, 3.0, ml_dtypes.bfloat16)
+    wide = applied([Step(Scale(1 / 3), forward=True), Step(Scale(1 / 3), forward=False)], values, "bfloat16")
+    np.testing.assert_array_equal(wide, values)
+    assert applied([Step(Shift(1e-12), forward=True)], np.ones(1), "float64")[0] == 1 + 1e-12
+
+
+def test_words_of_both_sides_cancel():
+    query, norm = Scale(0.3), Shift(1.0)
+    assert chain([query, norm], [query, norm]) == ()
+    assert chain([query], [query, norm]) == (Step(norm, forward=True),)
+    assert chain([query, norm], [query]) == (Step(norm, forward=False),)
+    assert chain([norm], [query]) == (Step(norm, forward=False), Step(query, forward=True))
+    assert chain([Scale(1.0)], []) == ()
+
+
+def test_loss():
+    assert loss((), "float32", "float32") is None
+    assert loss((), "bfloat16", "float32") is None
+    assert loss((), "float32", "bfloat16").relative == 2.0**-8
+    assert loss(chain([], [Scale(0.125)]), "bfloat16", "bfloat16") is None
+    assert loss(chain([], [Scale(0.3)]), "bfloat16", "bfloat16") is not None
+    assert loss(chain([], [Scale(0.125)]), "float32", "bfloat16").relative > 0
+
+
+def test_moments_scale_as_gradients_do():
+    assert Scale(0.25).moment(1) == Scale(4.0)
+    assert Scale(0.25).moment(2) == Scale(16.0)
+    assert Shift(1.0).moment(1) == Scale(1.0)
+
+
+def test_integers_are_not_scaled():
+    with pytest.raises(UnrepresentableError):
+        applied([Step(Scale(2.0), forward=True)], np.arange(3), "int64")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("scale", 0.0), ("scale", math.inf), ("turn", 1.0), ("shift", math.nan)]
+)
+def test_impossible_words(text, value):
+    with pytest.raises(UsageError):
+        parse_word(text, value)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 1))
+def test_concat_and_split(parts, dimension):
+    arrays = [np.random.default_rng(n).random((n, 3) if dimension == 0 else (3, n)) for n in parts]
+    word = Concat(dimension, tuple(parts))
+    for one, other in zip(word.inverse(word.forward(arrays)), arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(UnrepresentableError):
+        Concat(dimension, (*parts, 1)).inverse(word.forward(arrays))
+    with pytest.raises(UnrepresentableError):
+        Concat(dimension, (9, *parts[1:])).forward(arrays)
+
+
+def test_pad_and_crop():
+    word, array = Pad(0, 5, 8), np.random.default_rng(0).random((5, 2))
+    assert word.forward(array).shape == (8, 2)
+    assert not word.forward(array)[5:].any()
+    np.testing.assert_array_equal(word.inverse(word.forward(array)), array)
+
+
+def test_tie():
+    array = np.array([1.0, np.nan, -0.0], "float32")
+    assert Tie("embedding").inverse(Tie("embedding").forward(array)) is array
+    with pytest.raises(UnrepresentableError):
+        Tie("embedding").inverse((array, np.array([1.0, np.nan, 0.0], "float32")))

@@ -1,0 +1,148 @@
+"""The ledger among others, on SQLite and on PostgreSQL: one writer at a time, readers in peace, refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from sqlalchemy import select
+
+from tests.support.ledger import altered, conversion
+from tests.support.postgres import new_database
+from wherry.errors import CorruptError, StorageError, UnsupportedError, UsageError
+from wherry.ledger import schema as tables
+from wherry.ledger.record import check_chain, head, open_ledger, record_conversion, record_event
+
+pytest_plugins = ["tests.support.ledger"]  # its fixtures
+
+
+APPEND = """
+import sys
+from wherry.ledger.record import open_ledger, record_verification
+from wherry.core.receipt import CheckpointRef
+subject = CheckpointRef("/c", "npz", None, "c" * 64, "d" * 64, "mark")
+for number in range(20):
+    with open_ledger(sys.argv[1]) as ledger:
+        record_verification(ledger, subject, {"worker": sys.argv[2], "number": number})
+"""
+
+
+def test_several_processes_keep_one_chain(url):
+    """They also make the tables at the same time, as workers of a first night do."""
+    command = [sys.executable, "-c", APPEND, url]
+    workers = [subprocess.Popen([*command, str(number)]) for number in range(4)]
+    assert [worker.wait(timeout=300) for worker in workers] == [0] * 4
+    with open_ledger(url) as ledger:
+        chain = check_chain(ledger)
+        assert (chain.statements, chain.altered) == (80, None)
+
+
+def test_a_reader_sees_one_state_and_does_not_wait(url):
+    with open_ledger(url) as ledger, open_ledger(url) as other:
+        record_event(ledger, "note", None, {})
+        query = select(tables.statement.c.seq)
+        with ledger.read() as connection:
+            before = connection.scalars(query).all()
+            record_event(other, "note", None, {})
+            assert connection.scalars(query).all() == before == [1]
+        with ledger.write() as connection:
+            assert len(connection.scalars(query).all()) == 2
+            with other.read() as reading:
+                assert len(reading.scalars(query).all()) == 2
+
+
+def test_a_writer_waits_for_the_one_before_it_and_reads_what_that_committed(url):
+    with open_ledger(url) as ledger, open_ledger(url) as other:
+        done: list[int] = []
+        second = threading.Thread(
+            target=lambda: done.append(record_event(other, "note", None, {"is": "second"}))
+        )
+        with ledger.write() as connection:
+            second.start()
+            time.sleep(0.3)
+            assert not done
+            from wherry.ledger.append import append
+
+            append(connection, "note", {"is": "first"})
+        second.join(timeout=60)
+        assert done == [2]
+        assert check_chain(ledger).altered is None
+
+
+def test_a_failed_statement_leaves_nothing(url):
+    with open_ledger(url) as ledger:
+        with pytest.raises(KeyError), ledger.write() as connection:
+            from wherry.ledger.append import append
+
+            append(connection, "verification", {"subject": {"uri": "/c"}})
+        assert head(ledger).seq == 0
+
+
+def test_commits_are_durable(url):
+    postgres = url.startswith("postgresql")
+    if postgres:
+        altered(url, f"ALTER DATABASE {url.rpartition('/')[2]} SET synchronous_commit = off")
+    with open_ledger(url) as ledger, ledger.write() as connection:
+        if postgres:
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+        else:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+
+
+def test_a_newer_ledger_is_left_alone(url):
+    with open_ledger(url) as ledger, ledger.write() as connection:
+        connection.exec_driver_sql(
+            "COMMENT ON TABLE wherry.statement IS 'wherry ledger, schema 99'"
+            if url.startswith("postgresql")
+            else "PRAGMA user_version = 99"
+        )
+    with pytest.raises(CorruptError, match="schema 99"), open_ledger(url):
+        pass
+
+
+def test_a_shared_ledger_is_migrated_only_when_asked(postgres):
+    shared = new_database(postgres, "shared")
+    with open_ledger(shared) as ledger, ledger.write() as connection:
+        connection.exec_driver_sql("COMMENT ON TABLE wherry.statement IS 'wherry ledger, schema 1'")
+    with pytest.raises(UnsupportedError, match="schema 1") as refusal, open_ledger(shared):
+        pass
+    assert "wherry ledger migrate" in (refusal.value.cure or "")
+
+
+def test_its_tables_are_away_from_everybody_elses(postgres):
+    import psycopg
+
+    shared = new_database(postgres, "crowded")
+    with psycopg.connect(shared) as connection:
+        connection.execute("CREATE TABLE statement (mine text)")
+    with open_ledger(shared) as ledger:
+        record_conversion(ledger, conversion("a", "b"))
+        assert check_chain(ledger).statements == 1
+    with psycopg.connect(shared) as connection:
+        [(found,)] = connection.execute("SELECT count(*) FROM public.statement").fetchall()
+        assert found == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ("mysql://u:secret@h/db", UnsupportedError),
+        ("postgresql+psycopg2://u:secret@h/db", UsageError),
+        ("postgresql://u:secret@127.0.0.1:1/db", StorageError),
+    ],
+)
+def test_what_cannot_be_a_ledger_is_refused_without_its_secrets(wrong, error):
+    with pytest.raises(error) as refusal, open_ledger(wrong):
+        pass
+    assert "secret" not in str(refusal.value)
+    assert refusal.value.cure
+
+
+def test_a_file_that_is_no_ledger_is_refused(tmp_path):
+    (tmp_path / "text.db").write_text("not a database, but long enough to be read as one" * 20)
+    with pytest.raises(StorageError, match="ledger"), open_ledger(f"sqlite:///{tmp_path / 'text.db'}"):
+        pass

@@ -1,0 +1,178 @@
+"""A rebuilt ledger gives the same answers; and what the command line says of a ledger."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.lineage import answers, run
+from wherry.cli.ledger import ledger as ledger_commands
+from wherry.errors import StorageError, TargetExistsError, UsageError
+from wherry.ledger.rebuild import LOST, rebuild
+from wherry.ledger.record import check_chain, head, open_ledger, record_event, record_registration, statements
+from wherry.lineage.answers import impact, why
+from wherry.models.register import register
+from wherry.storage.home import home
+
+pytest_plugins = ["tests.support.lineage"]  # its fixtures
+
+
+def test_a_rebuilt_ledger_gives_the_same_answers(chain, safetensors_source, tmp_path, monkeypatch):
+    asked = (chain.second.target.uri, safetensors_source, chain.first.target.checkpoint_digest)
+    registered = [
+        SimpleNamespace(
+            name="model",
+            version="1",
+            tags={"wherry.checkpoint_digest": chain.second.target.checkpoint_digest},
+            aliases=(),
+        )
+    ]
+    service = SimpleNamespace(registered=lambda *_uris: iter(registered))
+    monkeypatch.setattr("wherry.core.services.service", lambda name: service)
+    with open_ledger() as ledger:
+        record_registration(ledger, chain.second.target, "https://models.example", "model", "1")
+    before = [(answers(why(one)), answers(impact(one))) for one in asked]
+    shutil.rmtree(home())
+    done = rebuild([tmp_path / "out"], registry_uri="https://models.example")
+    assert (done.checkpoints, done.conversions, done.edges, done.registrations) == (3, 3, 2, 1)
+    assert done.unreadable == ()
+    assert [(answers(why(one)), answers(impact(one))) for one in asked] == before
+    with open_ledger() as ledger:
+        checked = check_chain(ledger)
+        assert (checked.altered, checked.head) == (None, done.head)
+        first = next(iter(statements(ledger)))
+        assert first.kind == "rebuild"
+        assert first.body["lost"] == list(LOST)
+        assert first.body["recovered"] == {
+            "checkpoints": 3,
+            "conversions": 3,
+            "places": 3,
+            "registrations": 1,
+        }
+
+
+def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path, monkeypatch):
+    shutil.rmtree(home())
+    (tmp_path / "out").rename(tmp_path / "archive")
+    shutil.copytree(tmp_path / "archive" / "orbax", tmp_path / "archive" / "copy")
+    (tmp_path / "archive" / "last.npz.wherry.json").write_text("no sidecar any more")
+    tags = {
+        "wherry.checkpoint_digest": "f" * 64,
+        "wherry.uri": "gs://bucket/model",
+        "wherry.format": "orbax",
+    }
+    row = SimpleNamespace(name="model", version="2", tags=tags, aliases=())
+
+    def registered(*_uris):
+        yield row
+        raise StorageError("the registry went away")
+
+    monkeypatch.setattr("wherry.core.services.service", lambda name: SimpleNamespace(registered=registered))
+    done = rebuild([tmp_path / "archive"], tracking_uri="https://user:secret@models.example")
+    assert (done.conversions, done.places, done.partial) == (2, 3, ("f" * 64,))
+    assert {row["reason"].split(":")[0] for row in done.unreadable} == {
+        "the sidecar is not JSON",
+        "the registry went away",
+    }
+    places = {place.uri for place in wherry_places(chain.first.target.checkpoint_digest)}
+    assert places == {
+        chain.first.target.uri,
+        *(str(tmp_path / "archive" / name) for name in ("orbax", "copy")),
+    }
+    assert impact("f" * 64).versions == ("model version 2 in https://models.example",)
+    with open_ledger() as ledger:
+        assert "secret" not in "".join(one.text for one in statements(ledger))
+        assert check_chain(ledger).altered is None
+
+
+def test_what_prune_emptied_is_gone_in_the_rebuilt_ledger_too(chain, tmp_path, monkeypatch):
+    """The first is deleted and registered, its child lives; the third is marked, and lies there again."""
+    shutil.rmtree(home())
+    shutil.rmtree(chain.first.target.uri)
+    said = "2026-11-01T00:00:00.000+00:00 by eve: keep_last: 2"
+    rows = [
+        SimpleNamespace(
+            name=f"model{number}",
+            version="1",
+            tags={"wherry.checkpoint_digest": receipt.target.checkpoint_digest, "wherry.deleted": said},
+            aliases=(),
+        )
+        for number, receipt in enumerate((chain.first, chain.third))
+    ]
+    service = SimpleNamespace(registered=lambda *_uris: iter(rows))
+    monkeypatch.setattr("wherry.core.services.service", lambda name: service)
+    done = rebuild([tmp_path / "out"])
+    assert (done.partial, done.registrations) == ((), 2), "its child's sidecar knows it"
+    gone = {
+        place.uri
+        for digest in why(chain.second.target.uri).nodes
+        for place in wherry_places(digest)
+        if place.gone
+    }
+    assert chain.first.target.uri in gone
+    assert chain.third.target.uri not in gone
+    assert done.deletions == len(gone)
+    with open_ledger() as ledger:
+        assert check_chain(ledger).altered is None
+        body = next(one.body for one in statements(ledger, kinds={"deletion"}))
+        assert (body["by"], body["reason"], body["deleted"][:10]) == ("eve", "keep_last: 2", "2026-11-01")
+
+
+def wherry_places(digest):
+    return why(digest).nodes[digest].places
+
+
+def test_a_ledger_with_statements_is_never_rebuilt(chain, tmp_path):
+    with open_ledger() as ledger:
+        before = head(ledger)
+    with pytest.raises(TargetExistsError, match="has statements") as refusal:
+        rebuild([tmp_path / "out"], registry=False)
+    assert refusal.value.cure
+    with open_ledger() as ledger:
+        assert head(ledger) == before
+
+
+def test_rebuild_with_the_real_registry(chain, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    kept = tmp_path / "registry"
+    kept.mkdir()
+    uri = f"sqlite:///{kept / 'mlflow.db'}"
+    register(chain.second.target.uri, "rebuilt", tracking_uri=uri)
+    before = answers(impact(chain.first.source.uri))
+    for file in home().glob("ledger.db*"):
+        file.unlink()
+    code, output = run(ledger_commands, "rebuild", tmp_path / "out", "--tracking-uri", uri, "--json")
+    assert code == 0
+    assert json.loads(output)["registrations"] == 1
+    assert answers(impact(chain.first.source.uri)) == before
+
+
+def test_the_ledger_on_the_command_line(chain, tmp_path):
+    code, output = run(ledger_commands, "check")
+    assert (code, "whole" in output) == (0, True)
+    code, output = run(ledger_commands, "anchor")
+    kept = json.loads(output)
+    assert kept["seq"] == 3
+    (tmp_path / "anchor.json").write_text(output)
+    with open_ledger() as ledger:
+        record_event(ledger, "note", None, {})
+    for anchor in (tmp_path / "anchor.json", kept["hash"]):
+        code, output = run(ledger_commands, "check", "--anchor", anchor, "--json")
+        assert (code, json.loads(output)["anchored"]) == (0, 3)
+    code, output = run(ledger_commands, "check", "--anchor", "0123456789abcdef" * 4)
+    assert (code, "NOT in this chain" in output) == (9, True)
+    (tmp_path / "anchor.json").write_text("{}")
+    with pytest.raises(UsageError, match="not an anchor"):
+        run(ledger_commands, "check", "--anchor", tmp_path / "anchor.json")
+    assert run(ledger_commands, "migrate")[0] == 0
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(home() / "ledger.db")) as connection:
+        connection.execute("UPDATE location SET fingerprint = 'another'")
+        connection.commit()
+    code, output = run(ledger_commands, "check")
+    assert (code, "ALTERED: location" in output) == (5, True)

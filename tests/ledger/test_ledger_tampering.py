@@ -1,0 +1,101 @@
+"""Tampering with the ledger, on SQLite and on PostgreSQL: refused by triggers, and past them found and named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.ledger import REGISTRY, altered, conversion, digest, filled
+from wherry.errors import StorageError
+from wherry.ledger import schema as tables
+from wherry.ledger.record import Anchor, check_chain, head, open_ledger, record_conversion, record_event
+
+pytest_plugins = ["tests.support.ledger"]  # its fixtures
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE {}statement SET body = '{{}}'",
+        "DELETE FROM {}edge",
+        "DELETE FROM {}statement",
+        "TRUNCATE {}statement CASCADE",
+        "INSERT INTO {0}statement SELECT seq + 7, hash, 'h', kind, schema, content, body, time FROM {0}statement",
+        "INSERT INTO {0}statement SELECT seq + 1, prev, 'h', kind, schema, content, body, time FROM {0}statement",
+        "INSERT OR REPLACE INTO statement SELECT * FROM statement",
+    ],
+)
+def test_triggers_abort(url, sql):
+    postgres = url.startswith("postgresql")
+    if ("REPLACE" in sql and postgres) or ("TRUNCATE" in sql and not postgres):
+        pytest.skip("the other database has no such statement")
+    with open_ledger(url) as ledger:
+        record_conversion(ledger, conversion("a", "b"))
+        with pytest.raises(StorageError, match="append-only") as refusal, ledger.write() as connection:
+            connection.exec_driver_sql(sql.format("wherry." if postgres else ""))
+        assert not refusal.value.retryable
+        assert check_chain(ledger).altered is None
+
+
+ZERO = "0" * 64
+
+
+TAMPERINGS = {
+    "UPDATE statement SET body = replace(body, 'orbax', 'paxml') WHERE seq = 2": "statement 2: its contents",
+    "UPDATE statement SET time = '1999' WHERE seq = 3": "statement 3: its contents",
+    "UPDATE statement SET kind = 'note' WHERE seq = 4": "statement 4: its contents",
+    "DELETE FROM statement WHERE seq = 2": "statement 3: statement 2 before it is gone",
+    f"UPDATE edge SET source = '{digest('c')}' WHERE statement = 1": "edge",
+    "UPDATE edge SET statement = 2 WHERE statement = 1": "edge",
+    "DELETE FROM edge WHERE statement = 3": f"edge {digest('c')[:12]} → {digest('d')[:12]}: it is gone",
+    "UPDATE checkpoint SET nbytes = 1": "checkpoint",
+    f"DELETE FROM checkpoint WHERE checkpoint_digest = '{digest('b')}'": "checkpoint",
+    f"INSERT INTO checkpoint VALUES ('{ZERO}', '{ZERO}', 'npz', NULL, 'params', 1, 1, 1, 1)": "no statement says so",
+    "UPDATE location SET fingerprint = 'another' WHERE uri = '/checkpoints/c'": "/checkpoints/c: it is not what",
+    "UPDATE location SET uri = '/moved' WHERE uri = '/checkpoints/c'": "/moved: no statement says so",
+    "DELETE FROM location WHERE uri = '/elsewhere'": "/elsewhere: it is gone",
+    "UPDATE conversion SET target_uri = '/moved' WHERE statement = 2": "conversion 2: it is not what",
+    "DELETE FROM conversion WHERE statement = 2": "conversion 2: it is gone",
+    "UPDATE verification SET level = 'native'": "verification",
+    "DELETE FROM verification": "verification",
+    "UPDATE registration SET version = '7' WHERE version = '1'": "registration",
+    "UPDATE registration SET state = 'released' WHERE state = 'pending'": "registration",
+    "DELETE FROM registration WHERE state = 'pending'": f"{REGISTRY} model: it is gone",
+    "DELETE FROM tombstone": "tombstone",
+    "UPDATE tombstone SET time = '1999'": "tombstone",
+    "UPDATE projection SET delivered = 99": "projection openlineage: its contents",
+}
+
+
+@pytest.mark.parametrize(("sql", "named"), TAMPERINGS.items())
+def test_an_altered_row_of_any_table_is_named(url, sql, named):
+    filled(url)
+    with open_ledger(url) as ledger:
+        assert check_chain(ledger).altered is None
+    altered(url, sql)
+    with open_ledger(url) as ledger:
+        assert named in (check_chain(ledger).altered or "")
+
+
+def test_every_table_is_tampered_with():
+    assert {table for table in tables.metadata.tables if any(table in sql for sql in TAMPERINGS)} == set(
+        tables.metadata.tables
+    )
+
+
+def test_an_anchor_finds_what_the_chain_alone_does_not(url):
+    filled(url)
+    with open_ledger(url) as ledger:
+        kept = head(ledger)
+        anchor = Anchor(kept.hash, kept.seq)
+        record_event(ledger, "note", None, {"text": "afterwards"})
+        chain = check_chain(ledger, anchor)
+        assert (chain.anchored, chain.statements) == (kept.seq, kept.seq + 1)
+        assert check_chain(ledger, Anchor(kept.hash[:16])).anchored == kept.seq
+        assert check_chain(ledger, Anchor(kept.hash, kept.seq - 1)).anchored is None
+    last = f"(SELECT max(seq) FROM statement) - {1}"
+    altered(
+        url, f"DELETE FROM statement WHERE seq >= {last}", "DELETE FROM location WHERE uri = '/elsewhere'"
+    )
+    altered(url, f"DELETE FROM conversion WHERE statement > {kept.seq - 1}")
+    with open_ledger(url) as ledger:
+        assert check_chain(ledger, anchor).anchored is None

@@ -1,0 +1,267 @@
+"""The lineage page: self-contained, safe against hostile names, and usable in a real browser."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.support.browser import chromium
+from wherry.ledger.nodes import Node, Place, Registered, Verified
+from wherry.ledger.record import Edge
+from wherry.lineage.lineage import LineageTree
+from wherry.lineage.page import page
+
+TIME = "2026-11-21T09:12:44.120+00:00"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def digest(key):
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def node(key, format_, uri, step=None, **more):
+    place = (Place(uri, "f", TIME),)
+    values = {"kind": "params", "tensors": 2, "parameters": 10, "nbytes": 4000, **more}
+    return Node(digest(key), digest("weights"), format_, "1", step=step, places=place, **values)
+
+
+def tree(root, nodes, pairs, lossy=()):
+    edges = tuple(
+        Edge(digest(source), digest(target), digest("plan"), number, TIME, (source, target) not in lossy)
+        for number, (source, target) in enumerate(pairs, 1)
+    )
+    return LineageTree(digest(root), {one.checkpoint_digest: one for one in nodes}, edges)
+
+
+def small():
+    registered = (Registered("http://mlflow", "t5-base", "3", "registered"),)
+    return tree(
+        "b",
+        [
+            node("a", "t5x-orbax", "gs://runs/t5/checkpoint_1000", 1000),
+            node("b", "huggingface", "/models/t5/hf", 1000, registrations=registered),
+            node("c", "maxtext", "/models/t5/maxtext", 1000, verified=Verified("digest", "altered", TIME)),
+        ],
+        [("a", "b"), ("b", "c"), ("c", "b")],
+        lossy={("b", "c")},
+    )
+
+
+def large():
+    """300 checkpoints: one source, two runs, and 297 steps that became something else."""
+    nodes = [
+        node("source", "maxtext", "/runs/base/1"),
+        node("one", "orbax", "/one"),
+        node("two", "dcp", "/two"),
+    ]
+    pairs = [("source", "one"), ("source", "two")]
+    for number in range(297):
+        parent = ("one", "two")[number % 2]
+        nodes.append(node(f"n{number}", "safetensors", f"/out/{parent}/{number}.safetensors", number))
+        pairs.append((parent, f"n{number}"))
+    return tree("source", nodes, pairs)
+
+
+def hostile():
+    return tree(
+        "b",
+        [
+            node("a", EVIL, f"/data/{EVIL}/{{{{data}}}}"),
+            node("b", "safe\u202etensors", "/long/" + "name-" * 500 + "\ud800\x00\u2028.bin", 10**15),
+            node(
+                "c",
+                "orbax",
+                "",
+                kind="<i>",
+                registrations=(Registered("javascript:alert(1)", EVIL, "1", "x"),),
+            ),
+        ],
+        [("a", "b"), ("b", "c")],
+    )
+
+
+def data_of(text):
+    return json.loads(re.search(r'<script type="application/json" id="lineage">(.*?)</script>', text)[1])
+
+
+def test_the_page_holds_the_tree_and_asks_for_nothing():
+    text = page(small())
+    data = data_of(text)
+    assert data["schema"] == 1
+    assert data["root"] == digest("b")
+    assert [row["format"] for row in data["nodes"]] == ["t5x-orbax", "huggingface", "maxtext"]
+    assert len(data["edges"]) == 3
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?://(?!mlflow|www\.w3\.org/2000/svg)", text)
+    assert "{{" not in re.sub(r"<script.*?</script>|<style.*?</style>", "", text, flags=re.DOTALL)
+
+
+def test_hostile_names_stay_data():
+    text = page(hostile())
+    text.encode()  # no lone surrogate is left
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert "\u202e" not in text
+    assert "\x00" not in text
+    names = [place["uri"] for row in data_of(text)["nodes"] for place in row["places"]]
+    assert names[0] == f"/data/{EVIL}/{{{{data}}}}"
+    assert names[1].endswith("characters)")
+    assert data_of(text)["nodes"][1]["format"] == "safe\\u202etensors"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+class Seen:
+    """A page in the browser, and everything that it did that it should not."""
+
+    def __init__(self, browser, path, theme="light"):
+        self.context = browser.new_context(viewport={"width": 1500, "height": 900}, color_scheme=theme)
+        self.page = self.context.new_page()
+        self.faults = []
+        self.page.on("console", lambda message: self.faults.append(message.text))
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.faults.append("dialog"), dialog.dismiss()))
+        self.page.on("request", lambda request: self._requested(request.url))
+        self.page.goto(path.as_uri())
+
+    def _requested(self, url):
+        if not url.startswith("file:"):
+            self.faults.append(url)
+
+    def texts(self, selector):
+        return self.page.locator(selector).all_inner_texts()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    seen = []
+
+    def open_(tree_, theme="light"):
+        path = tmp_path / "lineage.html"
+        path.write_text(page(tree_), encoding="utf-8")
+        seen.append(Seen(browser, path, theme))
+        return seen[-1]
+
+    yield open_
+    for one in seen:
+        assert one.faults == []
+        one.context.close()
+
+
+def test_three_checkpoints_are_drawn_and_described(opened):
+    seen = opened(small())
+    assert len(seen.texts(".card")) == 3
+    assert "asked for" in seen.page.locator(".card.root").evaluate(
+        "card => getComputedStyle(card, '::before').content"
+    )
+    assert seen.page.locator("#lines g").count() == 3
+    assert seen.page.locator("#lines g.back").count() == 1
+    assert seen.page.locator("#lines g.lossy").count() == 1
+    details = seen.page.locator("#details").inner_text()
+    assert digest("b") in details
+    assert "t5-base version 3" in details
+    assert "/models/t5/hf" in details
+    seen.page.locator(".link", has_text="maxtext").first.click()
+    assert "✗ altered at level digest" in seen.page.locator("#details").inner_text()
+    places = seen.page.locator(".card").evaluate_all(
+        "cards => cards.map(card => card.getBoundingClientRect().x)"
+    )
+    assert len(set(places)) == 3, "sources left, results right"
+
+
+def test_search_finds_and_says_how_many(opened):
+    seen = opened(large())
+    assert seen.texts("#count") == ["300 checkpoints"]
+    seen.page.keyboard.press("/")
+    seen.page.keyboard.type("safetensors 123")
+    assert seen.texts("#count") == ["1 of 300 checkpoints"]
+    assert len(seen.texts("#list li:visible")) == 1
+    seen.page.keyboard.press("Enter")
+    assert digest("n123") in seen.page.locator("#details").inner_text()
+    card = seen.page.locator(f'.card[data-id="{digest("n123")}"]')
+    assert card.is_visible()
+    box, view = card.bounding_box(), seen.page.locator("#view").bounding_box()
+    assert view["y"] <= box["y"] <= view["y"] + view["height"]
+    seen.page.keyboard.press("Escape")
+    assert seen.texts("#count") == ["300 checkpoints"]
+
+
+def test_what_is_alike_is_one_card_until_opened(opened):
+    seen = opened(large())
+    assert len(seen.texts(".card")) == 5
+    assert seen.page.locator(".card.stack").count() == 2
+    seen.page.locator(".card.stack").first.click()
+    assert len(seen.texts(".card")) > 140
+    seen.page.locator("#details .plain").click()
+    assert len(seen.texts(".card")) == 5
+    seen.page.locator("#fold").uncheck()
+    assert len(seen.texts(".card")) == 300
+    boxes = seen.page.locator(".card").evaluate_all(
+        "cards => cards.map(card => [parseFloat(card.style.left), parseFloat(card.style.top)])"
+    )
+    taken = {}
+    for left, top in boxes:
+        assert all(abs(top - other) >= 76 for other in taken.setdefault(left, [])), "cards do not overlap"
+        taken[left].append(top)
+
+
+def test_keys_walk_the_graph(opened):
+    seen = opened(small())
+
+    def selected():
+        return seen.page.locator('.card[aria-current="true"]').get_attribute("data-id")
+
+    assert selected() == digest("b")
+    seen.page.keyboard.press("ArrowLeft")
+    assert selected() == digest("a")
+    seen.page.keyboard.press("ArrowRight")
+    seen.page.keyboard.press("ArrowRight")
+    assert selected() == digest("c")
+    assert seen.page.evaluate("document.activeElement.dataset.id") == digest("c")
+    assert seen.page.url.endswith(f"#{digest('c')}")
+    before = seen.page.locator(".card").first.bounding_box()["width"]
+    seen.page.keyboard.press("+")
+    assert seen.page.locator(".card").first.bounding_box()["width"] > before
+
+
+def test_what_was_deleted_says_so(opened):
+    gone = replace(
+        node("c", "maxtext", "/old"), places=(Place("/old", "f", TIME, gone="2026-11-22T01:00:00+00:00"),)
+    )
+    seen = opened(tree("a", [node("a", "orbax", "/a"), gone], [("a", "c")]))
+    assert seen.texts(".card.gone .mark") == ["deleted"]
+    seen.page.locator(".card.gone").click()
+    assert "deleted 2026-11-22 01:00:00 +00:00" in seen.page.locator("#details").inner_text()
+    assert seen.page.locator("#details s").inner_text() == "/old"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_themes_have_contrast(opened, theme):
+    seen = opened(small(), theme)
+    assert seen.page.evaluate("document.documentElement.dataset.theme") == theme
+    ink, ground = seen.page.evaluate(
+        "() => [getComputedStyle(document.body).color,"
+        " getComputedStyle(document.querySelector('.card')).backgroundColor]"
+    )
+    dark, light = sorted(sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, ground))
+    assert light - dark > 450
+    seen.page.locator("#theme").click()
+    assert seen.page.evaluate("document.documentElement.dataset.theme") != theme
+
+
+def test_hostile_names_do_nothing_in_a_browser(opened):
+    seen = opened(hostile())
+    assert len(seen.texts(".card")) == 3
+    assert seen.page.locator("img, a, iframe").count() == 0
+    assert EVIL in seen.texts(".card .format")
+    assert seen.page.locator("body > script").count() == 2
+    width = seen.page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 1500, "long names do not widen the page"

@@ -1,0 +1,251 @@
+"""Export by several processes: nobody waits for one that is gone, and a state of one's own is not lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import wherry
+from tests.support.export import held
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import MismatchError, StorageError, UsageError, WherryError
+from wherry.integrations.live import export as export_live
+from wherry.integrations.live import processes
+from wherry.live import handle as export_handle
+from wherry.live import shares
+from wherry.live.shares import Ticket
+from wherry.live.snapshot import Snapshot
+from wherry.staging.lease import Lease
+
+STATE = {"w": np.arange(6, dtype=np.float32)}
+QUICK = 0.2
+KILLED = """
+import os, sys
+from pathlib import Path
+from wherry.staging.lease import Lease
+Lease(Path(sys.argv[1]), "t").__enter__()
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    return spool
+
+
+@pytest.fixture
+def as_rank(monkeypatch, folder):
+    """Be one of two processes that share a state; rank 0 has named the folder."""
+    told = Ticket("0123abcd", str(folder)).to_text()
+
+    def become(rank, count=2):
+        group = processes.Group(rank, count, (lambda _: told) if rank else str)
+        monkeypatch.setattr(processes, "group", lambda _: group)
+
+    return become
+
+
+@pytest.fixture
+def no_thread(monkeypatch):
+    real = threading.Thread.start
+
+    def start(self):
+        if self.name == "wherry-export":
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(export_handle.threading.Thread, "start", start)
+
+
+def export(folder, **more):
+    handle = wherry.export(STATE, folder.parent / "t", to="orbax", **{"patience": QUICK, **more})
+    assert handle.wait(30)
+    return handle
+
+
+def test_nobody_waits_for_a_leader_that_gives_no_sign_of_life(folder):
+    with pytest.raises(StorageError, match=r"no sign of life for 0\.2 s") as failure:
+        shares.await_outcome(folder, 1, patience=QUICK)
+    assert "spool=" in failure.value.cure
+    assert not folder.exists()
+
+
+def test_nor_for_one_that_does_not_renew_its_lease(folder):
+    lease = folder / shares.LEASE
+    lease.write_text("{}")
+    os.utime(lease, (time.time() - 3600,) * 2)
+    with pytest.raises(StorageError, match="no sign of life"):
+        shares.await_outcome(folder, 1, patience=QUICK)
+
+
+def test_nor_for_one_that_was_killed(folder):
+    subprocess.run([sys.executable, "-c", KILLED, str(folder / shares.LEASE)], check=True)
+    with pytest.raises(StorageError, match="no sign of life"):
+        shares.await_outcome(folder, 1, patience=QUICK)
+
+
+def test_a_living_leader_is_waited_for_longer_than_patience(folder):
+    def lead():
+        with Lease(folder / shares.LEASE, "t"):
+            time.sleep(5 * QUICK)
+            shares.put_outcome(folder, [1], {"n": 1}, "")
+
+    begun = time.monotonic()
+    leader = threading.Thread(target=lead)
+    leader.start()
+    assert shares.await_outcome(folder, 1, patience=QUICK) == {"n": 1}
+    assert time.monotonic() - begun >= 5 * QUICK
+    leader.join(30)
+    assert not folder.exists()
+
+
+def test_a_folder_that_was_removed_ends_the_wait(folder):
+    (folder / shares.LEASE).write_text("{}")  # fresh
+    threading.Timer(QUICK, shutil.rmtree, [folder]).start()
+    with pytest.raises(StorageError, match="left without saying") as failure:
+        shares.await_outcome(folder, 1, patience=600)
+    assert "spool=" in failure.value.cure
+
+
+def test_storage_that_does_not_say_who_leads_gives_no_sign_of_life(folder, monkeypatch):
+    def stale(_watch):
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(shares.Watch, "look", stale)
+    with pytest.raises(StorageError, match="no sign of life"):
+        shares.await_outcome(folder, 1, patience=QUICK)
+
+
+def test_the_last_who_reads_why_the_leader_gave_up_removes_the_folder(folder):
+    (folder / "part-1").write_bytes(b"x")
+    shares.leave_failure(folder, [1, 2, 3], "No space left on device")
+    assert not (folder / "part-1").exists()
+    for rank in (1, 2):
+        with pytest.raises(WherryError, match="process 0 failed: No space left"):
+            shares.await_outcome(folder, rank, patience=QUICK)
+        assert folder.exists()
+    shares.put_failure(folder, 3, OSError("it failed too, and does not read"))
+    assert not folder.exists()
+
+
+def test_an_outcome_that_cannot_be_left_removes_the_folder(folder, monkeypatch):
+    def refuse(*_given):
+        raise StorageError("there is no space for the outcome")
+
+    monkeypatch.setattr(shares, "_put", refuse)
+    with pytest.raises(StorageError, match="no space"):
+        shares.leave_failure(folder, [1], "whatever it was")
+    assert not folder.exists()
+
+
+def test_other_tensors_name_the_way_of_a_pipeline(folder):
+    shares.put_share(folder, 1, {("b",): TensorSpec(("b",), (2,), "float32")}, {})
+    specs = {("a",): TensorSpec(("a",), (2,), "float32")}
+    with pytest.raises(MismatchError) as failure:
+        shares.gather_shares(folder, {}, specs, [1], patience=QUICK)
+    assert "alone=True" in failure.value.cure
+
+
+@pytest.mark.parametrize("snapshot", ["host", "disk"])
+def test_a_folder_on_another_host_is_named_before_the_copy(folder, as_rank, monkeypatch, caplog, snapshot):
+    folder.rmdir()
+    as_rank(1)
+    monkeypatch.setattr(Snapshot, "take", lambda *_: pytest.fail("copied"))
+    error = export(folder, snapshot=snapshot).error
+    assert isinstance(error, StorageError)
+    assert "is not there" in error.what
+    assert "spool=" in error.cure
+    assert "were not told" in caplog.text
+    assert not folder.exists()
+
+
+def test_a_folder_that_goes_meanwhile_does_not_hide_the_reason(folder, as_rank, monkeypatch, caplog):
+    def take(_self, _tensors):
+        shutil.rmtree(folder)
+        raise OSError(28, "No space left on device")
+
+    as_rank(1)
+    monkeypatch.setattr(Snapshot, "take", take)
+    assert "No space left" in str(export(folder).error)
+    assert "spool=" in caplog.text
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("snapshot", ["host", "disk"])
+def test_a_leader_that_was_killed_is_given_up(folder, as_rank, snapshot):
+    as_rank(1)
+    error = export(folder, snapshot=snapshot).error
+    assert "no sign of life" in str(error)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("snapshot", ["host", "disk"])
+def test_a_leader_without_a_thread_tells_the_others(tmp_path, as_rank, no_thread, monkeypatch, snapshot):
+    closed, close = [], Snapshot.close
+    monkeypatch.setattr(Snapshot, "close", lambda self: closed.append(close(self)))
+    as_rank(0)
+    handle = wherry.export(STATE, tmp_path / "t", to="orbax", snapshot=snapshot)
+    assert handle.done()
+    assert closed
+    (spool,) = tmp_path.glob(".wherry-*.spool")
+    assert not (spool / "part-0").exists()
+    with pytest.raises(WherryError, match="start new thread"):
+        shares.await_outcome(spool, 1, patience=QUICK)
+    assert not spool.exists()
+
+
+def test_another_process_without_a_thread_tells_the_leader(folder, as_rank, no_thread):
+    as_rank(1)
+    assert "start new thread" in str(export(folder, snapshot="disk").error)
+    assert "start new thread" in json.loads((folder / "share-1.json").read_text())["failed"]
+    assert not (folder / "part-1").exists()
+
+
+def test_one_process_without_a_thread_leaves_nothing(folder, no_thread):
+    assert "start new thread" in str(export(folder, snapshot="disk").error)
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_what_cannot_be_given_back_is_not_raised_into_training(folder, no_thread, monkeypatch, caplog):
+    def refuse(_self):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Snapshot, "close", refuse)
+    assert "start new thread" in str(export(folder).error)
+    assert "not given back" in caplog.text
+
+
+def test_a_state_of_ones_own_is_exported_by_every_process(tmp_path, as_rank, caplog):
+    as_rank(3, count=1)
+    with caplog.at_level(logging.INFO, "wherry.export"):
+        assert wherry.export(STATE, tmp_path / "same", to="orbax").result(60) is None
+    assert "alone=True" in caplog.text
+    assert not (tmp_path / "same").exists()
+    assert wherry.export(STATE, tmp_path / "own", to="orbax", alone=True).result(60).target.tensors == 1
+    assert np.array_equal(held(tmp_path / "own")["w",], STATE["w"])
+
+
+def test_parts_of_a_shared_state_are_not_ones_own(tmp_path, monkeypatch):
+    survey = export_live.survey
+
+    def partly(state):
+        found = survey(state)
+        return replace(found, tensors=tuple(one._replace(boxes=()) for one in found.tensors))
+
+    monkeypatch.setattr(export_live, "survey", partly)
+    error = wherry.export(STATE, tmp_path / "t", to="orbax", alone=True).error
+    assert isinstance(error, UsageError)
+    assert error.path == "w"
+    assert "without alone=True" in error.cure

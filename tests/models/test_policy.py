@@ -1,0 +1,196 @@
+"""The policy of a promotion: each gate on what is on record, and the file that it is read from."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+import wherry
+from tests.support.registry import converted
+from wherry.core.services import service
+from wherry.errors import MismatchError, UsageError
+from wherry.ledger.record import open_ledger, record_conversion, record_verification
+from wherry.models.policy import Facts, Policy, judge, policy_of
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+
+pytest.importorskip("mlflow")
+
+pytestmark = pytest.mark.usefixtures("own_home")
+
+
+def test_gates_judge_what_is_on_record(candidate, name):
+    subject = f"models:/{name}@candidate"
+    for gates, gate in (
+        ({"optimizer": "present"}, "optimizer"),
+        ({"companions": ["*.model"]}, "companions"),
+        ({"recorded": ["native"]}, "recorded"),
+        ({"approvers": ["alice"]}, "approvers"),
+        ({"max_age_days": 1e-9}, "max_age_days"),
+    ):
+        with pytest.raises(MismatchError, match=gate):
+            wherry.promote(subject, gates=gates)
+    with pytest.raises(MismatchError, match="level: asked for at least digest"):
+        wherry.promote(subject, level="present")
+    sidecar = read_sidecar(locate(candidate.target.uri))
+    with open_ledger() as ledger:
+        outcome = {"level": "native", "verdict": "ok", "ok": True}
+        record_verification(ledger, sidecar.checkpoint, outcome)
+    done = wherry.promote(subject, gates=Policy(recorded=("native",), max_error=0, max_age_days=1))
+    assert {row.gate for row in done.gates} == {
+        "level",
+        "recorded",
+        "max_error",
+        "max_age_days",
+        "extra_companions",
+    }
+
+
+def test_a_later_failed_verification_counts(candidate, name):
+    sidecar = read_sidecar(locate(candidate.target.uri))
+    with open_ledger() as ledger:
+        for verdict in ("ok", "altered"):
+            record_verification(
+                ledger, sidecar.checkpoint, {"level": "native", "verdict": verdict, "ok": verdict == "ok"}
+            )
+    with pytest.raises(MismatchError, match="not on record"):
+        wherry.promote(f"models:/{name}@candidate", gates={"recorded": ["native"]})
+
+
+def test_a_policy_file_and_its_errors(tmp_path):
+    file = tmp_path / "policy.toml"
+    file.write_text('[policy]\noptimizer = "absent"\ncompanions = ["tokenizer*"]\n')
+    assert policy_of(file) == Policy(optimizer="absent", companions=("tokenizer*",))
+    assert policy_of(None) == Policy()
+    file.write_text('optimiser = "absent"\n')
+    with pytest.raises(UsageError, match=r"policy\.toml: optimiser"):
+        policy_of(file)
+    file.write_text("level = [")
+    with pytest.raises(UsageError, match=r"policy\.toml"):
+        policy_of(file)
+    with pytest.raises(UsageError, match="max_error"):
+        policy_of({"max_error": -1})
+
+
+def facts(candidate, **known):
+    told = {"level": "digest", "extra": (), "verifications": {}, "lossless": False, "earlier": True}
+    sidecar = read_sidecar(locate(candidate.target.uri))
+    for outcome in known.get("verifications", {}).values():
+        outcome.setdefault("against", candidate.source.uri)
+    return Facts(
+        uri=candidate.target.uri, sidecar=sidecar, signed=lambda key: key, approver=None, **{**told, **known}
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "passed", "found"),
+    [
+        ({"lossless": True}, True, "lossless"),
+        ({"lossless": None}, False, "not on record"),
+        ({}, False, "no roundtrip has measured"),
+        ({"verifications": {"roundtrip": {"lossy": {"error": 0.25}}}}, False, "0.25"),
+        ({"verifications": {"roundtrip": {"lossy": {"error": 0.01}}}}, True, "0.01"),
+        ({"verifications": {"roundtrip": {"lossy": {"error": 0.01}, "against": "/b"}}}, False, "measured"),
+        (
+            {"verifications": {"roundtrip": {"lossy": {"error": 0.01}}}, "earlier": False},
+            False,
+            "before its own",
+        ),
+    ],
+)
+def test_the_largest_error(candidate, known, passed, found):
+    row = next(
+        one for one in judge(Policy(max_error=0.1), facts(candidate, **known)) if one.gate == "max_error"
+    )
+    assert row.passed is passed
+    assert found in row.found
+
+
+def test_an_error_that_a_roundtrip_measured_is_enough_only_for_its_own_conversion(tmp_path, name):
+    receipt = converted(tmp_path / "one", to="orbax")
+    wherry.register(receipt, name, alias="candidate")
+    with open_ledger() as ledger:
+        record_conversion(ledger, replace(receipt, lossless=False, plan_digest="5" * 64))
+        outcome = {"level": "roundtrip", "verdict": "ok", "ok": True, "lossy": {"error": 0.01}}
+        outcome["against"] = receipt.source.uri
+        record_verification(ledger, receipt.target, outcome)
+    with pytest.raises(MismatchError, match="max_error: asked for lossless"):
+        wherry.promote(f"models:/{name}@candidate", gates={"max_error": 0})
+    assert wherry.promote(f"models:/{name}@candidate", gates={"max_error": 0.1}).version == "1"
+    onwards = wherry.convert(receipt.target.uri, tmp_path / "npz.npz", to="npz", only="params")
+    with pytest.raises(MismatchError, match="conversion before its own"):
+        wherry.promote(onwards.target.uri, name=f"{name}-onwards", gates={"max_error": 0.1})
+
+
+def test_a_roundtrip_counts_only_against_what_it_was_made_of(candidate, tmp_path):
+    """The outcome says with what it compared: a roundtrip to any other checkpoint proves nothing of the source."""
+    outcome = wherry.verify(candidate.target.uri, level="roundtrip", against=candidate.source.uri).to_json()
+    assert outcome["against"] == candidate.source.uri
+    for against, passed in ((candidate.source.uri, True), ("/another", False)):
+        known = {"roundtrip": {**outcome, "against": against}}
+        rows = judge(Policy(recorded=("roundtrip",)), facts(candidate, verifications=known))
+        assert [row.passed for row in rows if row.gate == "recorded"] == [passed]
+
+
+def test_native_and_logits_read_no_more_than_what_is_present(candidate):
+    for level in ("native", "logits"):
+        [row] = [one for one in judge(Policy(), facts(candidate, level=level)) if one.gate == "level"]
+        assert not row.passed
+
+
+def test_a_signature_of_the_right_key(candidate, tmp_path, name):
+    ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")
+    from cryptography.hazmat.primitives import serialization as forms
+
+    def pair(label):
+        key = ec.generate_private_key(ec.SECP256R1())
+        private, public = tmp_path / f"{label}.key", tmp_path / f"{label}.pub"
+        private.write_bytes(
+            key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
+        )
+        public.write_bytes(
+            key.public_key().public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
+        )
+        return private, str(public)
+
+    (key, public), (_other, stranger) = pair("release"), pair("stranger")
+    subject = f"models:/{name}@candidate"
+    with pytest.raises(MismatchError, match=r"signature: .*it has no signature"):
+        wherry.promote(subject, gates={"signature": public})
+    from wherry.integrations.signing import sign
+
+    sign(candidate.target.uri, key)
+    with pytest.raises(MismatchError, match="not made by this key"):
+        wherry.promote(subject, gates={"signature": stranger})
+    done = wherry.promote(subject, gates={"signature": public})
+    assert any(row.gate == "signature" and row.passed for row in done.gates)
+
+
+def test_another_servers_word_proves_nobody(monkeypatch):
+    """A redirect would take the password along, and let another server say that it knows the user."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.path.partition("?")[0])
+            asked = "Authorization" in self.headers
+            self.send_response(200 if self.path == "/elsewhere" else 302 if asked else 401)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "alice")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    try:
+        assert service("mlflow").identity(f"http://127.0.0.1:{server.server_port}") is None
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert set(seen) == {"/api/2.0/mlflow/users/get"}

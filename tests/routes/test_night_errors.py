@@ -1,0 +1,203 @@
+"""What an error of a night means: of this machine, of the checkpoint, or of work that is committed and not finished."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import import_module
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.support.command import cure_of
+from wherry.errors import (
+    MissingExtraError,
+    NotFoundError,
+    NotRecordedError,
+    StorageError,
+    TargetInUseError,
+    UnrepresentableError,
+    UsageError,
+)
+from wherry.ledger import record as ledgers
+from wherry.lineage.lineage import show
+from wherry.routes import night_run
+from wherry.routes.night import failure
+from wherry.routes.reconcile import FAILED
+from wherry.routes.routes import load_config
+from wherry.runtime.child import NoAnswerError
+from wherry.verifier import native
+
+CONFIG = """
+[routes.r]
+root = "runs"
+min_age = 0
+concurrency = 1
+verify = "{verify}"
+{more}
+"""
+TARGET = '[[routes.r.targets]]\nformat = "{format}"\nuri = "out/{{run}}-{{step}}{end}"\n'
+NPZ, ORBAX = TARGET.format(format="npz", end=".npz"), TARGET.format(format="orbax", end="")
+
+
+@pytest.fixture
+def night(tmp_path):
+    def loaded(verify="none", more="", runs=("a",), targets=(NPZ,)):
+        for run in runs:
+            place = tmp_path / "runs" / run / "checkpoint-1"
+            if not place.exists():
+                place.mkdir(parents=True)
+                save_file({"w": np.ones(3, np.float32)}, place / "model.safetensors")
+        (tmp_path / "wherry.toml").write_text(CONFIG.format(verify=verify, more=more) + "\n".join(targets))
+        config = load_config(tmp_path / "wherry.toml")
+        return SimpleNamespace(run=lambda: night_run.run_night(config, config.routes))
+
+    return loaded
+
+
+def raising(error):
+    def raised(*_, **__):
+        raise error
+
+    return raised
+
+
+# This machine.
+
+
+@pytest.mark.parametrize(
+    "error", [NoAnswerError("it used more memory than its limit"), MemoryError(), OSError(28, "full")]
+)
+def test_what_this_machine_cannot_do_is_tried_again(night, monkeypatch, error):
+    with monkeypatch.context() as patch:
+        patch.setattr(night_run, "verified", raising(error))
+        report = night(verify="digest").run()
+    assert (dict(report.counts), failure(report).exit_code) == ({"failed": 1}, 10)
+    assert dict(night().run().counts) == {"converted": 1}
+
+
+@pytest.mark.parametrize("name", ["WHERRY_CHILD_TIMEOUT", "WHERRY_CHILD_MEMORY"])
+def test_a_faulty_limit_is_said_before_a_night_begins(night, monkeypatch, name):
+    monkeypatch.setenv(name, "30min")
+    with pytest.raises(UsageError, match="30min"):
+        night(verify="native")
+
+
+@pytest.mark.parametrize(
+    ("output", "kind", "words"),
+    [
+        ('{"unsupported": "torch 2.1 is not safe", "cure": "upgrade it"}', MissingExtraError, "torch 2.1"),
+        ("", NoAnswerError, "printed no answer"),
+    ],
+)
+def test_what_is_installed_is_no_property_of_the_checkpoint(monkeypatch, output, kind, words):
+    monkeypatch.setattr(
+        native.child, "run", lambda *_, **__: SimpleNamespace(code=0, output=output, errors="")
+    )
+    with pytest.raises(kind, match=words) as caught:
+        native._ask({"task": "native"}, 0)
+    assert caught.value.cure
+
+
+def test_a_failure_that_cannot_be_noted_stops_nothing(night, monkeypatch, caplog):
+    real, convert = ledgers.record_event, night_run.convert_all
+
+    def refused(ledger, kind, digest, body):
+        if body["about"] == FAILED:
+            raise StorageError("the ledger is locked")
+        return real(ledger, kind, digest, body)
+
+    def first_fails(source, *words, **how):
+        if "/a/" in source:
+            raise UnrepresentableError("no such dtype")
+        return convert(source, *words, **how)
+
+    monkeypatch.setattr(ledgers, "record_event", refused)
+    monkeypatch.setattr(night_run, "convert_all", first_fails)
+    report = night(runs=("a", "b")).run()
+    assert dict(report.counts) == {"converted": 1, "failed": 1}
+    assert failure(report).exit_code == 7
+    assert "was not noted: the ledger is locked" in caplog.text
+
+
+# After the commit.
+
+
+def test_a_registry_in_use_is_no_other_run(night, tmp_path, monkeypatch):
+    monkeypatch.setattr(night_run, "register", raising(TargetInUseError("another process moves aliases")))
+    report = night(more='model = "m"').run()
+    error = failure(report)
+    assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)
+    assert cure_of(error.cure) == f"wherry register {tmp_path / 'out' / 'a-1.npz'} --name m"
+
+
+@pytest.mark.parametrize("targets", [(NPZ,), (NPZ, ORBAX)])
+def test_a_source_that_vanishes_after_the_commit_is_said(night, tmp_path, monkeypatch, targets):
+    real = night_run.verified
+
+    def and_vanish(*words, **how):
+        shutil.rmtree(tmp_path / "runs" / "a" / "checkpoint-1", ignore_errors=True)
+        return real(*words, **how)
+
+    monkeypatch.setattr(night_run, "verified", and_vanish)
+    report = night(verify="roundtrip", targets=targets).run()
+    error = failure(report)
+    assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)
+    assert "done, but not verified: nothing is there" in error.what
+    made = tmp_path / "out" / "a-1.npz"
+    assert cure_of(error.cure) == f"wherry verify {made} --level digest"
+    assert [edge.statement for edge in show(made).edges] == [1]
+
+
+def test_what_vanishes_before_the_commit_is_no_failure(night, tmp_path, monkeypatch):
+    convert = night_run.convert_all
+
+    def and_vanish(*words, **how):
+        shutil.rmtree(tmp_path / "runs" / "a" / "checkpoint-1", ignore_errors=True)
+        return convert(*words, **how)
+
+    monkeypatch.setattr(night_run, "convert_all", and_vanish)
+    report = night(targets=(NPZ, ORBAX)).run()
+    assert (dict(report.counts), failure(report)) == ({"vanished": 1}, None)
+
+
+# The flow.
+
+
+@pytest.fixture
+def after(monkeypatch):
+    """What follows the commit in the flow, with stand-ins for the steps."""
+    pytest.importorskip("prefect")
+    module, registered = import_module("wherry.flows.convert"), []
+
+    def register(uri, *_):
+        registered.append(uri)
+        return {}
+
+    monkeypatch.setattr(module, "register", register)
+    monkeypatch.setattr(module, "lineage", lambda _: {})
+    monkeypatch.setattr(module, "asset_events", lambda _: None)
+    target = module.TargetSpec(target="t", to="npz", model_name="m")
+    spec = module.ConvertSpec(source="s", verify="roundtrip", **target.model_dump(exclude_none=True))
+    receipt = {"target": {"uri": "t"}, "source": {"uri": "s"}}
+
+    def carried(error):
+        monkeypatch.setattr(module, "verify", raising(error))
+        refused = []
+        return module._after(spec, target, receipt, refused), refused, registered
+
+    return carried
+
+
+def test_the_flow_registers_nothing_that_was_not_verified(after):
+    done, refused, registered = after(NotFoundError("nothing is there", uri="s"))
+    assert (done["verification"], done["registration"], registered) == (None, None, [])
+    assert [one.what for one in refused] == ["done, but not verified: nothing is there"]
+
+
+def test_the_flow_registers_what_passed_and_is_not_recorded(after):
+    error = NotRecordedError("done, but not recorded: disk full")
+    error.result = SimpleNamespace(to_json=lambda: {"verdict": "ok", "level": "roundtrip"})
+    done, refused, registered = after(error)
+    assert (done["verification"]["verdict"], registered, refused) == ("ok", ["t"], [error])

@@ -1,0 +1,99 @@
+"""Ledgers for tests: nodes and receipts by name, a ledger with rows in every table, and SQL past its triggers."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from tests.support.postgres import new_database, postgres_server
+from wherry.core.receipt import CheckpointRef, Receipt
+from wherry.ledger.cursors import delivered
+from wherry.ledger.record import (
+    claim_registration,
+    drop_claim,
+    open_ledger,
+    record_conversion,
+    record_event,
+    record_registration,
+    record_verification,
+)
+
+REGISTRY = "https://models.example"
+_numbers = itertools.count()
+
+
+def digest(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def node(name, weights="w", **fields):
+    return CheckpointRef(
+        uri=f"/checkpoints/{name}",
+        format="orbax",
+        format_version="ocdbt zarr3",
+        checkpoint_digest=digest(name),
+        weights_digest=digest(weights),
+        fingerprint=f"mark of {name}",
+        **fields,
+    )
+
+
+def conversion(source, target, **fields):
+    return Receipt(
+        source=node(source), target=node(target), plan_digest=digest(f"{source}{target}"), **fields
+    )
+
+
+def filled(url):
+    """A row in every table, and every kind of statement that leaves one."""
+    with open_ledger(url) as ledger:
+        for source, target in (("a", "b"), ("b", "c"), ("c", "d")):
+            record_conversion(ledger, conversion(source, target))
+        record_verification(ledger, node("b"), {"level": "digest", "verdict": "ok", "ok": True})
+        claim_registration(ledger, node("b"), REGISTRY, "model")
+        record_registration(ledger, node("b"), REGISTRY, "model", "1")
+        claim_registration(ledger, node("c"), REGISTRY, "model")
+        claim_registration(ledger, node("d"), REGISTRY, "model")
+        drop_claim(ledger, node("d"), REGISTRY, "model")
+        record_event(ledger, "promotion", node("b"), {"name": "model", "version": "1", "alias": "champion"})
+        record_event(ledger, "deletion", node("d"), {"reason": "keep_last", "by": "prune"})
+        record_event(ledger, "note", None, {"text": "nothing in particular"})
+        record_conversion(ledger, replace(conversion("a", "a"), target=replace(node("a"), uri="/elsewhere")))
+        delivered(ledger, "openlineage", 3)
+
+
+def altered(url, *statements):
+    """Run SQL past the triggers, as somebody with the rights of the database's owner would."""
+    if url.startswith("postgresql"):
+        import psycopg
+
+        with psycopg.connect(url) as connection:
+            connection.execute("SET session_replication_role = replica")  # no triggers, no foreign keys
+            connection.execute("SET search_path = wherry")
+            for statement in statements:
+                connection.execute(statement)
+        return
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+        for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {row[0]}")
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    with postgres_server() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.db'}"
+    return new_database(request.getfixturevalue("postgres"), f"ledger{next(_numbers)}")

@@ -1,0 +1,75 @@
+"""Tiny models of every family by the settings of transformers' configs, and the systems that each is converted to."""
+
+from __future__ import annotations
+
+COMMON = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+}
+
+
+GATED = {**COMMON, "num_key_value_heads": 2, "intermediate_size": 48}
+
+
+T5 = {
+    "vocab_size": 60,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_decoder_layers": 3,
+}
+
+
+LATENT = {
+    **COMMON, "num_key_value_heads": 4, "intermediate_size": 48, "moe_intermediate_size": 24, "n_shared_experts": 1,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "q_lora_rank": 12, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 7,
+}  # fmt: skip
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+MODELS = {
+    "llama": ("Llama", GATED),
+    "llama-tied": ("Llama", {**GATED, "tie_word_embeddings": True}),
+    "llama-3.1": ("Llama", {**GATED, "rope_parameters": LLAMA3}),
+    "llama-head-dim": ("Llama", {**GATED, "head_dim": 16}),
+    "mistral": ("Mistral", {**GATED, "sliding_window": 16}),
+    "mixtral": ("Mixtral", {**GATED, "num_local_experts": 4}),
+    "qwen2": ("Qwen2", GATED),
+    "qwen3": ("Qwen3", {**GATED, "head_dim": 16}),
+    "qwen3-moe": ("Qwen3Moe", {**GATED, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 24}),
+    "gemma": ("Gemma", {**GATED, "head_dim": 16}),
+    "gemma2": ("Gemma2", {**GATED, "head_dim": 16, "query_pre_attn_scalar": 16}),
+    "gemma2-27b": ("Gemma2", {**GATED, "head_dim": 16, "query_pre_attn_scalar": 18}),
+    "gemma3": ("Gemma3Text", {**GATED, "head_dim": 16, "num_hidden_layers": 8}),
+    "gemma3-no-remainder": ("Gemma3Text", {**GATED, "head_dim": 16, "num_hidden_layers": 6}),
+    "gemma3-no-block": ("Gemma3Text", {**GATED, "head_dim": 16, "num_hidden_layers": 4}),
+    "deepseek-v3": ("DeepseekV3", LATENT),
+    "deepseek-v3-no-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 0}),
+    "t5": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
+    "t5-1.1": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": ("MT5", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "umt5": ("UMT5", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "t5-encoder": ("T5", {**T5, "feed_forward_proj": "gated-gelu"}),
+}
+
+
+CLASSES = {"T5": "T5ForConditionalGeneration", "MT5": "MT5ForConditionalGeneration",
+           "UMT5": "UMT5ForConditionalGeneration", "Gemma3Text": "Gemma3ForCausalLM"}  # fmt: skip
+
+
+STATED = {"gemma2-27b": {"query_scale": "query_pre_attn_scalar"}}
+
+
+TARGETS = {"llama": ("maxtext", "lingua", "meta", "penzai"), "mistral": ("maxtext", "penzai"), "t5": ("t5x",),
+           "mt5": ("t5x",), "umt5": ("t5x",)}  # fmt: skip

@@ -1,0 +1,80 @@
+"""Conversions between systems whose chunks are no runs of a tensor's bytes: carried in boxes, proved from storage."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+from tests.support.families import LLAMA as CONFIG
+from tests.support.families import SIZES, made
+from tests.support.systems import carry, hashes
+from wherry.errors import MismatchError
+from wherry.families import load_family
+from wherry.mover import move
+from wherry.mover.source import Spill
+
+
+@pytest.fixture
+def boxes(monkeypatch):
+    """Tensors that went in boxes, where those above 16 KiB do."""
+    monkeypatch.setattr("wherry.mover.move.LARGEST_COMMON_BAND", 1 << 14)
+    monkeypatch.setattr("wherry.view.view._BAND", 1 << 13)
+    found, cut = [], move._boxes
+
+    def spied(source, grids):
+        found.append(source.path)
+        return cut(source, grids)
+
+    monkeypatch.setattr(move, "_boxes", spied)
+    return found
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """A Hugging Face Llama whose matrices are above 16 KiB."""
+    family = load_family("llama")
+    sizes = {**SIZES, "embed": 64, "ffn": 96, "layer": 4, "pair": 8}  # heads of 16: MaxText scales by 4
+    tensors = made(family, "huggingface", {}, sizes=sizes).tensors
+    (tmp_path / "hf").mkdir()
+    named = {path[0]: array for path, array in tensors.items()}
+    save_file(named, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    config = {**CONFIG, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 16}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    return tmp_path / "hf"
+
+
+def test_large_stacks_go_in_boxes_both_ways(wide, boxes, tmp_path):
+    """A stack with its layers on axis 1, transposed, in chunks of one layer: a band of it would hold all layers."""
+    first = carry(wide, tmp_path / "scanned", "maxtext")
+    up = ("params", "params", "decoder", "layers", "mlp", "wi_1", "kernel")
+    assert up in boxes
+    with wherry.open(tmp_path / "scanned") as stacked, wherry.open(wide) as source:
+        for layer in range(4):
+            one = source.read(f"model.layers.{layer}.mlp.up_proj.weight")
+            np.testing.assert_array_equal(stacked.read(up)[:, layer], one.T)
+    carry(tmp_path / "scanned", tmp_path / "apart", "maxtext", options={"scan_layers": "false"})
+    boxes.clear()
+    again = carry(tmp_path / "apart", tmp_path / "again", "maxtext", options={"scan_layers": "true"})
+    assert up in boxes
+    assert again.target.weights_digest == first.target.weights_digest
+    carry(tmp_path / "again", tmp_path / "back", "huggingface")
+    assert hashes(tmp_path / "back") == hashes(wide)
+
+
+def test_a_box_that_is_written_wrongly_is_not_committed(wide, boxes, tmp_path, monkeypatch):
+    read = Spill.box
+
+    def spoil(self, spec, region, buffer):
+        read(self, spec, region, buffer)
+        if spec.path[-2] == "wi_1":
+            buffer[-1] ^= 0x40
+
+    monkeypatch.setattr(Spill, "box", spoil)
+    with pytest.raises(MismatchError, match="differs from the source") as caught:
+        wherry.convert(wide, tmp_path / "out", to="maxtext", lineage=False)
+    assert "up_proj.weight" in caught.value.path
+    assert not (tmp_path / "out").exists()
