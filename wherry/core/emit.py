@@ -96,8 +96,9 @@ def post(url: str, text: str, headers: Mapping[str, str], *, timeout: float) -> 
     request = urllib.request.Request(url, text.encode(), headers, method="POST")  # noqa: S310  see above
     try:
         opener().open(request, timeout=timeout).close()
-    except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
+    except OSError as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
         raise
     except http.client.HTTPException as error:
         raise OSError(f"no HTTP answer: {type(error).__name__}") from error
