@@ -15,11 +15,10 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request
 
-from wherry.core.emit import opener
+from wherry.core.emit import post
 from wherry.errors import StorageError, UsageError, storage_error
 from wherry.storage.home import without_secrets
 
@@ -74,23 +73,19 @@ def _append(path: str, events: Sequence[dict[str, Any]]) -> None:
 
 def _post(url: str, events: Sequence[dict[str, Any]]) -> None:
     shown = without_secrets(url)
-    headers = {"Content-Type": "application/json", "User-Agent": "wherry"}
-    if key := os.environ.get(API_KEY):
-        headers["Authorization"] = f"Bearer {key}"
+    key = os.environ.get(API_KEY)
+    headers = {"User-Agent": "wherry", **({"Authorization": f"Bearer {key}"} if key else {})}
     for event in events:
-        request = Request(url, json.dumps(event).encode(), headers, method="POST")  # noqa: S310  the scheme is http(s)
         try:
-            with opener().open(request, timeout=_SECONDS) as answer:
-                answer.read()
+            post(url, json.dumps(event), headers, timeout=_SECONDS)
         except HTTPError as error:
             again = (
                 error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code == HTTPStatus.TOO_MANY_REQUESTS
             )
-            error.close()
             raise StorageError(
                 f"the OpenLineage server answered {error.code}", uri=shown, cure=_CURE, retryable=again
             ) from None
-        except (URLError, TimeoutError, OSError) as error:
+        except OSError as error:
             reason = getattr(error, "reason", error)
             raise StorageError(
                 f"the OpenLineage server cannot be reached: {reason}", uri=shown, cure=_CURE, retryable=True

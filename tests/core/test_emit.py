@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -141,3 +142,24 @@ def test_training_goes_on_where_nobody_listens(monkeypatch, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     with pytest.raises(ValueError, match="PREFECT_API_URL"):
         wherry.emit("/ckpt/1")
+
+
+def test_training_goes_on_where_no_web_server_answers(caplog):
+    """A port that speaks another protocol is an error like a server that is away."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            for _ in range(2):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"-ERR unknown command\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        api = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+        assert wherry.emit("/ckpt/1", api=api, timeout=5, strict=False) == ""
+        with pytest.raises(OSError, match="no HTTP answer"):
+            wherry.emit("/ckpt/1", api=api, timeout=5)
+        thread.join()
+    assert "was not told" in caplog.text

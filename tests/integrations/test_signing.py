@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from wherry.integrations import signing
 
+GOLDEN = Path(__file__).parent / "golden" / "signed"  # signed by commit 6da651d; the private keys are gone
 CURVES = {"p256": ec.SECP256R1(), "p384": ec.SECP384R1(), "p521": ec.SECP521R1()}
 
 
@@ -84,6 +87,24 @@ def test_we_accept_what_model_signing_signs(source, tmp_path, keys):
     assert signing.verify(uri, keys[1], signature=out).failed == (
         ("tokenizer.json", "was not there when it was signed"),
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "format_"),
+    [("folder", 2, "huggingface"), ("file.npz", 1, "npz"), ("source.safetensors", 1, None)],
+)
+def test_signatures_of_older_versions_stay_good(name, files, format_, tmp_path):
+    """One of each: a folder (P-256), a file with its sidecar (P-384), a file without one (P-521)."""
+    copied, public = tmp_path / "signed", GOLDEN / f"{name}.pub"
+    shutil.copytree(GOLDEN, copied)
+    found = signing.verify(copied / name, public)
+    assert (found.ok, found.files, found.identity.get("format")) == (True, files, format_)
+    assert signing.identity(copied / name, public) == found.identity
+    if format_:
+        assert examine(copied / name, level="digest").ok
+    file = copied / name / "model.safetensors" if name == "folder" else copied / name
+    file.write_bytes(file.read_bytes() + b"x")
+    assert [reason for _, reason in signing.verify(copied / name, public).failed] == ["was altered"]
 
 
 @pytest.mark.parametrize("curve", CURVES)

@@ -112,6 +112,18 @@ def test_the_text_is_what_prometheus_reads(tmp_path):
     assert {row.partition("{")[0].partition(" ")[0] for row in rows} == set(typed) <= set(HELP)
 
 
+def test_the_client_library_of_prometheus_reads_the_same_numbers(tmp_path):
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
+    support.converted(tmp_path)
+    odd = Sample("wherry_unconverted", (("root", 'a"b\\c\nd, {e="f"} ä'),), 1780000000.123456)
+    samples = [*measure([str(tmp_path)]), odd]
+    read = [*parser.text_string_to_metric_families(text(samples))]
+    found = {(one.name, *sorted(one.labels.items())): one.value for family in read for one in family.samples}
+    assert found == {(one.name, *sorted(one.labels)): one.value for one in samples}
+    ours = {name.removesuffix("_total"): says for name, says in HELP.items()}
+    assert all(ours[family.name] == (family.type, family.documentation) for family in read)
+
+
 def test_the_file_appears_in_one_step_and_is_readable_to_all(tmp_path):
     out = tmp_path / "wherry.prom"
     write(measure([]), out)
@@ -120,6 +132,13 @@ def test_the_file_appears_in_one_step_and_is_readable_to_all(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["wherry.prom"]
     with pytest.raises(StorageError):
         write([], tmp_path / "none" / "x")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_in_the_collectors_folder(tmp_path):
+    (tmp_path / "wherry.prom").mkdir()
+    with pytest.raises(StorageError):
+        write(measure([]), tmp_path / "wherry.prom")
+    assert [path.name for path in tmp_path.iterdir()] == ["wherry.prom"]
 
 
 def test_the_command(tmp_path):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.client
 import json
 import logging
 import os
@@ -73,15 +74,34 @@ def _posted(api: str | None, body: dict[str, Any], timeout: float) -> str:
     base = (api or os.environ.get("PREFECT_API_URL") or "").rstrip("/")
     if not base.startswith(("http://", "https://")):
         raise ValueError("no Prefect server is named; set PREFECT_API_URL")
-    request = urllib.request.Request(  # noqa: S310  the scheme was checked above
-        f"{base}/events", json.dumps([body]).encode(), {"Content-Type": "application/json", **_credentials()}
-    )
+    post(f"{base}/events", json.dumps([body]), _credentials(), timeout=timeout)
+    return body["id"]
+
+
+def post(url: str, text: str, headers: Mapping[str, str], *, timeout: float) -> None:
+    """Post JSON to an http or https address, and to no other that it redirects to.
+
+    Args:
+        url: the address; the caller has checked its scheme.
+        text: the JSON.
+        headers: that go along.
+        timeout: seconds to wait for the server.
+
+    Raises:
+        urllib.error.HTTPError: the server did not take it.
+        OSError: the server cannot be reached, or speaks no HTTP.
+        ValueError: it is no address.
+    """
+    headers = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(url, text.encode(), headers, method="POST")  # noqa: S310  see above
     try:
-        with opener().open(request, timeout=timeout):
-            return body["id"]
-    except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
+        opener().open(request, timeout=timeout).close()
+    except OSError as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
         raise
+    except http.client.HTTPException as error:
+        raise OSError(f"no HTTP answer: {type(error).__name__}") from error
 
 
 def opener() -> urllib.request.OpenerDirector:

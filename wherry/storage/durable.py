@@ -37,8 +37,13 @@ def put(place: Location, data: bytes) -> None:
         raise storage_error(error, place.uri) from error
 
 
-def replace(place: Path, data: bytes) -> None:
+def replace(place: Path, data: bytes, *, mode: int | None = None) -> None:
     """Put a small local file in one step, over an older one, durably.
+
+    Args:
+        place: the file; its folder is there.
+        data: its contents.
+        mode: who may read it, whatever the umask says.
 
     Raises:
         OSError: the storage failed.
@@ -46,6 +51,8 @@ def replace(place: Path, data: bytes) -> None:
     draft = place.with_name(f"{PREFIX}{place.name}.{secrets.token_hex(4)}{DRAFT}")
     try:
         LocalStore().put(str(draft), data)
+        if mode is not None:
+            draft.chmod(mode)
         draft.replace(place)
     finally:
         draft.unlink(missing_ok=True)

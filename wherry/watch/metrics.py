@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,6 +27,7 @@ from wherry.config.settings import configured
 from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
 from wherry.storage.ages import age_of
+from wherry.storage.durable import replace
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
@@ -127,10 +127,7 @@ def write(samples: Iterable[Sample], file: str | os.PathLike[str]) -> None:
     """
     path = Path(file).absolute()
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".wherry-", delete=False) as draft:
-            draft.write(text(samples))
-            os.fchmod(draft.fileno(), _READABLE_TO_ALL)
-        Path(draft.name).replace(path)
+        replace(path, text(samples).encode(), mode=_READABLE_TO_ALL)
     except OSError as error:
         raise storage_error(error, str(path)) from error
 

@@ -13,13 +13,12 @@ import logging
 import os
 import time
 import urllib.error
-import urllib.request
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from wherry.config.settings import configured
-from wherry.core.emit import opener
+from wherry.core.emit import post
 from wherry.core.services import service
 from wherry.errors import WherryError, redact
 
@@ -136,28 +135,24 @@ def _by_webhook(url: str | None, notice: Notice) -> list[str]:
         return []
     if urlsplit(url).scheme not in ("http", "https"):
         return ["the webhook is no http or https URL"]
-    body = json.dumps(payload(notice), default=str).encode()
-    failure = ""
+    text, failure = json.dumps(payload(notice), default=str), ""
     for pause in _PAUSES:
         time.sleep(pause)
-        failure, again = _post(url, body)
+        failure, again = _post(url, text)
         if not failure or not again:
             break
     return [f"webhook at {urlsplit(url).hostname}: {failure}"] if failure else []
 
 
-def _post(url: str, body: bytes) -> tuple[str, bool]:
+def _post(url: str, text: str) -> tuple[str, bool]:
     """One attempt: why it failed, in words without the address, and whether another one can help."""
-    headers = {"Content-Type": "application/json", "User-Agent": "wherry"}
-    request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310  the scheme was checked
     try:
-        with opener().open(request, timeout=_TIMEOUT):
-            return "", False
+        post(url, text, {"User-Agent": "wherry"}, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
-        error.close()
         return f"it answered {error.code}", error.code in _AGAIN
     except (OSError, ValueError) as error:
         return f"it cannot be reached ({type(error).__name__})", True
+    return "", False
 
 
 def _by_block(name: str | None, notice: Notice) -> list[str]:
