@@ -1,4 +1,4 @@
-"""README's troubleshooting, the part of PyTorch and Hugging Face; see test_troubleshooting."""
+"""docs/troubleshooting.md, the part of PyTorch and Hugging Face; see test_troubleshooting."""
 
 from __future__ import annotations
 
@@ -193,4 +193,4 @@ def test_every_entry_is_tested_and_its_name_is_unique():
     import tests.test_troubleshooting  # noqa: F401  its entries count too
 
     assert set(ENTRIES) == TESTED
-    assert len(ENTRIES) == SECTION.count("\n### ")
+    assert len(ENTRIES) == SECTION.count("\n## ")
