@@ -13,6 +13,7 @@ import ast
 import inspect
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,9 +119,8 @@ def rewrite_table() -> str:
 
 def native_list() -> str:
     """The formats that no library loads at the level `native`."""
-    return (
-        f"`native` has no loader for {', '.join(f'`{name}`' for name in formats() if name not in LOADERS)}.\n"
-    )
+    names = ", ".join(f"`{name}`" for name in formats() if name not in LOADERS)
+    return textwrap.fill(f"`native` has no loader for {names}.", 118, break_on_hyphens=False) + "\n"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

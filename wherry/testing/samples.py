@@ -96,7 +96,7 @@ def source(row: Format, seed: int = 0, largest: tuple[int, ...] = _MOVES_SHAPE) 
         seed: of the contents.
         largest: shape of the larger tensor, of the narrowest dtype; that of more than a move by default.
     """
-    few = _specs(row, row.holds.dtypes.intersection(_SOURCE_DTYPES))
+    few = _specs(row, row.holds.dtypes.intersection(_SOURCE_DTYPES) or {_narrowest(row)})
     return _sampled(row, [*few, TensorSpec((), largest, _narrowest(row))], checked_options(row, {}), seed)
 
 
@@ -174,8 +174,10 @@ def _specs(row: Format, of: Collection[str]) -> Iterator[TensorSpec]:
 
 
 def _large(row: Format) -> tuple[TensorSpec, ...]:
-    wide = "float32" if "float32" in row.holds.dtypes else _narrowest(row)
-    return (TensorSpec((), _LEAVES_SHAPE, _narrowest(row)), TensorSpec((), _CHUNKS_SHAPE, wide))
+    return (
+        TensorSpec((), _LEAVES_SHAPE, _narrowest(row)),
+        TensorSpec((), _CHUNKS_SHAPE, "float32" if "float32" in row.holds.dtypes else _narrowest(row)),
+    )
 
 
 def _narrowest(row: Format) -> str:
