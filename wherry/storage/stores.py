@@ -49,8 +49,6 @@ _PROTOCOLS: dict[str, tuple[Capabilities, str, str]] = {
     "hf": (READ_ONLY, "huggingface_hub", "hub"),
 }
 
-_UNKNOWN = (READ_ONLY, "fsspec", "")  # fsspec may know it
-
 # What names the state of an object, by the words of the stores; the last ones are times.
 _MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
 
@@ -201,7 +199,7 @@ class FsspecStore:
 
     def entries(self, path: str) -> list[Entry]:
         """See Store. Listings are never taken from fsspec's cache: another process may have written."""
-        fresh = {"refresh": True} if _PROTOCOLS.get(self.protocol, _UNKNOWN)[2] else {}
+        fresh = {"refresh": True} if _PROTOCOLS.get(self.protocol, ("", "", ""))[2] else {}
         with library_errors(self.protocol, path):
             rows = self.fs.ls(path, detail=True, **fresh)
         found = [self._entry(row) for row in rows if row["name"].strip("/") != path.strip("/")]
@@ -238,7 +236,7 @@ def remote_store(protocol: str) -> FsspecStore:
         MissingExtraError: the package for it is not installed.
         UsageError: nobody knows the protocol.
     """
-    capabilities, package, extra = _PROTOCOLS.get(protocol, _UNKNOWN)
+    capabilities, package, extra = _PROTOCOLS.get(protocol, (READ_ONLY, "fsspec", ""))
     try:
         return FsspecStore(protocol, capabilities)
     except ImportError as error:

@@ -181,7 +181,7 @@ def _large(row: Format) -> tuple[TensorSpec, ...]:
 
 
 def _narrowest(row: Format) -> str:
-    """The first dtype of one byte an element; of more, where the format holds none."""
+    # of one byte an element, or of more where the format holds no such dtype
     return min(sorted(row.holds.dtypes), key=lambda name: (dtypes.bits(name) < _BYTE, dtypes.bits(name)))
 
 
