@@ -120,7 +120,7 @@ def shown(*words):
 
 
 def test_the_docs_show_the_help_as_it_is():
-    blocks = dict(re.findall(r"```console\n\$ wherry (.*?)--help\n(.*?)```", EVERYTHING, re.DOTALL))
+    blocks = dict(re.findall(r"```console\n\$ wherry ([^\n]*?)--help\n(.*?)```", EVERYTHING, re.DOTALL))
     assert "" in blocks, "the docs must show `wherry --help`"
     assert {" ".join((*words, "")) for words in commands(cli)} <= set(blocks)
     for words, text in blocks.items():
