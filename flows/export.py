@@ -1,6 +1,6 @@
 """The post-training export: what a training has committed is converted, verified, registered and recorded at once.
 
-`wherry emit URI`, the hooks in README and `wherry.export` post the event `wherry.checkpoint.committed`, which starts
+`wherry emit URI`, the hooks to paste and `wherry.export` post the event `wherry.checkpoint.committed`, which starts
 this flow with the checkpoint as its source. The routes say what is made of it; explicit targets take their place. A
 checkpoint that no route takes ends the flow as Completed, with the reasons: an event may tell of anything. Whatever is
 missed here, the nightly run finds.

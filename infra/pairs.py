@@ -2,11 +2,11 @@
 
     python infra/pairs.py
 
-measures all pairs and writes the table into README.md, between `<!-- pairs:start -->` and `<!-- pairs:end -->`. Small
-trees of float32 and bfloat16 are carried: one with one-part key paths, one with nested ones, and for the formats that
-know one way of naming only (Lingua's) one with their names and the file that they cannot be without. A format that
-cannot hold a tree refuses it by name before it writes anything; every other pair must keep the digest, or this fails.
-`tests/contract/test_pairs.py` runs the same measurement and compares README with it.
+measures all pairs and writes the table into `docs/reference/pairs.md`, between two markers. Small trees of float32
+and bfloat16 are carried: one with one-part key paths, one with nested ones, and for the formats that know one way of
+naming only (Lingua's) one with their names and the file that they cannot be without. A format that cannot hold a tree
+refuses it by name before it writes anything; every other pair must keep the digest, or this fails.
+`tests/contract/test_pairs.py` runs the same measurement and compares the page with it.
 """
 
 from __future__ import annotations
@@ -183,16 +183,16 @@ def _cell(source: str, target: str, kept: Mapping[tuple[str, str], list[str]]) -
 
 
 def main() -> None:
-    """Measure, and rewrite the table in README.md in place."""
+    """Measure, and rewrite the table of the page in place."""
     with tempfile.TemporaryDirectory() as folder:
         pairs = measure(Path(folder))
     lost = [pair for pair in pairs if not pair.kept]
     if lost:
         raise SystemExit(f"these pairs do not keep the weights digest: {lost}")
-    readme = ROOT / "README.md"
+    page = ROOT / "docs" / "reference" / "pairs.md"
     block = f"<!-- pairs:start -->\n\n{render(pairs)}\n<!-- pairs:end -->"
-    text = readme.read_text()
-    readme.write_text(
+    text = page.read_text()
+    page.write_text(
         re.sub(r"<!-- pairs:start -->.*?<!-- pairs:end -->", lambda _found: block, text, flags=re.DOTALL)
     )
 

@@ -178,7 +178,10 @@ class MismatchError(WherryError):
 
 
 class StorageError(WherryError, OSError):
-    """The storage failed: full, read-only, unreachable."""
+    """The storage failed (full, read-only, unreachable), or a child process gave no answer (time, memory, killed).
+
+    The error says whether a retry can help.
+    """
 
     exit_code = 10
 
@@ -198,7 +201,7 @@ class MissingExtraError(WherryError, ImportError):
 
 
 class NotRecordedError(WherryError):
-    """The work is done and stays, but the ledger does not have it, or the registry.
+    """The work is done and stays, but the ledger does not have it, or the registry. The cure records it.
 
     Attributes:
         result: what the call would have returned (the Receipt of `convert`, the GroupReceipt of `convert_all`, the
@@ -210,13 +213,13 @@ class NotRecordedError(WherryError):
 
 
 class InternalError(WherryError):
-    """A bug in wherry: an exception that no code expected."""
+    """A bug in wherry: an exception that no code expected. `--debug` or `WHERRY_DEBUG=1` shows the traceback."""
 
     exit_code = 70
 
 
 class InterruptedRunError(WherryError):
-    """Stopped by Ctrl-C or SIGTERM; what was written so far can be resumed or cleaned."""
+    """Stopped by Ctrl-C or SIGTERM; the same command goes on where it stopped, or `wherry clean` cleans up."""
 
     exit_code = 130
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "bench-results"
-DETAILS = "## Every process"  # README shows what stands above this line
+DETAILS = "## Every process"  # docs/speed.md shows what stands above this line
 _PAIRS = (
     "row", "peer", "peer s", "ours s", "ratio", "required", "with read-back s", "ratio", "required", "floor s",
     "peak MB", "anonymous MB", "allowed MB", "peer's peak MB", "reached",

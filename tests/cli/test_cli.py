@@ -5,7 +5,6 @@ import re
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +12,9 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import wherry as library
+from tests.support.readme import EVERYTHING, PAGES, TEXTS
 from wherry.cli import cli
 from wherry.errors import WherryError
-
-README = Path(__file__).parents[2] / "README.md"
 
 
 def wherry(*arguments):
@@ -121,16 +119,16 @@ def shown(*words):
     return runner.invoke(cli, [*words, "--help"], prog_name="wherry", terminal_width=100).output.strip()
 
 
-def test_readme_shows_the_help_as_it_is():
-    blocks = dict(re.findall(r"```console\n\$ wherry (.*?)--help\n(.*?)```", README.read_text(), re.DOTALL))
-    assert "" in blocks, "README must show `wherry --help`"
-    assert "convert " in blocks
+def test_the_docs_show_the_help_as_it_is():
+    blocks = dict(re.findall(r"```console\n\$ wherry ([^\n]*?)--help\n(.*?)```", EVERYTHING, re.DOTALL))
+    assert "" in blocks, "the docs must show `wherry --help`"
+    assert {" ".join((*words, "")) for words in commands(cli)} <= set(blocks)
     for words, text in blocks.items():
         assert text.strip() == shown(*words.split())
 
 
-def test_readme_names_every_command_and_exit_code():
-    text = README.read_text()
+def test_the_docs_name_every_command_and_exit_code():
+    text = "\n".join(text for name, text in TEXTS.items() if name != "docs/reference/commands.md")
     for words in commands(cli):
         assert f"wherry {' '.join(words)}" in text, words
     codes = {cls.exit_code for cls in all_errors(WherryError)} - {1}
@@ -142,10 +140,10 @@ def all_errors(cls):
     return [cls, *(below for child in cls.__subclasses__() for below in all_errors(child))]
 
 
-def test_readme_lists_every_format_with_what_works():
+def test_the_docs_list_every_format_with_what_works():
     from wherry.formats.registry import formats
 
-    text = README.read_text()
+    text = PAGES["reference/formats"]
     for name, row in formats().items():
         works = f"{'yes' if row.readable else 'refused'} | {'yes' if row.create else 'no'}"
         assert re.search(rf"^\| `{re.escape(name)}` \|.*\| {re.escape(works)} \|", text, re.MULTILINE), name

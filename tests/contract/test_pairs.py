@@ -1,4 +1,4 @@
-"""Every pair of formats that hold the same tree: there and back keeps the weights digest, and README shows it."""
+"""Every pair of formats that hold the same tree: there and back keeps the weights digest, as docs/reference shows."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_what_a_row_holds_decides_what_is_carried(pairs):
             assert held - {owner} == {name for name in held & flat if find_format(name).holds.companions}
 
 
-def test_readme_shows_it(pairs, measured):
+def test_the_page_shows_it(pairs, measured):
     block = (
-        (ROOT / "README.md")
+        (ROOT / "docs" / "reference" / "pairs.md")
         .read_text()
         .partition("<!-- pairs:start -->")[2]
         .partition("<!-- pairs:end -->")[0]

@@ -165,6 +165,8 @@ def test_licence_and_type_marker_are_shipped(sdist: Path, wheel: Path) -> None:
     assert {
         "LICENSE",
         "README.md",
+        "docs/README.md",
+        "docs/reference/formats.md",
         "pyproject.toml",
         "infra/constraints.txt",
         "tests/house/test_packaging.py",

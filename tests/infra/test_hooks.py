@@ -1,4 +1,4 @@
-"""The hooks of README, run: with the real library where it installs, else against the contract of its callback."""
+"""The hooks of docs/trainers.md, run: with the real library where it installs, else by the contract of its callback."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What README shows is run word for word, in its order, and the result is read by libraries that are not ours.
+"""What README and `docs/` show is run word for word, in order, and the result is read by libraries that are not ours.
 
-What it says of formats, options and commands is compared with the code; what it says of errors is in
+What they say of formats, options and commands is compared with the code; what they say of errors is in
 test_troubleshooting.py, of pairs of formats in test_pairs.py.
 """
 
@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,12 +20,11 @@ from safetensors.numpy import load_file, save_file
 from tests.support.families import llama
 from tests.support.formats import CORPUS, place
 from tests.support.infra import load
+from tests.support.readme import EVERYTHING, PAGES, blocks, code, section
 from wherry.formats.registry import formats
 from wherry.tree.mapping import TREE_OPTIONS
 from wherry.view.system import layout_options
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-USE = README.partition("## Use\n")[2]
 TENSORS = {
     "model.embed_tokens.weight": np.arange(320, dtype="f4").reshape(20, 16),
     "model.norm.weight": np.ones(16, dtype="f4"),
@@ -46,12 +44,8 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-def block(language):
-    return re.search(rf"```{language}\n(.*?)```", USE, re.DOTALL)[1]
-
-
 def test_the_commands_and_the_library_example(workplace):
-    for line in block("sh").splitlines():
+    for line in code(section("Use"), "sh")[0].splitlines():
         words = shlex.split(line.partition("#")[0].replace("/checkpoints", "checkpoints"))
         done = subprocess.run(
             [sys.executable, "-m", "wherry.cli", *words[1:]], capture_output=True, text=True, check=False
@@ -59,7 +53,7 @@ def test_the_commands_and_the_library_example(workplace):
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         assert done.stdout or words[1] == "clean", line
     done = subprocess.run(
-        [sys.executable, "-c", block("python")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code(section("Use"), "python")[0]], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir(workplace)) == ["a", "again", "b", "checkpoints", "llama", "mlflow.db", "out"]
@@ -73,12 +67,8 @@ def test_the_commands_and_the_library_example(workplace):
         assert array.tobytes() == TENSORS[name].tobytes()
 
 
-BETWEEN = README.partition("## Between systems\n")[2].partition("\n## ")[0]
-SHOWN = re.findall(r"```(sh|toml|console)\n(.*?)```", BETWEEN, re.DOTALL)
-
-
 def shown(language, number):
-    return [text for kind, text in SHOWN if kind == language][number]
+    return blocks("between-systems", language)[number]
 
 
 def carried_out(commands):
@@ -141,12 +131,19 @@ def test_the_examples_of_flax_trees(tmp_path, monkeypatch):
 
 
 def test_what_the_code_says_of_itself_is_as_it_is_now(monkeypatch):
-    assert load("readme", monkeypatch).rewritten(README) == README, "run infra/readme.py"
+    docs = load("docs", monkeypatch)
+    stale = [str(path) for path, text in docs.pages().items() if docs.rewritten(text) != text]
+    assert not stale, "run infra/docs.py"
+
+
+def test_every_generated_part_stands_in_one_page(monkeypatch):
+    marked = re.findall(r"<!-- (\w+):start -->", EVERYTHING)
+    assert sorted(marked) == sorted([*load("docs", monkeypatch).GENERATED, "pairs"])
 
 
 def table(marker):
     """Rows of a generated table, each a list of cells."""
-    block = README.partition(f"<!-- {marker}:start -->\n")[2].partition(f"<!-- {marker}:end -->")[0]
+    block = EVERYTHING.partition(f"<!-- {marker}:start -->\n")[2].partition(f"<!-- {marker}:end -->")[0]
     lines = [line for line in block.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
@@ -169,10 +166,9 @@ def test_the_table_of_formats_is_what_wherry_formats_and_the_registry_say():
 
 
 def test_each_format_is_described_once():
-    part = README.partition("## Systems\n")[2].partition("\n## ")[0]
     named = [
         name
-        for heading in re.findall(r"^### .*?: (`.*)$", part, re.MULTILINE)
+        for heading in re.findall(r"^## .*?: (`.*)$", PAGES["systems"], re.MULTILINE)
         for name in heading.split(", ")
     ]
     assert sorted(named) == sorted(f"`{name}`" for name in formats())
@@ -182,12 +178,12 @@ def test_options_that_are_mentioned_exist():
     known = (
         {name for row in formats().values() for name in row.options} | set(TREE_OPTIONS) | layout_options()
     )
-    mentioned = set(re.findall(r"--set ([a-z_]+)=", README))
+    mentioned = set(re.findall(r"--set ([a-z_]+)=", EVERYTHING))
     assert {"split", "join", "for_torch", "resume", "max_shard_size", "zarr"} <= mentioned <= known
 
 
 def test_names_of_ours_that_are_mentioned_exist():
-    dotted = set(re.findall(r"`(wherry\.integrations[\w.]+)", README))
+    dotted = set(re.findall(r"`(wherry\.integrations[\w.]+)", EVERYTHING))
     assert dotted
     for name in dotted:
         module, _, attribute = name.rpartition(".")
@@ -196,14 +192,14 @@ def test_names_of_ours_that_are_mentioned_exist():
 
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder")
 def test_the_detection_that_is_shown(tmp_path):
-    shown = re.search(r"```console\n\$ wherry detect run\n(.*?)```", README, re.DOTALL)[1]
+    shown = re.search(r"```console\n\$ wherry detect run\n(.*?)```", PAGES["systems"], re.DOTALL)[1]
     shutil.copytree(place("maxtext-gpt3-l3-converted-by-maxtext").parent, tmp_path / "run" / "4000")
     told = wherry("detect", str(tmp_path / "run")).stdout
     assert told.replace(str(tmp_path), "/data") == shown
 
 
 def test_a_format_of_another_package(monkeypatch, tmp_path):
-    """The entry point that README names: such a format is detected and listed like ours."""
+    """The entry point that docs/develop.md names: such a format is detected and listed like ours."""
     from types import SimpleNamespace
 
     from wherry.core.detection import Detection, Evidence

@@ -1,4 +1,4 @@
-"""The three doors of README: names, tables, numbers and paths are compared with the code and with `infra`.
+"""The pages behind README's doors: names, tables, numbers and paths are compared with the code and with `infra`.
 
 Commands that need a server are parsed here by the command line that they are meant for; `test_end_to_end.py` runs them
 with real ones, and `test_readme_flows.py` what needs none.
@@ -15,7 +15,21 @@ from itertools import chain
 import click
 import pytest
 
-from tests.support.readme import AUDITOR, CONTAINERS, DEPLOY, README, ROOT, SERVERS, blocks, commands, section
+from tests.support.readme import (
+    AUDITOR,
+    CONTAINERS,
+    DEPLOY,
+    EVERYTHING,
+    PAGES,
+    README,
+    ROOT,
+    SERVERS,
+    TEXTS,
+    blocks,
+    code,
+    commands,
+    section,
+)
 from wherry.auditor.report import KINDS
 from wherry.cli import cli
 from wherry.config.config import VARIABLES
@@ -24,21 +38,37 @@ from wherry.models.policy import Policy, policy_of
 from wherry.verifier.verify import LEVELS
 from wherry.watch import metrics
 
-DOORS = ("For trainers", "For platform engineers", "For auditors")
+DOORS = ("trainers", "platform", "audit")
 
 
-def anchors():
-    headings = re.findall(r"^#+ (.*)$", README, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_the_doors_are_near_the_top_and_lead_somewhere():
+def test_the_doors_are_near_the_top_and_lead_to_their_pages():
     before = README.partition("\n## ")[0]
-    links = re.findall(r"\[([^\]]*)\]\(#([^)]*)\)", README)
-    assert {target for _, target in links} <= anchors()
-    assert set(DOORS) <= set(dict(links))
-    assert all(f"[{door}](#" in before for door in DOORS)
+    assert all(f"](docs/{door}.md)" in before for door in DOORS)
     assert len(before.splitlines()) < 40
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 300
+
+
+def test_the_examples_of_readme_are_those_of_the_pages():
+    """What README shows besides `Use` is run where its page is tested."""
+    shown = [
+        line.partition("  #")[0]
+        for language in ("sh", "python", "toml")
+        for block in code(section("One example for each need"), language)
+        for line in block.splitlines()
+        if line
+    ]
+    run = {
+        line.partition("  #")[0]
+        for page in (*DOORS, "between-systems", "troubleshooting")
+        for language in ("sh", "python", "toml")
+        for block in blocks(page, language)
+        for line in block.splitlines()
+    }
+    assert len(shown) >= 10
+    assert [line for line in shown if line not in run] == []
 
 
 def test_pictures_and_files_that_are_named_exist():
@@ -47,9 +77,56 @@ def test_pictures_and_files_that_are_named_exist():
         pictures
     )
     assert sum("infra/pictures/" in name for name in pictures) >= 3  # Prefect, MLflow and the lineage
-    named = re.findall(r"`((?:infra|tests|flows|wherry)/[\w./-]+)`", README)
-    missing = [name for name in {*pictures, *named} if not (ROOT / name).exists()]
+    named = re.findall(r"`((?:docs|infra|tests|flows|wherry)/[\w./-]+)`", EVERYTHING)
+    missing = [name for name in {*pictures, *named} if "NAME" not in name and not (ROOT / name).exists()]
     assert not missing
+
+
+# ---- links
+
+
+def anchors(text):
+    """The anchors of a page's headings, as GitHub makes them; code blocks have none."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    slugs = [
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    ]
+    return {
+        f"{slug}-{slugs[:at].count(slug)}" if slug in slugs[:at] else slug for at, slug in enumerate(slugs)
+    }
+
+
+def links(text):
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"\]\(([^)\s]+)\)", prose)
+
+
+def broken(page, link):
+    """Why a link of a page leads nowhere; empty where it leads somewhere."""
+    file, _, anchor = link.partition("#")
+    target = (ROOT / page).parent.joinpath(file).resolve() if file else ROOT / page
+    if not target.is_relative_to(ROOT) or not target.exists():
+        return "no such file"
+    return "" if not anchor or anchor in anchors(target.read_text()) else "no such heading"
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_link_leads_somewhere(page):
+    relative = [link for link in links(TEXTS[page]) if not re.match(r"\w+:", link)]
+    assert {link: why for link in relative if (why := broken(page, link))} == {}
+
+
+def test_a_link_that_leads_nowhere_is_seen():
+    assert broken("README.md", "docs/nowhere.md") == "no such file"
+    assert broken("README.md", "#nowhere") == "no such heading"
+    assert broken("docs/README.md", "../README.md#the-house") == ""
+    assert broken("docs/README.md", "../../README.md") == "no such file"
+
+
+def test_the_index_lists_every_page():
+    listed = {link.partition("#")[0] for link in links(PAGES["README"])}
+    assert {f"{name}.md" for name in PAGES if name != "README"} <= listed
 
 
 def test_the_extras_are_those_of_the_package():
@@ -60,7 +137,7 @@ def test_the_extras_are_those_of_the_package():
 
 
 def test_the_levels_are_those_of_verify():
-    part = section("What is proved, and how")
+    part = PAGES["proof"]
     assert tuple(re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)) == LEVELS
     from wherry.integrations.native import LOADERS
 
@@ -74,17 +151,17 @@ def test_variables_and_options_that_are_mentioned_exist():
         for room in ("wherry", "integrations", "flows", "tasks")
         for path in (ROOT / room).rglob("*.py")
     )
-    named = set(re.findall(r"\b((?:WHERRY|OPENLINEAGE|MLFLOW|PREFECT)_[A-Z_]+)\b", README))
+    named = set(re.findall(r"\b((?:WHERRY|OPENLINEAGE|MLFLOW|PREFECT)_[A-Z_]+)\b", EVERYTHING))
     assert set(VARIABLES.values()) <= named
     assert {name for name in named if f'"{name}"' not in code} <= {"WHERRY_VENV", "WHERRY_CORPUS"}
-    fields = set(re.findall(r"`(\w+)=[^`]*`", section("For trainers")))
+    fields = set(re.findall(r"`(\w+)=[^`]*`", PAGES["trainers"]))
     assert fields >= {"snapshot", "spool", "strict"}
 
 
 @pytest.mark.parametrize("name", ["orbax", "maxtext", "t5x", "lingua", "torch"])
 def test_the_hooks_are_the_files_that_test_hooks_runs(name):
     source = (ROOT / "tests" / "support" / f"hooks_{name}.py").read_text()
-    shown = blocks("For trainers", "python")[1:]
+    shown = blocks("trainers", "python")[1:]
     trees = [ast.dump(ast.parse(text)) for text in shown]
     tree = ast.parse(source)
     tree.body = tree.body[1:]  # its docstring stands above the code
@@ -96,12 +173,12 @@ def test_the_hooks_are_the_files_that_test_hooks_runs(name):
 
 def test_the_exit_codes_of_an_audit():
     codes = {kind.exit_code for kind in KINDS.values() if kind.severity == "error"}
-    said = section("For auditors").partition("`audit` ends with ")[2].partition(";")[0]
+    said = PAGES["audit"].partition("`audit` ends with ")[2].partition(";")[0]
     assert {int(number) for number in re.findall(r"\b\d+\b", said)} == codes
 
 
 def test_the_policy_shows_every_gate():
-    (text,) = blocks("For auditors", "toml")
+    (text,) = blocks("audit", "toml")
     whole = tomllib.loads(re.sub(r"^# ", "", text, flags=re.MULTILINE))
     assert set(whole) == set(Policy.model_fields)
     policy_of(whole)
@@ -114,12 +191,15 @@ def test_every_question_can_be_asked_in_json():
             assert any(option.name == "json_" for option in parsed(words[1:]).command.params), words
 
 
-def parsed(words, command=cli):
+def parsed(words, command=cli, parent=None):
     """The context of a command, parsed and not carried out; groups come without options of their own."""
-    if isinstance(command, click.Group):
-        return parsed(words[1:], command.get_command(click.Context(command), words[0]))
     assert command is not None, f"no such command, before {words}"
-    return command.make_context(command.name, list(words))
+    if isinstance(command, click.Group):
+        here = click.Context(
+            command, parent=parent, **command.context_settings
+        )  # click keeps what `--help` is called
+        return parsed(words[1:], command.get_command(here, words[0]), here)
+    return command.make_context(command.name, list(words), parent=parent)
 
 
 # ---- what needs servers, parsed by whom it is for
@@ -170,17 +250,21 @@ def test_the_run_of_a_deployment_fits_its_flow():
     from wherry.flows.promote import PromoteSpec
 
     (words,) = [words for words in commands(DEPLOY) if words[:2] == ["prefect", "deployment"]]
-    assert f"`{words[3]}`" in section("For platform engineers")
+    assert f"`{words[3]}`" in PAGES["reference/deployments"]
     PromoteSpec.model_validate_json(words[5].removeprefix("spec="))
 
 
 def test_pools_and_files_that_are_named_are_there():
     pools = {json.loads(path.read_text())["name"] for path in (ROOT / "infra" / "pools").glob("*.json")}
-    assert set(re.findall(r"--pool (\S+)", README)) <= pools
+    named = {
+        name for page in ("platform", "systems", "audit") for name in re.findall(r"--pool (\S+)", PAGES[page])
+    }
+    assert named
+    assert named <= pools
 
 
 def test_the_alerts_are_about_metrics_that_are_written():
-    part = section("For platform engineers")
+    part = PAGES["platform"]
     assert set(re.findall(r"\bwherry_[a-z_]+", part)) <= set(metrics.HELP)
     flows = "".join(path.read_text() for path in (ROOT / "flows").glob("*.py"))
     for name in re.findall(r'flow="([\w-]+)"', part):
@@ -190,11 +274,11 @@ def test_the_alerts_are_about_metrics_that_are_written():
 def test_the_times_of_the_automations():
     text = (ROOT / "infra" / "automations.yaml").read_text()
     assert [int(seconds) for seconds in re.findall(r"within: (\d+)", text)] == [120, 26 * 3600]
-    assert "two minutes" in section("For platform engineers")
-    assert "26 hours" in section("For platform engineers")
+    assert "two minutes" in PAGES["platform"]
+    assert "26 hours" in PAGES["platform"]
 
 
 def test_every_flow_tells_how_it_ended():
-    assert "every flow tells" in section("For platform engineers")
-    for name in re.findall(r"^\| `([\w-]+)/[\w-]+` \|", section("For platform engineers"), re.MULTILINE):
+    assert "every flow tells" in PAGES["platform"]
+    for name in re.findall(r"^\| `([\w-]+)/[\w-]+` \|", PAGES["reference/deployments"], re.MULTILINE):
         assert any(f'ending("{name}"' in path.read_text() for path in (ROOT / "flows").glob("*.py")), name

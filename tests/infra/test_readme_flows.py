@@ -1,4 +1,4 @@
-"""The three doors of README: what trainers, platform engineers and auditors are told to run is run word for word.
+"""The pages behind README's doors: what trainers, platform engineers and auditors are told to run is run word for word.
 
 What would need a server of its own is parsed in `test_readme_doors.py`.
 """
@@ -55,10 +55,10 @@ def llama(tmp_path_factory):
 def test_the_calls_of_trainers(llama):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     folder, state, model = llama
-    code = blocks("For trainers", "python")[0].replace('"/ckpt/', f'"{folder}/ckpt/')
+    code = blocks("trainers", "python")[0].replace('"/ckpt/', f'"{folder}/ckpt/')
     empty = transformers.LlamaForCausalLM(model.config)
     names = {"state": state, "loss": 1.5, "model": empty}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "docs/trainers.md", "exec"), names)
     assert names["handle"].result().target.format == "orbax"
     assert names["exported"].result(60).target.format == "huggingface"
     assert names["store"].best("loss") == 1000
@@ -109,12 +109,12 @@ def test_both_ways_to_emit(tmp_path):
     assert posted[0]["resource"]["step"] == "1000"
 
 
-# ---- for platform engineers and auditors: one folder, in README's order
+# ---- for platform engineers and auditors: one folder, in the order of their pages
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A T5X run, the configuration and the policy of README, and an older champion."""
+    """A T5X run, the configuration and the policy of the pages, and an older champion."""
     pytest.importorskip("mlflow")
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("site")
@@ -133,8 +133,8 @@ def site(tmp_path_factory):
         wherry.promote("models:/small@candidate")
         wherry.convert("hf", "runs/t5x/small/checkpoint_1000", to="t5x-orbax", lineage=False)
         Path("runs/t5x/small/checkpoint_1000/wherry.json").unlink()  # as T5X would have left it
-        Path("wherry.toml").write_text(blocks("For platform engineers", "toml")[0])
-        Path("policy.toml").write_text(blocks("For auditors", "toml")[0])
+        Path("wherry.toml").write_text(blocks("platform", "toml")[0])
+        Path("policy.toml").write_text(blocks("audit", "toml")[0])
         yield folder, patch
 
 
@@ -184,7 +184,7 @@ def test_the_trial_and_the_questions(here):
 
 def levels(folder):
     """What is said of levels, of the same checkpoint, and the signature of it."""
-    (block,) = blocks("What is proved, and how", "sh")
+    (block,) = blocks("proof", "sh")
     told_ = carried_out(block)
     assert all(text.startswith("ok") for text in told_.values()), told_
     for words in commands(AUDITOR[1]):

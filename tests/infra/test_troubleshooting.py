@@ -1,7 +1,7 @@
-"""README's troubleshooting: the error is met with the software that raises it, the command is run word for word, and
+"""docs/troubleshooting.md: the error is met with the software that raises it, the command is run word for word, and
 afterwards the thing works.
 
-Each entry of README has one test here, which says what lies at the paths that its commands name. Errors of T5X, MaxText
+Each entry of the page has one test, which says what lies at the paths that its commands name. Errors of T5X, MaxText
 and Lingua cannot be met, because these do not install; what they would be given is.
 """
 

@@ -1,4 +1,4 @@
-"""README's troubleshooting, the part of PyTorch and Hugging Face; see test_troubleshooting."""
+"""docs/troubleshooting.md, the part of PyTorch and Hugging Face; see test_troubleshooting."""
 
 from __future__ import annotations
 
@@ -191,4 +191,4 @@ def test_it_is_no_safetensors_file(here, commands, content, literal, reason):
 
 def test_every_entry_is_tested_and_its_name_is_unique():
     assert set(ENTRIES) == tested()
-    assert len(ENTRIES) == SECTION.count("\n### ")
+    assert len(ENTRIES) == SECTION.count("\n## ")

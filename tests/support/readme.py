@@ -1,4 +1,4 @@
-"""What the tests of README share: its sections, its blocks of code and the words of its commands."""
+"""What the tests of README and `docs/` share: the pages, their blocks of code and the words of their commands."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+PAGES = {
+    path.relative_to(ROOT / "docs").with_suffix("").as_posix(): path.read_text()
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+}
+TEXTS = {"README.md": README, **{f"docs/{name}.md": text for name, text in PAGES.items()}}
+EVERYTHING = "\n".join(TEXTS.values())
 
 
-def section(title: str) -> str:
+def section(title: str, text: str = README) -> str:
     """The text below a heading of the second level."""
-    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def blocks(title: str, language: str) -> list[str]:
-    """The code of a language in a section."""
-    return re.findall(rf"^```{language}\n(.*?)^```", section(title), re.DOTALL | re.MULTILINE)
+def code(text: str, language: str) -> list[str]:
+    """The code of a language in a text."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code of a language in a page of `docs/`."""
+    return code(PAGES[page], language)
 
 
 def commands(block: str) -> list[list[str]]:
@@ -26,5 +37,5 @@ def commands(block: str) -> list[list[str]]:
     return [words for words in found if words]
 
 
-TRAINER, AUDITOR = blocks("For trainers", "sh"), blocks("For auditors", "sh")
-TRIAL, SERVERS, DEPLOY, CONTAINERS = blocks("For platform engineers", "sh")
+TRAINER, AUDITOR = blocks("trainers", "sh"), blocks("audit", "sh")
+TRIAL, SERVERS, DEPLOY, CONTAINERS = blocks("platform", "sh")

@@ -1,4 +1,4 @@
-"""What the tests of README's troubleshooting share: its entries, and running their commands word for word."""
+"""What the tests of docs/troubleshooting.md share: its entries, and running their commands word for word."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.formats import CORPUS, place
+from tests.support.readme import PAGES
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-SECTION = README.partition("## Troubleshooting\n")[2].partition("\n## ")[0]
+SECTION = PAGES["troubleshooting"]
 marks = [
     pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder"),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
@@ -25,7 +25,7 @@ marks = [
 def entries():
     """Heading → commands."""
     found = {}
-    for part in SECTION.split("\n### ")[1:]:
+    for part in SECTION.split("\n## ")[1:]:
         heading, _, body = part.partition("\n")
         (block,) = re.findall(r"```sh\n(.*?)```", body, re.DOTALL)
         found[heading] = block.splitlines()
@@ -58,7 +58,7 @@ def here(tmp_path, monkeypatch):
 
 
 def lay(case, target, part=""):
-    """A case of the corpus at the path that README names."""
+    """A case of the corpus at the path that the page names."""
     source = place(case) / part if part else place(case)
     target.parent.mkdir(parents=True, exist_ok=True)
     (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
@@ -66,7 +66,7 @@ def lay(case, target, part=""):
 
 
 def run(commands, codes=(0,)):
-    """Run README's commands; what they printed."""
+    """Run the page's commands; what they printed."""
     printed = ""
     for command in commands:
         words = shlex.split(command)

@@ -1,4 +1,4 @@
-"""What the command line and README say of formats: what is read, written and held, and what loads it.
+"""What the command line and the docs say of formats: what is read, written and held, and what loads it.
 
 All of it comes from the `Format` rows; nothing is said here of any single format.
 """

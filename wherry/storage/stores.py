@@ -199,7 +199,7 @@ class FsspecStore:
 
     def entries(self, path: str) -> list[Entry]:
         """See Store. Listings are never taken from fsspec's cache: another process may have written."""
-        fresh = {"refresh": True} if self.protocol in ("gs", "gcs", "s3", "hf") else {}
+        fresh = {"refresh": True} if _PROTOCOLS.get(self.protocol, ("", "", ""))[2] else {}
         with library_errors(self.protocol, path):
             rows = self.fs.ls(path, detail=True, **fresh)
         found = [self._entry(row) for row in rows if row["name"].strip("/") != path.strip("/")]

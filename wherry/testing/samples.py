@@ -94,10 +94,10 @@ def source(row: Format, seed: int = 0, largest: tuple[int, ...] = _MOVES_SHAPE) 
     Args:
         row: the format; it must be written.
         seed: of the contents.
-        largest: shape of the larger tensor, of one byte an element; that of more than a move by default.
+        largest: shape of the larger tensor, of the narrowest dtype; that of more than a move by default.
     """
-    few = _specs(row, row.holds.dtypes.intersection(_SOURCE_DTYPES))
-    return _sampled(row, [*few, TensorSpec((), largest, _one_byte(row))], checked_options(row, {}), seed)
+    few = _specs(row, row.holds.dtypes.intersection(_SOURCE_DTYPES) or {_narrowest(row)})
+    return _sampled(row, [*few, TensorSpec((), largest, _narrowest(row))], checked_options(row, {}), seed)
 
 
 def _sampled(row: Format, shapes: list[TensorSpec], options: Mapping[str, Any], seed: int) -> Sample:
@@ -174,11 +174,15 @@ def _specs(row: Format, of: Collection[str]) -> Iterator[TensorSpec]:
 
 
 def _large(row: Format) -> tuple[TensorSpec, ...]:
-    return (TensorSpec((), _LEAVES_SHAPE, _one_byte(row)), TensorSpec((), _CHUNKS_SHAPE, "float32"))
+    return (
+        TensorSpec((), _LEAVES_SHAPE, _narrowest(row)),
+        TensorSpec((), _CHUNKS_SHAPE, "float32" if "float32" in row.holds.dtypes else _narrowest(row)),
+    )
 
 
-def _one_byte(row: Format) -> str:
-    return next(name for name in sorted(row.holds.dtypes) if dtypes.bits(name) == _BYTE)
+def _narrowest(row: Format) -> str:
+    # of one byte an element, or of more where the format holds no such dtype
+    return min(sorted(row.holds.dtypes), key=lambda name: (dtypes.bits(name) < _BYTE, dtypes.bits(name)))
 
 
 def _paths(holds: Holds) -> Iterator[KeyPath]:

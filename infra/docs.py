@@ -1,43 +1,94 @@
-"""Writes into README.md what the code says of itself: command-line help, tables, the hooks to paste, the benchmark.
+"""Writes the generated parts of the documentation: command-line help, reference tables, hooks, the benchmark.
 
-    python infra/readme.py
+    python infra/docs.py
 
-`tests/infra/test_readme.py` compares README with the code, so run this after a change to either. It needs wherry
-installed with the extra `prefect`. The table of pairs is measured, not said: `infra/pairs.py` writes it.
+A generated part stands between two markers, `<!-- NAME:start -->` and `<!-- NAME:end -->`, in README.md or in a page of
+`docs/`. `tests/infra/test_readme.py` compares the pages with the code, so run this after a change to either. It needs
+wherry installed with the extra `prefect`. The table of container pairs is measured; `infra/pairs.py` writes it.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import yaml
 from click.testing import CliRunner
 
+from wherry import errors
 from wherry.cli import cli
 from wherry.cli.console_formats import COLUMNS, format_cells
 from wherry.config.config import VARIABLES
-from wherry.config.schema import Settings
+from wherry.config.schema import Retention, Route, Settings, TargetRule
+from wherry.errors import WherryError
 from wherry.families import families, load_family
 from wherry.formats.registry import formats
+from wherry.integrations.native import LOADERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
 ROOT = Path(__file__).resolve().parents[1]
 HOOKS = ("orbax", "maxtext", "t5x", "lingua", "torch")
 
 
-def help_block(words: str) -> str:
-    """A console block with the help of one command as the terminal shows it."""
-    result = CliRunner().invoke(cli, [*words.split(), "--help"], prog_name="wherry", terminal_width=100)
-    return f"```console\n$ wherry {words}--help\n{result.output.strip()}\n```"
+def pages() -> dict[Path, str]:
+    """Path → text of README.md and of every page of `docs/`."""
+    return {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+
+
+def help_blocks() -> str:
+    """The help of wherry and of each of its commands, as the terminal shows it."""
+    words = [(), *commands(cli)]
+    return (
+        "\n" + "\n".join(f"## `{' '.join(('wherry', *one))}`\n\n{help_block(one)}\n" for one in words) + "\n"
+    )
+
+
+def commands(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command of a group, groups within it included."""
+    for name, command in sorted(group.commands.items()):
+        yield (*above, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, (*above, name))
+
+
+def help_block(words: Sequence[str]) -> str:
+    """A console block with the help of one command."""
+    asked = [*words, "--help"]
+    result = CliRunner().invoke(cli, asked, prog_name="wherry", terminal_width=100)
+    return f"```console\n$ wherry {' '.join(asked)}\n{result.output.strip()}\n```"
+
+
+def exit_code_table() -> str:
+    """One row for each error that a command can end with, ordered by exit code."""
+    rows = [
+        (str(cls.exit_code), f"`{cls.__name__}`", meaning(cls))
+        for cls in sorted(error_classes(), key=lambda cls: cls.exit_code)
+    ]
+    return table(("code", "error", "meaning"), [("0", "–", "Success."), *rows])
+
+
+def error_classes() -> list[type[WherryError]]:
+    """The classes of `wherry.errors` that are not a base of others there."""
+    found = [
+        cls for _name, cls in vars(errors).items() if inspect.isclass(cls) and issubclass(cls, WherryError)
+    ]
+    return [cls for cls in found if not any(issubclass(other, cls) for other in found if other is not cls)]
+
+
+def meaning(cls: type[WherryError]) -> str:
+    """The description of an error class in one line."""
+    return " ".join((inspect.getdoc(cls) or "").partition("Attributes:")[0].split())
 
 
 def format_table() -> str:
@@ -66,27 +117,53 @@ def rewrite_table() -> str:
     return table(("NAME", "of", "what it does"), sorted(rows))
 
 
+def native_list() -> str:
+    """The formats that no library loads at the level `native`."""
+    names = ", ".join(f"`{name}`" for name in formats() if name not in LOADERS)
+    return textwrap.fill(f"`native` has no loader for {names}.", 118, break_on_hyphens=False) + "\n"
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + "\n"
 
 
-def settings_list() -> str:
-    """The settings of wherry.toml that hold for all routes, each with its variable."""
+def settings_table() -> str:
+    """One row for each setting that holds for all routes, with its variable."""
     told = [
-        f"`{name}`" + (f" (`{VARIABLES[name]}`)" if name in VARIABLES else "") for name in described(Settings)
+        (f"`{name}`", f"`{VARIABLES[name]}`" if name in VARIABLES else "–", default(field), described(field))
+        for name, field in fields(Settings)
     ]
-    return textwrap.fill(f"{', '.join(told)}.", 118, break_long_words=False, break_on_hyphens=False) + "\n"
+    return table(("setting", "variable", "default", "meaning"), told)
 
 
-def described(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
-    """The dotted name of each field that says something of itself, those of its sections included."""
+def route_table(model: type[BaseModel]) -> str:
+    """One row for each field of a route or of a part of one."""
+    told = [(f"`{name}`", default(field), described(field)) for name, field in fields(model)]
+    return table(("field", "default", "meaning"), told)
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The dotted name of each field that has a description, those of its sections included."""
     for name, field in model.model_fields.items():
         if field.description:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", field
         else:
-            yield from described(type(field.get_default()), f"{prefix}{name}.")
+            yield from fields(type(field.get_default()), f"{prefix}{name}.")
+
+
+def default(field: FieldInfo) -> str:
+    """The default of a field as TOML spells it; a dash where it has none or an empty one."""
+    value = "required" if field.is_required() else field.get_default()
+    if isinstance(value, str | bool | int | float) and value != "required":
+        return f"`{json.dumps(value)}`"
+    return "required" if value == "required" else "–"
+
+
+def described(field: FieldInfo) -> str:
+    """The description of a field, with the sign that ends a cell escaped."""
+    return (field.description or "").replace("|", "\\|")
 
 
 def pools_table() -> str:
@@ -157,8 +234,7 @@ def benchmark() -> str:
     results = ROOT / "infra" / "bench-results.md"
     text = results.read_text() if results.exists() else ""
     table = text.partition("do not edit.\n\n")[2].split("## Every process")[0]
-    shown = table.replace("(bench-results.svg)", "(infra/bench-results.svg)").rstrip()
-    shown = re.sub(r"^## ", "### ", shown, flags=re.MULTILINE)
+    shown = table.replace("(bench-results.svg)", "(../infra/bench-results.svg)").rstrip()
     shown = re.sub(r"^Not reached:\n\n((?:- .*\n)+)", in_one_line, shown, flags=re.MULTILINE)
     return f"\n{shown}\n\nEvery process by itself is in `infra/bench-results.md`.\n" if text else ""
 
@@ -177,34 +253,36 @@ def between(name: str, content: str, text: str) -> str:
 
 
 def rewritten(text: str) -> str:
-    """README with everything that the code says of itself as it is now."""
-    text = re.sub(
-        r"```console\n\$ wherry ([^\n]*?)--help\n.*?```",
-        lambda found: help_block(found[1]),
-        text,
-        flags=re.DOTALL,
-    )
-    for name, content in GENERATED.items():
-        text = between(name, content(), text)
+    """A page with each of its generated parts as the code has it now."""
+    for name in re.findall(r"<!-- (\w+):start -->", text):
+        if name in GENERATED:
+            text = between(name, GENERATED[name](), text)
     return text
 
 
-GENERATED = {
-    "formats": format_table,
-    "families": family_table,
-    "rewrites": rewrite_table,
-    "settings": settings_list,
-    "pools": pools_table,
-    "deployments": deployments_table,
-    "hooks": hooks,
+GENERATED: Mapping[str, Callable[[], str]] = {
     "bench": benchmark,
+    "commands": help_blocks,
+    "deployments": deployments_table,
+    "exit_codes": exit_code_table,
+    "families": family_table,
+    "formats": format_table,
+    "hooks": hooks,
+    "native": native_list,
+    "pools": pools_table,
+    "retention": lambda: route_table(Retention),
+    "rewrites": rewrite_table,
+    "routes": lambda: route_table(Route),
+    "settings": settings_table,
+    "targets": lambda: route_table(TargetRule),
 }
 
 
 def main() -> None:
-    """Rewrite README.md in place."""
-    readme = ROOT / "README.md"
-    readme.write_text(rewritten(readme.read_text()))
+    """Rewrite README.md and the pages of `docs/` in place."""
+    for path, text in pages().items():
+        if (now := rewritten(text)) != text:
+            path.write_text(now)
 
 
 if __name__ == "__main__":

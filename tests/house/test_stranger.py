@@ -1,0 +1,252 @@
+"""Tasks of a new contributor, done in a copy of the tree with the examples of docs/develop.md.
+
+README's section on the house names the files of each task. A task must get by with these, three at most, and what it
+adds must work.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.support.families import llama
+from tests.support.readme import PAGES, ROOT, code, section
+from wherry.formats.registry import find_format
+from wherry.testing import samples
+
+ROOMS = ("wherry", "integrations", "tasks", "flows")
+GENERATED = {"docs/reference/formats.md", "docs/proof.md"}
+TENSORS = {"w": np.arange(12, dtype="f4").reshape(3, 4), "größe": np.ones(5, dtype="i4")}
+
+
+def tasks():
+    """Task → the files that README names for it."""
+    rows = re.findall(r"^\| \[(.*?)\]\(.*?\) \| (.*?) \|", section("The house"), re.MULTILINE)
+    return {task: re.findall(r"`(.*?)`", files) for task, files in rows}
+
+
+def test_a_task_needs_three_files_at_most():
+    assert list(tasks()) == ["a container format", "a model family", "a store", "an option of `convert`"]
+    assert all(1 <= len(files) <= 3 for files in tasks().values())
+
+
+def examples(heading, language):
+    """The code of a language below a heading of docs/develop.md."""
+    return code(section(heading, PAGES["develop"]), language)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of the tree, as a clone would be."""
+    copy = tmp_path / "tree"
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in (*ROOMS, "docs", "infra"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
+    (copy / "tests").mkdir()
+    for path in (*ROOT.glob("tests/support/hooks_*.py"), ROOT / "pyproject.toml", ROOT / "README.md"):
+        shutil.copy(path, copy / path.relative_to(ROOT))
+    return copy
+
+
+def changed(tree):
+    """The files of the copy that are new or differ."""
+    found = [path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    names = {path.relative_to(tree).as_posix() for path in found}
+    return {
+        name for name in names
+        if not (ROOT / name).exists() or not filecmp.cmp(tree / name, ROOT / name, shallow=False)
+    }  # fmt: skip
+
+
+def allowed(task, name):
+    return {file.replace("NAME", name) for file in tasks()[task]}
+
+
+def python(tree, *arguments, cwd=None):
+    """What Python printed, with the copy's wherry."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=cwd or tree, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def wherry(tree, line, cwd):
+    return python(tree, "-m", "wherry.cli", *line.split(), cwd=cwd)
+
+
+def test_the_copy_is_what_runs(tree):
+    assert python(tree, "-c", "import wherry; print(wherry.__file__)").strip() == str(
+        tree / "wherry/__init__.py"
+    )
+    assert changed(tree) == set()
+
+
+# ---- a container format
+
+
+def test_a_container_format(tree, tmp_path):
+    row, suites = examples("Add a format", "python")
+    (tree / "integrations" / "formats" / "tray.py").write_text(row)
+    page = tree / "docs" / "systems.md"
+    page.write_text(page.read_text() + "\n## Tray: `tray`\n\n- **Recognised by**: its first bytes.\n")
+    python(tree, "infra/docs.py")
+    assert changed(tree) - GENERATED == allowed("a container format", "tray")
+    assert re.search(
+        r"^\| `tray` \| Tray file \| yes \| yes \|",
+        (tree / "docs/reference/formats.md").read_text(),
+        re.MULTILINE,
+    )
+
+    (tmp_path / "made").mkdir()
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    wherry(tree, "convert model.safetensors made/out.tray --to tray", tmp_path)
+    assert "out.tray" in wherry(tree, "discover made", tmp_path)
+    assert json.loads(wherry(tree, "detect made/out.tray --json", tmp_path))["format"] == "tray"
+    assert wherry(tree, "verify made/out.tray --level digest", tmp_path).startswith("ok: 2 tensors")
+    wherry(tree, "convert made/out.tray back.safetensors --to safetensors", tmp_path)
+    back = load_file(tmp_path / "back.safetensors")
+    assert {name: array.tobytes() for name, array in back.items()} == {
+        name: array.tobytes() for name, array in TENSORS.items()
+    }
+    assert '"tray"' in wherry(tree, "formats --json", tmp_path)
+    python(tree, "-c", suites)
+
+
+def test_a_damaged_file_of_the_new_format_is_refused(tree, tmp_path):
+    row, _suites = examples("Add a format", "python")
+    (tree / "integrations" / "formats" / "tray.py").write_text(row)
+    header = b'[["w", "float32", [2]]]'
+    whole = b"TRAY" + len(header).to_bytes(4, "little") + header + bytes(8)
+    files = {
+        "ok": whole, "incomplete": whole[:-1], "corrupt": whole.replace(b"[2]", b"-2 "), "malformed": whole[:20],
+        "long": b"TRAY\xff\xff\xff\x7f", "empty": b"TRAY",
+    }  # fmt: skip
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    script = "import sys, wherry; print(*(wherry.detect(name).verdict for name in sys.argv[1:]))"
+    verdicts = python(tree, "-c", script, *files, cwd=tmp_path).split()
+    assert verdicts == ["ok", "incomplete", "corrupt", "corrupt", "corrupt", "corrupt"]
+
+
+@pytest.mark.parametrize(
+    "dtypes", [{"bfloat16"}, {"float64", "int32"}, {"uint8"}, {"float6_e2m3fn", "int16"}]
+)
+def test_a_format_of_few_dtypes_has_samples(dtypes):
+    """The contract suites ask no format for a dtype that it does not hold."""
+    held = frozenset(dtypes)
+    row = replace(find_format("npz"), holds=replace(find_format("npz").holds, dtypes=held))
+    for made in (samples.sample(row), samples.source(row)):
+        assert {spec.dtype for spec in made.manifest.tensors.values()} <= held
+        assert made.manifest.nbytes > 1 << 20
+
+
+# ---- a model family
+
+
+@pytest.fixture
+def granola(tmp_path):
+    """A folder with a model of the family that docs/develop.md declares; its tensors."""
+    begun, _family, config = llama()
+    names = {"lm_head.weight": "output.weight"}
+    tensors = {names.get(path[0], path[0]): array for path, array in begun.tensors.items()}
+    (tmp_path / "own").mkdir()
+    save_file(tensors, tmp_path / "own" / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "own" / "config.json").write_text(json.dumps({**config, "model_type": "granola"}))
+    return tensors
+
+
+def test_a_model_family(tree, tmp_path, granola):
+    (declared,) = examples("Add a family", "toml")
+    (tree / "wherry" / "families" / "granola.toml").write_text(declared)
+    assert changed(tree) == allowed("a model family", "granola")
+    assert "output.weight  [vocab embed]" in wherry(tree, "layouts granola", tmp_path)
+    assert json.loads(wherry(tree, "detect own --json", tmp_path))["family"] == "granola"
+    wherry(tree, "convert own there --to maxtext", tmp_path)
+    assert wherry(tree, "verify there --level roundtrip --against own", tmp_path).startswith("ok")
+    wherry(tree, "convert there again --to huggingface", tmp_path)
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert again.keys() == granola.keys()
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["model_type"] == "granola"
+
+
+def test_the_same_file_works_without_being_installed(tmp_path, granola):
+    (tmp_path / "granola.toml").write_text(examples("Add a family", "toml")[0])
+    wherry(ROOT, "convert own there --to maxtext --family-file granola.toml", tmp_path)
+    told = wherry(ROOT, "verify there --level roundtrip --against own --family-file granola.toml", tmp_path)
+    assert told.startswith("ok")
+
+
+# ---- a store
+
+TOY = """
+from fsspec.implementations.memory import MemoryFileSystem
+
+
+class ToyFileSystem(MemoryFileSystem):
+    protocol, store, pseudo_dirs = "toy", {}, [""]
+"""
+USE_OF_A_STORE = """
+import sys, fsspec, wherry
+from wherry.errors import MissingExtraError, TargetExistsError
+
+fsspec.register_implementation("toy", "toyfs.ToyFileSystem")
+try:
+    wherry.open("toy://bucket/out")
+except MissingExtraError as error:
+    assert error.cure == "pip install 'wherry[toy]'", error
+else:
+    raise AssertionError("the package was not missed")
+sys.path.insert(0, sys.argv[1])
+for name, to in (("out", "huggingface"), ("out.npz", "npz"), ("out.pt", "torch-zip")):
+    uri = f"toy://bucket/{name}"
+    wherry.convert("model.safetensors", uri, to=to)
+    assert wherry.detect(uri).format == to
+    assert wherry.verify(uri, level="digest").ok
+    wherry.convert(uri, f"{name}.back", to="safetensors", verify="digest")
+found = {one.uri for one in wherry.discover("toy://bucket")}
+assert found == {f"toy://bucket/{name}" for name in ("out", "out.npz", "out.pt")}, found
+try:
+    wherry.convert("other.safetensors", "toy://bucket/out", to="huggingface")
+except TargetExistsError:
+    print("all is well")
+"""
+
+
+def inserted(path, after, text):
+    """Put a line behind the one line of a file that begins so."""
+    lines = path.read_text().splitlines(keepends=True)
+    (at,) = [number for number, line in enumerate(lines) if line.startswith(after)]
+    path.write_text("".join([*lines[: at + 1], text, *lines[at + 1 :]]))
+
+
+def test_a_store(tree, tmp_path):
+    (row,) = examples("Add a store", "python")
+    inserted(tree / "wherry" / "storage" / "stores.py", '    "hf": (', row)
+    inserted(tree / "pyproject.toml", 'gcs = ["gcsfs', 'toy = ["toyfs>=1"]\n')
+    readme = tree / "README.md"
+    readme.write_text(readme.read_text().replace("`hub`,", "`hub`, `toy`,"))
+    assert changed(tree) == allowed("a store", "toy")
+
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "toyfs.py").write_text(TOY)
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    save_file({"w": np.zeros(3, dtype="f4")}, tmp_path / "other.safetensors")
+    script = ["-c", USE_OF_A_STORE, tmp_path / "packages"]
+    assert python(tree, *script, cwd=tmp_path).strip() == "all is well"
+    for name in ("out", "out.npz", "out.pt"):
+        back = load_file(tmp_path / f"{name}.back")
+        assert {key: array.tobytes() for key, array in back.items()} == {
+            key: array.tobytes() for key, array in TENSORS.items()
+        }
