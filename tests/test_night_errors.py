@@ -21,10 +21,10 @@ from wherry.errors import (
     UsageError,
 )
 from wherry.ledger import record as ledgers
+from wherry.ledger.replay import FAILURE
 from wherry.lineage.lineage import show
 from wherry.routes import night_run
 from wherry.routes.night import failure
-from wherry.routes.reconcile import FAILED
 from wherry.routes.routes import load_config
 from wherry.runtime.child import NoAnswerError
 from wherry.verifier import native
@@ -104,7 +104,7 @@ def test_a_failure_that_cannot_be_noted_stops_nothing(night, monkeypatch, caplog
     real, convert = ledgers.record_event, night_run.convert_all
 
     def refused(ledger, kind, digest, body):
-        if body["about"] == FAILED:
+        if body["about"] == FAILURE:
             raise StorageError("the ledger is locked")
         return real(ledger, kind, digest, body)
 

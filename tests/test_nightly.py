@@ -20,7 +20,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.flows import load_flow_from_entrypoint
 
 from wherry.flows.nightly import NightlySpec, nightly
-from wherry.ledger.nodes import converted_sources
+from wherry.ledger.nodes import conversions
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.routes.night import holding
 from wherry.routes.routes import load_config
@@ -98,7 +98,7 @@ def test_a_night_and_the_next_one(server, tmp_path, told, monkeypatch):
     assert (held, occupied()) == ([(1, 1)], (0, 1))
     with open_ledger() as ledger:
         assert check_chain(ledger).altered is None
-        assert len(converted_sources(ledger)) == 4
+        assert len({(one.source_uri, one.source_fingerprint) for one in conversions(ledger)}) == 4
 
 
 def test_one_that_fails_stops_nothing_and_is_not_tried_again(server, tmp_path, told):

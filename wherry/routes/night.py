@@ -27,7 +27,8 @@ from wherry.errors import (
 )
 from wherry.formats.registry import find_format
 from wherry.ledger.recording import not_recorded
-from wherry.routes.reconcile import FAILED, MADE, Todo, Work, estimate, hours, known, todo
+from wherry.ledger.replay import FAILURE, PRODUCT
+from wherry.routes.reconcile import Todo, Work, estimate, hours, todo
 from wherry.routes.survey import Passed, survey
 from wherry.runtime.child import NoAnswerError
 from wherry.staging.lease import Lease
@@ -174,11 +175,12 @@ def plan_night(routes: Iterable[Route], *, retry_failed: bool = False, go: bool 
         retry_failed: try again what failed for good with the same files.
         go: convert on a first night too.
     """
+    from wherry.ledger.nodes import present
     from wherry.ledger.record import open_ledger
 
     with open_ledger() as ledger:
-        facts = known(ledger)
-    products = frozenset(place for place, last in facts.at.items() if not is_live(last.source_uri))
+        facts = present(ledger)
+    products = frozenset(place for place, last in facts.by_target.items() if not is_live(last.source_uri))
     plans: list[Plan] = []
     for route in routes:
         passed: list[Passed] = []
@@ -263,7 +265,7 @@ def made_notes(
     """
     return [
         {
-            "about": MADE, "route": route, "request": one.request, "target": one.place, "committed": one.committed,
+            "about": PRODUCT, "route": route, "request": one.request, "target": one.place, "committed": one.committed,
             "source": source, "run": where.run, "step": where.step, "format": find_format(one.rule.format).name,
             "score": score,
         }
@@ -282,7 +284,7 @@ def failed_notes(work: Work, targets: Iterable[Wanted], error: WherryError) -> l
     if error.retryable or isinstance(error, _PASSING):
         return []
     body = {
-        "about": FAILED, "route": work.route, "source": work.source.found.uri,
+        "about": FAILURE, "route": work.route, "source": work.source.found.uri,
         "fingerprint": work.source.fingerprint, "requests": [one.request for one in targets],
         "error": error.what, "wherry": __version__,
     }  # fmt: skip
