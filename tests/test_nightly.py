@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -151,7 +150,7 @@ def test_a_first_night_estimates_and_a_second_night_skips(server, tmp_path, told
 
 
 def test_what_vanishes_is_reported_and_not_a_failure(server, tmp_path, told, monkeypatch):
-    from wherry.flows import nightly as module
+    from wherry.routes import night as module
 
     gone, _kept = checkpoint(tmp_path, "r", 1), checkpoint(tmp_path, "r", 2)
     plan = module.plan_night
@@ -162,7 +161,7 @@ def test_what_vanishes_is_reported_and_not_a_failure(server, tmp_path, told, mon
         gone.rmdir()
         return found
 
-    monkeypatch.setattr(sys.modules["wherry.flows.nightly"], "plan_night", and_vanish)
+    monkeypatch.setattr(module, "plan_night", and_vanish)
     done = nightly(write(tmp_path))
     assert done["counts"] == {"converted": 1, "vanished": 1}
 

@@ -86,7 +86,7 @@ def test_a_target_store_out_of_reach_stops_no_other_route(runs, tmp_path, monkey
 
     monkeypatch.setattr(night, "_exists", exists)
     far, near = plan_night([route(runs, out="/far"), route(runs, out=str(tmp_path / "near"))], go=True)
-    assert far.error["what"] == "it does not answer"
+    assert far.error.what == "it does not answer"
     assert len(near.works) == 2
 
 
