@@ -6,8 +6,10 @@ target is tried alone, so that one that cannot be made does not hold up the othe
 anything failed, or was converted but not recorded, with the first error and its cure.
 """
 
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from prefect import flow, task
@@ -21,26 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from wherry.config.config import in_force
 from wherry.config.schema import Route
-from wherry.errors import WherryError
 from wherry.flows.convert import chain
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
-from wherry.routes.night import (  # fmt: skip
-    ALONE,
-    Outcome,
-    Plan,
-    Report,
-    as_ours,
-    came_of,
-    failure,
-    holding,
-    note_failed,
-    note_made,
-    notes_of,
-    plan_night,
-    settled,
-)
+from wherry.routes.night import as_ours, note_made, notes_of, run_night
 from wherry.routes.reconcile import Work
-from wherry.routes.report import markdown
+from wherry.routes.report import NightPlan, failure, markdown
 from wherry.routes.routes import Config, Wanted, chosen_routes
 from wherry.tasks.ending import ending
 
@@ -78,7 +65,15 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
         JSON values: `counts`, `plans` for each route, `outcomes` for each checkpoint and `skipped` routes.
     """
     with in_force(spec.config, spec.env) as config, ending("nightly-convert", "Nightly conversion") as end:
-        report = _night(config, spec)
+        report = run_night(
+            config,
+            chosen_routes(config, spec.routes),
+            dry_run=spec.dry_run,
+            go=spec.go,
+            retry_failed=spec.retry_failed,
+            runner=partial(_as_tasks, config),
+            on_plan=_log_plan,
+        )
         create_markdown_artifact(markdown(report), key="wherry-nightly", description="What the night did")
         end.counts = dict(report.counts)
         end.silent = spec.dry_run or report.left_to_another
@@ -88,20 +83,6 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
     if report.left_to_another:
         return Completed(name="Skipped", message="another night is at work", data=report.to_json())
     return report.to_json()
-
-
-def _night(config: Config, spec: NightlySpec) -> Report:
-    with ExitStack() as stack:
-        routes = chosen_routes(config, spec.routes)
-        free = [route for route in routes if spec.dry_run or stack.enter_context(holding(route))]
-        skipped = tuple(route.name for route in routes if route not in free)
-        plans = plan_night(free, retry_failed=spec.retry_failed, go=spec.go)
-        for plan in plans:
-            get_run_logger().info(
-                "route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works)
-            )
-        outcomes = () if spec.dry_run else _carry_all(plans, config)
-    return Report(plans, outcomes, skipped)
 
 
 @task(name="checkpoint", result_serializer="json", cache_policy=NO_CACHE, task_run_name="{source}")
@@ -123,50 +104,27 @@ def checkpoint(source: str, arguments: dict[str, Any], notes: list[dict[str, Any
     )
 
 
-def _carry_all(plans: tuple[Plan, ...], config: Config) -> tuple[Outcome, ...]:
-    """Route after route, each with its own number of checkpoints at a time."""
-    outcomes: list[Outcome] = []
-    for plan in plans:
-        with ThreadPoolTaskRunner(max_workers=plan.route.concurrency) as runner:
-            first = [(work, work.targets) for work in plan.works]
-            for work, targets, outcome, error in _wave(runner, plan.route, config, first):
-                again = [(work, (one,)) for one in targets] if outcome.came in ALONE and targets[1:] else []
-                if again and error is not None:
-                    alone = [one for *_rest, one, _e in _noted(_wave(runner, plan.route, config, again))]
-                    outcomes += settled(outcome, error, alone)
-                else:
-                    outcomes += [one for *_rest, one, _e in _noted([(work, targets, outcome, error)])]
-    return tuple(outcomes)
+@contextmanager
+def _as_tasks(config: Config, route: Route) -> Generator[Any]:
+    """Each checkpoint as a task; the runner bounds how many run."""
+    with ThreadPoolTaskRunner(max_workers=route.concurrency) as runner:
+
+        def start(work: Work, targets: tuple[Wanted, ...]) -> Callable[[], int]:
+            future = runner.submit(checkpoint, parameters=_parameters(route, config, work, targets))
+            return partial(_bytes_written, future, work.source.found.uri)
+
+        yield start
 
 
-Row = tuple[Work, tuple[Wanted, ...], Outcome, WherryError | None]
-
-
-def _wave(
-    runner: Any, route: Route, config: Config, asked: list[tuple[Work, tuple[Wanted, ...]]]
-) -> list[Row]:
-    """Submit all at once, the runner bounds how many run; then wait for each."""
-    futures = [runner.submit(checkpoint, parameters=_parameters(route, config, *one)) for one in asked]
-    return [(*one, *_outcome(*one, future)) for one, future in zip(asked, futures, strict=True)]
-
-
-def _noted(rows: list[Row]) -> list[Row]:
-    for work, targets, _came, error in rows:
-        if error is not None:
-            note_failed(work, targets, error)
-    return rows
-
-
-def _outcome(
-    work: Work, targets: tuple[Wanted, ...], future: PrefectFuture[int]
-) -> tuple[Outcome, WherryError | None]:
+def _bytes_written(future: PrefectFuture[int], uri: str) -> int:
     future.wait()
-    state = future.state
-    if state.is_completed():
-        places = tuple(one.place for one in targets)
-        return Outcome(work.route, work.source.found.uri, "converted", places, state.result()), None
-    error = as_ours(state.result(raise_on_failure=False), work.source.found.uri)
-    return came_of(work, targets, error), error
+    if not future.state.is_completed():
+        raise as_ours(future.state.result(raise_on_failure=False), uri)
+    return future.state.result()
+
+
+def _log_plan(plan: NightPlan) -> None:
+    get_run_logger().info("route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works))
 
 
 def _parameters(route: Route, config: Config, work: Work, targets: tuple[Wanted, ...]) -> dict[str, Any]:

@@ -248,10 +248,10 @@ def test_the_audit_is_stated_in_the_ledger(tmp_path):
 
 
 def test_an_unreadable_store_is_said_not_raised(tmp_path):
-    from wherry.auditor.known import Known, KnownPlace, Subject
     from wherry.auditor.places import look_at
+    from wherry.ledger.replay import CheckpointRecord, LedgerState, PlaceRecord
 
     digest = "a" * 64
-    known = Known(subjects={digest: Subject(digest, digest, "npz", None, "params", None, 1, 1, 1)})
-    looked = look_at(KnownPlace("nonsense://x/y", digest, "f", 1), known)
+    record = CheckpointRecord(digest, digest, "npz", None, "params", None, 1, 1, 1)
+    looked = look_at(PlaceRecord("nonsense://x/y", digest, "f", 1), LedgerState(checkpoints={digest: record}))
     assert [one.kind for one in looked.findings] == ["unreadable"]

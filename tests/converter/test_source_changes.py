@@ -18,7 +18,7 @@ from wherry.converter.convert import Target, convert_all
 from wherry.errors import MismatchError, UsageError
 from wherry.formats import pin as pins
 from wherry.formats.registry import find_format, formats
-from wherry.ledger.nodes import converted_sources
+from wherry.ledger.nodes import conversions
 from wherry.ledger.record import open_ledger
 from wherry.mover.output import Output
 from wherry.storage.stores import locate
@@ -100,7 +100,7 @@ def assert_nothing(folder) -> None:
     """Not even the folder that was made for the target is left, and the ledger knows of nothing."""
     assert not folder.exists()
     with open_ledger() as ledger:
-        assert converted_sources(ledger) == {}
+        assert conversions(ledger) == ()
 
 
 @pytest.fixture(scope="module")

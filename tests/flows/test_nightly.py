@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.flows import load_flow_from_entrypoint
 
 from wherry.flows.nightly import NightlySpec, nightly
-from wherry.ledger.nodes import converted_sources
+from wherry.ledger.nodes import conversions
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.routes.night import holding
 from wherry.routes.routes import load_config
@@ -98,7 +97,7 @@ def test_a_night_and_the_next_one(server, tmp_path, told, monkeypatch):
     assert (held, occupied()) == ([(1, 1)], (0, 1))
     with open_ledger() as ledger:
         assert check_chain(ledger).altered is None
-        assert len(converted_sources(ledger)) == 4
+        assert len({(one.source_uri, one.source_fingerprint) for one in conversions(ledger)}) == 4
 
 
 def test_one_that_fails_stops_nothing_and_is_not_tried_again(server, tmp_path, told):
@@ -151,7 +150,7 @@ def test_a_first_night_estimates_and_a_second_night_skips(server, tmp_path, told
 
 
 def test_what_vanishes_is_reported_and_not_a_failure(server, tmp_path, told, monkeypatch):
-    from wherry.flows import nightly as module
+    from wherry.routes import night as module
 
     gone, _kept = checkpoint(tmp_path, "r", 1), checkpoint(tmp_path, "r", 2)
     plan = module.plan_night
@@ -162,7 +161,7 @@ def test_what_vanishes_is_reported_and_not_a_failure(server, tmp_path, told, mon
         gone.rmdir()
         return found
 
-    monkeypatch.setattr(sys.modules["wherry.flows.nightly"], "plan_night", and_vanish)
+    monkeypatch.setattr(module, "plan_night", and_vanish)
     done = nightly(write(tmp_path))
     assert done["counts"] == {"converted": 1, "vanished": 1}
 

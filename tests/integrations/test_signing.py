@@ -28,7 +28,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from wherry.integrations import signing
 
-GOLDEN = Path(__file__).parent / "golden" / "signed"  # signed by commit 6da651d; the private keys are gone
+# Signed by commit 6da651d; the private keys are gone.
+GOLDEN = Path(__file__).parents[1] / "golden" / "signed"
 CURVES = {"p256": ec.SECP256R1(), "p384": ec.SECP384R1(), "p521": ec.SECP521R1()}
 
 

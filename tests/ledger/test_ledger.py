@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.ledger import REGISTRY, conversion, digest, node
 from wherry.errors import UsageError
-from wherry.ledger.nodes import digest_at, digests_starting, nodes, registered_nodes, verifications
+from wherry.ledger.nodes import digest_at, digests_starting, nodes, verifications
 from wherry.ledger.record import (
     GENESIS,
     ancestors,
@@ -92,12 +92,12 @@ def test_verification_and_registration(url):
         assert record_registration(ledger, node("b"), REGISTRY, "model", "1") == first == 5
         claim_registration(ledger, node("b"), REGISTRY, "model")
         drop_claim(ledger, node("b"), REGISTRY, "model")  # it is registered: there is no claim to drop
-        [found] = registered_nodes(ledger).values()
+        [found] = nodes(ledger, [digest("b")]).values()
         [row] = found.registrations
         assert (row.name, row.version, row.state) == ("model", "1", "registered")
         assert found.verified is not None
         assert (found.verified.level, found.verified.verdict) == ("present", "ok")
-        assert [(one.level, one.verdict) for one in verifications(ledger, digest("b"))] == [
+        assert [(level, one["verdict"]) for level, one in verifications(ledger, digest("b")).items()] == [
             ("digest", "altered"),
             ("present", "ok"),
         ]

@@ -13,7 +13,7 @@ from tests.support import make_golden_ledger as golden
 from wherry.errors import CorruptError
 from wherry.ledger import schema as tables
 from wherry.ledger.database import schema_of
-from wherry.ledger.nodes import conversions_of, digest_at, nodes
+from wherry.ledger.nodes import digest_at, nodes, present
 from wherry.ledger.record import ancestors, check_chain, head, open_ledger, record_conversion, statements
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -71,10 +71,8 @@ def test_it_gives_the_answers_that_it_gave(url):
         assert found[golden.digest("only-verified")].registrations == ()
         assert found[golden.digest("only-verified")].places[0].uri == "/checkpoints/only-verified"
         assert digest_at(ledger, "/checkpoints/run/100") == run, "the first run was seen there last"
-        assert [row.format for row in conversions_of(ledger, uri="/checkpoints/run/100")] == [
-            "orbax",
-            "huggingface",
-        ]
+        made = present(ledger).by_source["/checkpoints/run/100"].values()
+        assert [row.format for rows in made for row in rows] == ["orbax", "huggingface"]
 
 
 def test_it_goes_on(url):

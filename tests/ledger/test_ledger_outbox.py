@@ -8,16 +8,8 @@ import pytest
 from sqlalchemy import event
 
 from tests.support.ledger import conversion, digest, filled, node
-from wherry.errors import UsageError
 from wherry.ledger.cursors import cursors, delivered, failed, pending, rewind
-from wherry.ledger.nodes import (
-    conversions_of,
-    converted_sources,
-    digest_at,
-    digests_starting,
-    last_conversions,
-    nodes,
-)
+from wherry.ledger.nodes import conversions, digest_at, digests_starting, nodes, present, verifications
 from wherry.ledger.record import (
     ancestors,
     check_chain,
@@ -91,27 +83,24 @@ def test_no_statement_is_skipped_while_others_append(ledger):
     assert met == list(range(1, 61))
 
 
-def test_what_a_source_became_is_asked_by_place_and_mark_or_by_digest(ledger):
+def test_what_a_source_became_is_asked_by_place_and_mark(ledger):
     made = conversion(
         "a", "b", options={"scan_layers": True, "chunk": None}, software={"wherry": "9"}, finished="2026"
     )
     record_conversion(ledger, made)
     record_conversion(ledger, conversion("a", "c", lossless=False))
     record_conversion(ledger, conversion("x", "y"))
-    first, second = conversions_of(ledger, "mark of a", None)
+    state = present(ledger)
+    first, second = state.by_source["/checkpoints/a"]["mark of a"]
     assert (first.target_uri, first.target_digest, first.format) == ("/checkpoints/b", digest("b"), "orbax")
     assert first.options == {"scan_layers": True, "chunk": None}
     assert (first.time, first.software, first.lossless, second.lossless) == ("2026", "9", True, False)
-    assert [row.target_uri for row in conversions_of(ledger, None, digest("x"))] == ["/checkpoints/y"]
-    assert conversions_of(ledger, "mark of a", uri="/elsewhere") == []
-    assert conversions_of(ledger, "another mark", uri="/checkpoints/a") == []
-    assert len(conversions_of(ledger, uri="/checkpoints/a")) == 2
-    with pytest.raises(UsageError, match="of what"):
-        conversions_of(ledger)
-    every = converted_sources(ledger)
-    assert {key: len(rows) for key, rows in every.items()} == {
-        ("/checkpoints/a", "mark of a"): 2,
-        ("/checkpoints/x", "mark of x"): 1,
+    assert [row.target_uri for row in state.conversions if row.source_digest == digest("x")] == [
+        "/checkpoints/y"
+    ]
+    assert {uri: {*marks} for uri, marks in state.by_source.items()} == {
+        "/checkpoints/a": {"mark of a"},
+        "/checkpoints/x": {"mark of x"},
     }
 
 
@@ -119,7 +108,7 @@ def test_a_deleted_target_is_known_as_such(tmp_path):
     url = f"sqlite:///{tmp_path / 'filled.db'}"
     filled(url)
     with open_ledger(url) as ledger:
-        gone = {row.target_uri: row.gone is not None for row in last_conversions(ledger).values()}
+        gone = {row.target_uri: row.gone is not None for row in present(ledger).by_target.values()}
         assert gone == {
             "/checkpoints/b": False,
             "/checkpoints/c": False,
@@ -127,7 +116,7 @@ def test_a_deleted_target_is_known_as_such(tmp_path):
             "/elsewhere": False,
         }
         record_conversion(ledger, conversion("c", "d", started="again"))
-        assert last_conversions(ledger)["/checkpoints/d"].gone is None
+        assert present(ledger).by_target["/checkpoints/d"].gone is None
 
 
 QUESTIONS = {
@@ -141,7 +130,7 @@ QUESTIONS = {
     "nodes": lambda ledger: nodes(ledger, [digest("a"), digest("b")]),
     "place": lambda ledger: digest_at(ledger, "/checkpoints/a"),
     "prefix": lambda ledger: digests_starting(ledger, digest("a")[:8]),
-    "converted": lambda ledger: conversions_of(ledger, "mark", digest("a"), uri="/checkpoints/a"),
+    "verified": lambda ledger: verifications(ledger, digest("a")),
     "statements": lambda ledger: list(statements(ledger, after=1)),
     "some statements": lambda ledger: list(statements(ledger, after=1, kinds=["note", "audit"])),
     "pending": lambda ledger: list(pending(ledger, "events")),
@@ -184,6 +173,6 @@ def test_asking_for_a_whole_night_is_one_query(ledger):
         record_conversion(ledger, conversion(f"s{number}", f"t{number}"))
     sent: list[str] = []
     event.listen(ledger._engine, "before_cursor_execute", lambda *about: sent.append(about[2]))
-    assert len(converted_sources(ledger)) == 5
+    assert len(conversions(ledger)) == 5
     assert len([sql for sql in sent if sql.startswith("SELECT")]) == 1
     assert not [sql for sql in sent if "statement.body" in sql]

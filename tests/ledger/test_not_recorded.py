@@ -25,9 +25,8 @@ from wherry.ledger.record import has_conversion, open_ledger
 from wherry.ledger.statements import statements
 from wherry.lineage.lineage import show
 from wherry.live import handle as export_handle
-from wherry.routes import night_run
-from wherry.routes.night import Outcome, Report, failure
-from wherry.routes.report import markdown
+from wherry.routes import night as nights
+from wherry.routes.report import NightReport, WorkOutcome, failure, markdown
 from wherry.routes.routes import load_config
 from wherry.verifier.verified import verified
 
@@ -332,7 +331,7 @@ def test_a_night_counts_what_is_not_recorded_and_the_next_one_records_it(night, 
     config = night(verify="digest")
     with monkeypatch.context() as patch:
         refuse_first(patch, name)
-        report = night_run.run_night(config, config.routes)
+        report = nights.run_night(config, config.routes)
     assert dict(report.counts) == {"converted": 1, "not recorded": 1}
     [row] = [one for one in report.outcomes if one.came == "not recorded"]
     assert [(tmp_path / "out" / "a-1.npz").exists(), row.targets] == [
@@ -346,7 +345,7 @@ def test_a_night_counts_what_is_not_recorded_and_the_next_one_records_it(night, 
         == "1 of 2 not recorded; the first: done, but not recorded: the ledger cannot be used: disk full"
     )
     assert "## Converted, but not recorded" in markdown(report)
-    again = night_run.run_night(config, config.routes)
+    again = nights.run_night(config, config.routes)
     assert dict(again.counts) == {"converted": 1, "done": 1}
     assert edges(tmp_path / "out" / "a-1.npz")[0] is not None
 
@@ -357,8 +356,8 @@ def test_a_night_that_cannot_register_says_how(night, tmp_path, monkeypatch):
     def gone(*_, **__):
         raise StorageError("MLflow cannot be reached", cure="start it")
 
-    monkeypatch.setattr(night_run, "register", gone)
-    report = night_run.run_night(config, config.routes)
+    monkeypatch.setattr(nights, "register", gone)
+    report = nights.run_night(config, config.routes)
     error = failure(report)
     assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)
     assert "not registered: MLflow cannot be reached" in error.what
@@ -370,11 +369,11 @@ def test_a_night_that_cannot_register_says_how(night, tmp_path, monkeypatch):
 
 
 def test_what_failed_counts_before_what_is_not_recorded():
-    refused = Outcome("r", "a", "not recorded", ("x",), error=NotRecordedError("no ledger").to_json())
-    failed = Outcome("r", "b", "failed", error=CorruptError("cut").to_json())
-    assert failure(Report((), (refused, failed))).exit_code == 5
-    assert failure(Report((), (refused,))).exit_code == 12
-    assert failure(Report((), ())) is None
+    refused = WorkOutcome("r", "a", "not recorded", ("x",), error=NotRecordedError("no ledger"))
+    failed = WorkOutcome("r", "b", "failed", error=CorruptError("cut"))
+    assert failure(NightReport((), (refused, failed))).exit_code == 5
+    assert failure(NightReport((), (refused,))).exit_code == 12
+    assert failure(NightReport((), ())) is None
 
 
 def test_only_the_registry_and_the_ledger_are_excused():

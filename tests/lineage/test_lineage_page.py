@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.browser import chromium
-from wherry.ledger.nodes import Node, Place, Registered, Verified
+from wherry.ledger.nodes import Node
 from wherry.ledger.record import Edge
+from wherry.ledger.replay import PlaceRecord, RegistrationRecord, VerificationRecord
 from wherry.lineage.lineage import LineageTree
 from wherry.lineage.page import page
 
@@ -24,7 +25,7 @@ def digest(key):
 
 
 def node(key, format_, uri, step=None, **more):
-    place = (Place(uri, "f", TIME),)
+    place = (PlaceRecord(uri, digest(key), "f", 1, TIME),)
     values = {"kind": "params", "tensors": 2, "parameters": 10, "nbytes": 4000, **more}
     return Node(digest(key), digest("weights"), format_, "1", step=step, places=place, **values)
 
@@ -38,13 +39,19 @@ def tree(root, nodes, pairs, lossy=()):
 
 
 def small():
-    registered = (Registered("http://mlflow", "t5-base", "3", "registered"),)
+    registered = (RegistrationRecord("http://mlflow", "t5-base", "3", "registered"),)
     return tree(
         "b",
         [
             node("a", "t5x-orbax", "gs://runs/t5/checkpoint_1000", 1000),
             node("b", "huggingface", "/models/t5/hf", 1000, registrations=registered),
-            node("c", "maxtext", "/models/t5/maxtext", 1000, verified=Verified("digest", "altered", TIME)),
+            node(
+                "c",
+                "maxtext",
+                "/models/t5/maxtext",
+                1000,
+                verified=VerificationRecord("digest", "altered", TIME),
+            ),
         ],
         [("a", "b"), ("b", "c"), ("c", "b")],
         lossy={("b", "c")},
@@ -77,7 +84,7 @@ def hostile():
                 "orbax",
                 "",
                 kind="<i>",
-                registrations=(Registered("javascript:alert(1)", EVIL, "1", "x"),),
+                registrations=(RegistrationRecord("javascript:alert(1)", EVIL, "1", "x"),),
             ),
         ],
         [("a", "b"), ("b", "c")],
@@ -234,7 +241,8 @@ def test_keys_walk_the_graph(opened):
 
 def test_what_was_deleted_says_so(opened):
     gone = replace(
-        node("c", "maxtext", "/old"), places=(Place("/old", "f", TIME, gone="2026-11-22T01:00:00+00:00"),)
+        node("c", "maxtext", "/old"),
+        places=(PlaceRecord("/old", digest("c"), "f", 1, TIME, gone="2026-11-22T01:00:00+00:00"),),
     )
     seen = opened(tree("a", [node("a", "orbax", "/a"), gone], [("a", "c")]))
     assert seen.texts(".card.gone .mark") == ["deleted"]

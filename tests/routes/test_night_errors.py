@@ -21,10 +21,10 @@ from wherry.errors import (
     UsageError,
 )
 from wherry.ledger import record as ledgers
+from wherry.ledger.replay import FAILURE
 from wherry.lineage.lineage import show
-from wherry.routes import night_run
-from wherry.routes.night import failure
-from wherry.routes.reconcile import FAILED
+from wherry.routes import night as nights
+from wherry.routes.report import failure
 from wherry.routes.routes import load_config
 from wherry.runtime.child import NoAnswerError
 from wherry.verifier import native
@@ -51,7 +51,7 @@ def night(tmp_path):
                 save_file({"w": np.ones(3, np.float32)}, place / "model.safetensors")
         (tmp_path / "wherry.toml").write_text(CONFIG.format(verify=verify, more=more) + "\n".join(targets))
         config = load_config(tmp_path / "wherry.toml")
-        return SimpleNamespace(run=lambda: night_run.run_night(config, config.routes))
+        return SimpleNamespace(run=lambda: nights.run_night(config, config.routes))
 
     return loaded
 
@@ -71,7 +71,7 @@ def raising(error):
 )
 def test_what_this_machine_cannot_do_is_tried_again(night, monkeypatch, error):
     with monkeypatch.context() as patch:
-        patch.setattr(night_run, "verified", raising(error))
+        patch.setattr(nights, "verified", raising(error))
         report = night(verify="digest").run()
     assert (dict(report.counts), failure(report).exit_code) == ({"failed": 1}, 10)
     assert dict(night().run().counts) == {"converted": 1}
@@ -101,10 +101,10 @@ def test_what_is_installed_is_no_property_of_the_checkpoint(monkeypatch, output,
 
 
 def test_a_failure_that_cannot_be_noted_stops_nothing(night, monkeypatch, caplog):
-    real, convert = ledgers.record_event, night_run.convert_all
+    real, convert = ledgers.record_event, nights.convert_all
 
     def refused(ledger, kind, digest, body):
-        if body["about"] == FAILED:
+        if body["about"] == FAILURE:
             raise StorageError("the ledger is locked")
         return real(ledger, kind, digest, body)
 
@@ -114,7 +114,7 @@ def test_a_failure_that_cannot_be_noted_stops_nothing(night, monkeypatch, caplog
         return convert(source, *words, **how)
 
     monkeypatch.setattr(ledgers, "record_event", refused)
-    monkeypatch.setattr(night_run, "convert_all", first_fails)
+    monkeypatch.setattr(nights, "convert_all", first_fails)
     report = night(runs=("a", "b")).run()
     assert dict(report.counts) == {"converted": 1, "failed": 1}
     assert failure(report).exit_code == 7
@@ -125,7 +125,7 @@ def test_a_failure_that_cannot_be_noted_stops_nothing(night, monkeypatch, caplog
 
 
 def test_a_registry_in_use_is_no_other_run(night, tmp_path, monkeypatch):
-    monkeypatch.setattr(night_run, "register", raising(TargetInUseError("another process moves aliases")))
+    monkeypatch.setattr(nights, "register", raising(TargetInUseError("another process moves aliases")))
     report = night(more='model = "m"').run()
     error = failure(report)
     assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)
@@ -134,13 +134,13 @@ def test_a_registry_in_use_is_no_other_run(night, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("targets", [(NPZ,), (NPZ, ORBAX)])
 def test_a_source_that_vanishes_after_the_commit_is_said(night, tmp_path, monkeypatch, targets):
-    real = night_run.verified
+    real = nights.verified
 
     def and_vanish(*words, **how):
         shutil.rmtree(tmp_path / "runs" / "a" / "checkpoint-1", ignore_errors=True)
         return real(*words, **how)
 
-    monkeypatch.setattr(night_run, "verified", and_vanish)
+    monkeypatch.setattr(nights, "verified", and_vanish)
     report = night(verify="roundtrip", targets=targets).run()
     error = failure(report)
     assert (dict(report.counts), error.exit_code) == ({"not recorded": 1}, 12)
@@ -151,13 +151,13 @@ def test_a_source_that_vanishes_after_the_commit_is_said(night, tmp_path, monkey
 
 
 def test_what_vanishes_before_the_commit_is_no_failure(night, tmp_path, monkeypatch):
-    convert = night_run.convert_all
+    convert = nights.convert_all
 
     def and_vanish(*words, **how):
         shutil.rmtree(tmp_path / "runs" / "a" / "checkpoint-1", ignore_errors=True)
         return convert(*words, **how)
 
-    monkeypatch.setattr(night_run, "convert_all", and_vanish)
+    monkeypatch.setattr(nights, "convert_all", and_vanish)
     report = night(targets=(NPZ, ORBAX)).run()
     assert (dict(report.counts), failure(report)) == ({"vanished": 1}, None)
 

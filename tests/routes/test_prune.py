@@ -16,7 +16,7 @@ from wherry.errors import StorageError
 from wherry.ledger.nodes import digest_at, nodes
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.ledger.statements import statements
-from wherry.routes.night_run import run_night
+from wherry.routes.night import run_night
 from wherry.routes.prune import prune
 from wherry.routes.routes import load_config
 from wherry.staging.in_use import in_use

@@ -13,10 +13,11 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.config.schema import Route
-from wherry.ledger.nodes import ConvertedTarget
+from wherry.ledger.nodes import present
 from wherry.ledger.record import open_ledger
+from wherry.ledger.replay import ConversionRecord, LedgerState, ProductNote
 from wherry.routes.night import plan_night
-from wherry.routes.reconcile import Known, estimate, hours, known, todo
+from wherry.routes.reconcile import estimate, hours, todo
 from wherry.routes.scores import score
 from wherry.routes.survey import survey
 from wherry.version import __version__
@@ -85,7 +86,7 @@ def test_a_target_store_out_of_reach_stops_no_other_route(runs, tmp_path, monkey
 
     monkeypatch.setattr(night, "_exists", exists)
     far, near = plan_night([route(runs, out="/far"), route(runs, out=str(tmp_path / "near"))], go=True)
-    assert far.error["what"] == "it does not answer"
+    assert far.error.what == "it does not answer"
     assert len(near.works) == 2
 
 
@@ -141,7 +142,7 @@ def test_scores(tmp_path, corpus):
 
 
 def converted(candidate, place, **fields):
-    row = ConvertedTarget(
+    row = ConversionRecord(
         target_uri=place, format="safetensors", target_digest="t", plan_digest="p", options={}, time="2026",
         source_uri=candidate.found.uri, source_fingerprint=candidate.fingerprint, source_digest="s", statement=1,
         lossless=True, software="", gone=None,
@@ -149,11 +150,13 @@ def converted(candidate, place, **fields):
     return replace(row, **fields)
 
 
-def knowing(*rows, **fields):
-    by_source = {}
-    for row in rows:
-        by_source.setdefault((row.source_uri, row.source_fingerprint), []).append(row)
-    return Known(by_source, {row.target_uri: row for row in rows}, **fields)
+def knowing(*rows, requests=None, **fields):
+    notes = {("r", uri): product(uri, request) for uri, request in (requests or {}).items()}
+    return LedgerState(conversions=rows, products=notes, **fields)
+
+
+def product(uri, request="q"):
+    return ProductNote(1, "r", uri, request, committed=uri, run="a", step=1, score=None)
 
 
 @pytest.fixture
@@ -172,7 +175,7 @@ def standing(way, found, facts, *, there=True, **fields):
 def test_every_standing_of_a_target(one):
     way, found, place = one
     done = converted(found, place)
-    assert standing(way, found, Known(), there=False) == ["new"]
+    assert standing(way, found, LedgerState(), there=False) == ["new"]
     assert standing(way, found, knowing(done, requests={place: _request(way)})) == ["done"]
     (unfinished,) = standing(way, found, knowing(done))
     assert "did not end" in unfinished, "made, but never verified and registered"
@@ -180,12 +183,12 @@ def test_every_standing_of_a_target(one):
     assert standing(way, found, knowing(replace(done, gone="2026")), there=False) == ["pruned"]
     assert standing(way, found, knowing(replace(done, source_fingerprint="old"))) == ["stale"]
     assert standing(way, found, knowing(done, requests={place: "another"})) == ["stale"]
-    failed = {(found.found.uri, found.fingerprint): {_request(way): "it is full of holes"}}
-    assert standing(way, found, Known(failed=failed), there=False) == ["failed"]
-    assert standing(way, found, Known(failed=failed), there=False, retry_failed=True) == ["new"]
+    failed = {(found.found.uri, found.fingerprint, __version__): {_request(way): "it is full of holes"}}
+    assert standing(way, found, LedgerState(failures=failed), there=False) == ["failed"]
+    assert standing(way, found, LedgerState(failures=failed), there=False, retry_failed=True) == ["new"]
     nameless = replace(found, where=replace(found.where, step=None))
     blocked = route(way.root, targets=[{"format": "safetensors", "uri": "/out/{step}"}])
-    assert standing(blocked, nameless, Known()) == ["blocked"]
+    assert standing(blocked, nameless, LedgerState()) == ["blocked"]
 
 
 def _request(way):
@@ -210,17 +213,17 @@ def test_limits_and_estimates(tmp_path):
         checkpoint(tmp_path / "runs", "a", step)
     way = route(tmp_path / "runs", select="all", max_items=2, first_night_items=3)
     found = survey(way)
-    rest = todo(way, found, Known(), exists=lambda _uri: False)
+    rest = todo(way, found, LedgerState(), exists=lambda _uri: False)
     assert [work.source.where.step for work in rest.works] == [5, 4]
     assert (rest.count, len(rest.waiting)) == (5, 3)
     assert rest.nbytes == sum(one.nbytes for one in found)
-    assert "5 checkpoints wait" in estimate(rest, Known(), way)
-    assert estimate(rest, Known(routes=frozenset({"r"})), way) is not None, "`first` was decided by todo"
-    assert estimate(replace(rest, first=False), Known(), way) is None
-    assert estimate(rest, Known(), way.model_copy(update={"first_night": "convert"})) is None
-    assert hours(rest, Known(rate=rest.nbytes / 3600), way) == pytest.approx(0.5)
+    assert "5 checkpoints wait" in estimate(rest, LedgerState(), way)
+    assert estimate(rest, knowing(requests={"/t": "q"}), way) is not None, "`first` was decided by todo"
+    assert estimate(replace(rest, first=False), LedgerState(), way) is None
+    assert estimate(rest, LedgerState(), way.model_copy(update={"first_night": "convert"})) is None
+    assert hours(rest, LedgerState(rate=rest.nbytes / 3600), way) == pytest.approx(0.5)
     small = way.model_copy(update={"max_items": None, "max_bytes": "1B"})
-    assert len(todo(small, found, Known(), exists=lambda _uri: False).works) == 1, (
+    assert len(todo(small, found, LedgerState(), exists=lambda _uri: False).works) == 1, (
         "one larger than a night goes alone"
     )
 
@@ -247,8 +250,11 @@ def test_known_reads_notes_of_the_ledger():
     with open_ledger() as ledger:
         for body in (made, failed, {**failed, "fingerprint": "g", "wherry": "0.0.1"}, {"text": "somebody's"}):
             record_event(ledger, "note", None, body)
-        facts = known(ledger)
+        facts = present(ledger)
     assert facts.requests == {"/t": "q"}
-    assert facts.routes == {"r"}
-    assert facts.failed == {("/s", "f"): {"q": "e"}}, "what an older wherry could not do is tried again"
+    assert [name for name, _target in facts.products] == ["r"]
+    assert facts.failures == {
+        ("/s", "f", __version__): {"q": "e"},
+        ("/s", "g", "0.0.1"): {"q": "e"},
+    }, "each by the version that failed"
     assert facts.rate is None

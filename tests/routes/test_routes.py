@@ -13,8 +13,7 @@ from wherry.cli import cli
 from wherry.core.detection import Detection
 from wherry.errors import NotFoundError, UsageError
 from wherry.routes.check import check
-from wherry.routes.night import holding
-from wherry.routes.night_run import run_night
+from wherry.routes.night import holding, run_night
 from wherry.routes.report import markdown
 from wherry.routes.routes import chosen_routes, explain, load_config, whereabouts
 from wherry.storage.stores import limits_of, store_of
@@ -189,7 +188,7 @@ def test_a_family_and_a_dtype_reach_the_conversion(tmp_path):
     loaded = config(tmp_path, more='family = "nobody"')
     report = run_night(loaded, loaded.routes)
     assert report.counts["failed"] == 1
-    assert "nobody" in report.failures[0]["what"]
+    assert "nobody" in report.failures[0][1].what
 
 
 def test_config_show(tmp_path, monkeypatch):

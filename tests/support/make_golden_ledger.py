@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 REGISTRY = "https://models.example"
-# The modules that look at the clock, by schema.
-_CLOCKS = ("ledger_append", "ledger_outbox") if schema.SCHEMA > 1 else ("ledger",)
+_CLOCKS = ("append", "cursors")  # the modules that look at the clock
 
 
 def digest(text: str) -> str:
@@ -118,7 +117,7 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         file = Path(scratch) / "ledger.db"
         for module in _CLOCKS:
-            stack.enter_context(patch(f"wherry.{module}.utc_now", lambda: next(ticks)))
+            stack.enter_context(patch(f"wherry.ledger.{module}.utc_now", lambda: next(ticks)))
         with record.open_ledger(f"sqlite:///{file}") as opened:
             fill(opened)
         with closing(sqlite3.connect(file)) as connection:

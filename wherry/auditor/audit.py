@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from wherry.auditor.bundle import anchor_hash, place_for, prepare_folder, record_of, write_bundle
 from wherry.auditor.bytes import check_signatures, load_some, read_all, required_key
 from wherry.auditor.cure import completed
-from wherry.auditor.known import Known, KnownPlace, below, known
 from wherry.auditor.places import Looked, look_at
 from wherry.auditor.registrations import Asked, ask, compared
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity, markdown
@@ -32,6 +31,7 @@ from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.units import parse_size
 from wherry.errors import UsageError, WherryError
+from wherry.ledger.replay import replay
 from wherry.runtime import threads
 from wherry.version import __version__
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from wherry.core.progress import OnProgress
     from wherry.ledger.record import Ledger
+    from wherry.ledger.replay import LedgerState, PlaceRecord
     from wherry.storage.sidecar import Sidecar
 
 Scope: TypeAlias = Literal["registered", "all"] | Sequence[str]
@@ -129,7 +130,7 @@ def _audit(asked: _Asked, ledger: Ledger, started: str, records: Path | None) ->
 
     clock = time.monotonic()
     as_of = None if asked.as_of is None else moment(asked.as_of)
-    found = known(ledger, as_of)
+    found = replay(ledger, until=as_of)
     registry = ask(found, asked.tracking_uri, asked.registry_uri)
     roots = [] if isinstance(asked.scope, str) else required(asked.scope)
     looked = _look(_chosen(asked.scope, roots, found, registry), found, records)
@@ -160,13 +161,13 @@ def _audit(asked: _Asked, ledger: Ledger, started: str, records: Path | None) ->
         findings=tuple(_gravest_first(completed(findings, found, looked))),
         registry=registry.uri,
         versions=len(registry.versions),
-        history=tuple(found.history),
+        history=found.history,
     )
 
 
-def _chosen(scope: Scope, roots: Sequence[str], found: Known, registry: Asked) -> list[KnownPlace]:
+def _chosen(scope: Scope, roots: Sequence[str], found: LedgerState, registry: Asked) -> list[PlaceRecord]:
     """The places that the scope means, in the order of their URIs."""
-    places: list[KnownPlace] = sorted(found.places.values(), key=lambda place: place.uri)
+    places: list[PlaceRecord] = sorted(found.places.values(), key=lambda place: place.uri)
     if scope == "all":
         return places
     if scope == "registered":
@@ -175,10 +176,16 @@ def _chosen(scope: Scope, roots: Sequence[str], found: Known, registry: Asked) -
         return [place for place in places if place.checkpoint_digest in meant]
     if isinstance(scope, str):
         raise UsageError(f"unknown scope {scope!r}", cure="choose registered or all, or give roots as a list")
-    return below(places, roots)
+    return _below(places, roots)
 
 
-def _look(places: Sequence[KnownPlace], found: Known, records: Path | None) -> dict[str, Looked]:
+def _below(places: Sequence[PlaceRecord], roots: Sequence[str]) -> list[PlaceRecord]:
+    """The places at or below one of the roots, which are printed locations."""
+    heads = tuple(f"{root.rstrip('/')}/" for root in roots)
+    return [place for place in places if f"{place.uri}/".startswith(heads)]
+
+
+def _look(places: Sequence[PlaceRecord], found: LedgerState, records: Path | None) -> dict[str, Looked]:
     """Metadata of every place, side by side."""
     keep = None if records is None else _keeper(records)
     with threads.executor(_WORKERS, "wherry-audit") as executor:
@@ -193,13 +200,13 @@ def _keeper(records: Path) -> Callable[[Sidecar], None]:
     return keep
 
 
-def _read(asked: _Asked, looked: dict[str, Looked], found: Known, kept: Ledger | None) -> str:
+def _read(asked: _Asked, looked: dict[str, Looked], found: LedgerState, kept: Ledger | None) -> str:
     return read_all(
         looked, found, sample=asked.sample, memory=asked.memory, ledger=kept, progress=asked.progress
     )
 
 
-def _chain(ledger: Ledger, found: Known, anchor: str | None) -> tuple[ChainProof, list[Finding]]:
+def _chain(ledger: Ledger, found: LedgerState, anchor: str | None) -> tuple[ChainProof, list[Finding]]:
     from wherry.ledger.record import Anchor, check_chain
 
     chain = check_chain(ledger, None if anchor is None else Anchor(anchor))
@@ -212,7 +219,7 @@ def _chain(ledger: Ledger, found: Known, anchor: str | None) -> tuple[ChainProof
     return ChainProof(ledger.uri, found.statements, found.head, found.time, chain.altered), faults
 
 
-def _deletions(scope: Scope, roots: Sequence[str], found: Known) -> Iterator[Finding]:
+def _deletions(scope: Scope, roots: Sequence[str], found: LedgerState) -> Iterator[Finding]:
     """Tombstones of what is gone on purpose; only where the scope is wider than what is registered."""
     if scope == "registered":
         return

@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wherry.auditor.known import READ
 from wherry.auditor.places import Looked, about, troubled
 from wherry.auditor.report import Finding
 from wherry.config.settings import configured
@@ -36,6 +35,7 @@ from wherry.errors import (
     WherryError,
 )
 from wherry.formats.checkpoint import open_checkpoint
+from wherry.ledger.replay import READ
 from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
@@ -46,12 +46,12 @@ from wherry.verifier.verify import Verification, verify
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.auditor.known import Known, Subject
     from wherry.auditor.places import Looked
     from wherry.auditor.report import Audited
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import CheckpointRef
     from wherry.ledger.record import Ledger
+    from wherry.ledger.replay import CheckpointRecord, LedgerState
 
 
 # After these verdicts the bytes can still say something.
@@ -62,7 +62,7 @@ _NOT_RUN = (MissingExtraError, NoAnswerError, UnsupportedError, UsageError)
 
 def read_all(
     looked: dict[str, Looked],
-    known: Known,
+    known: LedgerState,
     *,
     sample: str | None,
     memory: int,
@@ -92,7 +92,7 @@ def read_all(
     return f"{len(chosen)} of {len(readable)} readable ones, those with the oldest proof first"
 
 
-def load_some(looked: dict[str, Looked], known: Known, count: int, ledger: Ledger | None) -> None:
+def load_some(looked: dict[str, Looked], known: LedgerState, count: int, ledger: Ledger | None) -> None:
     """Let the target's own libraries restore so many; what came of each takes its place and is recorded.
 
     Args:
@@ -136,10 +136,10 @@ def size_of(sample: str | None, count: int) -> int:
     return min(int(wanted), count)
 
 
-def read_bytes_of(looked: Looked, known: Known, *, memory: int, progress: OnProgress | None) -> Looked:
+def read_bytes_of(looked: Looked, known: LedgerState, *, memory: int, progress: OnProgress | None) -> Looked:
     """Read every byte of a place and compare it with the record; a source without one with the ledger's digest."""
     clock, row = time.monotonic(), looked.row
-    subject = known.subjects[row.checkpoint_digest]
+    subject = known.checkpoints[row.checkpoint_digest]
     try:
         if not looked.recorded:
             found = list(_without_sidecar(row, subject, memory, progress))
@@ -168,11 +168,11 @@ def load_natively(looked: Looked) -> Looked:
     return looked.with_findings(found, "native", time.monotonic() - clock, devices)
 
 
-def proved(looked: Looked, known: Known) -> CheckpointRef:
+def proved(looked: Looked, known: LedgerState) -> CheckpointRef:
     """The node that a verification is recorded for: as the ledger knows it, at this place, with its files' mark now."""
     from wherry.core.receipt import CheckpointRef
 
-    subject = known.subjects[looked.row.checkpoint_digest]
+    subject = known.checkpoints[looked.row.checkpoint_digest]
     fields = {name: getattr(subject, name) for name in subject.__slots__}
     sound = looked.row.verdict == "ok"  # the mark of damaged files must not become the expected one
     mark = (sound and looked.fingerprint) or known.places[looked.row.uri].fingerprint
@@ -209,7 +209,7 @@ def _failures(row: Audited, outcome: Verification) -> Iterator[Finding]:
 
 
 def _without_sidecar(
-    row: Audited, subject: Subject, memory: int, progress: OnProgress | None
+    row: Audited, subject: CheckpointRecord, memory: int, progress: OnProgress | None
 ) -> Iterator[Finding]:
     """Take its digest anew, as the conversion did that read it, and compare it with the ledger's."""
     with open_checkpoint(row.uri, format=row.format) as checkpoint:
@@ -226,7 +226,7 @@ def _without_sidecar(
     yield about(row, kind, f"{part} not what was recorded: the digest is {short(node.checkpoint_digest)} now")
 
 
-def _noted(done: Looked, known: Known, ledger: Ledger) -> Looked:
+def _noted(done: Looked, known: LedgerState, ledger: Ledger) -> Looked:
     from wherry.ledger.record import record_verification
 
     if any(one.kind == "unreachable" for one in done.findings):

@@ -12,7 +12,6 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.auditor.known import descendants
 from wherry.auditor.report import Affected
 from wherry.converter.command import command_line, resolved
 from wherry.errors import WherryError
@@ -20,11 +19,11 @@ from wherry.storage.stores import locate
 from wherry.tree.mapping import TREE_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from wherry.auditor.known import Known, Made
     from wherry.auditor.places import Looked
     from wherry.auditor.report import Finding
+    from wherry.ledger.replay import ConversionRecord, LedgerState
 
 # Kinds after which the bytes at a place must come from somewhere else.
 LOST = frozenset(
@@ -58,12 +57,12 @@ _CURES = {
 }
 
 
-def completed(findings: Iterable[Finding], known: Known, looked: Mapping[str, Looked]) -> list[Finding]:
+def completed(findings: Iterable[Finding], known: LedgerState, looked: Mapping[str, Looked]) -> list[Finding]:
     """The findings with cure, model versions and what was made from the damaged ones."""
     return [_completed(finding, known, looked) for finding in findings]
 
 
-def _completed(finding: Finding, known: Known, looked: Mapping[str, Looked]) -> Finding:
+def _completed(finding: Finding, known: LedgerState, looked: Mapping[str, Looked]) -> Finding:
     digest = finding.checkpoint_digest
     if finding.kind == "source-changed" and digest is not None and finding.uri is not None:
         return replace(finding, cure=_of_the_change(digest, finding.uri, known) or finding.cure)
@@ -73,35 +72,49 @@ def _completed(finding: Finding, known: Known, looked: Mapping[str, Looked]) -> 
         finding,
         cure=_source_of_bytes(digest, finding.uri, known, looked),
         models=known.models(digest),
-        affected=tuple(_affected(child, known) for child in descendants(known, digest)),
+        affected=tuple(_affected(child, known) for child in _descendants(digest, known)),
     )
 
 
-def _affected(digest: str, known: Known) -> Affected:
+def _descendants(digest: str, known: LedgerState) -> Iterator[str]:
+    """Everything that was made from a checkpoint, near before far; a round trip ends where it began."""
+    seen, front = {digest}, [digest]
+    while front:
+        fresh = [child for parent in front for child in known.children.get(parent, ())]
+        front = [child for child in dict.fromkeys(fresh) if child not in seen]
+        seen.update(front)
+        yield from front
+
+
+def _affected(digest: str, known: LedgerState) -> Affected:
     uris = tuple(place.uri for place in known.living(digest))
-    return Affected(digest, known.subjects[digest].format, uris, known.models(digest))
+    return Affected(digest, known.checkpoints[digest].format, uris, known.models(digest))
 
 
-def _source_of_bytes(digest: str, uri: str, known: Known, looked: Mapping[str, Looked]) -> str:
+def _source_of_bytes(digest: str, uri: str, known: LedgerState, looked: Mapping[str, Looked]) -> str:
     for copy in _intact([digest], uri, known, looked):
         return f"fetch the intact copy: {shlex.join(['wherry', 'fetch', copy, uri])}"
     for parent in known.parents.get(digest, ()):
         for source in _intact([parent], uri, known, looked):
-            return _again(_request(known.made.get((parent, digest)), digest, known, source, uri), source, uri)
-    weights = known.subjects[digest].weights_digest
-    alike = [one.checkpoint_digest for one in known.subjects.values() if one.weights_digest == weights]
+            return _again(
+                _request(known.between.get((parent, digest)), digest, known, source, uri), source, uri
+            )
+    weights = known.checkpoints[digest].weights_digest
+    alike = [one.checkpoint_digest for one in known.checkpoints.values() if one.weights_digest == weights]
     for source in _intact(alike, uri, known, looked):
         return _again(_container(digest, known), source, uri)
     return _NO_COPY
 
 
-def _of_the_change(digest: str, uri: str, known: Known) -> str | None:
+def _of_the_change(digest: str, uri: str, known: LedgerState) -> str | None:
     """The first thing that was made of a source that is another one now; None where the ledger has none."""
     for child in known.children.get(digest, ()):
-        how = known.made.get((digest, child))
-        if how is not None and how.source == uri:
-            asked = _request(how, child, known, uri, how.target)
-            return f"move what was made of it away and convert again: {command_line(asked, uri, how.target)}"
+        how = known.between.get((digest, child))
+        if how is not None and how.source_uri == uri:
+            asked = _request(how, child, known, uri, how.target_uri)
+            return (
+                f"move what was made of it away and convert again: {command_line(asked, uri, how.target_uri)}"
+            )
     return None
 
 
@@ -109,23 +122,25 @@ def _again(asked: Mapping[str, Any], source: str, target: str) -> str:
     return f"move it away and convert again: {command_line(asked, source, target)}"
 
 
-def _request(made: Made | None, digest: str, known: Known, source: str, target: str) -> dict[str, Any]:
+def _request(
+    made: ConversionRecord | None, digest: str, known: LedgerState, source: str, target: str
+) -> dict[str, Any]:
     """What was asked for when it was made; for another place than then without what only fits that one."""
-    name = known.subjects[digest].format
+    name = known.checkpoints[digest].format
     if made is None:
         return {"to": name}
     asked = dict(made.asked or _resolved(name, made.options))
-    if source != made.source:
+    if source != made.source_uri:
         asked.pop("from", None)
-    if target != made.target:
+    if target != made.target_uri:
         asked.pop("into", None)
     return asked
 
 
-def _container(digest: str, known: Known) -> dict[str, Any]:
+def _container(digest: str, known: LedgerState) -> dict[str, Any]:
     """For a source with the same tensors in another container: the options of the container alone."""
-    name = known.subjects[digest].format
-    made = next((how for (_source, target), how in known.made.items() if target == digest), None)
+    name = known.checkpoints[digest].format
+    made = next((how for (_source, target), how in known.between.items() if target == digest), None)
     if made is None:
         return {"to": name}
     asked = _resolved(name, made.options)
@@ -142,7 +157,9 @@ def _resolved(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         }  # a format that is not installed here, whose options nobody can tell from its defaults
 
 
-def _intact(digests: Collection[str], not_this: str, known: Known, looked: Mapping[str, Looked]) -> list[str]:
+def _intact(
+    digests: Collection[str], not_this: str, known: LedgerState, looked: Mapping[str, Looked]
+) -> list[str]:
     """Where one of some checkpoints lies, nothing bad being known of it; those whose bytes were read come first."""
     places = [place.uri for digest in digests for place in known.living(digest) if place.uri != not_this]
     fine = [

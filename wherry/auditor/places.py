@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.auditor.known import READ, WRITTEN
 from wherry.auditor.report import Audited, Finding, gravity
 from wherry.core.digest import checkpoint_digest
 from wherry.core.keypath import render
@@ -27,14 +26,15 @@ from wherry.errors import (
 )
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.formats.detect import describe_absent
+from wherry.ledger.replay import READ, WRITTEN
 from wherry.storage.sidecar import Sidecar, read_sidecar, sidecar_location
 from wherry.storage.stores import is_live, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wherry.auditor.known import Known, KnownPlace, Subject
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.ledger.replay import CheckpointRecord, LedgerState, PlaceRecord
 
 _DOUBTED = {
     "replaced",
@@ -81,7 +81,7 @@ def verdict_of(findings: tuple[Finding, ...]) -> str:
     return min(kinds, key=gravity, default="ok")
 
 
-def look_at(place: KnownPlace, known: Known, keep: Callable[[Sidecar], None] | None = None) -> Looked:
+def look_at(place: PlaceRecord, known: LedgerState, keep: Callable[[Sidecar], None] | None = None) -> Looked:
     """Audit one place from metadata alone.
 
     Args:
@@ -90,7 +90,7 @@ def look_at(place: KnownPlace, known: Known, keep: Callable[[Sidecar], None] | N
         keep: takes the record beside it as evidence, where that is the recorded one.
     """
     clock = time.monotonic()
-    subject = known.subjects[place.checkpoint_digest]
+    subject = known.checkpoints[place.checkpoint_digest]
     row = Audited(
         uri=place.uri,
         checkpoint_digest=place.checkpoint_digest,
@@ -114,7 +114,7 @@ def look_at(place: KnownPlace, known: Known, keep: Callable[[Sidecar], None] | N
     return Looked(row, found, look.sidecar is not None, look.fingerprint)
 
 
-def _remembered(place: KnownPlace, known: Known) -> Iterator[Finding]:
+def _remembered(place: PlaceRecord, known: LedgerState) -> Iterator[Finding]:
     """Damage that was found before: metadata cannot see it, and nobody may forget it."""
     damage = known.damaged.get((place.checkpoint_digest, place.uri))
     if damage is not None:
@@ -125,7 +125,7 @@ def _remembered(place: KnownPlace, known: Known) -> Iterator[Finding]:
 class _Look:
     """One look at one place, which gathers what later steps need: the sidecar and the fingerprint."""
 
-    def __init__(self, place: KnownPlace, subject: Subject, *, required: bool) -> None:
+    def __init__(self, place: PlaceRecord, subject: CheckpointRecord, *, required: bool) -> None:
         self.place = place
         self.subject = subject
         self.required = required
@@ -224,7 +224,7 @@ class _Look:
         )
 
 
-def troubled(place: KnownPlace | Audited, error: WherryError) -> Finding:
+def troubled(place: PlaceRecord | Audited, error: WherryError) -> Finding:
     """What an error means that stopped the look."""
     kind = "unreadable"
     if isinstance(error, HostileError | DamagedError):
@@ -236,6 +236,6 @@ def troubled(place: KnownPlace | Audited, error: WherryError) -> Finding:
     return about(place, kind, error.what, path=error.path, cure=error.cure)
 
 
-def about(place: KnownPlace | Audited, kind: str, what: str, **more: Any) -> Finding:
+def about(place: PlaceRecord | Audited, kind: str, what: str, **more: Any) -> Finding:
     """A finding about what lies at a place."""
     return Finding(kind, what, uri=place.uri, checkpoint_digest=place.checkpoint_digest, **more)

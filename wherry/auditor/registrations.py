@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.auditor.known import WRITTEN
 from wherry.auditor.report import Finding
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.services import service
 from wherry.core.units import short
 from wherry.errors import MissingExtraError, StorageError, WherryError
+from wherry.ledger.replay import WRITTEN
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, WEIGHTS_TAG
 from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from wherry.auditor.known import Known, KnownPlace
     from wherry.auditor.places import Looked
+    from wherry.ledger.replay import LedgerState, PlaceRecord
 
 _ABSENT = ("gone", "unreachable", "replaced")
 
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     findings: tuple[Finding, ...] = ()
 
 
-def ask(known: Known, tracking_uri: str | None, registry_uri: str | None) -> Asked:
+def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) -> Asked:
     """All versions of the registry; nothing where no registry was ever used or named.
 
     Args:
@@ -80,7 +80,7 @@ def ask(known: Known, tracking_uri: str | None, registry_uri: str | None) -> Ask
     return Asked(shown, versions)
 
 
-def _unasked(known: Known, uri: str, why: str, error: WherryError | None = None) -> tuple[Finding, ...]:
+def _unasked(known: LedgerState, uri: str, why: str, error: WherryError | None = None) -> tuple[Finding, ...]:
     """Silence about a registry matters where the ledger says that something is in it."""
     used = any(row.registry == uri for rows in known.registrations.values() for row in rows)
     if not used and error is None:
@@ -88,7 +88,9 @@ def _unasked(known: Known, uri: str, why: str, error: WherryError | None = None)
     return (Finding("registry-not-asked", why, uri=uri, cure=error.cure if error else None),)
 
 
-def compared(asked: Asked, known: Known, looked: Mapping[str, Looked], *, as_of: bool) -> Iterator[Finding]:
+def compared(
+    asked: Asked, known: LedgerState, looked: Mapping[str, Looked], *, as_of: bool
+) -> Iterator[Finding]:
     """What registry and ledger say of each other.
 
     Args:
@@ -103,7 +105,7 @@ def compared(asked: Asked, known: Known, looked: Mapping[str, Looked], *, as_of:
     if asked.uri is None:
         return
     for version in asked.versions:
-        if version.digest in known.subjects:
+        if version.digest in known.checkpoints:
             yield from _of_version(version, asked.uri, known, looked)
         elif version.digest and not as_of:
             what = f"{version.shown} points at checkpoint {short(version.digest)}, of which the ledger knows nothing"
@@ -114,14 +116,14 @@ def compared(asked: Asked, known: Known, looked: Mapping[str, Looked], *, as_of:
 
 
 def _of_version(
-    version: Version, registry: str, known: Known, looked: Mapping[str, Looked]
+    version: Version, registry: str, known: LedgerState, looked: Mapping[str, Looked]
 ) -> Iterator[Finding]:
     about: dict[str, Any] = {"checkpoint_digest": version.digest, "models": (version.shown,)}
     if DELETED_TAG not in version.tags and _nowhere(version.digest, known, looked):
         what = f"{version.shown} points at a checkpoint that is in none of the places that the ledger knows"
         yield Finding("registration-without-bytes", what, version.tags.get(URI_TAG), **about)
     stated = version.tags.get(WEIGHTS_TAG)
-    if stated is not None and stated != known.subjects[version.digest].weights_digest:
+    if stated is not None and stated != known.checkpoints[version.digest].weights_digest:
         what = f"{version.shown}: its weights digest {short(stated)} is not that of its checkpoint"
         yield Finding("registration-altered", what, registry, **about)
     rows = known.registrations.get(version.digest, [])  # of any registry: one store has several addresses
@@ -130,14 +132,14 @@ def _of_version(
         yield Finding("registration-unknown", what, registry, **about)
 
 
-def _nowhere(digest: str, known: Known, looked: Mapping[str, Looked]) -> bool:
+def _nowhere(digest: str, known: LedgerState, looked: Mapping[str, Looked]) -> bool:
     """Whether every place of a checkpoint was looked at, and it is in none."""
     return all(
         place.uri in looked and looked[place.uri].row.verdict in _ABSENT for place in known.living(digest)
     )
 
 
-def _elsewhere(asked: Asked, known: Known, looked: Mapping[str, Looked]) -> Iterator[Finding]:
+def _elsewhere(asked: Asked, known: LedgerState, looked: Mapping[str, Looked]) -> Iterator[Finding]:
     """Registrations in registries that were not asked: the ledger alone tells of them."""
     for digest, rows in known.registrations.items():
         for row in rows:
@@ -146,7 +148,7 @@ def _elsewhere(asked: Asked, known: Known, looked: Mapping[str, Looked]) -> Iter
                 yield Finding("registration-without-bytes", what, row.registry, digest, models=(str(row),))
 
 
-def _lost(asked: Asked, known: Known) -> Iterator[Finding]:
+def _lost(asked: Asked, known: LedgerState) -> Iterator[Finding]:
     there = {(one.name, one.version): one.digest for one in asked.versions}
     for digest, rows in known.registrations.items():
         for row in rows:
@@ -166,7 +168,7 @@ def _lost(asked: Asked, known: Known) -> Iterator[Finding]:
                 yield Finding("registration-altered", what, asked.uri, digest, models=(str(row),))
 
 
-def _unfinished(known: Known) -> Iterator[Finding]:
+def _unfinished(known: LedgerState) -> Iterator[Finding]:
     for digest, rows in known.registrations.items():
         for row in rows:
             if row.state == "pending":
@@ -174,7 +176,7 @@ def _unfinished(known: Known) -> Iterator[Finding]:
                 yield Finding("registration-pending", what, row.registry, digest)
 
 
-def _unregistered(asked: Asked, known: Known) -> Iterator[Finding]:
+def _unregistered(asked: Asked, known: LedgerState) -> Iterator[Finding]:
     pointed_at = {version.digest for version in asked.versions}
     for place in _written(known.places.values()):
         if place.checkpoint_digest not in pointed_at:
@@ -182,5 +184,5 @@ def _unregistered(asked: Asked, known: Known) -> Iterator[Finding]:
             yield Finding("bytes-without-registration", what, place.uri, place.checkpoint_digest)
 
 
-def _written(places: Iterable[KnownPlace]) -> Iterator[KnownPlace]:
+def _written(places: Iterable[PlaceRecord]) -> Iterator[PlaceRecord]:
     return (place for place in places if place.role == WRITTEN)

@@ -22,8 +22,8 @@ from wherry.storage.stores import locate
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wherry.auditor.known import Known
     from wherry.core.detection import Detection
+    from wherry.ledger.replay import LedgerState
     from wherry.storage.location import Location
 
 LISTED = 1000  # findings of one kind below one root; the rest is a number
@@ -69,7 +69,7 @@ class Survey:
     unlisted: int = 0
 
 
-def survey(roots: Sequence[str], known: Known, *, newest: bool = False, files: bool = True) -> Survey:
+def survey(roots: Sequence[str], known: LedgerState, *, newest: bool = False, files: bool = True) -> Survey:
     """Walk below the roots.
 
     Args:
@@ -115,20 +115,20 @@ def _rest(kind: str, count: int) -> Iterator[Finding]:
         yield Finding(kind, f"and {count} more")
 
 
-def _waiting(found: Detection, known: Known) -> Waiting | None:
+def _waiting(found: Detection, known: LedgerState) -> Waiting | None:
     """Why a checkpoint counts as not converted; None where it is ours, or was converted as it is now."""
     location = locate(found.uri)
     place = known.places.get(location.uri)
     if place is not None and place.role == "written":
         return None
     try:
-        reason = _reason(location, found, known.sources)
+        reason = _reason(location, found, known)
     except WherryError as error:
         reason = f"{error.verdict}: {error.what}"
     return Waiting(location.uri, found.format, found.step, age_of(location), reason) if reason else None
 
 
-def _unrecorded(found: Detection, known: Known) -> tuple[str, str] | None:
+def _unrecorded(found: Detection, known: LedgerState) -> tuple[str, str] | None:
     """URI and checkpoint digest of what wherry made, where no statement of the ledger speaks of it."""
     location = locate(found.uri)
     if location.uri in known.places:
@@ -137,13 +137,17 @@ def _unrecorded(found: Detection, known: Known) -> tuple[str, str] | None:
         sidecar = read_sidecar(location)
     except WherryError:
         return None  # what is wrong with it is said where it is looked at
-    if sidecar is None or sidecar.receipt is None or sidecar.checkpoint.checkpoint_digest in known.subjects:
+    if (
+        sidecar is None
+        or sidecar.receipt is None
+        or sidecar.checkpoint.checkpoint_digest in known.checkpoints
+    ):
         return None
     return location.uri, sidecar.checkpoint.checkpoint_digest
 
 
-def _reason(location: Location, found: Detection, sources: Mapping[str, set[str]]) -> str | None:
-    fingerprints = sources.get(location.uri)
+def _reason(location: Location, found: Detection, known: LedgerState) -> str | None:
+    fingerprints = known.by_source.get(location.uri)
     if fingerprints is None:
         sidecar = read_sidecar(location)
         return None if sidecar is not None and sidecar.receipt is not None else "never converted"

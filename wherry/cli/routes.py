@@ -108,18 +108,25 @@ def config_show(config: str | None, env: str | None, json_: bool) -> None:
 @click.option("--retry-failed", is_flag=True, help="Try again what failed for good with the same files.")
 @as_json
 def nightly(
-    names: tuple[str, ...], config: str | None, env: str | None, json_: bool, dry_run: bool, **how: bool
+    names: tuple[str, ...],
+    config: str | None,
+    env: str | None,
+    json_: bool,
+    dry_run: bool,
+    go: bool,
+    retry_failed: bool,
 ) -> None:
     """Convert what the routes ask for and the ledger does not have; without Prefect, as the flow does it."""
     from wherry.config.config import in_force
-    from wherry.routes.night import failure
-    from wherry.routes.night_run import run_night
-    from wherry.routes.report import markdown
+    from wherry.routes.night import run_night
+    from wherry.routes.report import failure, markdown
     from wherry.routes.routes import chosen_routes
     from wherry.watch.ending import blame, ending
 
     with in_force(config, env) as loaded, ending("nightly-convert", "Nightly conversion") as end:
-        report = run_night(loaded, chosen_routes(loaded, names), dry_run=dry_run, **how)
+        report = run_night(
+            loaded, chosen_routes(loaded, names), dry_run=dry_run, go=go, retry_failed=retry_failed
+        )
         end.counts, end.silent = dict(report.counts), dry_run or report.left_to_another
         error = failure(report)
         if error is not None:

@@ -70,7 +70,7 @@ class Why:
 
     def to_json(self) -> dict[str, Any]:
         """As `lineage why --json` prints it."""
-        return {"schema": SCHEMA, **asdict(self)}
+        return {"schema": SCHEMA, **asdict(self), "nodes": _nodes_json(self.nodes)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Impact:
 
     def to_json(self) -> dict[str, Any]:
         """As `lineage impact --json` prints it."""
-        return {"schema": SCHEMA, **asdict(self)}
+        return {"schema": SCHEMA, **asdict(self), "nodes": _nodes_json(self.nodes)}
 
 
 def why(about: str | os.PathLike[str]) -> Why:
@@ -204,6 +204,10 @@ def _steps(
         seen |= level
         distance += 1
     return tuple(found)
+
+
+def _nodes_json(nodes: Mapping[str, Node]) -> dict[str, Any]:
+    return {digest: node.to_json() for digest, node in nodes.items()}
 
 
 def _chosen(tree: LineageTree, digests: set[str]) -> dict[str, Node]:

@@ -48,7 +48,7 @@ class LineageTree:
         """As `lineage show --json` prints it."""
         return {
             "root": self.root,
-            "nodes": [asdict(node) for node in self.nodes.values()],
+            "nodes": [node.to_json() for node in self.nodes.values()],
             "edges": [asdict(edge) for edge in self.edges],
         }
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from wherry.config.schema import Route, TargetRule
     from wherry.core.detection import Detection
-    from wherry.ledger.nodes import ConvertedTarget, Node, Place
+    from wherry.ledger.nodes import Node
+    from wherry.ledger.replay import ConversionRecord, PlaceRecord
     from wherry.routes.routes import Whereabouts
 
 
@@ -84,18 +85,6 @@ class Stale:
         return asdict(self)
 
 
-class _Made(NamedTuple):
-    """A conversion, and what was stated of it; empty where it was recorded before that was kept."""
-
-    row: ConvertedTarget
-    asked: Mapping[str, Any]
-
-    @property
-    def said(self) -> Mapping[str, Any]:
-        """What was stated, or as much of it as the options tell."""
-        return self.asked or resolved(self.row.format, self.row.options)
-
-
 def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = None) -> list[Stale]:
     """What converting again would give differently.
 
@@ -117,24 +106,23 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
     return [one for one in _with_upstream(rows, looked) if one.reasons]
 
 
-def _rows(about: str | os.PathLike[str] | None) -> tuple[list[_Made], Mapping[str, Node]]:
+def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord], Mapping[str, Node]]:
     """The conversions that are current, one for each place, and the nodes of their sources."""
-    from wherry.ledger.nodes import asked_in, last_conversions, nodes
+    from wherry.ledger.nodes import asked_in, conversions, nodes
     from wherry.ledger.record import open_ledger
 
     chosen = None if about is None else _below(about)
     with open_ledger() as ledger:
-        every = last_conversions(ledger).values()
+        every = {row.target_uri: row for row in conversions(ledger)}.values()
         kept = [row for row in every if row.gone is None and _has_source(row)]
         rows = [row for row in kept if chosen is None or row.target_digest in chosen]
         rows.sort(key=lambda row: row.statement)
         asked = asked_in(ledger, (row.statement for row in rows))
-        return [_Made(row, asked[row.statement]) for row in rows], nodes(
-            ledger, {row.source_digest for row in rows}
-        )
+        sources = nodes(ledger, {row.source_digest for row in rows})
+    return [replace(row, asked=asked[row.statement]) for row in rows], sources
 
 
-def _has_source(row: ConvertedTarget) -> bool:
+def _has_source(row: ConversionRecord) -> bool:
     """Whether it was made of something that can still be there: no training state, and not of itself, in place."""
     return not is_live(row.source_uri) and row.source_uri != row.target_uri
 
@@ -152,35 +140,35 @@ def _routes(config: str | None) -> tuple[Route, ...]:
     return load_config(config).routes
 
 
-def _look(made: _Made, routes: Sequence[Route], nodes: Mapping[str, Node]) -> Stale:
+def _look(row: ConversionRecord, routes: Sequence[Route], nodes: Mapping[str, Node]) -> Stale:
     """One conversion against what is there now."""
-    row, source = made.row, nodes[made.row.source_digest]
+    source = nodes[row.source_digest]
     rules: list[Rule] = []
     reasons: list[Reason] = []
     at: str | None = row.source_uri
     try:
-        with allowing(made.said.get("opaque", ())):
-            with open_checkpoint(row.source_uri, format=made.said.get("from", source.format)) as checkpoint:
+        with allowing(_said(row).get("opaque", ())):
+            with open_checkpoint(row.source_uri, format=_said(row).get("from", source.format)) as checkpoint:
                 rules = (
                     []
-                    if "as" in made.said
+                    if "as" in _said(row)
                     else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
                 )
                 if present_fingerprint(checkpoint) != row.source_fingerprint:
                     what = f"the files at {row.source_uri} changed since {row.time}"
                     reasons.append(Reason(SOURCE_CHANGED, what))
-            reasons += _by_route(made, source.format, rules) if rules else _by_record(made, source.format)
+            reasons += _by_route(row, source.format, rules) if rules else _by_record(row, source.format)
     except NotFoundError:
         at = next((place.uri for place in source.places if _is_same(place, source.format)), None)
         elsewhere = f"; the same checkpoint lies at {at}" if at else ""
         reasons.append(Reason(SOURCE_GONE, f"nothing is at {row.source_uri} any more{elsewhere}"))
     except WherryError as error:
         reasons.append(Reason(SOURCE_UNREADABLE, error.what))
-    cure = _cure(made, at, rules) if at and reasons else None
+    cure = _cure(row, at, rules) if at and reasons else None
     return Stale(row.target_uri, row.target_digest, row.format, row.source_uri, tuple(reasons), cure)
 
 
-def _is_same(place: Place, format: str) -> bool:
+def _is_same(place: PlaceRecord, format: str) -> bool:
     """Whether a place still has the files that were seen there."""
     try:
         with open_checkpoint(place.uri, format=format) as checkpoint:
@@ -189,7 +177,12 @@ def _is_same(place: Place, format: str) -> bool:
         return False  # a place that cannot be asked does not help
 
 
-def _by_route(made: _Made, source_format: str, rules: Sequence[Rule]) -> Iterator[Reason]:
+def _said(row: ConversionRecord) -> Mapping[str, Any]:
+    """What was asked for, or as much of it as the options tell."""
+    return row.asked or resolved(row.format, row.options)
+
+
+def _by_route(row: ConversionRecord, source_format: str, rules: Sequence[Rule]) -> Iterator[Reason]:
     """Whether none of the routes that may have asked for it would give the same now."""
     told: list[Reason] = []
     for route, rule in rules:
@@ -197,44 +190,41 @@ def _by_route(made: _Made, source_format: str, rules: Sequence[Rule]) -> Iterato
         try:
             with allowing(route.opaque):
                 asked = as_routed(route, rule)
-                now = _planned(made.row, route.source_format or source_format, asked)
+                now = _planned(row, route.source_format or source_format, asked)
         except WherryError as error:  # a file that the route names
             now, asked = error, {}
         if isinstance(now, WherryError):
             told.append(Reason(ROUTE_CHANGED, f"{name} cannot be carried out now: {now.what}"))
             continue
-        if now == made.row.plan_digest and not (
-            made.asked and any(differences(made.asked, asked, UNPLANNED))
-        ):
+        if now == row.plan_digest and not (row.asked and any(differences(row.asked, asked, UNPLANNED))):
             return
-        how = ", ".join(differences(made.asked, asked)) if made.asked else ""
+        how = ", ".join(differences(row.asked, asked)) if row.asked else ""
         what = f"{name} states another conversion than was carried out"
         told.append(Reason(ROUTE_CHANGED, f"{what}: {how}" if how else what))
     yield told[0]
 
 
-def _by_record(made: _Made, source_format: str) -> Iterator[Reason]:
+def _by_record(row: ConversionRecord, source_format: str) -> Iterator[Reason]:
     """Whether the request that was recorded would give the same now."""
-    if not made.asked:
-        yield from _by_options(made, source_format)
+    if not row.asked:
+        yield from _by_options(row, source_format)
         return
     try:
-        asked = present(made.asked)
-        now: str | WherryError = _planned(made.row, source_format, asked)
-        changed = ", ".join(differences(made.asked, asked, UNPLANNED))
+        asked = present(row.asked)
+        now: str | WherryError = _planned(row, source_format, asked)
+        changed = ", ".join(differences(row.asked, asked, UNPLANNED))
     except WherryError as error:  # a file that it names
         now, changed = error, ""
     if isinstance(now, WherryError):
         yield Reason(PLAN_CHANGED, f"the same request cannot be carried out now: {now.what}")
-    elif now != made.row.plan_digest or changed:
-        what = f"the same request gives another plan than on {made.row.time}"
+    elif now != row.plan_digest or changed:
+        what = f"the same request gives another plan than on {row.time}"
         yield Reason(PLAN_CHANGED, f"what the request names changed: {changed}" if changed else what)
 
 
-def _by_options(made: _Made, source_format: str) -> Iterator[Reason]:
+def _by_options(row: ConversionRecord, source_format: str) -> Iterator[Reason]:
     """The same of a receipt that does not say what was asked for: it may have been the parameters alone, or more."""
-    row = made.row
-    plans = [_planned(row, source_format, {**made.said, **more}) for more in ({}, {"only": "params"})]
+    plans = [_planned(row, source_format, {**_said(row), **more}) for more in ({}, {"only": "params"})]
     if row.plan_digest in plans:
         return
     if _is_plain(row) and not isinstance(plans[0], WherryError):
@@ -243,7 +233,7 @@ def _by_options(made: _Made, source_format: str) -> Iterator[Reason]:
         yield Reason(OLDER_WHERRY, f"wherry {row.software} made it, this is {__version__}")
 
 
-def _is_plain(row: ConvertedTarget) -> bool:
+def _is_plain(row: ConversionRecord) -> bool:
     """Whether the recorded options are all that was asked for: no layout, no rule, nothing left behind."""
     try:
         sidecar = read_sidecar(locate(row.target_uri))
@@ -254,7 +244,7 @@ def _is_plain(row: ConvertedTarget) -> bool:
     return not {"layout", "scan"} & set(sidecar.manifest.origin) and not sidecar.receipt.warnings
 
 
-def _planned(row: ConvertedTarget, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
+def _planned(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
     """Digest of the plan that would be made now, or why none can be made so."""
     from wherry.converter.plan import plan
     from wherry.converter.rewrite import plan_rewrite
@@ -268,9 +258,9 @@ def _planned(row: ConvertedTarget, source_format: str, asked: Mapping[str, Any])
         return error
 
 
-def _cure(made: _Made, source: str, rules: Sequence[Rule]) -> str:
+def _cure(row: ConversionRecord, source: str, rules: Sequence[Rule]) -> str:
     """The command line that converts again, as the route states it or as it was recorded."""
-    asked = made.said
+    asked = _said(row)
     if rules:
         route, rule = rules[0]
         try:
@@ -281,13 +271,13 @@ def _cure(made: _Made, source: str, rules: Sequence[Rule]) -> str:
                 }
         except WherryError as error:
             _log.debug("the cure is told as it was recorded: %s", error)
-    return command_line(asked, source, made.row.target_uri, moved=source != made.row.source_uri)
+    return command_line(asked, source, row.target_uri, moved=source != row.source_uri)
 
 
-def _with_upstream(rows: Sequence[_Made], looked: Sequence[Stale]) -> Iterator[Stale]:
+def _with_upstream(rows: Sequence[ConversionRecord], looked: Sequence[Stale]) -> Iterator[Stale]:
     """What was made of something stale is stale too; rows come in the order in which they were made."""
     worn: dict[str, str] = {}
-    for row, one in zip((made.row for made in rows), looked, strict=True):
+    for row, one in zip(rows, looked, strict=True):
         above = worn.get(row.source_uri)
         full = (*one.reasons, Reason(UPSTREAM, f"{above} is stale")) if above else one.reasons
         if any(reason.kind not in (SOURCE_GONE, OLDER_WHERRY) for reason in full):

@@ -11,8 +11,9 @@ from wherry.storage.stores import is_live
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.ledger.nodes import Node, Place
+    from wherry.ledger.nodes import Node
     from wherry.ledger.record import Edge
+    from wherry.ledger.replay import PlaceRecord
     from wherry.lineage.lineage import LineageTree
 
 
@@ -72,7 +73,7 @@ def facts(node: Node) -> Iterator[str]:
         yield f"verified at level {node.verified.level}: {node.verified.verdict} ({node.verified.time})"
 
 
-def _whereabouts(place: Place) -> str:
+def _whereabouts(place: PlaceRecord) -> str:
     if place.gone:
         return f"{place.uri} (gone since {place.gone})"
     return f"{place.uri} (the memory of a training run; not on disk)" if is_live(place.uri) else place.uri

@@ -14,15 +14,17 @@ from wherry.core.services import service
 from wherry.errors import IncompleteError, MismatchError, NotRecordedError
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.ledger.recording import record_outcome
+from wherry.ledger.replay import passed
 from wherry.ledger.resolve import Resolved, proved_digest
 from wherry.storage.sidecar import read_sidecar, unrecorded
 from wherry.storage.stores import locate
 from wherry.verifier.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from wherry.core.progress import OnProgress
+    from wherry.ledger.record import Edge
     from wherry.models.policy import Finding, Policy
     from wherry.storage.sidecar import Sidecar
 
@@ -100,54 +102,33 @@ def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress:
 
 
 def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
+    from wherry.ledger.nodes import verifications
+    from wherry.ledger.record import ancestors, open_ledger
     from wherry.models.policy import Facts
 
     digest = sidecar.checkpoint.checkpoint_digest
     with open_checkpoint(uri, format=sidecar.checkpoint.format) as checkpoint:
         extra = unrecorded(sidecar, checkpoint.manifest)
+    with open_ledger() as ledger:
+        outcomes, edges = verifications(ledger, digest), ancestors(ledger, digest)
     return Facts(
         uri=uri,
         sidecar=sidecar,
         level=level,
         extra=extra,
-        verifications=_passed(digest),
-        lossless=_lossless(digest, sidecar),
-        earlier=_earlier(digest),
+        verifications={name: outcome for name, outcome in outcomes.items() if passed(outcome)},
+        lossless=_lossless(digest, sidecar, edges),
+        earlier=all(edge.lossless for edge in edges if edge.target != digest),
         signed=lambda key: service("signing").require(uri, key),
         approver=approver,
     )
 
 
-def _passed(digest: str) -> Mapping[str, Mapping[str, Any]]:
-    """Level → the last recorded verification, where that one passed."""
-    from wherry.ledger.record import open_ledger, statements
-
-    last: dict[str, Mapping[str, Any]] = {}
-    with open_ledger() as ledger:
-        for statement in statements(ledger, kinds=("verification",)):
-            if statement.body["checkpoint_digest"] == digest:
-                outcome = statement.body["verification"]
-                last[outcome["level"]] = outcome
-    return {level: outcome for level, outcome in last.items() if outcome["ok"]}
-
-
-def _earlier(digest: str) -> bool:
-    """Whether the conversions before its own were exact."""
-    from wherry.ledger.record import ancestors, open_ledger
-
-    with open_ledger() as ledger:
-        return all(edge.lossless for edge in ancestors(ledger, digest) if edge.target != digest)
-
-
-def _lossless(digest: str, sidecar: Sidecar) -> bool | None:
+def _lossless(digest: str, sidecar: Sidecar, edges: Sequence[Edge]) -> bool | None:
     """Whether every conversion above was exact; None where its own conversion is not in the ledger."""
-    from wherry.ledger.record import ancestors, open_ledger
-
     receipt = sidecar.receipt
     if receipt is None:
         return True  # an original of which stock was taken: nothing was converted
-    with open_ledger() as ledger:
-        edges = ancestors(ledger, digest)
     same = receipt.source.checkpoint_digest == digest
     if not receipt.lossless or not all(edge.lossless for edge in edges):
         return False

@@ -1,21 +1,22 @@
-"""night: one unattended run over the routes, whoever runs it: what is to do, what came of it, and the report.
+"""night: one unattended run over the routes, whoever runs its steps: Prefect's tasks or threads of this process.
 
-    plan_night → for each work: convert, verify, register, `note` what came of it → report
+    plan_night → for each checkpoint: convert, verify, register, note what came of it → report
 
 The order of a night is that of the routes. A checkpoint that fails or vanishes is a row of the report and stops
-nothing. Two nights over one route exclude each other by a lease in the home; the second one skips.
+nothing. Where a conversion to several targets fails, each target is tried alone, so that one that cannot be made does
+not hold up the others. Two nights over one route exclude each other by a lease in the home; the second one skips.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wherry.converter.convert import Target, convert_all
+from wherry.core.opaque import allowing
 from wherry.errors import (
-    DamagedError,
     InternalError,
     MissingExtraError,
     NotFoundError,
@@ -26,147 +27,78 @@ from wherry.errors import (
     wherry_error,
 )
 from wherry.formats.registry import find_format
-from wherry.ledger.recording import not_recorded
-from wherry.routes.reconcile import FAILED, MADE, Todo, Work, estimate, hours, known, todo
+from wherry.ledger.recording import not_recorded, registration_of, verification_of
+from wherry.ledger.replay import FAILURE, PRODUCT
+from wherry.models.register import register
+from wherry.routes.reconcile import Todo, Work, estimate, hours, todo
+from wherry.routes.report import Came, NightPlan, NightReport, WorkOutcome
 from wherry.routes.survey import Passed, survey
+from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
 from wherry.staging.lease import Lease
 from wherry.storage.home import ensure_home
 from wherry.storage.stores import is_live, locate
+from wherry.verifier.verified import comparison, verified
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
+    from wherry.config.config import Config
     from wherry.config.schema import Route
+    from wherry.core.receipt import Receipt
     from wherry.routes.routes import Wanted, Whereabouts
+
+    # Starts the conversion of a checkpoint to some targets; what it returns waits for it and gives the bytes written.
+    Start: TypeAlias = Callable[[Work, tuple[Wanted, ...]], Callable[[], int]]
+    # How the steps of a route are run, as many at a time as the route says.
+    Runner: TypeAlias = Callable[[Route], AbstractContextManager[Start]]
 
 # What the source is not to blame for: a full disk, missing rights, a missing extra or the limits of a child process
 # are mended elsewhere.
 _PASSING = (NotFoundError, TargetInUseError, StorageError, MissingExtraError, NotRecordedError, NoAnswerError)
+_ALONE: tuple[Came, ...] = ("not recorded", "failed")  # after these each target of a work is tried by itself
 _log = logging.getLogger(__name__)
-Came = Literal["converted", "not recorded", "failed", "vanished", "in use"]
-ALONE: tuple[Came, ...] = ("not recorded", "failed")  # after these each target of a work is tried by itself
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one route does tonight.
+def run_night(
+    config: Config,
+    routes: Iterable[Route],
+    *,
+    dry_run: bool = False,
+    go: bool = False,
+    retry_failed: bool = False,
+    runner: Runner | None = None,
+    on_plan: Callable[[NightPlan], None] = lambda _plan: None,
+) -> NightReport:
+    """Convert what these routes ask for and the ledger does not have.
 
-    Attributes:
-        route: the route.
-        todo: the difference.
-        hours: how long all that waits would take.
-        estimate: why nothing is converted tonight; None where it is.
-        error: why the root could not be looked at, as JSON of an error; None where it could.
+    Args:
+        config: with the settings.
+        routes: in order.
+        dry_run: only plan.
+        go: convert on a first night too.
+        retry_failed: try again what failed for good with the same files.
+        runner: what runs the steps; threads of this process by default.
+        on_plan: called with the plan of each route before anything is converted.
+
+    Raises:
+        StorageError: the ledger cannot be read or written.
     """
-
-    route: Route
-    todo: Todo
-    hours: float
-    estimate: str | None = None
-    error: dict[str, Any] | None = None
-
-    @property
-    def works(self) -> tuple[Work, ...]:
-        """What is converted tonight."""
-        return () if self.estimate else self.todo.works
-
-    def to_json(self) -> dict[str, Any]:
-        """As a dry run prints it."""
-        return {
-            "route": self.route.name, "count": self.todo.count, "bytes": self.todo.nbytes,
-            "hours": round(self.hours, 3), "tonight": len(self.works), "estimate": self.estimate, "error": self.error,
-            "works": [work.to_json() for work in self.todo.works],
-            "passed": [one.to_json() for one in self.todo.passed],
-        }  # fmt: skip
+    asked, chosen = tuple(routes), runner or partial(_on_threads, config)
+    with ExitStack() as stack:
+        free = [route for route in asked if dry_run or stack.enter_context(holding(route))]
+        plans = plan_night(free, retry_failed=retry_failed, go=go)
+        for plan in plans:
+            on_plan(plan)
+        outcomes = [one for plan in (() if dry_run else plans) for one in _carried_out(plan, chosen)]
+    return NightReport(plans, tuple(outcomes), tuple(route.name for route in asked if route not in free))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of one work.
-
-    Attributes:
-        route: its name.
-        source: URI of the checkpoint.
-        came: in one word.
-        targets: URIs of what was made.
-        nbytes: bytes written.
-        error: JSON form of the error; None where there was none.
-    """
-
-    route: str
-    source: str
-    came: Came
-    targets: tuple[str, ...] = ()
-    nbytes: int = 0
-    error: dict[str, Any] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
-        return {
-            "route": self.route, "source": self.source, "came": self.came, "targets": list(self.targets),
-            "bytes": self.nbytes, "error": self.error,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a night did.
-
-    Attributes:
-        plans: for each route.
-        outcomes: for each work.
-        skipped: routes that another night works on.
-    """
-
-    plans: tuple[Plan, ...]
-    outcomes: tuple[Outcome, ...] = ()
-    skipped: tuple[str, ...] = ()
-    counts: Mapping[str, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Count once."""
-        counts = Counter[str](outcome.came for outcome in self.outcomes)
-        counts.update(one.why for plan in self.plans for one in plan.todo.passed)
-        counts["failed"] += sum(plan.error is not None for plan in self.plans)
-        object.__setattr__(
-            self, "counts", {name: number for name, number in sorted(counts.items()) if number}
-        )
-
-    @property
-    def failures(self) -> list[dict[str, Any]]:
-        """Errors of this night, in order; what is known to fail and was not tried is none."""
-        found = [plan.error for plan in self.plans if plan.error is not None]
-        return found + self._errors("failed")
-
-    @property
-    def unrecorded(self) -> list[dict[str, Any]]:
-        """Errors of what was converted, but not recorded or not registered."""
-        return self._errors("not recorded")
-
-    def _errors(self, came: Came) -> list[dict[str, Any]]:
-        return [
-            {**one.error, "uri": one.error["uri"] or one.source}
-            for one in self.outcomes
-            if one.came == came and one.error is not None
-        ]
-
-    @property
-    def left_to_another(self) -> bool:
-        """Whether this night did nothing because another one is at work."""
-        return bool(self.skipped) and not self.plans
-
-    def to_json(self) -> dict[str, Any]:
-        """As the flow returns it."""
-        return {
-            "schema": 1, "counts": dict(self.counts), "skipped": list(self.skipped),
-            "plans": [plan.to_json() for plan in self.plans],
-            "outcomes": [outcome.to_json() for outcome in self.outcomes],
-        }  # fmt: skip
-
-
-def plan_night(routes: Iterable[Route], *, retry_failed: bool = False, go: bool = False) -> tuple[Plan, ...]:
+def plan_night(
+    routes: Iterable[Route], *, retry_failed: bool = False, go: bool = False
+) -> tuple[NightPlan, ...]:
     """What each route has to do now; nothing is written.
 
     Args:
@@ -174,12 +106,13 @@ def plan_night(routes: Iterable[Route], *, retry_failed: bool = False, go: bool 
         retry_failed: try again what failed for good with the same files.
         go: convert on a first night too.
     """
+    from wherry.ledger.nodes import present
     from wherry.ledger.record import open_ledger
 
     with open_ledger() as ledger:
-        facts = known(ledger)
-    products = frozenset(place for place, last in facts.at.items() if not is_live(last.source_uri))
-    plans: list[Plan] = []
+        facts = present(ledger)
+    products = frozenset(place for place, last in facts.by_target.items() if not is_live(last.source_uri))
+    plans: list[NightPlan] = []
     for route in routes:
         passed: list[Passed] = []
         try:
@@ -187,11 +120,11 @@ def plan_night(routes: Iterable[Route], *, retry_failed: bool = False, go: bool 
             rest = todo(route, found, facts, exists=_exists, retry_failed=retry_failed)
         except Exception as error:  # noqa: BLE001  a root or target store that is out of reach stops no other route
             empty = Todo(route.name, (), tuple(passed), (), first=False)
-            plans.append(Plan(route, empty, 0.0, error=as_ours(error, route.root).to_json()))
+            plans.append(NightPlan(route, empty, 0.0, error=as_ours(error, route.root)))
             continue
         full = Todo(rest.route, rest.works, (*passed, *rest.passed), rest.waiting, rest.first)
         plans.append(
-            Plan(route, full, hours(full, facts, route), None if go else estimate(full, facts, route))
+            NightPlan(route, full, hours(full, facts, route), None if go else estimate(full, facts, route))
         )
     return tuple(plans)
 
@@ -199,16 +132,81 @@ def plan_night(routes: Iterable[Route], *, retry_failed: bool = False, go: bool 
 @contextmanager
 def holding(route: Route) -> Generator[bool]:
     """Exclude other nights over a route; False where one is at work."""
-    lease = Lease(ensure_home() / f"night-{route.name}.lease", f"route {route.name}")
+    with ExitStack() as stack:
+        free = True
+        try:
+            stack.enter_context(Lease(ensure_home() / f"night-{route.name}.lease", f"route {route.name}"))
+        except TargetInUseError:
+            free = False
+        yield free
+
+
+def _carried_out(plan: NightPlan, runner: Runner) -> Iterator[WorkOutcome]:
+    """What came of each work of a route: all are started at once, the runner bounds how many run."""
+    with runner(plan.route) as start:
+        started = [(work, start(work, work.targets)) for work in plan.works]
+        for work, wait in started:
+            outcome = _awaited(work, work.targets, wait)
+            if outcome.came in _ALONE and work.targets[1:]:
+                again = [((one,), start(work, (one,))) for one in work.targets]
+                alone = [_noted(work, ends, _awaited(work, ends, each)) for ends, each in again]
+                yield from settled(outcome, alone)
+            else:
+                yield _noted(work, work.targets, outcome)
+
+
+def _awaited(work: Work, targets: tuple[Wanted, ...], wait: Callable[[], int]) -> WorkOutcome:
+    uri = work.source.found.uri
     try:
-        lease.__enter__()
-    except TargetInUseError:
-        yield False
-        return
+        return WorkOutcome(work.route, uri, "converted", tuple(one.place for one in targets), wait())
+    except Exception as caught:  # noqa: BLE001  whatever it is, it stops this checkpoint alone
+        return came_of(work, targets, as_ours(caught, uri))
+
+
+def _noted(work: Work, targets: tuple[Wanted, ...], outcome: WorkOutcome) -> WorkOutcome:
+    """Tell the ledger of a failure; where it cannot be written the next night tries the work again."""
     try:
-        yield True
-    finally:
-        lease.__exit__(None, None, None)
+        note(failed_notes(work, targets, outcome.error) if outcome.error else ())
+    except WherryError as refusal:
+        _log.warning("the failure of %s was not noted: %s", work.source.found.uri, refusal)
+    return outcome
+
+
+@contextmanager
+def _on_threads(config: Config, route: Route) -> Generator[Start]:
+    with threads.executor(route.concurrency, "wherry-night") as pool:
+        yield lambda work, targets: pool.submit(_carry, config, route, work, targets).result
+
+
+def _carry(config: Config, route: Route, work: Work, targets: tuple[Wanted, ...]) -> int:
+    """Convert, verify, register and note one checkpoint; the bytes written."""
+    source = work.source.found
+    wanted = [
+        Target(one.uri, one.rule.format, one.rule.settings, one.rule.wish, one.rule.only, one.rule.into)
+        for one in targets
+    ]
+    with allowing(route.opaque):
+        group = convert_all(
+            source.uri, wanted, memory=route.memory or config.settings.memory, ignore=route.ignore,
+            verify="digest" if route.read_back else "none", format=route.source_format or source.format,
+            meta=route.meta, sign=route.sign,
+        )  # fmt: skip
+    for one, receipt in zip(targets, group.receipts, strict=True):
+        _after(config, route, one, receipt, alias=route.alias if work.source.newest else None)
+    note_made(notes_of(work, targets))
+    return sum(receipt.bytes_written for receipt in group.receipts if not receipt.already)
+
+
+def _after(config: Config, route: Route, one: Wanted, receipt: Receipt, *, alias: str | None) -> None:
+    """What follows the commit of one target."""
+    uri = receipt.target.uri
+    if route.verify != "none":
+        with verification_of(uri):
+            verified(uri, **comparison(route.verify, receipt.source.uri, one.rule.family_file))
+    if one.model is not None:
+        settings: dict[str, Any] = config.settings.mlflow.model_dump()
+        with registration_of(uri, one.model, alias=alias, tags=route.tags):
+            register(uri, one.model, alias=alias, tags=route.tags, **settings)
 
 
 def as_ours(error: BaseException, uri: str) -> WherryError:
@@ -219,7 +217,7 @@ def as_ours(error: BaseException, uri: str) -> WherryError:
     return ours
 
 
-def came_of(work: Work, targets: Iterable[Wanted], error: WherryError) -> Outcome:
+def came_of(work: Work, targets: Iterable[Wanted], error: WherryError) -> WorkOutcome:
     """What an error of a work means: not recorded, vanished, in use by another run, or failed."""
     uri, places = work.source.found.uri, tuple[str, ...]()
     came: Came = "failed"
@@ -229,21 +227,20 @@ def came_of(work: Work, targets: Iterable[Wanted], error: WherryError) -> Outcom
         came = "in use"
     elif isinstance(error, NotFoundError) and not _exists(uri):
         came = "vanished"
-    return Outcome(work.route, uri, came, places, error=error.to_json())
+    return WorkOutcome(work.route, uri, came, places, error=error)
 
 
-def settled(whole: Outcome, error: WherryError, alone: Sequence[Outcome]) -> list[Outcome]:
+def settled(whole: WorkOutcome, alone: Sequence[WorkOutcome]) -> list[WorkOutcome]:
     """What came of the targets of a work, tried alone after the whole of it failed.
 
     Where something was committed before the source vanished, the error of the whole still counts.
 
     Args:
         whole: what came of the work.
-        error: its error.
         alone: what came of each target.
     """
     rest = [one for one in alone if one.came not in ("vanished", "in use")]
-    was_committed = whole.came == "not recorded" or error.committed
+    was_committed = whole.came == "not recorded" or (whole.error is not None and whole.error.committed)
     return [*rest, whole] if was_committed and len(rest) < len(alone) else list(alone)
 
 
@@ -263,7 +260,7 @@ def made_notes(
     """
     return [
         {
-            "about": MADE, "route": route, "request": one.request, "target": one.place, "committed": one.committed,
+            "about": PRODUCT, "route": route, "request": one.request, "target": one.place, "committed": one.committed,
             "source": source, "run": where.run, "step": where.step, "format": find_format(one.rule.format).name,
             "score": score,
         }
@@ -282,7 +279,7 @@ def failed_notes(work: Work, targets: Iterable[Wanted], error: WherryError) -> l
     if error.retryable or isinstance(error, _PASSING):
         return []
     body = {
-        "about": FAILED, "route": work.route, "source": work.source.found.uri,
+        "about": FAILURE, "route": work.route, "source": work.source.found.uri,
         "fingerprint": work.source.fingerprint, "requests": [one.request for one in targets],
         "error": error.what, "wherry": __version__,
     }  # fmt: skip
@@ -305,14 +302,6 @@ def note(bodies: Iterable[dict[str, Any]]) -> None:
             record_event(ledger, "note", None, body)
 
 
-def note_failed(work: Work, targets: Iterable[Wanted], error: WherryError) -> None:
-    """Append the notes of `failed_notes`; where the ledger cannot be written the next night tries the work again."""
-    try:
-        note(failed_notes(work, targets, error))
-    except WherryError as refusal:
-        _log.warning("the failure of %s was not noted: %s", work.source.found.uri, refusal)
-
-
 def note_made(bodies: Sequence[dict[str, Any]]) -> None:
     """Append the notes of `made_notes`, once everything else is done.
 
@@ -324,26 +313,6 @@ def note_made(bodies: Sequence[dict[str, Any]]) -> None:
     except WherryError as error:
         uris = [str(body["target"]) for body in bodies]
         raise not_recorded(error, uris, cure="run the night again, which goes on from here") from error
-
-
-def failure(report: Report) -> WherryError | None:
-    """The error that the whole night ends with, of the kind of the first one; None where all is done and recorded.
-
-    What failed counts before what was only not recorded.
-    """
-    found, word = report.failures, "failed"
-    if not found:
-        found, word = report.unrecorded, "not recorded"
-    if not found:
-        return None
-    first = found[0]
-    known_kinds = {
-        kind.__name__: kind for kind in (*WherryError.__subclasses__(), *DamagedError.__subclasses__())
-    }
-    kind = known_kinds.get(str(first["error"]), WherryError)
-    tried = len(report.outcomes)
-    what = f"{len(found)} of {max(tried, len(found))} {word}; the first: {first['what']}"
-    return kind(what, uri=first["uri"], path=first["path"], cure=first["cure"], stage=first["stage"])
 
 
 def _exists(uri: str) -> bool:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from wherry.errors import TargetInUseError, UsageError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.routes.prune_registry import Registry, ask
-from wherry.routes.reconcile import MADE
 from wherry.routes.removal import removing, strangers
 from wherry.routes.retention import Kept, superfluous
 from wherry.staging.clean import Cleaned, clean
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from wherry.config.schema import Route
-    from wherry.ledger.nodes import ConvertedTarget, Node
+    from wherry.ledger.nodes import Node
     from wherry.ledger.record import Ledger
+    from wherry.ledger.replay import ConversionRecord, ProductNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class Pruning:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """What a note and a conversion of the ledger say of one target."""
+class _Product:
+    """A target that a route had made and that is still there: the note, the conversion and the checkpoint."""
 
-    note: Mapping[str, Any]
-    done: ConvertedTarget
+    note: ProductNote
+    done: ConversionRecord
     node: Node
 
 
@@ -91,49 +91,50 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
 
     chosen = tuple(routes)
     with open_ledger() as ledger:
-        made = {route.name: _made(ledger, route) for route in chosen}
-        registry = ask(one.node for rows in made.values() for one in rows)
+        products = _products(ledger, chosen)
+        registry = ask(one.node for one in products)
         ruled: dict[str, str | None] = {}
         for route in chosen:
-            ruled |= superfluous(route.retention, map(_seen, made[route.name]), now)
-        kept = _judged(ledger, [one for rows in made.values() for one in rows], registry, ruled)
+            ruled |= superfluous(
+                route.retention, map(_seen, (p for p in products if p.note.route == route.name)), now
+            )
         rows = [
             _row(one, "keep", reason) if reason else _remove(ledger, one, registry, dry_run=dry_run)
-            for one, reason in kept
+            for one, reason in _judged(ledger, products, registry, ruled)
         ]
     return Pruning(tuple(rows), tuple(_staging(chosen, dry_run=dry_run)))
 
 
-def _made(ledger: Ledger, route: Route) -> list[_Made]:
-    """What the route had made and is still there."""
-    from wherry.ledger.nodes import last_conversions, nodes
-    from wherry.ledger.statements import statements
+def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
+    """What the routes had made and is still there, route by route."""
+    from wherry.ledger.nodes import nodes, present
 
-    notes = {
-        one.body["target"]: one.body
-        for one in statements(ledger, kinds={"note"})
-        if one.body.get("about") == MADE and one.body["route"] == route.name
-    }
-    last = last_conversions(ledger)
-    there = {
-        uri: last[uri] for uri in notes if uri in last and last[uri].gone is None and locate(uri).exists()
-    }
-    known = nodes(ledger, {done.target_digest for done in there.values()})
-    return [_Made(notes[uri], done, known[done.target_digest]) for uri, done in there.items()]
+    state = present(ledger)
+    there = [
+        (note, done)
+        for route in dict.fromkeys(one.name for one in routes)
+        for (name, uri), note in state.products.items()
+        if name == route
+        and (done := state.by_target.get(uri)) is not None
+        and done.gone is None
+        and locate(uri).exists()
+    ]
+    known = nodes(ledger, {done.target_digest for _note, done in there})
+    return [_Product(note, done, known[done.target_digest]) for note, done in there]
 
 
-def _seen(one: _Made) -> Kept:
+def _seen(one: _Product) -> Kept:
     note, done = one.note, one.done
-    return Kept(done.target_uri, note["run"], done.format, note["step"], done.time, note["score"])
+    return Kept(done.target_uri, note.run, done.format, note.step, done.time, note.score)
 
 
 def _judged(
-    ledger: Ledger, made: list[_Made], registry: Registry, ruled: Mapping[str, str | None]
-) -> list[tuple[_Made, str]]:
+    ledger: Ledger, made: list[_Product], registry: Registry, ruled: Mapping[str, str | None]
+) -> list[tuple[_Product, str]]:
     """Each with the reason why it is kept; empty where it goes."""
     going = {uri for uri, reason in ruled.items() if reason is None}
     read = used(sorted(going))
-    rows: list[tuple[_Made, str]] = []
+    rows: list[tuple[_Product, str]] = []
     for one in made:
         uri = one.done.target_uri
         reason = ruled[uri] or _protected(ledger, one, registry, going, read)
@@ -143,7 +144,7 @@ def _judged(
     return rows
 
 
-def _protected(ledger: Ledger, one: _Made, registry: Registry, going: set[str], read: set[str]) -> str:
+def _protected(ledger: Ledger, one: _Product, registry: Registry, going: set[str], read: set[str]) -> str:
     """Why it is kept against the rules; empty where it is not."""
     bound = registry.holds(one.node)
     if bound:
@@ -152,7 +153,7 @@ def _protected(ledger: Ledger, one: _Made, registry: Registry, going: set[str], 
         return "a running job reads it"
     if not _is_unchanged(one.done.target_uri, one.done.format, _place_mark(one.node, one.done.target_uri)):
         return "it is not what wherry wrote there"
-    strange = strangers(one.note["committed"], one.done.target_uri, one.done.format)
+    strange = strangers(one.note.committed, one.done.target_uri, one.done.format)
     if strange:
         return f"{strange[0]} is there too, which is not part of it"
     if _is_unchanged(one.done.source_uri, None, one.done.source_fingerprint):
@@ -190,7 +191,7 @@ def _lies_elsewhere(ledger: Ledger, node: Node, going: set[str]) -> bool:
     return False
 
 
-def _remove(ledger: Ledger, one: _Made, registry: Registry, *, dry_run: bool) -> Pruned:
+def _remove(ledger: Ledger, one: _Product, registry: Registry, *, dry_run: bool) -> Pruned:
     """Carry one removal out; what fails is told and does not stop the others."""
     from wherry.ledger.record import record_event
 
@@ -201,10 +202,10 @@ def _remove(ledger: Ledger, one: _Made, registry: Registry, *, dry_run: bool) ->
     body = {
         "checkpoint_digest": one.done.target_digest,
         "uri": uri,
-        "reason": f"{one.note['route']}: {reason}",
+        "reason": f"{one.note.route}: {reason}",
     }
     try:
-        with removing(one.note["committed"], uri, one.done.format):
+        with removing(one.note.committed, uri, one.done.format):
             _require_unregistered(ledger, one.node)
             with registry.marked_deleted(one.node, uri, by=who, reason=reason):
                 record_event(ledger, "deletion", None, {**body, "by": who})
@@ -223,9 +224,9 @@ def _require_unregistered(ledger: Ledger, node: Node) -> None:
         raise TargetInUseError("it was registered a moment ago", cure="prune again", retryable=True)
 
 
-def _row(one: _Made, action: Any, reason: str) -> Pruned:
+def _row(one: _Product, action: Any, reason: str) -> Pruned:
     return Pruned(
-        one.done.target_uri, one.note["route"], one.done.target_digest, one.node.nbytes, action, reason
+        one.done.target_uri, one.note.route, one.done.target_digest, one.node.nbytes, action, reason
     )
 
 

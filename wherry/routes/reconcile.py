@@ -11,8 +11,7 @@ again, and why, is told with the same care as what is:
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.units import parse_size
@@ -22,15 +21,11 @@ from wherry.routes.survey import Candidate, Passed
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from wherry.config.schema import Route
-    from wherry.ledger.nodes import ConvertedTarget
-    from wherry.ledger.record import Ledger
+    from wherry.ledger.replay import LedgerState
 
-MADE = "route"  # what a note says that tells of a target of a route
-FAILED = "failure"  # and one that tells of a failure which trying again cannot cure
-_SAMPLE = 200  # conversions from which the rate of a night is estimated
 _RATE = 200_000_000  # bytes a second, where the ledger has none
 
 
@@ -65,31 +60,6 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the ledger says, for a whole night.
-
-    Attributes:
-        converted: (source URI, fingerprint) → conversions of it.
-        at: target URI → its last conversion.
-        requests: target URI → the request by which a route had it made.
-        failed: (source URI, fingerprint) → requests that failed for good, with the error.
-        rate: bytes a second of past conversions; None where there are none.
-        routes: names of routes that have made something.
-    """
-
-    converted: Mapping[tuple[str, str], list[ConvertedTarget]] = field(
-        default_factory=dict[tuple[str, str], "list[ConvertedTarget]"]
-    )
-    at: Mapping[str, ConvertedTarget] = field(default_factory=dict[str, "ConvertedTarget"])
-    requests: Mapping[str, str] = field(default_factory=dict[str, str])
-    failed: Mapping[tuple[str, str], Mapping[str, str]] = field(
-        default_factory=dict[tuple[str, str], "Mapping[str, str]"]
-    )
-    rate: float | None = None
-    routes: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class Todo:
     """What one route has to do now.
 
@@ -118,33 +88,10 @@ class Todo:
         return len(self.works) + len(self.waiting)
 
 
-def known(ledger: Ledger) -> Known:
-    """Read what the ledger says of conversions, routes and failures."""
-    from wherry.ledger.nodes import converted_sources, last_conversions
-
-    requests: dict[str, str] = {}
-    failed: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
-    routes: set[str] = set()
-    for body in _notes(ledger):
-        if body.get("about") == MADE:
-            requests[body["target"]] = body["request"]
-            routes.add(body["route"])
-        elif body.get("about") == FAILED and body["wherry"] == __version__:
-            failed[body["source"], body["fingerprint"]] |= dict.fromkeys(body["requests"], body["error"])
-    return Known(
-        converted_sources(ledger),
-        last_conversions(ledger),
-        requests,
-        dict(failed),
-        _rate(ledger),
-        frozenset(routes),
-    )
-
-
 def todo(
     route: Route,
     candidates: Iterable[Candidate],
-    known: Known,
+    known: LedgerState,
     *,
     exists: Callable[[str], bool],
     retry_failed: bool = False,
@@ -170,15 +117,21 @@ def todo(
         works += [work] if work is not None else []
     taken, waiting = _within_limits(route, works)
     passed += [Passed(work.source.found.uri, "waiting", "over the limits of one night") for work in waiting]
-    return Todo(route.name, taken, tuple(passed), waiting, first=route.name not in known.routes)
+    return Todo(
+        route.name,
+        taken,
+        tuple(passed),
+        waiting,
+        first=all(name != route.name for name, _target in known.products),
+    )
 
 
-def hours(todo: Todo, known: Known, route: Route) -> float:
+def hours(todo: Todo, known: LedgerState, route: Route) -> float:
     """How long all that waits would take, from the rate of past conversions, with the route's concurrency."""
     return todo.nbytes / ((known.rate or _RATE) * route.concurrency) / 3600
 
 
-def estimate(todo: Todo, known: Known, route: Route) -> str | None:
+def estimate(todo: Todo, known: LedgerState, route: Route) -> str | None:
     """Why a first night only estimates; None where it may convert."""
     if not todo.first or route.first_night == "convert" or todo.count <= route.first_night_items:
         return None
@@ -189,11 +142,16 @@ def estimate(todo: Todo, known: Known, route: Route) -> str | None:
 
 
 def _work(
-    route: Route, candidate: Candidate, targets: tuple[Wanted, ...], known: Known,
+    route: Route, candidate: Candidate, targets: tuple[Wanted, ...], known: LedgerState,
     exists: Callable[[str], bool], passed: list[Passed], *, retry_failed: bool,
 ) -> Work | None:  # fmt: skip
     open_: list[tuple[Wanted, str]] = []
-    failures = {} if retry_failed else known.failed.get((candidate.found.uri, candidate.fingerprint), {})
+    key = (
+        candidate.found.uri,
+        candidate.fingerprint,
+        __version__,
+    )  # what an older wherry could not do is tried again
+    failures = {} if retry_failed else known.failures.get(key, {})
     for one in targets:
         why, reason = _standing(candidate, one, known, exists)
         if why == "new" and one.request in failures:
@@ -209,10 +167,10 @@ def _work(
 
 
 def _standing(
-    candidate: Candidate, one: Wanted, known: Known, exists: Callable[[str], bool]
+    candidate: Candidate, one: Wanted, known: LedgerState, exists: Callable[[str], bool]
 ) -> tuple[str, str]:
     """Where one target stands, and the reason in words."""
-    rows = known.converted.get((candidate.found.uri, candidate.fingerprint), [])
+    rows = known.by_source.get(candidate.found.uri, {}).get(candidate.fingerprint, [])
     done = next((row for row in reversed(rows) if row.target_uri == one.place), None)
     there = exists(one.place)
     if done is not None and there:
@@ -225,7 +183,7 @@ def _standing(
         return "pruned", f"made, and removed at {done.gone}"
     if done is not None:
         return "new", "its target is gone"
-    before = known.at.get(one.place)
+    before = known.by_target.get(one.place)
     if there and before is not None and before.source_uri == candidate.found.uri:
         return "stale", "the source changed since it was made; remove it, or give it another place"
     return "new", "new"
@@ -243,19 +201,3 @@ def _within_limits(route: Route, works: list[Work]) -> tuple[tuple[Work, ...], t
         taken.append(work)
         total += work.nbytes
     return tuple(taken), tuple(works[len(taken) :])
-
-
-def _notes(ledger: Ledger) -> Iterable[dict[str, Any]]:
-    from wherry.ledger.statements import statements
-
-    return (one.body for one in statements(ledger, kinds={"note"}))
-
-
-def _rate(ledger: Ledger) -> float | None:
-    """Bytes a second of the last conversions, as one works after the other."""
-    from wherry.ledger.statements import head, statements
-
-    after = max(head(ledger).seq - _SAMPLE, 0)
-    rows = [one.body for one in statements(ledger, after=after, kinds={"conversion"})]
-    seconds = sum(row["seconds"] for row in rows)
-    return sum(row["bytes_read"] for row in rows) / seconds if seconds > 0 else None

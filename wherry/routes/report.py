@@ -1,21 +1,159 @@
-"""The report of a night as a page: counts, what waits, what failed with the cure, what was made, what was passed over.
+"""The report of a night: what each route had to do, what came of each checkpoint, and all of it as a page.
 
-Names come from whoever wrote the checkpoints, so they must break neither a table nor the page.
+The page has counts, what waits, what failed with the cure, what was made, what was passed over. Names come from whoever
+wrote the checkpoints, so they must break neither a table nor the page.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from wherry.core.units import show_size
 
 if TYPE_CHECKING:
-    from wherry.routes.night import Outcome, Report
+    from collections.abc import Mapping
+
+    from wherry.config.schema import Route
+    from wherry.errors import WherryError
+    from wherry.routes.reconcile import Todo, Work
 
 _SHOWN = 40  # rows of one kind; a broken root of thousands must not flood the page
+Came = Literal["converted", "not recorded", "failed", "vanished", "in use"]
 
 
-def markdown(report: Report) -> str:
+@dataclass(frozen=True, slots=True)
+class NightPlan:
+    """What one route does tonight.
+
+    Attributes:
+        route: the route.
+        todo: the difference.
+        hours: how long all that waits would take.
+        estimate: why nothing is converted tonight; None where it is.
+        error: why the root could not be looked at; None where it could.
+    """
+
+    route: Route
+    todo: Todo
+    hours: float
+    estimate: str | None = None
+    error: WherryError | None = None
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """What is converted tonight."""
+        return () if self.estimate else self.todo.works
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dry run prints it."""
+        return {
+            "route": self.route.name, "count": self.todo.count, "bytes": self.todo.nbytes,
+            "hours": round(self.hours, 3), "tonight": len(self.works), "estimate": self.estimate,
+            "error": self.error.to_json() if self.error else None,
+            "works": [work.to_json() for work in self.todo.works],
+            "passed": [one.to_json() for one in self.todo.passed],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOutcome:
+    """What came of one work.
+
+    Attributes:
+        route: its name.
+        source: URI of the checkpoint.
+        came: in one word.
+        targets: URIs of what was made.
+        nbytes: bytes written.
+        error: None where there was none.
+    """
+
+    route: str
+    source: str
+    came: Came
+    targets: tuple[str, ...] = ()
+    nbytes: int = 0
+    error: WherryError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {
+            "route": self.route, "source": self.source, "came": self.came, "targets": list(self.targets),
+            "bytes": self.nbytes, "error": self.error.to_json() if self.error else None,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NightReport:
+    """What a night did.
+
+    Attributes:
+        plans: for each route.
+        outcomes: for each work.
+        skipped: routes that another night works on.
+    """
+
+    plans: tuple[NightPlan, ...]
+    outcomes: tuple[WorkOutcome, ...] = ()
+    skipped: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count once."""
+        counts = Counter[str](outcome.came for outcome in self.outcomes)
+        counts.update(one.why for plan in self.plans for one in plan.todo.passed)
+        counts["failed"] += sum(plan.error is not None for plan in self.plans)
+        object.__setattr__(
+            self, "counts", {name: number for name, number in sorted(counts.items()) if number}
+        )
+
+    @property
+    def failures(self) -> list[tuple[str | None, WherryError]]:
+        """Errors of this night with the URI of each, in order; what is known to fail and was not tried is none."""
+        found = [(plan.error.uri, plan.error) for plan in self.plans if plan.error is not None]
+        return [*found, *self._errors("failed")]
+
+    @property
+    def unrecorded(self) -> list[tuple[str | None, WherryError]]:
+        """Errors of what was converted, but not recorded or not registered; likewise."""
+        return self._errors("not recorded")
+
+    def _errors(self, came: Came) -> list[tuple[str | None, WherryError]]:
+        rows = [(one.source, one.error) for one in self.outcomes if one.came == came]
+        return [(error.uri or source, error) for source, error in rows if error is not None]
+
+    @property
+    def left_to_another(self) -> bool:
+        """Whether this night did nothing because another one is at work."""
+        return bool(self.skipped) and not self.plans
+
+    def to_json(self) -> dict[str, Any]:
+        """As the flow returns it."""
+        return {
+            "schema": 1, "counts": dict(self.counts), "skipped": list(self.skipped),
+            "plans": [plan.to_json() for plan in self.plans],
+            "outcomes": [outcome.to_json() for outcome in self.outcomes],
+        }  # fmt: skip
+
+
+def failure(report: NightReport) -> WherryError | None:
+    """The error that the whole night ends with, of the kind of the first one; None where all is done and recorded.
+
+    What failed counts before what was only not recorded.
+    """
+    found, word = report.failures, "failed"
+    if not found:
+        found, word = report.unrecorded, "not recorded"
+    if not found:
+        return None
+    (uri, first), tried = found[0], len(report.outcomes)
+    what = f"{len(found)} of {max(tried, len(found))} {word}; the first: {first.what}"
+    return type(first)(what, uri=uri, path=first.path, cure=first.cure, stage=first.stage)
+
+
+def markdown(report: NightReport) -> str:
     """The report as the one artifact of a night."""
     lines = ["# Nightly conversion", ""]
     lines += [f"- **{name}**: {number}" for name, number in report.counts.items()] or ["Nothing was to do."]
@@ -27,10 +165,8 @@ def markdown(report: Report) -> str:
             f"| {plan.route.name} | {plan.todo.count} | {size} | {plan.hours:.1f} | {len(plan.works)} |"
         )
     lines += [f"\n**{plan.route.name}**: {plan.estimate}" for plan in report.plans if plan.estimate]
-    failed = [(str(error["uri"]), str(error["what"]), str(error["cure"] or "")) for error in report.failures]
-    lines += _table("Failed", ("where", "what", "cure"), failed)
-    bare = [(str(error["uri"]), str(error["what"]), str(error["cure"] or "")) for error in report.unrecorded]
-    lines += _table("Converted, but not recorded", ("where", "what", "cure"), bare)
+    lines += _table("Failed", ("where", "what", "cure"), _told(report.failures))
+    lines += _table("Converted, but not recorded", ("where", "what", "cure"), _told(report.unrecorded))
     done = [(one.source, ", ".join(one.targets)) for one in report.outcomes if one.came == "converted"]
     lines += _table("Converted", ("source", "targets"), done)
     rows = [
@@ -40,9 +176,13 @@ def markdown(report: Report) -> str:
         if one.why != "done"
     ]
     rows += [
-        (one.came, one.source, str((one.error or {}).get("what"))) for one in report.outcomes if _odd(one)
+        (one.came, one.source, str(one.error and one.error.what)) for one in report.outcomes if _odd(one)
     ]
     return "\n".join([*lines, *_table("Passed over", ("why", "where", "reason"), rows)]) + "\n"
+
+
+def _told(errors: list[tuple[str | None, WherryError]]) -> list[tuple[str, ...]]:
+    return [(str(uri), error.what, error.cure or "") for uri, error in errors]
 
 
 def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
@@ -58,5 +198,5 @@ def _cell(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
 
 
-def _odd(outcome: Outcome) -> bool:
+def _odd(outcome: WorkOutcome) -> bool:
     return outcome.came in ("vanished", "in use")

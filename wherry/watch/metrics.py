@@ -26,6 +26,7 @@ from wherry.config.file import config_file
 from wherry.config.settings import configured
 from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
+from wherry.ledger.replay import FAILURE, RUN, passed
 from wherry.storage.ages import age_of
 from wherry.storage.durable import replace
 from wherry.storage.sidecar import read_sidecar
@@ -183,8 +184,6 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-RUN = "run"  # what a note says that tells of a run of a flow
-_FAILED = "failure"  # and one that tells of a conversion that failed for good
 _EVENTS = ("registration", "promotion", "rollback", "deletion", "audit")
 
 # metric → (type, what it says).
@@ -268,7 +267,7 @@ def _count(tally: _Tally, statement: Statement) -> None:
         _count_conversion(tally, body, statement.time)
     elif kind == "verification":
         outcome = body["verification"]
-        if not outcome.get("ok", outcome.get("verdict") == "ok"):
+        if not passed(outcome):
             tally.add("wherry_failures_total", stage="verification")
     elif kind == "note":
         _count_note(tally, body, statement.time)
@@ -288,7 +287,7 @@ def _count_conversion(tally: _Tally, body: dict[str, Any], time: str) -> None:
 
 
 def _count_note(tally: _Tally, body: dict[str, Any], time: str) -> None:
-    if body.get("about") == _FAILED:
+    if body.get("about") == FAILURE:
         tally.add("wherry_failures_total", stage="conversion")
     elif body.get("about") == RUN:
         flow = str(body["flow"])

@@ -1,0 +1,437 @@
+"""The replay of the ledger: what its statements say up to a moment, in one set of nouns.
+
+The chain is streamed once, statement by statement, and every statement is replayed into the rows that it tells. So the
+state as of a date is what the ledger said then, and its memory is that of the nouns, not of the receipts. `nodes`
+answers from the tables, in the same nouns, what needs no statement: questions about single checkpoints, and the
+conversions as they stand now.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from sys import intern
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from wherry.ledger.record import Ledger, Statement
+
+WRITTEN, READ, SEEN = "written", "read", "seen"
+# What a note is about: a target that a route had made, a conversion that failed for good, a run of a flow.
+PRODUCT, FAILURE, RUN = "route", "failure", "run"
+RATE_STATEMENTS = 200  # the last ones, from which the rate of conversions is estimated
+_HISTORY = ("promotion", "rollback", "deletion")
+_PRODUCT_FIELDS = ("route", "target", "request", "committed", "run", "step", "score")
+_FAILURE_FIELDS = {"source", "fingerprint", "wherry", "requests", "error"}
+_PROVING = ("digest", "roundtrip")  # levels whose passing proves that the bytes are the recorded ones
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A checkpoint as the ledger knows it; the fields of a CheckpointRef without its place."""
+
+    checkpoint_digest: str
+    weights_digest: str
+    format: str
+    format_version: str | None
+    kind: str
+    step: int | None
+    tensors: int
+    parameters: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRecord:
+    """Where a checkpoint was seen.
+
+    Attributes:
+        uri: where.
+        checkpoint_digest: which checkpoint was there.
+        fingerprint: of its files when it was seen last.
+        statement: number of the last statement that told so; 0 where only a sidecar does.
+        seen: when that was; UTC.
+        gone: when it was deleted there (UTC); None where nothing says so.
+        role: `written` by wherry, `read` as the source of a conversion, or only `seen`.
+    """
+
+    uri: str
+    checkpoint_digest: str
+    fingerprint: str
+    statement: int
+    seen: str = ""
+    gone: str | None = None
+    role: str = SEEN
+
+    def to_json(self) -> dict[str, Any]:
+        """As a node of the lineage shows it."""
+        return {name: getattr(self, name) for name in ("uri", "fingerprint", "seen", "gone")}
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationRecord:
+    """A claim or a version in a model registry; `version` is None while the state is `pending`."""
+
+    registry: str
+    name: str
+    version: str | None
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.name} version {self.version}" if self.version else f"{self.name} ({self.state})"
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationRecord:
+    """The last verification at a level: the level, its verdict and when it was recorded (UTC)."""
+
+    level: str
+    verdict: str
+    time: str
+
+
+@dataclass(frozen=True, slots=True)
+class DamageRecord:
+    """What a verification found: when, the verdict, and the first tensor with the reason and the damaged leaf."""
+
+    time: str
+    verdict: str
+    reason: str
+    path: str | None = None
+    leaf: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionRecord:
+    """One conversion that was carried out.
+
+    Attributes:
+        target_uri: where the result was committed.
+        format: of the result.
+        target_digest: checkpoint digest of the result.
+        plan_digest: the plan that was carried out.
+        options: the plan's options.
+        time: when it was finished; UTC.
+        source_uri: what was read.
+        source_fingerprint: mark of the source's files then.
+        source_digest: checkpoint digest of the source.
+        statement: number of the ledger's statement.
+        lossless: whether every move was exact.
+        software: the version of wherry that did it; empty where that is not known.
+        gone: when the result was deleted there (UTC); None where nothing says so.
+        asked: what was asked for, as receipts keep it; empty in old ones, and where no statement was read.
+        seconds: wall time; likewise.
+        bytes_read: tensor bytes that were read; likewise.
+    """
+
+    target_uri: str
+    format: str
+    target_digest: str
+    plan_digest: str
+    options: Mapping[str, Any]
+    time: str
+    source_uri: str
+    source_fingerprint: str
+    source_digest: str
+    statement: int
+    lossless: bool
+    software: str
+    gone: str | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    seconds: float = 0.0
+    bytes_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProductNote:
+    """What the ledger was told of a target that a route had made; told last of all, when nothing is left to do.
+
+    Attributes:
+        statement: number of the note.
+        route: name of the route.
+        target: URI of the checkpoint.
+        request: digest of what the route asked for.
+        committed: what was committed in one step: the checkpoint, or the step folder that holds it.
+        run, step: of its source.
+        score: the metric of its source by which the route chooses or keeps; None where it is not known.
+    """
+
+    statement: int
+    route: str
+    target: str
+    request: str
+    committed: str
+    run: str
+    step: int | None
+    score: float | None
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """What the ledger says up to a moment; made by `replay`, or by `nodes.present` of what is asked of it now.
+
+    Attributes:
+        checkpoints: checkpoint digest → checkpoint.
+        places: URI → the checkpoint that lies there by the last statement about that place, if it is not gone.
+        registrations: checkpoint digest → registrations.
+        conversions: in the order in which they were recorded.
+        proved: checkpoint digest → when its bytes were last found equal to the record; UTC.
+        damaged: (checkpoint digest, URI) → the verification that found damage, where none passed since.
+        products: (route, target URI) → the last note that the route had it made.
+        failures: (source URI, fingerprint, version of wherry) → request that failed for good → its error.
+        history: promotions, rollbacks and deletions, in order.
+        rate: bytes a second of the last conversions, as one works after the other; None where there are none.
+        statements: how many there are.
+        head: hash of the last one.
+        time: when that was written; UTC.
+    """
+
+    checkpoints: Mapping[str, CheckpointRecord] = field(default_factory=dict[str, CheckpointRecord])
+    places: Mapping[str, PlaceRecord] = field(default_factory=dict[str, PlaceRecord])
+    registrations: Mapping[str, list[RegistrationRecord]] = field(
+        default_factory=dict[str, list[RegistrationRecord]]
+    )
+    conversions: tuple[ConversionRecord, ...] = ()
+    proved: Mapping[str, str] = field(default_factory=dict[str, str])
+    damaged: Mapping[tuple[str, str], DamageRecord] = field(
+        default_factory=dict[tuple[str, str], DamageRecord]
+    )
+    products: Mapping[tuple[str, str], ProductNote] = field(
+        default_factory=dict[tuple[str, str], ProductNote]
+    )
+    failures: Mapping[tuple[str, str, str], Mapping[str, str]] = field(
+        default_factory=dict[tuple[str, str, str], "Mapping[str, str]"]
+    )
+    history: tuple[dict[str, Any], ...] = ()
+    rate: float | None = None
+    statements: int = 0
+    head: str = "0" * 64
+    time: str = ""
+
+    def models(self, digest: str) -> tuple[str, ...]:
+        """The model versions that point at a checkpoint."""
+        return tuple(str(row) for row in self.registrations.get(digest, ()) if row.state == "registered")
+
+    def living(self, digest: str) -> list[PlaceRecord]:
+        """Where a checkpoint should be."""
+        return self._by_checkpoint.get(digest, [])
+
+    @cached_property
+    def _by_checkpoint(self) -> Mapping[str, list[PlaceRecord]]:
+        found = defaultdict[str, list[PlaceRecord]](list)
+        for place in self.places.values():
+            found[place.checkpoint_digest].append(place)
+        return found
+
+    @cached_property
+    def between(self) -> Mapping[tuple[str, str], ConversionRecord]:
+        """(checkpoint digest of a source, of what was made of it) → the last such conversion."""
+        return {(one.source_digest, one.target_digest): one for one in self.conversions}
+
+    @cached_property
+    def children(self) -> Mapping[str, list[str]]:
+        """Checkpoint digest → those that were made from it; a copy is the same checkpoint."""
+        return self._edges(up=False)
+
+    @cached_property
+    def parents(self) -> Mapping[str, list[str]]:
+        """Checkpoint digest → those that it was made from."""
+        return self._edges(up=True)
+
+    def _edges(self, *, up: bool) -> Mapping[str, list[str]]:
+        found = defaultdict[str, list[str]](list)
+        for source, target in self.between:
+            if source != target:
+                found[target if up else source].append(source if up else target)
+        return found
+
+    @cached_property
+    def by_source(self) -> Mapping[str, Mapping[str, list[ConversionRecord]]]:
+        """URI of a converted source → fingerprint of its files → what was made of them."""
+        found = defaultdict[str, defaultdict[str, list[ConversionRecord]]](lambda: defaultdict(list))
+        for one in self.conversions:
+            found[one.source_uri][one.source_fingerprint].append(one)
+        return found
+
+    @cached_property
+    def by_target(self) -> Mapping[str, ConversionRecord]:
+        """Target URI → the conversion that was committed there last."""
+        return {one.target_uri: one for one in self.conversions}
+
+    @cached_property
+    def requests(self) -> Mapping[str, str]:
+        """Target URI → the request by which a route had it made last."""
+        return {
+            one.target: one.request for one in sorted(self.products.values(), key=lambda one: one.statement)
+        }
+
+
+def replay(
+    ledger: Ledger, *, after: int = 0, kinds: Collection[str] | None = None, until: str | None = None
+) -> LedgerState:
+    """The state of the ledger, or what some of its statements say.
+
+    Args:
+        ledger: opened.
+        after, kinds, until: which statements count, as for `wherry.ledger.statements.statements`; all by default.
+
+    Raises:
+        UsageError: `until` is no moment.
+    """
+    from wherry.ledger.statements import statements
+
+    draft = _Draft()
+    for statement in statements(ledger, after=after, kinds=kinds, until=until):
+        draft.take(statement)
+    return draft.state()
+
+
+def passed(outcome: Mapping[str, Any]) -> bool:
+    """Whether a verification passed, by its JSON form; old ones state the verdict alone."""
+    return bool(outcome.get("ok", outcome.get("verdict") == "ok"))
+
+
+class _Draft:
+    """A state that grows statement by statement; strings and options that occur again are held once."""
+
+    def __init__(self) -> None:
+        self._checkpoints: dict[str, CheckpointRecord] = {}
+        self._places: dict[str, PlaceRecord] = {}
+        self._tombstones: dict[tuple[str, str], str] = {}
+        self._registrations: dict[tuple[str, str, str], RegistrationRecord] = {}
+        self._conversions: list[ConversionRecord] = []
+        self._proved: dict[str, str] = {}
+        self._damaged: dict[tuple[str, str], DamageRecord] = {}
+        self._products: dict[tuple[str, str], ProductNote] = {}
+        self._failures = defaultdict[tuple[str, str, str], dict[str, str]](dict)
+        self._history: list[dict[str, Any]] = []
+        self._end: dict[str, Any] = {}
+        self._options: dict[str, Mapping[str, Any]] = {}
+
+    def take(self, statement: Statement) -> None:
+        """Replay one statement."""
+        from wherry.ledger.append import Told, rows_of
+
+        self._end = {"statements": statement.seq, "head": statement.hash, "time": statement.time}
+        for table, row in rows_of(Told(statement.kind, statement.body, statement.seq, statement.time)):
+            self._take_row(table.name, row, statement)
+        if statement.kind in ("conversion", "verification"):
+            self._take_outcome(statement)
+        elif statement.kind == "note":
+            self._take_note(statement)
+        elif statement.kind in _HISTORY:
+            head = {"seq": statement.seq, "time": statement.time, "kind": statement.kind}
+            self._history.append({**head, **statement.body})
+
+    def _take_row(self, table: str, row: Mapping[str, Any], statement: Statement) -> None:
+        if table == "checkpoint":
+            if row["checkpoint_digest"] not in self._checkpoints:
+                self._checkpoints[intern(row["checkpoint_digest"])] = CheckpointRecord(**interned(row))
+        elif table == "location":
+            place = PlaceRecord(**interned(row))
+            self._places[place.uri] = place
+            self._tombstones.pop((place.checkpoint_digest, place.uri), None)  # seen again
+        elif table == "tombstone":
+            self._tombstones[row["checkpoint_digest"], row["uri"]] = row["time"]
+        elif table == "registration":
+            key = row["checkpoint_digest"], row["registry"], row["name"]
+            self._registrations[key] = RegistrationRecord(*key[1:], row["version"], row["state"])
+        elif table == "conversion":
+            self._conversions.append(self._conversion(row, statement.body))
+
+    def _conversion(self, row: Mapping[str, Any], body: Mapping[str, Any]) -> ConversionRecord:
+        fields = interned(row)
+        fields["options"] = self._options.setdefault(row["options"], body["options"])
+        asked: Mapping[str, Any] = body.get("asked") or {}
+        return ConversionRecord(
+            source_digest=fields.pop("source"),
+            target_digest=fields.pop("target"),
+            **fields,
+            asked=self._options.setdefault(repr(asked), asked),
+            seconds=body["seconds"],
+            bytes_read=body["bytes_read"],
+        )
+
+    def _take_outcome(self, statement: Statement) -> None:
+        """What a verification, or the reading back of a conversion, proved or disproved of the bytes."""
+        body = statement.body
+        subject = body["target"] if statement.kind == "conversion" else body
+        outcome = body["verification"] or {}
+        place = subject["checkpoint_digest"], str(outcome.get("uri") or subject.get("uri") or "")
+        if passed(outcome) and outcome.get("level") in _PROVING:
+            self._proved[intern(place[0])] = statement.time
+            self._damaged.pop(place, None)
+        elif outcome and not passed(outcome):
+            self._damaged[place] = _damage(statement.time, outcome)
+
+    def _take_note(self, statement: Statement) -> None:
+        """Notes of our own; others, and those that lack a field, are somebody else's."""
+        body: dict[str, Any] = interned(statement.body)
+        if body.get("about") == PRODUCT and {"route", "target", "request"} <= body.keys():
+            fields: dict[str, Any] = {name: body.get(name) for name in _PRODUCT_FIELDS}
+            note = ProductNote(statement.seq, **fields)
+            self._products[note.route, note.target] = note
+        elif body.get("about") == FAILURE and body.keys() >= _FAILURE_FIELDS:
+            key = body["source"], body["fingerprint"], body["wherry"]
+            self._failures[key] |= dict.fromkeys(body["requests"], body["error"])
+
+    def state(self) -> LedgerState:
+        """The state after the last statement."""
+        registrations = defaultdict[str, list[RegistrationRecord]](list)
+        for (digest, _registry, _name), row in self._registrations.items():
+            registrations[digest].append(row)
+        return LedgerState(
+            checkpoints=self._checkpoints,
+            places=self._living(),
+            registrations=dict(registrations),
+            conversions=tuple(self._with_tombstone(one) for one in self._conversions),
+            proved=self._proved,
+            damaged=self._damaged,
+            products=self._products,
+            failures=dict(self._failures),
+            history=tuple(self._history),
+            rate=self._rate(),
+            **self._end,
+        )
+
+    def _rate(self) -> float | None:
+        after = self._end.get("statements", 0) - RATE_STATEMENTS
+        last = [one for one in self._conversions[-RATE_STATEMENTS:] if one.statement > after]
+        seconds = sum(one.seconds for one in last)
+        return sum(one.bytes_read for one in last) / seconds if seconds > 0 else None
+
+    def _living(self) -> dict[str, PlaceRecord]:
+        """The places that are not gone, each with what wherry did there; what it wrote stays so when it is read."""
+        read = {one.source_uri: one.source_digest for one in self._conversions}
+        written = {one.target_uri: one.target_digest for one in self._conversions}
+        places = self._places
+        for digest, uri in self._tombstones:
+            if uri in places and places[uri].checkpoint_digest == digest:
+                del places[uri]
+        for uri, place in places.items():
+            for role, ends in ((WRITTEN, written), (READ, read)):
+                if ends.get(uri) == place.checkpoint_digest:
+                    places[uri] = replace(place, role=role)
+                    break
+        return places
+
+    def _with_tombstone(self, one: ConversionRecord) -> ConversionRecord:
+        gone = self._tombstones.get((one.target_digest, one.target_uri))
+        return one if gone is None else replace(one, gone=gone)
+
+
+def interned(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose strings are held once in the process: digests and URIs occur in many statements."""
+    return {name: intern(value) if isinstance(value, str) else value for name, value in row.items()}
+
+
+def _damage(time: str, outcome: Mapping[str, Any]) -> DamageRecord:
+    tensors: Any = outcome.get("tensors")
+    failed = tensors.get("failed", []) if isinstance(tensors, dict) else []
+    first: dict[str, Any] = failed[0] if failed else {}
+    reason = str(first.get("reason") or "it did not pass")
+    verdict = str(outcome.get("verdict", "failed"))
+    return DamageRecord(time, verdict, reason, first.get("path") or None, first.get("leaf"))
