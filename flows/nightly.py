@@ -28,7 +28,7 @@ from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.routes.night import as_ours, note_made, notes_of, run_night
 from wherry.routes.reconcile import Work
 from wherry.routes.report import NightPlan, failure, markdown
-from wherry.routes.routes import Config, Wanted, chosen_routes
+from wherry.routes.routes import Config, RouteTarget, chosen_routes
 from wherry.tasks.ending import ending
 
 
@@ -109,7 +109,7 @@ def _as_tasks(config: Config, route: Route) -> Generator[Any]:
     """Each checkpoint as a task; the runner bounds how many run."""
     with ThreadPoolTaskRunner(max_workers=route.concurrency) as runner:
 
-        def start(work: Work, targets: tuple[Wanted, ...]) -> Callable[[], int]:
+        def start(work: Work, targets: tuple[RouteTarget, ...]) -> Callable[[], int]:
             future = runner.submit(checkpoint, parameters=_parameters(route, config, work, targets))
             return partial(_bytes_written, future, work.source.found.uri)
 
@@ -127,7 +127,7 @@ def _log_plan(plan: NightPlan) -> None:
     get_run_logger().info("route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works))
 
 
-def _parameters(route: Route, config: Config, work: Work, targets: tuple[Wanted, ...]) -> dict[str, Any]:
+def _parameters(route: Route, config: Config, work: Work, targets: tuple[RouteTarget, ...]) -> dict[str, Any]:
     made = [_target(one).model_dump(mode="json") for one in targets]
     arguments = {
         **made[0], "further": made[1:], "format": route.source_format or work.source.found.format,
@@ -139,7 +139,7 @@ def _parameters(route: Route, config: Config, work: Work, targets: tuple[Wanted,
     return {"source": work.source.found.uri, "arguments": arguments, "notes": notes_of(work, targets)}
 
 
-def _target(one: Wanted) -> TargetSpec:
+def _target(one: RouteTarget) -> TargetSpec:
     rule = one.rule
     return TargetSpec(
         target=one.uri, to=rule.format, options=rule.options, only=rule.only, into=rule.into, family=rule.family,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from wherry.config.schema import Route, TargetRule
     from wherry.core.detection import Detection
-    from wherry.ledger.nodes import Node
+    from wherry.ledger.nodes import LineageNode
     from wherry.ledger.replay import ConversionRecord, PlaceRecord
     from wherry.routes.routes import Whereabouts
 
@@ -106,7 +106,7 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
     return [one for one in _with_upstream(rows, looked) if one.reasons]
 
 
-def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord], Mapping[str, Node]]:
+def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord], Mapping[str, LineageNode]]:
     """The conversions that are current, one for each place, and the nodes of their sources."""
     from wherry.ledger.nodes import asked_in, conversions, nodes
     from wherry.ledger.record import open_ledger
@@ -140,10 +140,10 @@ def _routes(config: str | None) -> tuple[Route, ...]:
     return load_config(config).routes
 
 
-def _look(row: ConversionRecord, routes: Sequence[Route], nodes: Mapping[str, Node]) -> Stale:
+def _look(row: ConversionRecord, routes: Sequence[Route], nodes: Mapping[str, LineageNode]) -> Stale:
     """One conversion against what is there now."""
     source = nodes[row.source_digest]
-    rules: list[Rule] = []
+    rules: list[RouteRule] = []
     reasons: list[Reason] = []
     at: str | None = row.source_uri
     try:
@@ -182,7 +182,7 @@ def _said(row: ConversionRecord) -> Mapping[str, Any]:
     return row.asked or resolved(row.format, row.options)
 
 
-def _by_route(row: ConversionRecord, source_format: str, rules: Sequence[Rule]) -> Iterator[Reason]:
+def _by_route(row: ConversionRecord, source_format: str, rules: Sequence[RouteRule]) -> Iterator[Reason]:
     """Whether none of the routes that may have asked for it would give the same now."""
     told: list[Reason] = []
     for route, rule in rules:
@@ -258,7 +258,7 @@ def _planned(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]
         return error
 
 
-def _cure(row: ConversionRecord, source: str, rules: Sequence[Rule]) -> str:
+def _cure(row: ConversionRecord, source: str, rules: Sequence[RouteRule]) -> str:
     """The command line that converts again, as the route states it or as it was recorded."""
     asked = _said(row)
     if rules:
@@ -285,14 +285,14 @@ def _with_upstream(rows: Sequence[ConversionRecord], looked: Sequence[Stale]) ->
         yield replace(one, reasons=full)
 
 
-class Rule(NamedTuple):
+class RouteRule(NamedTuple):
     """What a route states for a target."""
 
     route: Route
     rule: TargetRule
 
 
-def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route]) -> list[Rule]:
+def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route]) -> list[RouteRule]:
     """What the routes that take a source state of what is made of it.
 
     Args:
@@ -304,8 +304,8 @@ def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route])
     Returns:
         What may have asked for it; empty where no route did.
     """
-    exact: list[Rule] = []
-    deepest: list[tuple[int, Rule]] = []
+    exact: list[RouteRule] = []
+    deepest: list[tuple[int, RouteRule]] = []
     for route in routes:
         where = whereabouts(route.root, source)
         if where is None or refusal(route, source, where) is not None:
@@ -313,8 +313,8 @@ def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route])
         places = _places(route, source, where)
         for rule in route.targets:
             if find_format(rule.format).name == format:
-                deepest.append((len(locate(route.root).uri), Rule(route, rule)))
-                exact += [Rule(route, rule)] if places.get(rule.uri) == uri else []
+                deepest.append((len(locate(route.root).uri), RouteRule(route, rule)))
+                exact += [RouteRule(route, rule)] if places.get(rule.uri) == uri else []
     depth = max((depth for depth, _rule in deepest), default=0)
     return exact or [rule for there, rule in deepest if there == depth]
 

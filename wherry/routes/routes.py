@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Config",
     "Explanation",
-    "Wanted",
+    "RouteTarget",
     "Whereabouts",
     "explain",
     "load_config",
@@ -52,7 +52,7 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RouteTarget:
     """One thing that a route wants made of a checkpoint.
 
     Attributes:
@@ -93,7 +93,7 @@ class Explanation:
     takes: bool
     reason: str
     where: Whereabouts | None = None
-    targets: tuple[Wanted, ...] = ()
+    targets: tuple[RouteTarget, ...] = ()
     source: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def whereabouts(root: str, found: Detection) -> Whereabouts | None:
     return Whereabouts("/".join(run) or base.name, found.step, name)
 
 
-def wanted(route: Route, found: Detection, where: Whereabouts) -> tuple[Wanted, ...]:
+def wanted(route: Route, found: Detection, where: Whereabouts) -> tuple[RouteTarget, ...]:
     """What a route makes of a checkpoint.
 
     Raises:
@@ -260,7 +260,7 @@ def _too_old(route: Route, found: Detection) -> str | None:
     return f"it was written before {since.isoformat()}" if since is not None and written < since else None
 
 
-def _wanted(route: Route, rule: TargetRule, found: Detection, where: Whereabouts) -> Wanted:
+def _wanted(route: Route, rule: TargetRule, found: Detection, where: Whereabouts) -> RouteTarget:
     row = find_format(rule.format)
     values = {
         "run": where.run, "step": None if where.step is None else str(where.step), "format": row.name,
@@ -278,7 +278,7 @@ def _wanted(route: Route, rule: TargetRule, found: Detection, where: Whereabouts
         place, committed = (locate(uri).join(name).uri for name in (folder, folder.split("/")[0]))
     template = rule.model or route.model
     model = None if template is None else render(template, values).replace("/", "-")
-    return Wanted(rule, uri, place, committed, model, request_of(route, rule))
+    return RouteTarget(rule, uri, place, committed, model, request_of(route, rule))
 
 
 def request_of(route: Route, rule: TargetRule) -> str:

@@ -13,22 +13,37 @@ Levels, each including those before it:
 
 With `against=SOURCE` both checkpoints are read and compared tensor by tensor, through the renaming that the
 target's receipt records.
+
+`verified` is the verification that a workflow makes: its outcome goes to the ledger, and what does not pass is an error
+whose cure is the command that makes the checkpoint again as it was made, where its receipt tells.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.converter.command import command
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import render
 from wherry.core.opaque import allowed_opaque
 from wherry.core.units import parse_size
-from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
+from wherry.errors import (
+    DamagedError,
+    HostileError,
+    IncompleteError,
+    MismatchError,
+    NotFoundError,
+    NotRecordedError,
+    UsageError,
+    WherryError,
+)
 from wherry.formats.companions import digested
 from wherry.formats.detect import describe_absent, resolve
 from wherry.ledger.named import open_named
+from wherry.ledger.recording import RECORDED, record_outcome
 from wherry.ledger.resolve import checkpoint_uri
 from wherry.mover.checksums import without_checksum
 from wherry.mover.hashing import Failure, Measured, compare, hash_checkpoint
@@ -45,7 +60,9 @@ if TYPE_CHECKING:
     from wherry.core.progress import OnProgress
     from wherry.formats.checkpoint import Checkpoint
     from wherry.mover.hashing import Hashes
+    from wherry.storage.sidecar import Sidecar
     from wherry.verifier.native import Seen
+
 
 LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
 _OTHERS_SAY = ("native", "logits")
@@ -307,3 +324,69 @@ def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Fa
             continue
         if found.sha256 != companion.sha256:
             yield Failure(companion.name, "the companion file is not the recorded one")
+
+
+_COMPARING = ("roundtrip", "logits")  # levels that need the source
+
+
+def comparison(level: str, source: str, family_file: str | None) -> dict[str, Any]:
+    """The arguments of `verified` after a conversion: the level, and what it needs to know of the source.
+
+    Args:
+        level: one of `wherry.verifier.verify.LEVELS`.
+        source: URI of what was converted.
+        family_file: the file that declared the family, where one did.
+    """
+    return {"level": level} | ({"against": source, "family_file": family_file} if level in _COMPARING else {})
+
+
+def verified(uri: str, **how: Any) -> tuple[Verification, str]:
+    """Verify a checkpoint and record the outcome.
+
+    Args:
+        uri: the checkpoint.
+        how: further arguments of `wherry.verify`.
+
+    Returns:
+        The outcome, and whether the ledger has it, in words.
+
+    Raises:
+        NotRecordedError: it passed, but the ledger cannot be used; `result` is the outcome.
+        IncompleteError: something is missing.
+        MismatchError: something is not what was recorded, or not what the source holds.
+    """
+    outcome = verify(uri, **how)
+    sidecar = read_sidecar(locate(outcome.uri))
+    try:
+        if sidecar is not None:
+            record_outcome(sidecar.checkpoint, outcome.to_json())
+    except NotRecordedError as error:
+        error.result = outcome
+        raise
+    finally:
+        if not outcome.ok:
+            raise _failure(outcome, sidecar)
+    return outcome, "not recorded: it has no sidecar" if sidecar is None else RECORDED
+
+
+def _failure(outcome: Verification, sidecar: Sidecar | None) -> WherryError:
+    kind = IncompleteError if outcome.verdict == "incomplete" else MismatchError
+    first = outcome.failed[0]
+    more = f"; {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
+    return kind(
+        f"verification failed: {first.reason}{more}",
+        uri=outcome.uri,
+        path=first.path,
+        cure=_cure(outcome.uri, sidecar),
+        stage="verify",
+    )
+
+
+def _cure(uri: str, sidecar: Sidecar | None) -> str:
+    if sidecar is None or sidecar.receipt is None:
+        return "restore the checkpoint"
+    try:
+        again = command(sidecar.receipt, target=uri)
+    except WherryError as error:
+        return f"restore the checkpoint, or {error.cure}"
+    return f"move it away ({shlex.quote(uri)}) and convert again: {again}"
