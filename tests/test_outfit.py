@@ -9,7 +9,7 @@ import pytest
 import wherry
 from tests.families_support import made
 from tests.test_outfit_configs import LLAMA
-from wherry.core.request import Wish
+from wherry.core.request import LayoutRequest
 from wherry.errors import MismatchError, NotFoundError, UnrepresentableError
 from wherry.families import load_family
 from wherry.families.companions import config_system, matches
@@ -44,7 +44,7 @@ def folder(tmp_path):
 
 def plan(source, tmp_path, to, **wish):
     options = wish.pop("options", None)
-    return wherry.plan(source, tmp_path / "out", to=to, options=options, wish=Wish(**wish))
+    return wherry.plan(source, tmp_path / "out", to=to, options=options, wish=LayoutRequest(**wish))
 
 
 def companions(resolved) -> set[str]:
@@ -83,7 +83,9 @@ def test_assets_replace_what_the_source_has(folder, tmp_path):
     (assets / "tokenizer.model").write_bytes(TIKTOKEN)
     (assets / "chat_template.jinja").write_text("{{ messages }}")
     (assets / "model.safetensors").write_bytes(b"not wanted")
-    wherry.convert(folder, tmp_path / "out", to="maxtext", lineage=False, wish=Wish(assets=str(assets)))
+    wherry.convert(
+        folder, tmp_path / "out", to="maxtext", lineage=False, wish=LayoutRequest(assets=str(assets))
+    )
     found = tmp_path / "out" / "items" / "assets"
     assert (found / "tokenizer.model").read_bytes() == TIKTOKEN
     assert (found / "chat_template.jinja").read_text() == "{{ messages }}"
@@ -131,7 +133,7 @@ def test_a_config_of_the_target_is_taken_from_the_user(folder, tmp_path):
     (tmp_path / "there" / "items" / "assets" / "config.json").unlink()
     stated = tmp_path / "mine.json"
     stated.write_text(json.dumps({**LLAMA, "bos_token_id": 11}))
-    wish = Wish(config=str(stated))
+    wish = LayoutRequest(config=str(stated))
     wherry.convert(tmp_path / "there", tmp_path / "out", to="huggingface", lineage=False, wish=wish)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["bos_token_id"] == 11
 

@@ -17,13 +17,12 @@ from wherry.integrations.containers.stored_zip import read_directory
 from wherry.integrations.containers.torch_zip import Archive, PlacedTensor, read_object
 from wherry.integrations.dcp.alike import Alike
 from wherry.integrations.dcp.transforms import Inflated
-from wherry.storage.location import Entry, Location
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.stored_zip import Directory
     from wherry.integrations.containers.torch_tree import Tree
     from wherry.integrations.dcp.metadata import Stored
-    from wherry.storage.location import Store
+    from wherry.storage.location import Entry, Location, Store
 
 HEAD, TAIL = 1 << 10, 1 << 11
 _REMEMBERED = 10_000
@@ -103,7 +102,7 @@ class Items:
         file = self._file(stored, name)
         if stored.transforms:
             inside = Inflated(file, stored, most)
-            return self._interpret(Location(inside, file.path), 0, inside.size, name)[1]
+            return self._interpret(replace(file, store=inside), 0, inside.size, name)[1]
         return self._in_window(file, stored, *self._ends(file, stored), name)[1]
 
     def tensor(self, stored: Stored, name: str, nbytes: int) -> PlacedTensor:
@@ -152,7 +151,7 @@ class Items:
     ) -> tuple[Directory, Archive]:
         window = _Window(file, stored, self._files[stored.file], head, tail)
         stop = stored.offset + stored.length
-        return self._interpret(Location(window, file.path), stored.offset, stop, name)
+        return self._interpret(replace(file, store=window), stored.offset, stop, name)
 
     def _interpret(self, window: Location, start: int, stop: int, name: str) -> tuple[Directory, Archive]:
         if len(self._known) > _REMEMBERED:

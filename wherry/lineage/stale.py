@@ -20,10 +20,19 @@ from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.converter.command import UNPLANNED, command_line, differences, present, request, resolved, stated
-from wherry.core.opaque import allowing
+from wherry.converter.command import (
+    UNPLANNED,
+    command_line,
+    differences,
+    planned_again,
+    present,
+    resolved,
+    stated,
+)
+from wherry.core.request import RewriteRequest, SourceRequest, TargetRequest
+from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import NotFoundError, WherryError
-from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+from wherry.formats.checkpoint import open_checkpoint, open_source, present_fingerprint
 from wherry.formats.registry import find_format
 from wherry.routes.routes import refusal, wanted, whereabouts
 from wherry.runtime import threads
@@ -95,6 +104,10 @@ class _Made(NamedTuple):
         """What was stated, or as much of it as the options tell."""
         return self.asked or resolved(self.row.format, self.row.options)
 
+    def source(self, format: str) -> SourceRequest:
+        """What it was made of, read as then."""
+        return SourceRequest(self.row.source_uri, format, opaque=tuple(self.said.get("opaque", ())))
+
 
 def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = None) -> list[Stale]:
     """What converting again would give differently.
@@ -159,17 +172,16 @@ def _look(made: _Made, routes: Sequence[Route], nodes: Mapping[str, Node]) -> St
     reasons: list[Reason] = []
     at: str | None = row.source_uri
     try:
-        with allowing(made.said.get("opaque", ())):
-            with open_checkpoint(row.source_uri, format=made.said.get("from", source.format)) as checkpoint:
-                rules = (
-                    []
-                    if "as" in made.said
-                    else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
-                )
-                if present_fingerprint(checkpoint) != row.source_fingerprint:
-                    what = f"the files at {row.source_uri} changed since {row.time}"
-                    reasons.append(Reason(SOURCE_CHANGED, what))
-            reasons += _by_route(made, source.format, rules) if rules else _by_record(made, source.format)
+        with open_source(made.source(made.said.get("from", source.format))) as checkpoint:
+            rules = (
+                []
+                if "as" in made.said
+                else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
+            )
+            if present_fingerprint(checkpoint) != row.source_fingerprint:
+                what = f"the files at {row.source_uri} changed since {row.time}"
+                reasons.append(Reason(SOURCE_CHANGED, what))
+        reasons += _by_route(made, source.format, rules) if rules else _by_record(made, source.format)
     except NotFoundError:
         at = next((place.uri for place in source.places if _is_same(place, source.format)), None)
         elsewhere = f"; the same checkpoint lies at {at}" if at else ""
@@ -195,9 +207,8 @@ def _by_route(made: _Made, source_format: str, rules: Sequence[Rule]) -> Iterato
     for route, rule in rules:
         name = f"route {route.name}"
         try:
-            with allowing(route.opaque):
-                asked = as_routed(route, rule)
-                now = _planned(made.row, route.source_format or source_format, asked)
+            asked = as_routed(made, route, rule)
+            now = _planned(made, route.source_format or source_format, asked)
         except WherryError as error:  # a file that the route names
             now, asked = error, {}
         if isinstance(now, WherryError):
@@ -220,7 +231,7 @@ def _by_record(made: _Made, source_format: str) -> Iterator[Reason]:
         return
     try:
         asked = present(made.asked)
-        now: str | WherryError = _planned(made.row, source_format, asked)
+        now: str | WherryError = _planned(made, source_format, asked)
         changed = ", ".join(differences(made.asked, asked, UNPLANNED))
     except WherryError as error:  # a file that it names
         now, changed = error, ""
@@ -234,7 +245,7 @@ def _by_record(made: _Made, source_format: str) -> Iterator[Reason]:
 def _by_options(made: _Made, source_format: str) -> Iterator[Reason]:
     """The same of a receipt that does not say what was asked for: it may have been the parameters alone, or more."""
     row = made.row
-    plans = [_planned(row, source_format, {**made.said, **more}) for more in ({}, {"only": "params"})]
+    plans = [_planned(made, source_format, {**made.said, **more}) for more in ({}, {"only": "params"})]
     if row.plan_digest in plans:
         return
     if _is_plain(row) and not isinstance(plans[0], WherryError):
@@ -254,16 +265,16 @@ def _is_plain(row: ConvertedTarget) -> bool:
     return not {"layout", "scan"} & set(sidecar.manifest.origin) and not sidecar.receipt.warnings
 
 
-def _planned(row: ConvertedTarget, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
+def _planned(made: _Made, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
     """Digest of the plan that would be made now, or why none can be made so."""
-    from wherry.converter.plan import plan
+    from wherry.converter.plan import plan_request
     from wherry.converter.rewrite import plan_rewrite
 
-    ends = row.source_uri, row.target_uri
+    row, source = made.row, made.source(source_format)
     try:
         if "as" in asked:
-            return plan_rewrite(*ends, as_=asked["as"], format=source_format).digest
-        return plan(*ends, to=row.format, format=source_format, **request(asked)).digest
+            return plan_rewrite(RewriteRequest(source=source, target=row.target_uri, as_=asked["as"])).digest
+        return plan_request(planned_again(asked, source, TargetRequest(row.target_uri, row.format))).digest
     except WherryError as error:
         return error
 
@@ -274,11 +285,10 @@ def _cure(made: _Made, source: str, rules: Sequence[Rule]) -> str:
     if rules:
         route, rule = rules[0]
         try:
-            with allowing(route.opaque):
-                asked = {
-                    **as_routed(route, rule),
-                    **{n: v for n, v in asked.items() if n in ("into", "as_step")},
-                }
+            asked = {
+                **as_routed(made, route, rule),
+                **{n: v for n, v in asked.items() if n in ("into", "as_step")},
+            }
         except WherryError as error:
             _log.debug("the cure is told as it was recorded: %s", error)
     return command_line(asked, source, made.row.target_uri, moved=source != made.row.source_uri)
@@ -337,9 +347,8 @@ def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, st
         return {}
 
 
-def as_routed(route: Route, rule: TargetRule) -> dict[str, Any]:
-    """What a night states of a target; the classes that the route lets pass are let pass already."""
-    return stated(
-        rule.wish, to=rule.format, options=rule.settings, only=rule.only, ignore=route.ignore, meta=route.meta,
-        verify=None if route.read_back else "none", **{"from": route.source_format},
-    )  # fmt: skip
+def as_routed(made: _Made, route: Route, rule: TargetRule) -> dict[str, Any]:
+    """What a night states of a target."""
+    target = replace(rule.at(made.row.target_uri), into=False)
+    source = SourceRequest(made.row.source_uri, route.source_format, opaque=route.opaque)
+    return stated(route.request(source, [target], DEFAULT_MEMORY), target)

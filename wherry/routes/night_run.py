@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.convert import Target, convert_all
-from wherry.core.opaque import allowing
+from wherry.converter.convert import convert_all
 from wherry.ledger.recording import registration_of, verification_of
 from wherry.models.register import register
 from wherry.routes.night import (
@@ -94,16 +93,10 @@ def _alone(config: Config, route: Route, work: Work, one: Wanted) -> Outcome:
 
 def _carry(config: Config, route: Route, work: Work, targets: tuple[Wanted, ...]) -> Outcome:
     source = work.source.found
-    wanted = [
-        Target(one.uri, one.rule.format, one.rule.settings, one.rule.wish, one.rule.only, one.rule.into)
-        for one in targets
-    ]
-    with allowing(route.opaque):
-        group = convert_all(
-            source.uri, wanted, memory=route.memory or config.settings.memory, ignore=route.ignore,
-            verify="digest" if route.read_back else "none", format=route.source_format or source.format,
-            meta=route.meta, sign=route.sign,
-        )  # fmt: skip
+    request = route.request(
+        route.source(source), [one.rule.at(one.uri) for one in targets], config.settings.memory
+    )
+    group = convert_all(request)
     for one, receipt in zip(targets, group.receipts, strict=True):
         _after(config, route, one, receipt, alias=route.alias if work.source.newest else None)
     note_made(notes_of(work, targets))
@@ -116,7 +109,9 @@ def _after(config: Config, route: Route, one: Wanted, receipt: Receipt, *, alias
     uri = receipt.target.uri
     if route.verify != "none":
         with verification_of(uri):
-            verified(uri, **comparison(route.verify, receipt.source.uri, one.rule.family_file))
+            verified(
+                uri, **comparison(route.verify, receipt.source.uri, one.rule.at(one.uri).layout.family_file)
+            )
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
         with registration_of(uri, one.model, alias=alias, tags=route.tags):
