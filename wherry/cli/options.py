@@ -7,68 +7,39 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from wherry.core.request import (
-    ConvertRequest,
-    SourceRequest,
-    TargetRequest,
-    default_of,
-    flag_of,
-    kind_of,
-    options_of,
-)
+from wherry.core.option import in_order, options_of
+from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from dataclasses import Field
 
-    from wherry.core.request import RequestOption
+    from wherry.core.option import RequestOption
 
 Command: TypeAlias = "Callable[..., Any]"
 
 # The order of the help, in which an option that is not here comes last.
 ORDER = (
-    *("family", "family_file", "config", "dtype", "assets", "rename", "opaque", "format", "step", "item"),
-    *(
-        "options",
-        "memory",
-        "only",
-        "ignore",
-        "verify",
-        "if_exists",
-        "into",
-        "as_step",
-        "meta",
-        "sign",
-        "lineage",
-    ),
-)
-_KINDS: dict[str, dict[str, Any]] = {
-    "flag": {"is_flag": True},
-    "list": {"multiple": True},
-    "table": {"multiple": True},
-    "rules": {"default": ""},
-    "word": {},
-}
+    "family", "family_file", "config", "dtype", "assets", "rename", "opaque", "format", "step", "item", "options",
+    "memory", "only", "ignore", "verify", "if_exists", "into", "as_step", "meta", "sign", "lineage",
+)  # fmt: skip
 
 
-def _click(one: Field[Any], option: RequestOption) -> Callable[[Command], Command]:
+def _click(one: RequestOption) -> Callable[[Command], Command]:
     """An option of a request as one of a command."""
-    kind, default = kind_of(one, option), default_of(one)
-    how = dict(_KINDS[kind])
-    if kind == "word":
-        how |= {"type": click.Choice(option.choices)} if option.choices else {}
-        how |= {"type": int} if one.type == "int | None" else {}
-        how |= {"default": default, "show_default": True} if default is not None else {}
-    return click.option(flag_of(one, option), one.name, metavar=option.metavar, help=option.help, **how)
+    how: dict[str, Any] = {"is_flag": one.kind == "flag", "multiple": one.kind in ("list", "table")}
+    if one.kind == "word":
+        how["type"] = click.Choice(one.choices) if one.choices else int if one.type == "int | None" else None
+    if one.kind == "word" and one.default is not None:
+        how |= {"default": one.default, "show_default": True}
+    return click.option(one.flag, one.name, metavar=one.metavar, help=one.help, **how)
 
 
-def _read(one: Field[Any], option: RequestOption, value: Any) -> Any:
+def _read(one: RequestOption, value: Any) -> Any:
     """What the command line gave, as a request has it."""
-    kind = kind_of(one, option)
-    if kind == "flag":
-        return value != default_of(one)
-    return settings(value) if kind == "table" else rules(value) if kind == "rules" else value
+    if one.kind == "flag":
+        return value != one.default
+    return settings(value) if one.kind == "table" else rules(value or "") if one.kind == "rules" else value
 
 
 def requesting(
@@ -81,24 +52,24 @@ def requesting(
         planned: only what `wherry plan` takes too.
         order: of the help.
     """
-    rows = {one.name: (one, option) for one, option in options_of(*records) if option.planned or not planned}
-    names = sorted(rows, key=lambda name: order.index(name) if name in order else len(order))
+    options = in_order((one for one in options_of(*records) if one.planned or not planned), order)
 
     def given(function: Command) -> Command:
         @wraps(function)
-        def command(**arguments: Any) -> Any:
-            values = {name: _read(*rows[name], arguments.pop(name)) for name in names}
+        def inner(**arguments: Any) -> Any:
+            values = {one.name: _read(one, arguments.pop(one.name)) for one in options}
             return function(given=values, **arguments)
 
-        for name in reversed(names):
-            command = _click(*rows[name])(command)
+        command: Command = inner
+        for one in reversed(options):
+            command = _click(one)(command)
         return command
 
     return given
 
 
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
-memory = _click(*next(row for row in options_of(ConvertRequest) if row[0].name == "memory"))
+memory = _click(next(one for one in options_of(ConvertRequest) if one.name == "memory"))
 quiet = click.option("--quiet", is_flag=True, help="No progress bar.")
 chosen = requesting(SourceRequest)
 CONVERSION = (TargetRequest, SourceRequest, ConvertRequest)

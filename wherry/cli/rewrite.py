@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from wherry.cli.options import ORDER, as_json, quiet, requesting
-from wherry.core.request import RewriteRequest, SourceRequest, options_of
+from wherry.core.option import options_of
+from wherry.core.request import RewriteRequest, SourceRequest
 
 if TYPE_CHECKING:
     from wherry.converter.rewrite_plan import Rewriting, Rewritten
@@ -35,7 +36,7 @@ def rewrite(
     from wherry.cli import console
     from wherry.converter.rewrite import carry_out, plan_rewrite
 
-    which = {one.name: given.pop(one.name) for one, _ in options_of(SourceRequest)}
+    which = {one.name: given.pop(one.name) for one in options_of(SourceRequest)}
     request = RewriteRequest(
         source=SourceRequest(source, **which), target=target, as_=as_, in_place=in_place, **given
     )

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
-from wherry.core.request import LayoutRequest, TargetRequest, default_of, options_of
+from wherry.core.option import options_of
+from wherry.core.request import LayoutRequest, TargetRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wherry.core.request import RequestOption
+    from wherry.core.option import RequestOption
 
 M = TypeVar("M", bound=BaseModel)
 Place = Literal["form", "route"]
@@ -33,10 +34,9 @@ def with_options(
         for record in (*records, LayoutRequest):
             hints |= get_type_hints(record)
         missing: dict[str, Any] = {
-            one.name: (_kind(hints[one.name], option), described(place, record, one.name))
-            for record in records
-            for one, option in options_of(record)
-            if getattr(option, place) is not None and one.name not in (*leave, *model.model_fields)
+            one.name: (_kind(hints[one.name], one), _field(place, one))
+            for one in options_of(*records)
+            if getattr(one, place) is not None and one.name not in (*leave, *model.model_fields)
         }
         return create_model(
             model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **missing
@@ -47,13 +47,16 @@ def with_options(
 
 def described(place: Place, record: type[Any], name: str) -> Any:
     """An option as the value of a pydantic field: its default and its description in this place."""
-    one, option = next(row for row in options_of(record) if row[0].name == name)
-    return Field(default=default_of(one), description=getattr(option, place) or option.help)
+    return _field(place, next(one for one in options_of(record) if one.name == name))
 
 
-def _kind(hint: Any, option: RequestOption) -> Any:
+def _field(place: Place, one: RequestOption) -> Any:
+    return Field(default=one.default, description=getattr(one, place) or one.help)
+
+
+def _kind(hint: Any, one: RequestOption) -> Any:
     """The type of the field: text where the engine takes more, and one of the choices where there are some."""
-    word: Any = Literal[option.choices] if option.choices else str
+    word: Any = Literal[one.choices] if one.choices else str
     return {str: word, str | None: word | None, tuple[str, ...]: tuple[word, ...], str | int: str}.get(
         hint, hint
     )
@@ -61,7 +64,7 @@ def _kind(hint: Any, option: RequestOption) -> Any:
 
 def given_names(place: Place, *records: type[Any]) -> list[str]:
     """The options of these records that a model for this place has."""
-    return [one.name for one, option in options_of(*records) if getattr(option, place) is not None]
+    return [one.name for one in options_of(*records) if getattr(one, place) is not None]
 
 
 def given_by(place: Place, model: BaseModel, *records: type[Any]) -> dict[str, Any]:
@@ -72,7 +75,7 @@ def given_by(place: Place, model: BaseModel, *records: type[Any]) -> dict[str, A
 def target_of(place: Place, model: BaseModel, uri: str, to: str) -> TargetRequest:
     """A target as a model states it; truth among its options becomes the words of `--set`."""
     given = given_by(place, model, TargetRequest)
-    layout = LayoutRequest(**{one.name: given.pop(one.name) for one, _ in options_of(LayoutRequest)})
+    layout = LayoutRequest(**{one.name: given.pop(one.name) for one in options_of(LayoutRequest)})
     options = {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in given.pop("options").items()

@@ -174,7 +174,7 @@ class Route(Section):
             targets: as the rules give them.
             memory: the setting.
         """
-        given = {**given_by("route", self, ConvertRequest), "memory": self.memory or memory}
+        given: dict[str, Any] = {**given_by("route", self, ConvertRequest), "memory": self.memory or memory}
         verify = "digest" if self.read_back else "none"
         return ConvertRequest(source=source, targets=tuple(targets), verify=verify, **given)
 

@@ -20,19 +20,15 @@ import hashlib
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from wherry.core.option import Kind, in_order, options_of
 from wherry.core.request import (
     ConvertRequest,
-    LayoutRequest,
     RewriteRequest,
     SourceRequest,
     TargetRequest,
     convert_request,
-    default_of,
-    flag_of,
-    kind_of,
-    options_of,
     values_of,
 )
 from wherry.core.units import short
@@ -47,25 +43,18 @@ if TYPE_CHECKING:
 
     from wherry.core.receipt import Receipt
 
-_OPTIONS = {
-    one.name: (one, option) for one, option in options_of(TargetRequest, SourceRequest, ConvertRequest)
-}
+_OPTIONS = {one.name: one for one in options_of(TargetRequest, SourceRequest, ConvertRequest)}
 _NAMES = {"format": "from"}  # option → what receipts call it, where that is another word
 _CHOSEN = ("step", "item")  # not said again, as the source is what they chose
-_FILES = tuple(name for name, (_, option) in _OPTIONS.items() if option.stated == "file")
+_FILES = tuple(name for name, one in _OPTIONS.items() if one.stated == "file")
+_ORDER = ("options", "only", "ignore", "into", "as_step", "meta", "verify", "format", "step", "item")
 # What decides the result; and what of it the digest of a plan does not cover, which sees sizes and no contents.
-UNPLANNED = tuple(
-    name for name, (_, option) in _OPTIONS.items() if option.decides and option.stated in ("file", "place")
-)
-_LAYOUT = tuple(one.name for one, _ in options_of(LayoutRequest))
+UNPLANNED = tuple(name for name, one in _OPTIONS.items() if one.decides and one.stated in ("file", "place"))
 DECIDING = tuple(
     sorted(
-        (name for name, (_, option) in _OPTIONS.items() if option.decides),
-        key=lambda name: (name in UNPLANNED, name in _LAYOUT),
+        (one.name for one in in_order(_OPTIONS.values(), _ORDER) if one.decides), key=UNPLANNED.__contains__
     )
 )
-_FIRST = ("only", "ignore", "into", "as_step", "meta", "verify", "format", "step", "item", "options")
-_KINDS = ("word", "rules", "list", "table", "flag")  # in the order of the command line
 _REWRITE = "rewrite"  # in the options of a receipt: the name of the rewrite
 
 
@@ -83,10 +72,11 @@ def stated(request: ConvertRequest | RewriteRequest, target: TargetRequest | Non
         said: dict[str, Any] = {"as": request.as_, "in_place": request.in_place}
     else:
         said = {"to": target and target.to}
-    rows = [row for row in values_of(target, request.source, request) if row[1].stated]
-    for one, option, value in sorted(rows, key=lambda row: _place_in(_FIRST, row[0].name)):
-        if value != default_of(one) or option.stated == "settings":
-            said[_NAMES.get(one.name, one.name)] = _stated(option.stated, value, target)
+    values = {one.name: value for one, value in values_of(target, request.source, request)}
+    for one in in_order((_OPTIONS[name] for name in values), (*_ORDER[1:], "options")):
+        value = values[one.name]
+        if one.stated and (value != one.default or one.stated == "settings"):
+            said[_NAMES.get(one.name, one.name)] = _stated(one.stated, value, target)
     return {name: _plain(value) for name, value in said.items() if _is_said(value)}
 
 
@@ -104,7 +94,7 @@ def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: Targe
     words = {
         name: asked[name]["name"] if name in _FILES else asked[name] for name in _OPTIONS if name in asked
     }
-    rest = {
+    rest: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in words.items()
         if name not in (*_CHOSEN, "into")
@@ -207,13 +197,12 @@ def _shown(value: Any) -> str:
 
 
 def _options(asked: Mapping[str, Any]) -> Iterator[str]:
-    rows = [row for row in _OPTIONS.values() if row[0].name not in _CHOSEN and row[0].name != "options"]
     for name, value in sorted(asked.get("options", {}).items()):
         yield from ("--set", f"{name}={_spelled(value)}")
-    for one, option in sorted(rows, key=lambda row: _KINDS.index(kind_of(*row))):
+    for one in sorted(_OPTIONS.values(), key=lambda one: get_args(Kind).index(one.kind)):
         value = asked.get(_NAMES.get(one.name, one.name))
-        if _is_said(value):
-            yield from _words(flag_of(one, option), kind_of(one, option), value)
+        if _is_said(value) and one.name not in (*_CHOSEN, "options"):
+            yield from _words(one.flag, one.kind, value)
     if asked.get("in_place"):
         yield "--in-place"
 
@@ -229,10 +218,6 @@ def _words(flag: str, kind: str, value: Any) -> Iterator[str]:
     else:
         rows = [f"{name}={one}" for name, one in sorted(value.items())] if kind == "table" else value
         yield from (word for row in rows for word in (flag, row))
-
-
-def _place_in(order: tuple[str, ...], name: str) -> int:
-    return order.index(name) if name in order else len(order)
 
 
 def _spelled(value: Any) -> str:

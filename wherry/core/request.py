@@ -1,23 +1,25 @@
 """request: what a user asks of a conversion or a rewrite. Every option is declared here, and nowhere else.
 
-An option is a field of one of these records with a `RequestOption`: what the command line, the form of the flow, the
-routes of `wherry.toml` and `asked` in receipts say of it is made from that. So an option is added in two steps: a field
-here, and the code that obeys it.
+An option is a field of one of these records: what the command line, the form of the flow, the routes of `wherry.toml`
+and `asked` in receipts say of it is made from that (`core/option`). So an option is added in two steps: a field here,
+and the code that obeys it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping  # noqa: TC003  pydantic reads it
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from wherry.core.option import option, options_of
 from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from dataclasses import Field
+
+    from wherry.core.option import RequestOption
 
 R = TypeVar("R")
 
@@ -43,42 +45,7 @@ NONE = "none"
 SCAN = "scan"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOption:
-    """What is said of one option.
-
-    Attributes:
-        help: on the command line; in forms and routes too, where these say nothing else.
-        flag: on the command line; the field's name by default.
-        metavar: what stands for its value there.
-        choices: its values, where they are few; the items of a list.
-        form: in the form of the flow; None where the form has no such field.
-        route: in a route of `wherry.toml`; None where routes have no such field.
-        stated: how a receipt states it: its `value`, a `file` by name and digest, a `place` without secrets, a `run` as
-            its URI, `settings` with the renames, or not at all.
-        decides: whether the result depends on it.
-        planned: whether `wherry plan` takes it too.
-    """
-
-    help: str
-    flag: str = ""
-    metavar: str | None = None
-    choices: tuple[str, ...] = ()
-    form: str | None = ""
-    route: str | None = ""
-    stated: str = "value"
-    decides: bool = False
-    planned: bool = False
-
-
 _KEPT = "Kept with the checkpoint, in its manifest."
-
-
-def _option(default: Any, help: str, **how: Any) -> Any:
-    told = {"option": RequestOption(help, **how)}
-    if isinstance(default, dict):
-        return field(default_factory=dict[str, Any], metadata=told)
-    return field(default=default, metadata=told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +64,20 @@ class SourceRequest:
     """
 
     uri: str
-    format: str | None = _option(
-        None, "Source format, where detection would not decide so.", flag="--from", metavar="FORMAT",
+    format: str | None = option(
+        None, "Source format, where detection would not decide so.", spelled="--from", metavar="FORMAT",
         form="Format of the source, where detection would not decide.", route=None, planned=True,
     )  # fmt: skip
-    step: int | None = _option(
+    step: int | None = option(
         None, "Step of the run; the newest complete one by default.", route=None, planned=True,
         form="Step of a run; its newest complete step by default.",
     )  # fmt: skip
-    item: str | None = _option(
+    item: str | None = option(
         None, "Item of the step.", metavar="NAME", route=None, form="Item of a step.", planned=True
     )
-    opaque: tuple[str, ...] = _option(
+    opaque: tuple[str, ...] = option(
         (), "Read around objects of the class NAME (package.module.Class) in pickles; nothing is called.",
-        flag="--allow-opaque", metavar="NAME",
+        spelled="--allow-opaque", metavar="NAME",
         form="Classes in pickles that may pass unread, as package.module.Class.",
         route="Classes in pickles that may pass unread.", planned=True,
     )  # fmt: skip
@@ -141,23 +108,23 @@ class LayoutRequest:
         assets: a folder or URI with tokenizer and the like for the target.
     """
 
-    family: str | None = _option(
+    family: str | None = option(
         None, "Model family, where detection would not decide so; `none` keeps the tree.", metavar="NAME",
         route="Model family; `none` keeps the tree as it is.", decides=True, planned=True,
     )  # fmt: skip
-    family_file: str | None = _option(
+    family_file: str | None = option(
         None, "Declare or change a model family (TOML).", metavar="FILE",
         form="TOML file that declares or changes a model family.",
         route="TOML file that declares or changes the family.", stated="file", decides=True, planned=True,
     )  # fmt: skip
-    config: str | None = _option(
+    config: str | None = option(
         None, "The source's config (JSON), where none lies beside it.", metavar="FILE", stated="file",
         decides=True, planned=True,
     )  # fmt: skip
-    dtype: str | None = _option(
+    dtype: str | None = option(
         None, "Element type of the target's parameters.", metavar="DTYPE", decides=True, planned=True
     )
-    assets: str | None = _option(
+    assets: str | None = option(
         None, "Folder with tokenizer and the like for the target.", metavar="URI",
         form="Folder or URI with tokenizer and the like for the target.",
         route="Folder or URI with tokenizer and the like.", stated="place", decides=True, planned=True,
@@ -188,23 +155,23 @@ class TargetRequest:
 
     uri: str
     to: str
-    options: Mapping[str, Any] = _option(
+    options: Mapping[str, Any] = option(
         {}, "Option of the target format or of its layout; see `wherry formats NAME`, `wherry layouts`.",
-        flag="--set", metavar="NAME=VALUE",
+        spelled="--set", metavar="NAME=VALUE",
         form="Options of the target format and its layout, as `--set` takes them.",
         route="As `--set`: options of the format and its layout (scan_layers, rope, query_scale).",
         stated="settings", decides=True, planned=True,
     )  # fmt: skip
-    only: str | None = _option(
+    only: str | None = option(
         None, "Carry the parameters alone.", choices=("params",), decides=True, planned=True
     )
-    into: bool = _option(
+    into: bool = option(
         False, "TARGET is a run: make the step folder inside it.", stated="run",
         form="The target is a run; make the step folder inside it.",
         route="`uri` is a run: make the step folder inside it.",
     )  # fmt: skip
-    layout: LayoutRequest = PLAIN
-    rename: tuple[str, ...] = _option(
+    layout: LayoutRequest = field(default=PLAIN, metadata={"record": LayoutRequest})
+    rename: tuple[str, ...] = option(
         (), "Rename key paths: 'layers.{n}.w -> blocks/{n}/kernel'.", metavar="RULE",
         form="Rules that rename key paths: 'layers.{n}.w -> blocks/{n}/kernel'.",
         route="Rules 'layers.{n}.w -> blocks/{n}/kernel'.", stated="", planned=True,
@@ -236,36 +203,36 @@ class ConvertRequest:
 
     source: SourceRequest
     targets: tuple[TargetRequest, ...]
-    ignore: tuple[str, ...] = _option(
+    ignore: tuple[str, ...] = option(
         (), "Leave behind by name what the target cannot hold: values, empties, companions.", metavar="RULES",
         choices=("values", "empties", "companions"), form="Leave behind what the target cannot hold.",
         route="Leave behind what a target cannot hold.", decides=True, planned=True,
     )  # fmt: skip
-    memory: str | int = _option(
+    memory: str | int = option(
         DEFAULT_MEMORY, "Budget for bytes in flight.", form="Budget of what is in flight.",
         route="Budget of what is in flight; the setting by default.", stated="", planned=True,
     )  # fmt: skip
-    as_step: int | None = _option(None, "Step to write, where the source states none.", route=None)
-    if_exists: str = _option(
+    as_step: int | None = option(None, "Step to write, where the source states none.", route=None)
+    if_exists: str = option(
         "resume",
         "Accept nothing at TARGET, anything that wherry wrote, or the result of this same conversion.",
         choices=("fail", "skip", "resume"), route=None, stated="",
         form="Accept nothing at the target, anything that wherry wrote, or the result of this conversion.",
     )  # fmt: skip
-    verify: str = _option(
+    verify: str = option(
         "digest", "Read the target back before the commit.", choices=("digest", "none"), form=None, route=None,
         planned=True,
     )  # fmt: skip
-    meta: Mapping[str, str] = _option(
+    meta: Mapping[str, str] = option(
         {}, "Keep in the manifest.", metavar="KEY=VALUE", form=_KEPT, route=_KEPT
     )
-    sign: str | None = _option(
+    sign: str | None = option(
         None, "Sign each target with this private key (PEM).", metavar="KEY", stated="",
         form="File with the private key that signs the target.",
         route="File with the private key that signs the targets.",
     )  # fmt: skip
-    lineage: bool = _option(
-        True, "Do not record the conversion in the ledger.", flag="--no-lineage", form=None, route=None, stated=""
+    lineage: bool = option(
+        True, "Do not record the conversion in the ledger.", spelled="--no-lineage", form=None, route=None, stated=""
     )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -282,23 +249,10 @@ class ConvertRequest:
         return _built(cls, {**data, "source": _built(SourceRequest, data["source"]), "targets": targets})
 
 
-def options_of(*records: type[Any]) -> Iterator[tuple[Field[Any], RequestOption]]:
-    """The options of these records in their order; those of the layout in place of it."""
-    for record in records:
-        for one in fields(record):
-            if "option" in one.metadata:
-                yield one, one.metadata["option"]
-            elif one.name == "layout":
-                yield from options_of(LayoutRequest)
-
-
 def _same(name: str, help: str = "") -> Any:
     """An option that a conversion has too, perhaps with a help of its own."""
-    one, option = next(row for row in options_of(ConvertRequest) if row[0].name == name)
-    told = {"option": replace(option, help=help or option.help)}
-    if one.default is MISSING:
-        return field(default_factory=dict[str, Any], metadata=told)
-    return field(default=one.default, metadata=told)
+    (same,) = (one for one in options_of(ConvertRequest) if one.name == name)
+    return replace(same, help=help or same.help).field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,32 +282,11 @@ class RewriteRequest:
     memory: str | int = _same("memory")
 
 
-def values_of(*records: Any) -> Iterator[tuple[Field[Any], RequestOption, Any]]:
-    """The options of these records with their values; those of the layout in place of it."""
-    for record in records:
-        for one in fields(record) if record else ():
-            if "option" in one.metadata:
-                yield one, one.metadata["option"], getattr(record, one.name)
-            elif one.name == "layout":
-                yield from values_of(record.layout)
-
-
-def default_of(one: Field[Any]) -> Any:
-    """The default of an option."""
-    return one.default if one.default is not MISSING else {}
-
-
-def flag_of(one: Field[Any], option: RequestOption) -> str:
-    """An option as the command line spells it."""
-    return option.flag or f"--{one.name.replace('_', '-')}"
-
-
-def kind_of(one: Field[Any], option: RequestOption) -> str:
-    """How an option is given: a `flag`, a `word`, a `list` (once for each), `rules` with commas, a `table`."""
-    default = default_of(one)
-    if isinstance(default, tuple):
-        return "rules" if option.choices else "list"
-    return "flag" if isinstance(default, bool) else "table" if isinstance(default, dict) else "word"
+def values_of(*records: Any) -> Iterator[tuple[RequestOption, Any]]:
+    """The options of these records with their values."""
+    for record in filter(None, records):
+        for one in options_of(record):
+            yield one, getattr(record if hasattr(record, one.name) else record.layout, one.name)
 
 
 def convert_request(
@@ -395,7 +328,7 @@ def _with_defaults(target: TargetRequest, shared: Mapping[str, Any]) -> TargetRe
 
 def _taken(record: type[Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options that are fields of a record, taken out."""
-    return {one.name: options.pop(one.name) for one, _ in options_of(record) if one.name in options}
+    return {one.name: options.pop(one.name) for one in options_of(record) if one.name in options}
 
 
 def _built(record: type[R], data: Mapping[str, Any]) -> R:
