@@ -81,7 +81,7 @@ def _move(jobs: list[Job], staged: list[Staged]) -> tuple[Hashes, Hashes | None]
             source=source,
             specs=specs,
             pool=pool,
-            meter=Meter("convert", sum(spec.nbytes for spec in specs.values()), jobs[0].progress),
+            meter=Meter("convert", sum(spec.nbytes for spec in specs.values()), jobs[0].running.progress),
             outputs=tuple(one.output for one in staged),
         )
         own = _carried(carrier, jobs)
@@ -100,4 +100,4 @@ def _carried(carrier: Carrier, jobs: list[Job]) -> Hashes | None:
     from wherry.view.view import RelaidReader
 
     assert isinstance(seen.reader, RelaidReader)
-    return ViewPass(seen.original, seen.reader, carrier, moves, jobs[0].progress).carry()
+    return ViewPass(seen.original, seen.reader, carrier, moves, jobs[0].running.progress).carry()

@@ -10,18 +10,20 @@ The noun Plan: everything that a conversion will do, and the units of work that 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
-from wherry.core.request import PLAIN, Wish
+from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
 from wherry.core.tensorspec import GRID
-from wherry.core.units import parse_size
+from wherry.core.units import DEFAULT_MEMORY, parse_size
 from wherry.errors import IncompleteError, UnsupportedError, UsageError
+from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_format
-from wherry.ledger.named import open_named
+from wherry.ledger.named import named
 from wherry.mover.move import JointMoves, Move, largest_move
 from wherry.mover.pool import Pool
 from wherry.mover.source import Spill
@@ -32,7 +34,6 @@ from wherry.tree.mapping import TREE_OPTIONS, Mapped, map_tree, require_held
 from wherry.view.choose import relaid
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wherry.core.account import Bound, Ignored
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
-
-
-DEFAULT_MEMORY = "128MiB"
 
 
 def plan(
@@ -59,7 +57,7 @@ def plan(
     format: str | None = None,
     step: int | None = None,
     item: str | None = None,
-    wish: Wish = PLAIN,
+    wish: LayoutRequest = PLAIN,
     as_step: int | None = None,
 ) -> Plan:
     """Resolve a conversion without writing anything.
@@ -82,47 +80,51 @@ def plan(
             or a chunk of the source cannot be decoded in that much memory.
         UnrepresentableError: the target cannot hold the source; every reason is named.
     """
-    with open_named(source, format=format, step=step, item=item) as checkpoint:
-        seen, options, only = relaid(checkpoint, _writable(to), options or {}, wish, only)
-        return make_plan(
-            seen, target, to=to, options=options, memory=memory, only=only, ignore=ignore, verify=verify,
-            as_step=as_step,
-        )  # fmt: skip
+    whole = TargetRequest(os.fspath(target), to, options or {}, only, layout=wish)
+    which = SourceRequest(os.fspath(source), format, step, item)
+    return plan_request(
+        ConvertRequest(
+            source=which, targets=(whole,), ignore=ignore, memory=memory, verify=verify, as_step=as_step
+        )
+    )
 
 
-def make_plan(
-    checkpoint: Checkpoint,
-    target: str | os.PathLike[str],
-    *,
-    to: str,
-    options: Options | None = None,
-    memory: str | int = DEFAULT_MEMORY,
-    only: str | None = None,
-    ignore: tuple[str, ...] = (),
-    verify: str = "digest",
-    as_step: int | None = None,
-) -> Plan:
-    """The plan for a checkpoint that is already open; see `plan`."""
-    row = _writable(to)
+def plan_request(request: ConvertRequest) -> Plan:
+    """The plan of a request with one target; see `plan`."""
+    (target,) = request.targets
+    with open_source(named(request.source)) as checkpoint:
+        return plan_target(checkpoint, _writable(target.to), target, request)[1]
+
+
+def plan_target(
+    checkpoint: Checkpoint, row: Format, target: TargetRequest, request: ConvertRequest
+) -> tuple[Checkpoint, Plan]:
+    """The source as the target's system would have written it, and the plan that makes the target of it."""
+    seen, options, only = relaid(checkpoint, row, target.settings, target.layout, target.only)
+    return seen, _make(seen, replace(target, options=options, only=only, rename=()), request)
+
+
+def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest) -> Plan:
+    row, only, as_step, verify = _writable(target.to), target.only, request.as_step, request.verify
     if verify not in ("digest", "none"):
         raise UsageError(f"verify={verify} is not possible", cure="choose digest or none")
     if only is None:
         _require_present(checkpoint)
-    given = dict(options or {})
+    given = dict(target.options)
     tree = settled({name: given.pop(name) for name in TREE_OPTIONS if name in given})
     checked = checked_options(row, given)
-    mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=ignore, uri=str(target))
+    mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=request.ignore, uri=target.uri)
     if only is not None:
         _require_present(checkpoint, left=_left_by(mapped, checkpoint.manifest))
-    require_held(mapped.manifest, row, str(target))
+    require_held(mapped.manifest, row, target.uri)
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
     prepared = _without_hints(row.prepare(manifest, checked))
     carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
-    budget = parse_size(memory)
+    budget = parse_size(request.memory)
     bytes_of = Spill(checkpoint.reader, Pool(budget))
     return Plan(
         source=checkpoint.detection,
-        target=locate(target).uri,
+        target=locate(target.uri).uri,
         to=row.name,
         format_version=row.version(prepared, checked),
         options={**checked, **tree},

@@ -11,21 +11,21 @@ Equal fingerprints let a rerun do nothing and a journal be trusted; they prove n
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from wherry.core import dtypes
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.core.opaque import allowing
+from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import NotFoundError, UsageError
-from wherry.storage.location import Location
 from wherry.storage.pinned import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping
     from types import TracebackType
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Opened, Reader
-    from wherry.storage.location import Entry
+    from wherry.storage.location import Entry, Location
 
 
 class Checkpoint:
@@ -161,15 +161,19 @@ def open_checkpoint(
             of the reader and `verify` name them.
         HostileError: it tries to reach outside its folder or to run code.
     """
-    from wherry.formats.detect import resolve  # detect opens checkpoints too
+    return open_source(SourceRequest(os.fspath(uri), format, step, item, tuple(allow_opaque)))
+
+
+def open_source(source: SourceRequest) -> Checkpoint:
+    """Open the checkpoint that a request names; see `open_checkpoint`."""
+    from wherry.formats.detect import resolve_source  # detect opens checkpoints too
     from wherry.formats.registry import find_format
 
-    with allowing(allow_opaque):
-        location, detection = resolve(uri, format=format, step=step, item=item)
-        store = location.store
-        files = PinnedStore(store.root) if isinstance(store, LocalStore) else None
-        place = Location(files or store, location.path)
-        return Checkpoint(find_format(detection.format).open(place, detection), files)
+    location, detection = resolve_source(source)
+    store = location.store
+    files = PinnedStore(store.root) if isinstance(store, LocalStore) else None
+    place = replace(location, store=files or store)
+    return Checkpoint(find_format(detection.format).open(place, detection), files)
 
 
 def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = True) -> str:

@@ -20,10 +20,19 @@ from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.converter.command import UNPLANNED, command_line, differences, present, request, resolved, stated
-from wherry.core.opaque import allowing
+from wherry.converter.command import (
+    UNPLANNED,
+    command_line,
+    differences,
+    planned_again,
+    present,
+    resolved,
+    stated,
+)
+from wherry.core.request import RewriteRequest, SourceRequest, TargetRequest
+from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import NotFoundError, WherryError
-from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+from wherry.formats.checkpoint import open_checkpoint, open_source, present_fingerprint
 from wherry.formats.registry import find_format
 from wherry.routes.routes import refusal, wanted, whereabouts
 from wherry.runtime import threads
@@ -147,17 +156,16 @@ def _look(row: ConversionRecord, routes: Sequence[Route], nodes: Mapping[str, Li
     reasons: list[Reason] = []
     at: str | None = row.source_uri
     try:
-        with allowing(_said(row).get("opaque", ())):
-            with open_checkpoint(row.source_uri, format=_said(row).get("from", source.format)) as checkpoint:
-                rules = (
-                    []
-                    if "as" in _said(row)
-                    else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
-                )
-                if present_fingerprint(checkpoint) != row.source_fingerprint:
-                    what = f"the files at {row.source_uri} changed since {row.time}"
-                    reasons.append(Reason(SOURCE_CHANGED, what))
-            reasons += _by_route(row, source.format, rules) if rules else _by_record(row, source.format)
+        with open_source(_source(row, _said(row).get("from", source.format))) as checkpoint:
+            rules = (
+                []
+                if "as" in _said(row)
+                else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
+            )
+            if present_fingerprint(checkpoint) != row.source_fingerprint:
+                what = f"the files at {row.source_uri} changed since {row.time}"
+                reasons.append(Reason(SOURCE_CHANGED, what))
+        reasons += _by_route(row, source.format, rules) if rules else _by_record(row, source.format)
     except NotFoundError:
         at = next((place.uri for place in source.places if _is_same(place, source.format)), None)
         elsewhere = f"; the same checkpoint lies at {at}" if at else ""
@@ -182,15 +190,19 @@ def _said(row: ConversionRecord) -> Mapping[str, Any]:
     return row.asked or resolved(row.format, row.options)
 
 
+def _source(row: ConversionRecord, format: str) -> SourceRequest:
+    """What it was made of, read as then."""
+    return SourceRequest(row.source_uri, format, opaque=tuple(_said(row).get("opaque", ())))
+
+
 def _by_route(row: ConversionRecord, source_format: str, rules: Sequence[RouteRule]) -> Iterator[Reason]:
     """Whether none of the routes that may have asked for it would give the same now."""
     told: list[Reason] = []
     for route, rule in rules:
         name = f"route {route.name}"
         try:
-            with allowing(route.opaque):
-                asked = as_routed(route, rule)
-                now = _planned(row, route.source_format or source_format, asked)
+            asked = as_routed(row, route, rule)
+            now = _planned(row, route.source_format or source_format, asked)
         except WherryError as error:  # a file that the route names
             now, asked = error, {}
         if isinstance(now, WherryError):
@@ -246,14 +258,14 @@ def _is_plain(row: ConversionRecord) -> bool:
 
 def _planned(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
     """Digest of the plan that would be made now, or why none can be made so."""
-    from wherry.converter.plan import plan
+    from wherry.converter.plan import plan_request
     from wherry.converter.rewrite import plan_rewrite
 
-    ends = row.source_uri, row.target_uri
+    source = _source(row, source_format)
     try:
         if "as" in asked:
-            return plan_rewrite(*ends, as_=asked["as"], format=source_format).digest
-        return plan(*ends, to=row.format, format=source_format, **request(asked)).digest
+            return plan_rewrite(RewriteRequest(source=source, target=row.target_uri, as_=asked["as"])).digest
+        return plan_request(planned_again(asked, source, TargetRequest(row.target_uri, row.format))).digest
     except WherryError as error:
         return error
 
@@ -264,11 +276,10 @@ def _cure(row: ConversionRecord, source: str, rules: Sequence[RouteRule]) -> str
     if rules:
         route, rule = rules[0]
         try:
-            with allowing(route.opaque):
-                asked = {
-                    **as_routed(route, rule),
-                    **{n: v for n, v in asked.items() if n in ("into", "as_step")},
-                }
+            asked = {
+                **as_routed(row, route, rule),
+                **{n: v for n, v in asked.items() if n in ("into", "as_step")},
+            }
         except WherryError as error:
             _log.debug("the cure is told as it was recorded: %s", error)
     return command_line(asked, source, row.target_uri, moved=source != row.source_uri)
@@ -327,9 +338,8 @@ def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, st
         return {}
 
 
-def as_routed(route: Route, rule: TargetRule) -> dict[str, Any]:
-    """What a night states of a target; the classes that the route lets pass are let pass already."""
-    return stated(
-        rule.wish, to=rule.format, options=rule.settings, only=rule.only, ignore=route.ignore, meta=route.meta,
-        verify=None if route.read_back else "none", **{"from": route.source_format},
-    )  # fmt: skip
+def as_routed(row: ConversionRecord, route: Route, rule: TargetRule) -> dict[str, Any]:
+    """What a night states of a target."""
+    target = replace(rule.at(row.target_uri), into=False)
+    source = SourceRequest(row.source_uri, route.source_format, opaque=route.opaque)
+    return stated(route.request(source, [target], DEFAULT_MEMORY), target)

@@ -14,8 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wherry.converter.convert import Target, convert_all
-from wherry.core.opaque import allowing
+from wherry.converter.convert import convert_all
 from wherry.errors import (
     InternalError,
     MissingExtraError,
@@ -180,17 +179,8 @@ def _on_threads(config: Config, route: Route) -> Generator[Start]:
 
 def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget, ...]) -> int:
     """Convert, verify, register and note one checkpoint; the bytes written."""
-    source = work.source.found
-    wanted = [
-        Target(one.uri, one.rule.format, one.rule.settings, one.rule.wish, one.rule.only, one.rule.into)
-        for one in targets
-    ]
-    with allowing(route.opaque):
-        group = convert_all(
-            source.uri, wanted, memory=route.memory or config.settings.memory, ignore=route.ignore,
-            verify="digest" if route.read_back else "none", format=route.source_format or source.format,
-            meta=route.meta, sign=route.sign,
-        )  # fmt: skip
+    ends = [one.rule.at(one.uri) for one in targets]
+    group = convert_all(route.request(route.source(work.source.found), ends, config.settings.memory))
     for one, receipt in zip(targets, group.receipts, strict=True):
         _after(config, route, one, receipt, alias=route.alias if work.source.newest else None)
     note_made(notes_of(work, targets))
@@ -202,7 +192,8 @@ def _after(config: Config, route: Route, one: RouteTarget, receipt: Receipt, *, 
     uri = receipt.target.uri
     if route.verify != "none":
         with verification_of(uri):
-            verified(uri, **comparison(route.verify, receipt.source.uri, one.rule.family_file))
+            family_file = one.rule.at(one.uri).layout.family_file
+            verified(uri, **comparison(route.verify, receipt.source.uri, family_file))
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
         with registration_of(uri, one.model, alias=alias, tags=route.tags):

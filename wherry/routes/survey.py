@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
-from wherry.core.opaque import allowing
 from wherry.errors import NotFoundError, WherryError
-from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.detect import examine
-from wherry.formats.discover import NEWER_STEP, Skipped, discover
+from wherry.formats.discover import NEWER_STEP, Skipped, walk
 from wherry.routes.routes import Whereabouts, refusal, whereabouts
 from wherry.routes.scores import score
 from wherry.storage.ages import modified
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from wherry.config.schema import Route
-    from wherry.config.values import Select
     from wherry.core.detection import Detection
 
 Why = Literal["not taken", "not settled", "ours", "damaged", "vanished", "no score"]
@@ -84,10 +82,9 @@ def survey(
         StorageError: the storage failed.
     """
     tell = on_pass or _ignore
-    with allowing(route.opaque):
-        placed = list(_placed(route, products, tell))
-        chosen = _selected(route.selection, placed, tell)
-        return _marked([one for pair in chosen if (one := _candidate(route, *pair, tell)) is not None])
+    placed = list(_placed(route, products, tell))
+    chosen = _selected(route, placed, tell)
+    return _marked([one for pair in chosen if (one := _candidate(route, *pair, tell)) is not None])
 
 
 def _marked(found: list[Candidate]) -> list[Candidate]:
@@ -112,7 +109,7 @@ def _placed(
         tell(Omission(one.uri, "not taken" if one.reason == NEWER_STEP else "not settled", one.reason))
 
     latest = route.selection.choice == "latest"
-    for found in discover(route.root, on_skip=skipped, min_age=route.min_age, newest=latest):
+    for found in walk(route.place(route.root), skipped, route.min_age, newest=latest):
         where = whereabouts(route.root, found)
         assert where is not None  # discover looks below the root only
         reason = refusal(route, found, where)
@@ -136,12 +133,12 @@ def _is_product(uri: str, tell: Callable[[Omission], None]) -> bool:
 
 
 def _selected(
-    chosen: Select, placed: Iterable[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
+    route: Route, placed: Iterable[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
 ) -> Iterator[Placed]:
     """Of each run what is meant, newest first; a checkpoint without a step is a run's own end."""
     rows = sorted(placed, key=lambda pair: (pair[1].run, *_age(pair[1].step), pair[1].name))
     for _run, group in groupby(rows, key=lambda pair: (pair[1].run, pair[1].step is None)):
-        yield from _of_run(chosen, list(group), tell)
+        yield from _of_run(route, list(group), tell)
 
 
 def _age(step: int | None) -> tuple[bool, int]:
@@ -149,10 +146,11 @@ def _age(step: int | None) -> tuple[bool, int]:
 
 
 def _of_run(
-    chosen: Select, rows: list[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
+    route: Route, rows: list[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
 ) -> Iterator[Placed]:
+    chosen = route.selection
     if chosen.choice == "best":
-        yield from _best(chosen, rows, tell)
+        yield from _best(route, rows, tell)
         return
     newest = rows[0][1].step
     for found, where in rows:
@@ -163,8 +161,9 @@ def _of_run(
 
 
 def _best(
-    chosen: Select, rows: list[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
+    route: Route, rows: list[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
 ) -> Iterator[Placed]:
+    chosen = route.selection
     scored: list[tuple[float, Detection, Whereabouts]] = []
     for found, where in rows:
         try:
@@ -175,7 +174,7 @@ def _best(
         if value is None:
             tell(Omission(found.uri, "no score", f"nothing beside it states {chosen.metric}"))
             continue
-        verdict = examine(locate(found.uri), found)
+        verdict = examine(route.place(found.uri), found)
         if verdict.verdict == "ok":
             scored.append((value, found, where))
         else:
@@ -197,13 +196,13 @@ def _best(
 def _candidate(
     route: Route, found: Detection, where: Whereabouts, value: float | None, tell: Callable[[Omission], None]
 ) -> Candidate | None:
-    place = locate(found.uri)
+    place = route.place(found.uri)
     try:
         verdict = examine(place, found)
         if verdict.verdict != "ok":
             tell(Omission(found.uri, "damaged", verdict.reason or verdict.verdict))
             return None
-        with open_checkpoint(found.uri, format=route.source_format or found.format) as opened:
+        with open_source(route.source(found)) as opened:
             members = list(opened.reader.members())
             mark = present_fingerprint(opened)
         since = route.selection.since

@@ -20,6 +20,7 @@ whose cure is the command that makes the checkpoint again as it was made, where 
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.command import command
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import render
-from wherry.core.opaque import allowed_opaque
+from wherry.core.request import SourceRequest
 from wherry.core.units import parse_size
 from wherry.errors import (
     DamagedError,
@@ -40,11 +41,11 @@ from wherry.errors import (
     UsageError,
     WherryError,
 )
+from wherry.formats.checkpoint import open_source
 from wherry.formats.companions import digested
-from wherry.formats.detect import describe_absent, resolve
-from wherry.ledger.named import open_named
+from wherry.formats.detect import describe_absent, resolve_source
+from wherry.ledger.named import named
 from wherry.ledger.recording import RECORDED, record_outcome
-from wherry.ledger.resolve import checkpoint_uri
 from wherry.mover.checksums import without_checksum
 from wherry.mover.hashing import Failure, Measured, compare, hash_checkpoint
 from wherry.storage.sidecar import Sidecar, read_sidecar
@@ -53,7 +54,6 @@ from wherry.tree.mapping import parameters_of
 from wherry.tree.spelling import renaming_of
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
@@ -155,29 +155,45 @@ def verify(
         NotACheckpointError, UnsupportedError, StorageError: it is nothing that can be verified. Damage and hostile
             data are verdicts here, not errors.
     """
+    source = SourceRequest(os.fspath(uri), format, step, item)
+    return verify_source(
+        source, level=level, against=against, memory=memory, progress=progress, family_file=family_file
+    )
+
+
+def verify_source(
+    source: SourceRequest,
+    *,
+    level: str = "present",
+    against: str | os.PathLike[str] | None = None,
+    memory: str | int = DEFAULT_MEMORY,
+    progress: OnProgress | None = None,
+    family_file: str | None = None,
+) -> Verification:
+    """Verify a checkpoint as a request names it; see `verify`."""
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
     if level == "roundtrip" and against is None:
         raise UsageError("level roundtrip compares with the source", cure="say which: --against SOURCE")
-    if level in _OTHERS_SAY and allowed_opaque():
+    if level in _OTHERS_SAY and source.opaque:
         raise UsageError(
-            f"level {level} cannot read around {', '.join(sorted(allowed_opaque()))}: the system's own library would "
+            f"level {level} cannot read around {', '.join(sorted(source.opaque))}: the system's own library would "
             "call what a pickle names",
             cure="leave out --allow-opaque, or verify it at level digest",
         )
     clock = time.monotonic()
-    other = None if against is None else _Other(against, family_file)
+    other = None if against is None else _Other(source.beside(against), family_file)
     try:
-        with open_named(uri, format=format, step=step, item=item) as checkpoint:
+        with open_source(named(source)) as checkpoint:
             found = _look(checkpoint, level, other, parse_size(memory), progress)
             if level in _OTHERS_SAY and found.ok:
                 found = _told(found, checkpoint, other, parse_size(memory))
     except (DamagedError, HostileError) as error:
         failure = Failure(error.path or "", error.what)
         found = Verification(
-            error.uri or str(uri), level, error.verdict, ok=False, checked=0, failed=(failure,)
+            error.uri or source.uri, level, error.verdict, ok=False, checked=0, failed=(failure,)
         )
-    compared = resolve(checkpoint_uri(against))[1].uri if against is not None and found.ok else None
+    compared = resolve_source(named(other.source))[1].uri if other is not None and found.ok else None
     return replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
 
 
@@ -185,7 +201,7 @@ def verify(
 class _Other:
     """What to compare with, and the file that declares how, where wherry itself does not."""
 
-    uri: str | os.PathLike[str]
+    source: SourceRequest
     family_file: str | None
     measured: Measured = field(default_factory=Measured)
 
@@ -219,7 +235,7 @@ def _told(found: Verification, checkpoint: Checkpoint, other: _Other | None, mem
     """What the system's own software says of a checkpoint that is present."""
     from wherry.verifier.native import said  # starts a child
 
-    source, file = (str(other.uri), other.family_file) if other else (None, None)
+    source, file = (other.source.uri, other.family_file) if other else (None, None)
     seen = said(found.level, checkpoint, source, family_file=file, memory=memory)
     return replace(found, verdict=seen.verdict, ok=not seen.failed, failed=seen.failed, native=seen)
 
@@ -241,7 +257,7 @@ def _altered(
     if against is not None and sidecar is not None and sidecar.manifest.origin.get("layout"):
         yield from _came_back(checkpoint, sidecar, against, memory, progress)
     elif against is not None:
-        yield from _against(found, sidecar, against.uri, memory, progress)
+        yield from _against(found, sidecar, against.source, memory, progress)
 
 
 def _nothing_recorded(checkpoint: Checkpoint, unrecorded: int) -> NotFoundError:
@@ -257,13 +273,13 @@ def _nothing_recorded(checkpoint: Checkpoint, unrecorded: int) -> NotFoundError:
 def _against(
     found: Hashes,
     sidecar: Sidecar | None,
-    against: str | os.PathLike[str],
+    against: SourceRequest,
     memory: int,
     progress: OnProgress | None,
 ) -> Iterator[Failure]:
     options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
     rename = renaming_of(sidecar.manifest if sidecar else None, options)
-    with open_named(against) as other:
+    with open_source(named(against)) as other:
         seen = _as_scanned(other, sidecar)
         theirs = hash_checkpoint(seen, memory=memory, progress=progress, paths=_meant(seen, sidecar))
     renamed = {rename(path): path for path in theirs.digests}
@@ -300,7 +316,7 @@ def _came_back(
     """Compare with a source of another system, through the inverse layout."""
     from wherry.view.inverse import roundtrip
 
-    with open_named(against.uri) as other:
+    with open_source(named(against.source)) as other:
         layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
         yield from roundtrip(
             checkpoint, other, layout, memory=memory, progress=progress, measured=against.measured
