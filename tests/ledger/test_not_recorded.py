@@ -14,7 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from tests.support.command import command, cure_of, key_pair, small
+from tests.support.command import command, cure_of, small
+from tests.support.signing import key_pair
 from wherry.converter.convert import convert_all
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import CorruptError, MismatchError, NotRecordedError, StorageError, UsageError
