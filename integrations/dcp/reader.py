@@ -21,7 +21,7 @@ from wherry.integrations.containers.torch_reader import TorchReader
 from wherry.integrations.dcp.chunks import in_order, region_of, uncovered, with_elements
 from wherry.integrations.dcp.metadata import Chunk
 from wherry.integrations.dcp.transforms import HELD, Inflated
-from wherry.mover.carrier import as_bytes
+from wherry.mover.output import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

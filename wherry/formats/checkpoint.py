@@ -26,7 +26,7 @@ from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from types import TracebackType
 
     import numpy as np
@@ -49,12 +49,14 @@ class Checkpoint:
         lossy: key path → what a view's values lose there and back.
         notes: what a view could not carry, in words.
         snippet: how the software that a view is for loads it.
+        is_view: whether it is a view of another checkpoint.
     """
 
     ignored: tuple[Ignored, ...] = ()
     lossy: Mapping[KeyPath, Bound] = {}
     notes: tuple[str, ...] = ()
     snippet: str = ""
+    is_view: bool = False
 
     def __init__(self, opened: Opened, files: PinnedStore | None = None) -> None:
         """Take what a format opened.
@@ -72,6 +74,14 @@ class Checkpoint:
     def original(self) -> Checkpoint:
         """What lies at the URI: itself, or what it is a view of."""
         return self
+
+    def made_of(self, path: KeyPath) -> Collection[KeyPath]:
+        """The tensors of `original` that a tensor is made of."""
+        return (path,)
+
+    def reader_over(self, reader: Reader) -> Reader:
+        """Its reader, where the bytes of `original` come from another one than its own."""
+        return reader
 
     def first_seen(self, location: Location) -> Entry | None:
         """What a local file was when something was read of it first; None where nothing was."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, cast
 
 from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import render
@@ -39,15 +39,6 @@ if TYPE_CHECKING:
 
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")
-
-
-@runtime_checkable
-class ReckoningReader(Protocol):
-    """What a Reader may add: saying what is missing as a whole, where `absent` names single chunks."""
-
-    def shortfall(self) -> str | None:
-        """How much is there of how much, and whose share, in one phrase; None where nothing is missing."""
-        ...
 
 
 def detect(
@@ -172,7 +163,7 @@ def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] |
     first = ", ".join(describe_absent(piece) for piece in islice(absent, shown))
     more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
     sentence = f"{len(absent)} expected chunks are missing: {first}{more}"
-    whole = reader.shortfall() if isinstance(reader, ReckoningReader) else None
+    whole = reader.shortfall()
     return f"{whole}; {sentence}" if whole else sentence
 
 

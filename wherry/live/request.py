@@ -14,7 +14,7 @@ from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.request import Wish
 from wherry.errors import UsageError
-from wherry.mover.source import FOLDER_VARIABLE
+from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.storage.folders import PREFIX
 from wherry.storage.stores import locate
 
