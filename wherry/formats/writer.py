@@ -65,6 +65,28 @@ class BaseWriter:
         return None
 
 
+class WriterOver(BaseWriter):
+    """Writes its tensors by another writer, whose container is a part of its own."""
+
+    _item: Writer
+
+    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
+        """As the other writer says."""
+        return self._item.grid(path)
+
+    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
+        """Write by the other writer, which raises what it raises."""
+        self._item.write(path, where, data)
+
+    def sync(self) -> None:
+        """Make durable what the other writer has."""
+        self._item.sync()
+
+    def close(self) -> None:
+        """Close the other writer."""
+        self._item.close()
+
+
 def place_of(writer: Any) -> PlaceFunction:
     """`place` of a writer; a plug-in's writer may have been written when there was none."""
     return getattr(writer, "place", BaseWriter().place)

@@ -217,21 +217,21 @@ class ViewReader(BaseReader):
         """What the source lacks of what is carried."""
         used = {spec.path for held in self._projected.pieces.held.values() for spec, _piece in held.values()}
         used |= set(self._projected.scalars.values())
-        return (piece for piece in self._reader.absent() if piece.path in used)
+        return (piece for piece in self._source.reader.absent() if piece.path in used)
 
     def shortfall(self) -> str | None:
         """What is missing of the source, where its reader can tell."""
-        return self._reader.shortfall()
+        return self._source.reader.shortfall()
 
     def companion(self, name: str) -> Location:
         """Where a companion lies: in memory, or with the source."""
         if name in self._files:
             return Location(_Made(files=self._files), name)
-        return self._reader.companion(name)
+        return self._source.reader.companion(name)
 
     def members(self) -> Iterable[Entry]:
         """The source's files."""
-        return self._reader.members()
+        return self._source.reader.members()
 
     def close(self) -> None:
         """Remove what was decoded; the source is closed by who opened it."""
