@@ -59,7 +59,7 @@ def test_a_large_chunk_is_decoded_piece_by_piece(tmp_path):
     (block,) = found.reader.stream(spec, spec.whole)
     assert b"".join(bytes(piece) for piece in block.pieces) == as_bytes(state["a"])
     plan = wherry.plan(path, tmp_path / "b", to="safetensors", memory="64MiB")
-    assert not any(way.spilled for way in plan.ways.values())
+    assert plan.spilled == frozenset()
     assert plan.peak_memory < (64 + 64) << 20
     receipt = wherry.convert(path, tmp_path / "b", to="safetensors", memory="64MiB", lineage=False)
     assert receipt.source.weights_digest == receipt.target.weights_digest
