@@ -194,7 +194,7 @@ def _check_stream(checkpoint: Checkpoint, spec: TensorSpec) -> None:
     whole = reader.read(spec, spec.whole)
     for block in reader.stream(spec, cell):
         shape = region_shape(block.region)
-        elements = np.frombuffer(b"".join(block.pieces), dtype).reshape(shape)
+        elements = np.frombuffer(b"".join(map(bytes, block.pieces)), dtype).reshape(shape)
         inside = tuple(slice(0, extent) for extent in whole[block.region].shape)  # the rest is padding
         assert elements[inside].tobytes() == whole[block.region].tobytes(), f"{spec.name}: stream differs"
 
