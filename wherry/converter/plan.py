@@ -268,11 +268,32 @@ class Plan:
         return BASE_BYTES + max(min(self.memory, carrier_count() * largest), largest)
 
     @property
+    def raw(self) -> frozenset[KeyPath]:
+        """Source key paths of which any span can be read: bytes lie raw in files, or will in a spill file."""
+        return self._paths(lambda way: way.spans)
+
+    @property
+    def regions(self) -> frozenset[KeyPath]:
+        """Source key paths of which any region can be read without reading much more."""
+        return self._paths(lambda way: way.regions)
+
+    @property
+    def free(self) -> frozenset[KeyPath]:
+        """Those among these whose chunks need not be regarded."""
+        return self._paths(lambda way: way.regions and not way.access.gridded)
+
+    @property
+    def spilled(self) -> frozenset[KeyPath]:
+        """Source key paths that go through a spill file: chunks too large to decode whole, and not in order."""
+        return self._paths(lambda way: way.spilled)
+
+    @property
     def spill(self) -> int:
         """Bytes that go through spill files; a band of chunks is removed once it has been read."""
-        return sum(
-            self.source_manifest.tensors[path].nbytes for path, way in self.ways.items() if way.spilled
-        )
+        return sum(self.source_manifest.tensors[path].nbytes for path in self.spilled)
+
+    def _paths(self, holds: Callable[[Way], bool]) -> frozenset[KeyPath]:
+        return frozenset(path for path, way in self.ways.items() if holds(way))
 
     def moves(self) -> Iterator[Move]:
         """The units of work, in the order of the source's tensors."""
