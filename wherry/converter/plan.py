@@ -24,9 +24,9 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_format
 from wherry.ledger.named import named
-from wherry.mover.move import JointMoves, Move, largest_move
+from wherry.mover.move import JointMoves, Move, Way
 from wherry.mover.pool import Pool
-from wherry.mover.source import Spill
+from wherry.mover.source import Source
 from wherry.runtime.threads import carrier_count
 from wherry.storage.stores import locate
 from wherry.tree.axes import settled
@@ -121,7 +121,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
     prepared = _without_hints(row.prepare(manifest, checked))
     carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
     budget = parse_size(request.memory)
-    bytes_of = Spill(checkpoint.reader, Pool(budget))
+    source = Source(checkpoint.reader, Pool(budget))
     return Plan(
         source=checkpoint.detection,
         target=locate(target.uri).uri,
@@ -132,12 +132,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
         source_manifest=checkpoint.manifest,
         pairs=mapped.pairs,
         ignored=(*checkpoint.ignored, *mapped.ignored),
-        raw=frozenset(spec.path for spec in carried if bytes_of.by_span(spec)),
-        spilled=frozenset(
-            spec.path for spec in carried if bytes_of.spills(spec) and not bytes_of.flows(spec)
-        ),
-        regions=frozenset(spec.path for spec in carried if bytes_of.by_region(spec)),
-        free=frozenset(spec.path for spec in carried if bytes_of.free(spec)),
+        ways={spec.path: source.way(spec) for spec in carried},
         parameters=checkpoint.original.manifest.parameters,
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
         memory=budget,
@@ -223,11 +218,7 @@ class Plan:
         manifest: what the target will hold.
         pairs: target key path → source key path.
         ignored: source entries that are not carried, each with its rule.
-        raw: source key paths of which any span can be read: bytes lie raw in files, or will in a spill file.
-        regions: source key paths of which any region can be read without reading much more.
-        free: those among these whose chunks need not be regarded.
-        spilled: those among them that go through a spill file, because their chunks are too large to decode whole
-            and do not come in order.
+        ways: source key path → how the tensor is read.
         parameters: elements of the source's tensors.
         expected_parameters: what the source's config says; None where it says nothing that we understand.
         memory: budget in bytes.
@@ -247,10 +238,7 @@ class Plan:
     source_manifest: Manifest
     pairs: Mapping[KeyPath, KeyPath]
     ignored: tuple[Ignored, ...]
-    raw: frozenset[KeyPath]
-    spilled: frozenset[KeyPath]
-    regions: frozenset[KeyPath]
-    free: frozenset[KeyPath]
+    ways: Mapping[KeyPath, Way]
     parameters: int
     expected_parameters: int | None
     memory: int
@@ -282,9 +270,32 @@ class Plan:
         return BASE_BYTES + max(min(self.memory, carrier_count() * largest), largest)
 
     @property
+    def raw(self) -> frozenset[KeyPath]:
+        """Source key paths of which any span can be read: bytes lie raw in files, or will in a spill file."""
+        return self._paths(lambda way: way.spans)
+
+    @property
+    def regions(self) -> frozenset[KeyPath]:
+        """Source key paths of which any region can be read without reading much more."""
+        return self._paths(lambda way: way.regions)
+
+    @property
+    def free(self) -> frozenset[KeyPath]:
+        """Those among these whose chunks need not be regarded."""
+        return self._paths(lambda way: way.regions and not way.access.gridded)
+
+    @property
+    def spilled(self) -> frozenset[KeyPath]:
+        """Source key paths that go through a spill file: chunks too large to decode whole, and not in order."""
+        return self._paths(lambda way: way.spilled)
+
+    @property
     def spill(self) -> int:
         """Bytes that go through spill files; a band of chunks is removed once it has been read."""
         return sum(self.source_manifest.tensors[path].nbytes for path in self.spilled)
+
+    def _paths(self, holds: Callable[[Way], bool]) -> frozenset[KeyPath]:
+        return frozenset(path for path, way in self.ways.items() if holds(way))
 
     def moves(self) -> Iterator[Move]:
         """The units of work, in the order of the source's tensors."""
@@ -292,10 +303,7 @@ class Plan:
 
     def _largest(self, target: KeyPath, source: KeyPath) -> int:
         spec = self.source_manifest.tensors[source]
-        held = 1 if source in self.raw else 2
-        spec = replace(spec, chunks=None) if source in self.free else spec
-        targets, regions = [self.manifest.tensors[target]], source in self.regions
-        return held * largest_move(spec, targets, raw=source in self.raw, regions=regions)
+        return self.ways[source].largest(spec, [self.manifest.tensors[target]])
 
     def to_json(self) -> dict[str, Any]:
         """The plan as `--json` prints it."""
@@ -345,11 +353,5 @@ def joint_moves(plans: Sequence[Plan]) -> JointMoves:
     for one in plans:
         for target, source in one.pairs.items():
             targets.setdefault(source, []).append(one.manifest.tensors[target])
-    free = frozenset[KeyPath]().union(*(one.free for one in plans))
-    tensors = plans[0].source_manifest.tensors
-    return JointMoves(
-        {path: replace(tensors[path], chunks=None) if path in free else tensors[path] for path in targets},
-        targets,
-        frozenset[KeyPath]().union(*(one.raw for one in plans)),
-        frozenset[KeyPath]().union(*(one.regions for one in plans)),
-    )
+    ways = {source: way for one in plans for source, way in one.ways.items()}
+    return JointMoves(plans[0].source_manifest.tensors, targets, ways)

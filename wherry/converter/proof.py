@@ -29,11 +29,10 @@ from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.storage.stores import locate
 from wherry.tree.mapping import RENAMED
-from wherry.view.inverse import came_back
-from wherry.view.view import Relaid
+from wherry.view.inverse import differences
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from wherry.converter.rewrite_plan import Rewriting
@@ -285,13 +284,7 @@ def prove_boxes(
     Raises:
         MismatchError: they differ; the tensor is named.
     """
-    if isinstance(source, Relaid):
-        failed = list(came_back(written, source, set(pairs), known, memory=memory, progress=progress))
-    else:
-        paths: Collection[KeyPath] = list(pairs.values())
-        theirs = hash_checkpoint(source, memory=memory, progress=progress, paths=paths)
-        expected = {path: theirs.digests[taken] for path, taken in pairs.items()}
-        failed = compare(found, expected, {path: theirs.leaves[taken] for path, taken in pairs.items()})
+    failed = differences(source, written, pairs, found, known, memory=memory, progress=progress)
     if failed:
         raise MismatchError(
             f"what was written differs from the source: {failed[0].reason}",

@@ -26,7 +26,7 @@ from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from types import TracebackType
 
     import numpy as np
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from wherry.core.account import Bound, Ignored
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Opened, Reader
+    from wherry.formats.format import Opened
+    from wherry.formats.reader import Reader
     from wherry.storage.location import Entry, Location
 
 
@@ -49,12 +50,14 @@ class Checkpoint:
         lossy: key path → what a view's values lose there and back.
         notes: what a view could not carry, in words.
         snippet: how the software that a view is for loads it.
+        is_view: whether it is a view of another checkpoint.
     """
 
     ignored: tuple[Ignored, ...] = ()
     lossy: Mapping[KeyPath, Bound] = {}
     notes: tuple[str, ...] = ()
     snippet: str = ""
+    is_view: bool = False
 
     def __init__(self, opened: Opened, files: PinnedStore | None = None) -> None:
         """Take what a format opened.
@@ -72,6 +75,14 @@ class Checkpoint:
     def original(self) -> Checkpoint:
         """What lies at the URI: itself, or what it is a view of."""
         return self
+
+    def made_of(self, path: KeyPath) -> Collection[KeyPath]:
+        """The tensors of `original` that a tensor is made of."""
+        return (path,)
+
+    def reader_over(self, reader: Reader) -> Reader:
+        """Its reader, where the bytes of `original` come from another one than its own."""
+        return reader
 
     def first_seen(self, location: Location) -> Entry | None:
         """What a local file was when something was read of it first; None where nothing was."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, cast
 
 from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import render
@@ -24,7 +24,7 @@ from wherry.errors import (
     UnsupportedError,
     WherryError,
 )
-from wherry.formats.format import Absent, Glimpse
+from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format, formats
 from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
@@ -35,20 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.format import Format, Reader
+    from wherry.formats.format import Format
+    from wherry.formats.reader import Absent, Reader
     from wherry.storage.location import Entry
 
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")
-
-
-@runtime_checkable
-class ReckoningReader(Protocol):
-    """What a Reader may add: saying what is missing as a whole, where `absent` names single chunks."""
-
-    def shortfall(self) -> str | None:
-        """How much is there of how much, and whose share, in one phrase; None where nothing is missing."""
-        ...
 
 
 def detect(
@@ -179,7 +171,7 @@ def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] |
     first = ", ".join(describe_absent(piece) for piece in islice(absent, shown))
     more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
     sentence = f"{len(absent)} expected chunks are missing: {first}{more}"
-    whole = reader.shortfall() if isinstance(reader, ReckoningReader) else None
+    whole = reader.shortfall()
     return f"{whole}; {sentence}" if whole else sentence
 
 

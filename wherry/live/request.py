@@ -10,7 +10,7 @@ from typing import Any
 
 from wherry.core.request import ConvertRequest, TargetRequest, convert_request
 from wherry.errors import UsageError
-from wherry.mover.source import FOLDER_VARIABLE
+from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.storage.folders import PREFIX
 from wherry.storage.stores import LiveStore, locate
 

@@ -23,7 +23,7 @@ from wherry.families.companions import config_file, facts_beside, outfit, source
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
-from wherry.view.view import Relaid
+from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ def table(family: str | None = None, family_file: str | None = None) -> dict[str
 
 def view(
     checkpoint: Checkpoint, row: Format, asked: Mapping[str, str], wish: LayoutRequest, only: str | None
-) -> Relaid | None:
+) -> LayoutView | None:
     """The view that `wherry.view.choose.relaid` gives; None where the tree stays as it is.
 
     Args:
@@ -86,7 +86,7 @@ def view(
     )  # fmt: skip
     given = config if source is target else target_config(family, target, wish.config)
     made = outfit(projected, given, checkpoint, wish.assets)
-    return Relaid(checkpoint, projected, made, wish.dtype, only)
+    return LayoutView(checkpoint, projected, made, wish.dtype, only)
 
 
 def _require_options(asked: Mapping[str, str], source: System, target: System, row: Format) -> None:
