@@ -26,7 +26,7 @@ from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from types import TracebackType
 
     import numpy as np
@@ -46,6 +46,7 @@ class Checkpoint:
         manifest: what it holds.
         reader: the format's reader; the mover's way to the bytes.
         ignored: entries of the source that a view of it leaves behind; none in a checkpoint itself.
+        opaque: names of the pickle classes that were read as opaque values.
         lossy: key path → what a view's values lose there and back.
         notes: what a view could not carry, in words.
         snippet: how the software that a view is for loads it.
@@ -53,17 +54,22 @@ class Checkpoint:
 
     ignored: tuple[Ignored, ...] = ()
     lossy: Mapping[KeyPath, Bound] = {}
+    opaque: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     snippet: str = ""
 
-    def __init__(self, opened: Opened, files: PinnedStore | None = None) -> None:
+    def __init__(
+        self, opened: Opened, files: PinnedStore | None = None, opaque: Collection[str] = ()
+    ) -> None:
         """Take what a format opened.
 
         Args:
             opened: detection, manifest and reader.
             files: the store of its files, which is closed with the checkpoint.
+            opaque: names of the pickle classes that were read as opaque values.
         """
         self._files = files
+        self.opaque = tuple(opaque)
         self.detection: Detection = opened.detection
         self.manifest: Manifest = opened.manifest
         self.reader: Reader = opened.reader
@@ -173,7 +179,7 @@ def open_source(source: SourceRequest) -> Checkpoint:
     store = location.store
     files = PinnedStore(store.root) if isinstance(store, LocalStore) else None
     place = replace(location, store=files or store)
-    return Checkpoint(find_format(detection.format).open(place, detection), files)
+    return Checkpoint(find_format(detection.format).open(place, detection), files, source.opaque)
 
 
 def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = True) -> str:
