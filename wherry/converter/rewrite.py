@@ -149,11 +149,11 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
     name, _, value = request.as_.partition("=")
     row = _find(detection.format, name, location)
     with settled_checkpoint(
-        lambda: Checkpoint(row.plan(location, detection, value or None).opened)
+        lambda: Checkpoint(row.plan(location, detection, value or None).opened, opaque=location.opaque)
     ) as settled:
         pin = take_pin(settled)
     change = row.plan(location, detection, value or None)
-    with Checkpoint(change.opened) as checkpoint:
+    with Checkpoint(change.opened, opaque=location.opaque) as checkpoint:
         if in_place and change.staged_only:
             raise UnsupportedError(change.staged_only, uri=location.uri, cure="name a target instead")
         missing = absence(checkpoint.reader)
