@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from wherry.live.handle import Export as Export
     from wherry.live.restore import Restored as Restored
     from wherry.live.restore import restore as restore
-    from wherry.live.store import Store as Store
+    from wherry.live.store import RunStore
     from wherry.models.fetch import fetch as fetch
     from wherry.models.promote import promote as promote
     from wherry.models.promote import rollback as rollback
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from wherry.verifier.verify import Verification as Verification
     from wherry.verifier.verify import verify as verify
 
+    Store = RunStore
     resolve = resolve_model
     detect = detect_named
     open = open_named  # noqa: A001  the door's word, as in DESIGN
@@ -81,7 +82,7 @@ _DOOR = {
     "Plan": "wherry.converter.plan:Plan",
     "Receipt": "wherry.core.receipt:Receipt",
     "Restored": "wherry.live.restore:Restored",
-    "Store": "wherry.live.store:Store",
+    "Store": "wherry.live.store:RunStore",
     "TensorSpec": "wherry.core.tensorspec:TensorSpec",
     "Verification": "wherry.verifier.verify:Verification",
     "WherryError": "wherry.errors:WherryError",

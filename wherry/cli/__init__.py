@@ -86,9 +86,9 @@ def cli() -> None:
 def discover(root: str, json_: bool, **which: Any) -> None:
     """Find the checkpoints below ROOT."""
     from wherry.cli import console
-    from wherry.formats.discover import Skipped, discover
+    from wherry.formats.discover import SkippedPath, discover
 
-    skipped: list[Skipped] = []
+    skipped: list[SkippedPath] = []
     console.show_found(discover(root, on_skip=skipped.append, **which), skipped, json_=json_)
 
 

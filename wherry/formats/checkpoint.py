@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.core.account import Bound, Ignored
+    from wherry.core.account import Bound, IgnoredEntry
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Opened
@@ -54,7 +54,7 @@ class Checkpoint:
         is_view: whether it is a view of another checkpoint.
     """
 
-    ignored: tuple[Ignored, ...] = ()
+    ignored: tuple[IgnoredEntry, ...] = ()
     lossy: Mapping[KeyPath, Bound] = {}
     opaque: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ _MOST_SETTLE_SECONDS = 86_400.0
 _MOST_LOOKS = 30
 
 
-class _Looked(TypedDict):
+class _Observation(TypedDict):
     members: Mapping[str, Entry]
     around: frozenset[str]
 
@@ -150,7 +150,7 @@ def _names(checkpoint: Checkpoint) -> set[str]:
     return {entry.name for entry in checkpoint.reader.members()} - set(OWN_NAMES)
 
 
-def _look(base: Location, names: Iterable[str], *, whole: bool) -> _Looked:
+def _look(base: Location, names: Iterable[str], *, whole: bool) -> _Observation:
     """What the store says of members, and which names are around them.
 
     Args:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchReport:
     """What a fetch did.
 
     Attributes:
@@ -114,7 +114,7 @@ def fetch(
     *,
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
-) -> Fetched:
+) -> FetchReport:
     """Copy a checkpoint and verify the copy.
 
     Args:
@@ -148,7 +148,7 @@ def fetch(
     seconds = round(time.monotonic() - clock, 3)
     count = len(subject.files)
     return _record(
-        subject, Fetched(subject.location.uri, home.uri, digest, count, nbytes, resumed, seconds, already)
+        subject, FetchReport(subject.location.uri, home.uri, digest, count, nbytes, resumed, seconds, already)
     )
 
 
@@ -248,7 +248,7 @@ def _carry_signature(subject: _Subject, place: Location) -> None:
         put(target, signature.read_whole(MOST_SIDECAR))
 
 
-def _record(subject: _Subject, done: Fetched) -> Fetched:
+def _record(subject: _Subject, done: FetchReport) -> FetchReport:
     """Tell the ledger of the second place."""
     from wherry.ledger.record import open_ledger, record_sighting
 

@@ -23,7 +23,7 @@ from wherry.errors import IncompleteError, MismatchError, NotFoundError, NotReco
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.ledger.recording import record_outcome
 from wherry.ledger.replay import passed
-from wherry.ledger.resolve import Resolved, is_model_uri, proved_digest, resolve_model, stores_of
+from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
 from wherry.storage.home import user_name, without_secrets
 from wherry.storage.sidecar import read_sidecar, unrecorded
 from wherry.storage.stores import locate
@@ -176,7 +176,7 @@ def rollback(
     return _promotion(found, alias, moved, stores, by, level, passed, seq)
 
 
-def _found(asked: str | os.PathLike[str], name: str | None, stores: Mapping[str, str]) -> Resolved:
+def _found(asked: str | os.PathLike[str], name: str | None, stores: Mapping[str, str]) -> ResolvedModel:
     """The version that is meant; a plain URI is registered, which does nothing where it is."""
     if is_model_uri(asked):
         found = resolve_model(asked, **stores)
@@ -198,12 +198,12 @@ def _found(asked: str | os.PathLike[str], name: str | None, stores: Mapping[str,
 
 
 def _carried(
-    found: Resolved,
+    found: ResolvedModel,
     sidecar: Sidecar,
     stores: Mapping[str, str],
     there: Mapping[str, str],
     name: str | None,
-) -> Resolved:
+) -> ResolvedModel:
     """The version in another registry: made of the same source, with every tag and where it came from."""
     from wherry.models.register import enter
 
@@ -218,7 +218,7 @@ def _carried(
 
 
 def _move(
-    found: Resolved,
+    found: ResolvedModel,
     sidecar: Sidecar,
     alias: str,
     stores: Mapping[str, str],
@@ -249,7 +249,7 @@ def _move(
     return _promotion(found, alias, moved, stores, by, level, passed, seq)
 
 
-def _stated(ledger: Ledger, registry: str, found: Resolved, alias: str) -> bool:
+def _stated(ledger: Ledger, registry: str, found: ResolvedModel, alias: str) -> bool:
     """Whether the ledger's last word on an alias is this version; a promotion may have been killed just before."""
     from wherry.ledger.record import statements
 
@@ -261,7 +261,7 @@ def _stated(ledger: Ledger, registry: str, found: Resolved, alias: str) -> bool:
 
 
 def _promotion(
-    found: Resolved,
+    found: ResolvedModel,
     alias: str,
     moved: Any,
     stores: Mapping[str, str],
@@ -293,7 +293,7 @@ def _by(approver: str | None) -> str:
 
 
 def proved(
-    found: Resolved,
+    found: ResolvedModel,
     policy: Policy,
     level: str,
     approver: str | None,

@@ -84,7 +84,7 @@ class PlacedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class TorchReader(FilesReader):
+class StridedReader(FilesReader):
     """Reads tensors of one or several archives.
 
     Attributes:
