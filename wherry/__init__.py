@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from wherry.errors import WherryError as WherryError
     from wherry.formats.checkpoint import Checkpoint as Checkpoint
     from wherry.formats.discover import discover as discover
-    from wherry.ledger.named import detect_named, open_named
+    from wherry.ledger.open import detect_named, open_named
     from wherry.ledger.resolve import resolve_model
     from wherry.lineage.answers import impact as impact
     from wherry.lineage.answers import why as why
@@ -88,14 +88,14 @@ _DOOR = {
     "WherryError": "wherry.errors:WherryError",
     "audit": "wherry.auditor.audit:audit",
     "convert": "wherry.converter.convert:convert",
-    "detect": "wherry.ledger.named:detect_named",
+    "detect": "wherry.ledger.open:detect_named",
     "discover": "wherry.formats.discover:discover",
     "emit": "wherry.core.emit:emit",
     "export": "wherry.live.export:export",
     "fetch": "wherry.models.fetch:fetch",
     "impact": "wherry.lineage.answers:impact",
     "inspect": "wherry.verifier.inspect:inspect",
-    "open": "wherry.ledger.named:open_named",
+    "open": "wherry.ledger.open:open_named",
     "plan": "wherry.converter.plan:plan",
     "promote": "wherry.models.promote:promote",
     "prune": "wherry.routes.prune:prune",

@@ -20,7 +20,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Companion, Manifest, Value
 from wherry.errors import IncompleteError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.flat.strided import PlacedTensor, StridedReader
+from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.formats.huggingface.folder import surroundings
 from wherry.integrations.formats.huggingface.weights import find_weights

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.command import stated
-from wherry.converter.existing import existing_result
+from wherry.converter.if_exists import existing_result
 from wherry.converter.job import Job
 from wherry.converter.passes import run
 from wherry.converter.plan import plan_target
@@ -27,8 +27,8 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.formats.registry import find_format
 from wherry.ledger.deliver import report_failure
-from wherry.ledger.named import named
-from wherry.ledger.recording import LEFT_OUT, record_all
+from wherry.ledger.open import named
+from wherry.ledger.outcomes import LEFT_OUT, record_all
 from wherry.staging.in_use import in_use
 from wherry.staging.staging import tidy
 from wherry.storage.sidecar import signature_location

@@ -23,7 +23,7 @@ from wherry.errors import IncompleteError, UnsupportedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_format
-from wherry.ledger.named import named
+from wherry.ledger.open import named
 from wherry.mover.move import JointMoves, Move, Way
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.command import stated
-from wherry.converter.existing import existing_result
+from wherry.converter.if_exists import existing_result
 from wherry.converter.in_place import changed, replace_sidecar
 from wherry.converter.proof import ProofRequest, know, prove
 from wherry.converter.rewrite_plan import RewritePlan, Rewritten
@@ -28,8 +28,8 @@ from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import absence, resolve_source
 from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pin
 from wherry.formats.registry import rewrites
-from wherry.ledger.named import named
-from wherry.ledger.recording import LEFT_OUT, record
+from wherry.ledger.open import named
+from wherry.ledger.outcomes import LEFT_OUT, record
 from wherry.staging.staging import Staging, tidy
 from wherry.storage.copy import carry, listed
 from wherry.storage.sidecar import FOLDER_NAME, encode

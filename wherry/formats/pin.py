@@ -22,7 +22,7 @@ from wherry.core.request import SourceRequest
 from wherry.errors import MismatchError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, open_source
 from wherry.storage.folders import is_staging
-from wherry.storage.pinned import CHANGED_CURE
+from wherry.storage.pinned_store import CHANGED_CURE
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import is_live, locate
 

@@ -34,7 +34,7 @@ from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, 
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import describe_absent
 from wherry.formats.registry import find_format
-from wherry.ledger.named import open_named
+from wherry.ledger.open import open_named
 from wherry.live.match import TemplateMatch, match
 from wherry.runtime import threads
 from wherry.staging.in_use import in_use

@@ -20,7 +20,7 @@ from wherry.core.progress import RunContext
 from wherry.core.receipt import from_json
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error
-from wherry.ledger.recording import record, require_recorded
+from wherry.ledger.outcomes import record, require_recorded
 from wherry.live.checkpoint import live_checkpoint
 from wherry.live.request import spool_of
 from wherry.live.shares import (

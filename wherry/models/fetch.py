@@ -23,7 +23,7 @@ from wherry.errors import (
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.formats.registry import find_format
-from wherry.ledger.recording import RECORDED, REFUSED, not_recorded
+from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
 from wherry.staging.in_use import in_use

@@ -141,7 +141,7 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
     source = against or (sidecar.receipt.source.uri if sidecar and sidecar.receipt else None)
     if source is None:
         raise UsageError("level logits compares with the source", cure="say which: --against SOURCE")
-    from wherry.ledger.named import open_named
+    from wherry.ledger.open import open_named
 
     with (
         tempfile.TemporaryDirectory(prefix=".wherry-logits.") as folder,

@@ -44,8 +44,8 @@ from wherry.errors import (
 from wherry.formats.checkpoint import open_source
 from wherry.formats.companions import digested
 from wherry.formats.detect import describe_absent, resolve_source
-from wherry.ledger.named import named
-from wherry.ledger.recording import RECORDED, record_outcome
+from wherry.ledger.open import named
+from wherry.ledger.outcomes import RECORDED, record_outcome
 from wherry.mover.checksums import without_checksum
 from wherry.mover.hashing import Failure, MeasuredError, compare, hash_checkpoint
 from wherry.storage.sidecar import Sidecar, read_sidecar

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from wherry.core.progress import Meter
 from wherry.mover.carrier import Carrier, digest_moves
-from wherry.mover.decoded import DecodedReader
+from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import Hashes
 from wherry.mover.source import Source
 from wherry.runtime import threads

@@ -25,7 +25,7 @@ from wherry.formats.reader import Absent, Access, BaseReader, Extent
 from wherry.layout.copies import held_bytes, taken_by
 from wherry.layout.cuts import cut_multiples, stacked_grid
 from wherry.layout.runs import cut, runs
-from wherry.mover.decoded import DecodedReader
+from wherry.mover.decode import DecodedReader
 from wherry.mover.regions import fill_region, raw_bytes
 from wherry.storage.location import Entry, Location
 from wherry.storage.stores import LocalStore

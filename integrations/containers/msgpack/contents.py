@@ -19,7 +19,7 @@ from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import TensorSpec
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.packed import PACKED, read_region
+from wherry.integrations.containers.flat.pack import PACKED, read_region
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.msgpack.heads import EMPTY_MARKS
 from wherry.integrations.containers.msgpack.index import Array, Blob, Node, Scalar, Sequence, Table, canonical

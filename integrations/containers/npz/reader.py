@@ -12,7 +12,7 @@ from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_with
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.formats.reader import Access, BaseReader, Block
 from wherry.integrations.containers.flat.reader import FilesReader
-from wherry.integrations.containers.flat.strided import PlacedTensor, StridedReader
+from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.inflate import HELD, DeflatedMember, beginning, checked_sizes
 from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
 from wherry.integrations.containers.npz.writer import SUFFIX

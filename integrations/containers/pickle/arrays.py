@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError
-from wherry.integrations.containers.flat.strided import PlacedTensor
+from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.pickle.source import PAGE
 from wherry.integrations.containers.pickle.values import Far
 from wherry.storage.location import Capabilities, Entry, Location

@@ -15,7 +15,7 @@ from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.formats.format import Option
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
-from wherry.integrations.containers.flat.packed import PACKED, pack_nibbles
+from wherry.integrations.containers.flat.pack import PACKED, pack_nibbles
 from wherry.integrations.containers.safetensors import header
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from zlib import crc32
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
-from wherry.integrations.containers.flat.strided import PlacedTensor, require_honest_size, specs_of
+from wherry.integrations.containers.flat.strides import PlacedTensor, require_honest_size, specs_of
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.torch.values import RULES, PickleTree, Storage, TorchTensor, flatten
 from wherry.integrations.containers.zip.read import Directory, data_offset, read_directory, read_member

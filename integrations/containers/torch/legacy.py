@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
-from wherry.integrations.containers.flat.strided import require_honest_size, specs_of
+from wherry.integrations.containers.flat.strides import require_honest_size, specs_of
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.source import walked
 from wherry.integrations.containers.pickle.values import Rules

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wherry.integrations.containers.flat.strided import PlacedTensor
+from wherry.integrations.containers.flat.strides import PlacedTensor
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.zip.read import Directory

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
-    from wherry.integrations.containers.flat.strided import PlacedTensor
+    from wherry.integrations.containers.flat.strides import PlacedTensor
     from wherry.storage.stores import Entry, Location
 
 METADATA = ".metadata"

@@ -20,7 +20,7 @@ from wherry.integrations.formats.dcp.alike import Alike
 from wherry.integrations.formats.dcp.transforms import InflatedItem
 
 if TYPE_CHECKING:
-    from wherry.integrations.containers.flat.strided import PlacedTensor
+    from wherry.integrations.containers.flat.strides import PlacedTensor
     from wherry.integrations.containers.torch.values import PickleTree
     from wherry.integrations.containers.zip.read import Directory
     from wherry.integrations.formats.dcp.metadata import StoredItem

@@ -17,7 +17,7 @@ from wherry.core.tensorspec import TensorSpec, region_shape, region_within, shar
 from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.reader import Absent, Access, Block, Extent
 from wherry.integrations.containers.flat.reader import FilesReader
-from wherry.integrations.containers.flat.strided import StridedReader
+from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered, with_elements
 from wherry.integrations.formats.dcp.metadata import Chunk
 from wherry.integrations.formats.dcp.transforms import HELD, InflatedItem
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region
-    from wherry.integrations.containers.flat.strided import PlacedTensor
+    from wherry.integrations.containers.flat.strides import PlacedTensor
     from wherry.integrations.formats.dcp.items import Items
     from wherry.integrations.formats.dcp.metadata import DcpIndex
     from wherry.integrations.formats.dcp.shards import SavedShards

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.integrations.containers.flat.packed import PACKED
-from wherry.integrations.containers.flat.strided import PlacedTensor
+from wherry.integrations.containers.flat.pack import PACKED
+from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import TO_OURS
 from wherry.integrations.formats.dcp.metadata import Chunk, DcpIndex, DescribedTensor, StoredItem

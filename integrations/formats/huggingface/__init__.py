@@ -19,7 +19,7 @@ from wherry.core.units import parse_size
 from wherry.errors import AmbiguousError, CorruptError, IncompleteError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.flat.reader import FlatReader
-from wherry.integrations.containers.flat.strided import StridedReader
+from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.msgpack.contents import PlacedReader
 from wherry.integrations.containers.safetensors.header import DTYPES
 from wherry.integrations.containers.safetensors.writer import (

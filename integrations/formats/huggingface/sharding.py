@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wherry.integrations.containers.flat.packed import stored_size
+from wherry.integrations.containers.flat.pack import stored_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.detection import Evidence
 from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.integrations.containers.flat.strided import PlacedTensor
+from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.msgpack.contents import gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.safetensors import header as safetensors

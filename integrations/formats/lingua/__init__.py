@@ -17,7 +17,7 @@ from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
-from wherry.integrations.containers.flat.strided import StridedReader
+from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.containers.torch.objects import build, pickled
 from wherry.integrations.containers.torch.values import tree_kind
