@@ -1,4 +1,5 @@
-"""How tests are spread over workers: files stay whole, flows share a server, and the list of long ones is no dead letter."""
+"""How tests are spread over workers: files stay whole, flows share a server, and the list of long ones is no dead
+letter."""
 
 from __future__ import annotations
 
