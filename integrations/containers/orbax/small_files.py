@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import storage_error
 from wherry.integrations.containers.orbax import layout
+from wherry.integrations.containers.orbax.step import put_files
 from wherry.integrations.containers.orbax.tree import stored_name
-from wherry.storage.folders import sync_folder
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -74,9 +72,4 @@ def finish_step(folder: Location, manifest: Manifest, item: str) -> None:
         StorageError: the storage failed.
     """
     text = checkpoint_json({item: HANDLER}, time.time_ns(), manifest)
-    folder.join(layout.CHECKPOINT).put(text.encode())
-    folder.join(layout.COMMITTED).put(WRITTEN)
-    try:
-        sync_folder(Path(folder.path))
-    except OSError as error:
-        raise storage_error(error, folder.uri) from error
+    put_files(folder, [(layout.CHECKPOINT, text.encode()), (layout.COMMITTED, WRITTEN)])

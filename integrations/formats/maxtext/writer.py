@@ -7,19 +7,15 @@ Facts (MaxText 0.2.5 looked at): the step folder has `_CHECKPOINT_METADATA`, whi
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import storage_error
-from wherry.formats.writer import WriterOver
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax.small_files import WRITTEN, checkpoint_json
+from wherry.integrations.containers.orbax.step import StepWriter
 from wherry.integrations.containers.orbax.writer import OrbaxWriter
 from wherry.integrations.formats.maxtext import shape
 from wherry.integrations.formats.maxtext.step import ITEM, NAME
-from wherry.storage.folders import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,33 +37,16 @@ class _ItemWriter(OrbaxWriter):
         return {**super()._notes(), "format": NAME}
 
 
-class MaxTextWriter(WriterOver):
+class MaxTextWriter(StepWriter):
     """Writes one step folder."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
-        self._staging = staging
-        self._manifest = recorded(manifest)
-        self._started = time.time_ns()
-        self._finished = False
-        try:
-            Path(staging.path).mkdir(exist_ok=True)
-        except OSError as error:
-            raise storage_error(error, staging.uri) from error
+        super().__init__(staging, recorded(manifest))
         self._item = _ItemWriter(staging.join(ITEM), self._manifest, options)
 
-    def finish(self) -> None:
-        """Complete the item, then the step folder."""
-        if self._finished:
-            return
-        self._item.finish()
-        text = checkpoint_json({ITEM: _HANDLER}, self._started, self._manifest)
-        self._staging.join(layout.CHECKPOINT).put(text.encode())
-        self._staging.join(layout.COMMITTED).put(WRITTEN)
-        try:
-            sync_folder(Path(self._staging.path))
-        except OSError as error:
-            raise storage_error(error, self._staging.uri) from error
-        self._finished = True
+    def _around(self) -> Iterator[tuple[str, bytes]]:
+        yield layout.CHECKPOINT, checkpoint_json({ITEM: _HANDLER}, self._started, self._manifest).encode()
+        yield layout.COMMITTED, WRITTEN
 
 
 def scan_form(manifest: Manifest) -> bool | None:

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, joined_names, render
-from wherry.errors import storage_error
-from wherry.formats.writer import WriterOver
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
 from wherry.integrations.containers.orbax.small_files import WRITTEN
+from wherry.integrations.containers.orbax.step import StepWriter
 from wherry.integrations.containers.orbax.writer import OrbaxWriter
 from wherry.integrations.formats.paxml import metadata
 from wherry.integrations.formats.paxml import names as naming
 from wherry.integrations.formats.paxml.layout import COMMITTED, STATE
 from wherry.integrations.formats.paxml.placeholders import placeholder_file
-from wherry.storage.folders import sync_folder
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -54,21 +51,14 @@ class _FlatStateWriter(_StateWriter):
     kept = frozenset({orbax.STRINGS})
 
 
-class PaxWriter(WriterOver):
+class PaxWriter(StepWriter):
     """Writes one checkpoint folder."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
-        self._staging = staging
-        self._manifest = manifest
+        super().__init__(staging, manifest)
         self._version: str = options["version"]
         self._flat = flat_paths(manifest, staging.uri) if self._version != _OCDBT else None
         self._placeholders = placeholder_file(manifest) if self._flat is None else b""
-        self._finished = False
-        try:
-            for folder in (Path(staging.path), Path(staging.path) / metadata.FOLDER):
-                folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise storage_error(error, staging.uri) from error
         inner = manifest if self._flat is None else flat_manifest(manifest, self._flat)
         kind = _StateWriter if self._flat is None else _FlatStateWriter
         self._item = kind(staging.join(STATE), inner, state_options(options))
@@ -82,21 +72,15 @@ class PaxWriter(WriterOver):
         super().write(self._inner(path), where, data)
 
     def finish(self) -> None:
-        """Complete the state, then write the item `metadata`."""
-        if self._finished:
-            return
-        if self._placeholders:
+        """Put the placeholders into the state, complete it, then write the item `metadata`."""
+        if self._placeholders and not self._finished:
             self._staging.join(STATE).join(orbax.MSGPACK).put(self._placeholders)
-        self._item.finish()
+        super().finish()
+
+    def _around(self) -> Iterator[tuple[str, bytes]]:
         item = metadata.build(float(self._version), self._manifest.tensors, self._notes())
-        self._staging.join(metadata.FILE).put(json.dumps(item).encode())
-        self._staging.join(COMMITTED).put(WRITTEN)
-        try:
-            sync_folder(Path(self._staging.path) / metadata.FOLDER)
-            sync_folder(Path(self._staging.path))
-        except OSError as error:
-            raise storage_error(error, self._staging.uri) from error
-        self._finished = True
+        yield metadata.FILE, json.dumps(item).encode()
+        yield COMMITTED, WRITTEN
 
     def _inner(self, path: KeyPath) -> KeyPath:
         return path if self._flat is None else self._flat[path]

@@ -6,17 +6,17 @@ step that a target's name states must be the checkpoint's own: T5X takes the nam
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.manifest import Manifest
 from wherry.errors import UsageError, storage_error
-from wherry.formats.writer import BaseWriter, WriterOver
+from wherry.formats.writer import BaseWriter
 from wherry.integrations.containers.msgpack.writer import MsgpackWriter
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.small_files import WRITTEN, checkpoint_json
+from wherry.integrations.containers.orbax.step import StepWriter
 from wherry.integrations.containers.orbax.writer import OrbaxWriter
 from wherry.integrations.containers.zarr.store import sync_everything
 from wherry.integrations.formats.t5x import layout
@@ -94,7 +94,10 @@ class LegacyWriter(BaseWriter):
         """Write the metadata of the arrays, then the msgpack file, as T5X does."""
         self._arrays.finish()
         self._file.finish()
-        _sync(self._staging)
+        try:
+            sync_everything(Path(self._staging.path))
+        except OSError as error:
+            raise storage_error(error, self._staging.uri) from error
 
     def close(self) -> None:
         """Close both."""
@@ -102,7 +105,7 @@ class LegacyWriter(BaseWriter):
         self._file.close()
 
 
-class TrainStateWriter(WriterOver):
+class TrainStateWriter(StepWriter):
     """Writes a step folder with the Orbax item `state`."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
@@ -114,27 +117,15 @@ class TrainStateWriter(WriterOver):
             StorageError: the storage is full or failed.
         """
         require_step_of_name(staging, manifest)
-        self._staging = staging
-        self._manifest = manifest
-        self._started = time.time_ns()
-        self._finished = False
-        make_folder(staging)
+        super().__init__(staging, manifest)
         self._item = OrbaxWriter(staging.join(ITEM), manifest, {**options, "zarr": "2"})
 
-    def finish(self) -> None:
-        """Complete the item, then the step folder with the folder of the dataset iterator."""
-        if self._finished:
-            return
-        self._item.finish()
+    def _around(self) -> Iterator[tuple[str, bytes]]:
+        """The folder of the dataset iterator, then the files of the step."""
         handlers = {layout.DATASET: HANDLER, ITEM: _TREE_HANDLER}
-        dataset = self._staging.join(layout.DATASET)
-        make_folder(dataset)
-        dataset.join(orbax.COMMITTED).put(WRITTEN)
-        text = checkpoint_json(handlers, self._started, self._manifest)
-        self._staging.join(orbax.CHECKPOINT).put(text.encode())
-        self._staging.join(orbax.COMMITTED).put(WRITTEN)
-        _sync(self._staging)
-        self._finished = True
+        yield f"{layout.DATASET}/{orbax.COMMITTED}", WRITTEN
+        yield orbax.CHECKPOINT, checkpoint_json(handlers, self._started, self._manifest).encode()
+        yield orbax.COMMITTED, WRITTEN
 
 
 def require_step_of_name(staging: Location, manifest: Manifest) -> None:
@@ -150,10 +141,3 @@ def require_step_of_name(staging: Location, manifest: Manifest) -> None:
             uri=staging.uri,
             cure=f"call it {layout.step_folder(manifest.step)}, or write --into RUN",
         )
-
-
-def _sync(folder: Location) -> None:
-    try:
-        sync_everything(Path(folder.path))
-    except OSError as error:
-        raise storage_error(error, folder.uri) from error
