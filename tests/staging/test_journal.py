@@ -11,10 +11,10 @@ import pytest
 from wherry.core.tensorspec import Span
 from wherry.errors import StorageError, TargetInUseError, UsageError
 from wherry.staging import key
-from wherry.staging.journal import Done, open_journal
+from wherry.staging.journal import DurableMove, open_journal
 
 HEADER = {"plan": "p", "source": "s", "version": "1"}
-ROWS = [Done(("w", str(number)), Span(0, 8), {0: bytes(32)}) for number in range(4)]
+ROWS = [DurableMove(("w", str(number)), Span(0, 8), {0: bytes(32)}) for number in range(4)]
 
 
 @pytest.fixture

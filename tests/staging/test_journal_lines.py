@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from wherry.core.tensorspec import Span
-from wherry.staging.journal import Done, open_journal
+from wherry.staging.journal import DurableMove, open_journal
 
 HEADER = {"plan": "p", "source": "s", "version": "1"}
-ROWS = [Done((f"tensor {number}",), Span(0, 8), {0: bytes([number]) * 32}) for number in range(3)]
+ROWS = [DurableMove((f"tensor {number}",), Span(0, 8), {0: bytes([number]) * 32}) for number in range(3)]
 
 
 def written(path, rows=ROWS, header=HEADER):

@@ -11,7 +11,7 @@ import pytest
 
 from wherry.errors import StorageError
 from wherry.staging import area, takeover
-from wherry.staging.area import Left
+from wherry.staging.area import FormerArea
 from wherry.staging.staging import Staging
 from wherry.storage.folders import make_durable_folders
 from wherry.storage.stores import locate
@@ -34,10 +34,10 @@ def leave(parent, identity, token=""):
 @pytest.mark.parametrize(
     "gone",
     [
-        Left(Path(".wherry-out.00000000.draft")),
-        Left(Path(f".wherry-out.{OTHER}"), OTHER),
-        Left(Path(f".wherry-out.{ID}"), ID),
-        Left(Path(f".wherry-out.{ID}-89abcdef"), ID, "89abcdef"),
+        FormerArea(Path(".wherry-out.00000000.draft")),
+        FormerArea(Path(f".wherry-out.{OTHER}"), OTHER),
+        FormerArea(Path(f".wherry-out.{ID}"), ID),
+        FormerArea(Path(f".wherry-out.{ID}-89abcdef"), ID, "89abcdef"),
     ],
     ids=["draft of a lease", "of another conversion", "given up", "of a silent owner"],
 )
@@ -45,7 +45,7 @@ def test_what_is_gone_when_it_is_looked_at_ends_no_run(tmp_path, monkeypatch, go
     real = takeover.left_for
 
     def left_for(parent, name):
-        yield Left(parent / gone.path, gone.identity, gone.token)
+        yield FormerArea(parent / gone.path, gone.identity, gone.token)
         yield from real(parent, name)
 
     monkeypatch.setattr(takeover, "left_for", left_for)
@@ -85,7 +85,7 @@ def test_a_file_that_vanishes_while_an_area_is_looked_at_is_no_reason_against_it
 def test_an_opening_that_fails_leaves_neither_area_nor_parents(tmp_path, monkeypatch):
     monkeypatch.setattr(takeover, "_discard", fail)
     monkeypatch.setattr(
-        takeover, "left_for", lambda parent, _name: iter([Left(parent / ".wherry-out.x.draft")])
+        takeover, "left_for", lambda parent, _name: iter([FormerArea(parent / ".wherry-out.x.draft")])
     )
     with pytest.raises(StorageError), Staging(locate(tmp_path / "deep" / "out"), ID):
         pytest.fail("it was opened")

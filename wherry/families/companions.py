@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError, UsageError
 from wherry.families.config_files import parse_config, render_config
-from wherry.families.config_written import Written, contradictions, written_config
+from wherry.families.config_written import WrittenConfig, contradictions, written_config
 from wherry.families.facts import tell
 from wherry.layout.expr import evaluate
 from wherry.storage.location import MOST_CONFIG
@@ -272,7 +272,7 @@ def _lacking(projected: Projection, names: list[str]) -> list[str]:
     return [text]
 
 
-def _snippet(system: System, written: Written) -> str:
+def _snippet(system: System, written: WrittenConfig) -> str:
     words = {name: str(evaluate(text, written.names)) for name, text in system.write.words.items()}
     lines = " ".join(f"{name}={_shell(value)}" for name, value in written.table.items() if name != _PARENT)
     if written.config.get("architectures"):

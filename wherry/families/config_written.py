@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenConfig:
     """A config.
 
     Attributes:
@@ -50,7 +50,7 @@ def written_config(
     *,
     whole: bool = False,
     more: Mapping[str, Any] | None = None,
-) -> Written:
+) -> WrittenConfig:
     """Derive the target's config.
 
     Args:
@@ -68,7 +68,7 @@ def written_config(
     system, write = projected.system, projected.system.write
     names = {**(more or {}), **known_names(projected)}
     if write.file is None:
-        return Written({}, {}, names, tuple(_notes(system, names)))
+        return WrittenConfig({}, {}, names, tuple(_notes(system, names)))
     _require_agreement(system, names, given, source)
     config: dict[str, Any] = copy.deepcopy(dict(given or {}))
     table = _table(system, config)
@@ -84,7 +84,7 @@ def written_config(
     warnings = [] if whole else list(_completed(system, config, table, said, names))
     warnings += _notes(system, names)
     _require_same(system, config, names)
-    return Written(config, table, names, tuple(warnings))
+    return WrittenConfig(config, table, names, tuple(warnings))
 
 
 def known_names(projected: Projection) -> dict[str, Any]:

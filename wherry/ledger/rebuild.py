@@ -75,7 +75,7 @@ class RebuildReport:
 
 
 @dataclass(slots=True)
-class _Found:
+class _RebuildSources:
     """What was found before anything is written."""
 
     sidecars: list[tuple[str, Sidecar]] = field(default_factory=list[tuple[str, Sidecar]])
@@ -113,7 +113,7 @@ def rebuild(
     with open_ledger(ledger) as opened:
         with opened.read() as connection:
             _require_empty(connection, opened.uri)
-        found = _Found()
+        found = _RebuildSources()
         for root in roots:
             _gather(root, found)
         tracking = tracking_uri or mlflow_tracking_uri()
@@ -143,7 +143,7 @@ def _require_empty(connection: Connection, uri: str) -> None:
         )
 
 
-def _gather(root: str | os.PathLike[str], found: _Found) -> None:
+def _gather(root: str | os.PathLike[str], found: _RebuildSources) -> None:
     """The sidecars of what is found below a root, damaged checkpoints included."""
     from wherry.formats.discover import discover
 
@@ -163,7 +163,7 @@ def _gather(root: str | os.PathLike[str], found: _Found) -> None:
             found.sidecars.append((uri, sidecar))
 
 
-def _ask_registry(tracking: str, registry: str, found: _Found) -> None:
+def _ask_registry(tracking: str, registry: str, found: _RebuildSources) -> None:
     from wherry.core.services import service
 
     known = _references(found)
@@ -179,7 +179,7 @@ def _ask_registry(tracking: str, registry: str, found: _Found) -> None:
         found.unreadable.append({"uri": without_secrets(registry), "reason": error.what})
 
 
-def _references(found: _Found) -> dict[str, CheckpointRef]:
+def _references(found: _RebuildSources) -> dict[str, CheckpointRef]:
     """Digest → checkpoint, of what a sidecar tells: itself where it was found, else as the source of a conversion."""
     sources = (sidecar.receipt.source for _uri, sidecar in found.sidecars if sidecar.receipt is not None)
     selves = (replace(sidecar.checkpoint, uri=uri) for uri, sidecar in found.sidecars)
@@ -200,7 +200,7 @@ def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
     )
 
 
-def _write(connection: Connection, asked: Mapping[str, Any], found: _Found) -> None:
+def _write(connection: Connection, asked: Mapping[str, Any], found: _RebuildSources) -> None:
     """The statement of what is and is not there, then what was recovered, in the order in which it was done."""
     from wherry.ledger.append import append
     from wherry.ledger.record import add_conversion, add_registration, add_sighting
@@ -218,7 +218,7 @@ def _write(connection: Connection, asked: Mapping[str, Any], found: _Found) -> N
     _bury(connection, found)
 
 
-def _bury(connection: Connection, found: _Found) -> None:
+def _bury(connection: Connection, found: _RebuildSources) -> None:
     """State the deletions that the registry knows of; one that was found somewhere is there again."""
     from sqlalchemy import select
 
@@ -242,7 +242,7 @@ def _when(row: tuple[str, Sidecar]) -> tuple[str, str]:
     return (sidecar.receipt.finished if sidecar.receipt else "", uri)
 
 
-def _counts(found: _Found) -> dict[str, Any]:
+def _counts(found: _RebuildSources) -> dict[str, Any]:
     return {
         "recovered": {
             "checkpoints": len(set(_digests(found))),
@@ -256,7 +256,7 @@ def _counts(found: _Found) -> dict[str, Any]:
     }
 
 
-def _digests(found: _Found) -> Iterator[str]:
+def _digests(found: _RebuildSources) -> Iterator[str]:
     for _uri, sidecar in found.sidecars:
         yield sidecar.checkpoint.checkpoint_digest
         if sidecar.receipt is not None:
@@ -271,7 +271,7 @@ def _mark(sidecar: Sidecar) -> tuple[str, str, str]:
     return (receipt.target.uri, receipt.plan_digest, receipt.finished) if receipt else ("", "", "")
 
 
-def _outcome(connection: Connection, uri: str, found: _Found) -> RebuildReport:
+def _outcome(connection: Connection, uri: str, found: _RebuildSources) -> RebuildReport:
     from sqlalchemy import func, select
 
     from wherry.ledger import schema as tables

@@ -16,7 +16,7 @@ from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
 from wherry.formats.writer import place_of
 from wherry.mover.move import Move, cells
-from wherry.staging.journal import Done, Journal
+from wherry.staging.journal import DurableMove, Journal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,12 +130,12 @@ class Output:
         except WherryError as error:
             self.error = self.error or error
 
-    def _complete(self, finished: list[Move], hashers: Mapping[KeyPath, LeafHasher]) -> list[Done]:
-        rows: list[Done] = []
+    def _complete(self, finished: list[Move], hashers: Mapping[KeyPath, LeafHasher]) -> list[DurableMove]:
+        rows: list[DurableMove] = []
         for move in finished:
             leaves = {} if move.box else hashers[move.source].known(*move.span)
             if leaves is not None:
-                rows.append(Done(move.source, move.span, leaves))
+                rows.append(DurableMove(move.source, move.span, leaves))
             else:
                 with self._lock:
                     self._finished.append(move)

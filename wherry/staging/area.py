@@ -38,7 +38,7 @@ _OTHERS = (DRAFT, _FORMER, ".journal", ".spill", ".sidecar")
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class FormerArea:
     """What an earlier run left for a target.
 
     Attributes:
@@ -67,7 +67,7 @@ class Left:
         return not self.copied and (self.token is None or self.token == dead)
 
 
-def left_for(parent: Path, name: str) -> Iterator[Left]:
+def left_for(parent: Path, name: str) -> Iterator[FormerArea]:
     """What earlier runs left for a target, drafts of leases included; not the lease itself.
 
     Args:
@@ -82,9 +82,9 @@ def left_for(parent: Path, name: str) -> Iterator[Left]:
             continue
         identity, token, suffix = found.groups()
         if suffix in (None, _FORMER):
-            yield Left(path, identity, token, copied=suffix is not None)
+            yield FormerArea(path, identity, token, copied=suffix is not None)
         elif suffix in _OTHERS:
-            yield Left(path)
+            yield FormerArea(path)
 
 
 def distrusted(area: Path) -> str | None:
@@ -114,7 +114,7 @@ def distrusted(area: Path) -> str | None:
     return None
 
 
-def take_up(left: Left, area: Path, dead: str | None) -> Path | None:
+def take_up(left: FormerArea, area: Path, dead: str | None) -> Path | None:
     """Give the area of an earlier run a name of this run; from then on its owner cannot reach it by any path.
 
     Args:

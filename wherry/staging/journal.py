@@ -40,7 +40,7 @@ _LONGEST_LINE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class DurableMove:
     """A move whose bytes are durable.
 
     Attributes:
@@ -66,7 +66,7 @@ class Journal:
     """
 
     path: Path
-    done: tuple[Done, ...] = ()
+    done: tuple[DurableMove, ...] = ()
     reason: str | None = None
     guard: Callable[[], None] = lambda: None
     _key: bytes = b""
@@ -83,7 +83,7 @@ class Journal:
         """Whether a move is done."""
         return (source, span) in self._spans
 
-    def record(self, rows: Iterable[Done]) -> None:
+    def record(self, rows: Iterable[DurableMove]) -> None:
         """Append finished moves; their data must already be durable.
 
         Raises:
@@ -194,7 +194,7 @@ def _next_mac(key: bytes, before: bytes, text: bytes) -> bytes:
     return hmac.digest(key, before + text, hashlib.sha256)
 
 
-def _rows(lines: list[Line], header: Header) -> tuple[tuple[Done, ...], str | None]:
+def _rows(lines: list[Line], header: Header) -> tuple[tuple[DurableMove, ...], str | None]:
     if not lines:
         return (), None
     try:
@@ -207,16 +207,16 @@ def _rows(lines: list[Line], header: Header) -> tuple[tuple[Done, ...], str | No
         return (), f"the journal of the interrupted run cannot be read: {error}"
 
 
-def _encode(row: Done) -> list[Any]:
+def _encode(row: DurableMove) -> list[Any]:
     leaves = base64.b64encode(b"".join(row.leaves.values())).decode()
     return [render(row.source), *row.span, list(row.leaves), leaves]
 
 
-def _decode(row: list[Any]) -> Done:
+def _decode(row: list[Any]) -> DurableMove:
     path, start, stop, numbers, text = row
     raw = base64.b64decode(text, validate=True)
     leaves = {number: raw[place * 32 : place * 32 + 32] for place, number in enumerate(numbers)}
-    return Done(parse(path), Span(start, stop), leaves)
+    return DurableMove(parse(path), Span(start, stop), leaves)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -29,7 +29,7 @@ from wherry.storage.folders import remove_leftover, sync_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wherry.staging.area import Left
+    from wherry.staging.area import FormerArea
     from wherry.staging.lease import Lease
 
 
@@ -98,7 +98,7 @@ def complete(opening: AreaHistory, area: Path) -> None:
         remove_leftover(area / name)
 
 
-def _progress(left: Left, lease: Lease) -> tuple[int, bool]:
+def _progress(left: FormerArea, lease: Lease) -> tuple[int, bool]:
     """The order in which areas are taken up: by what is recorded in them, then by what need not be copied."""
     try:
         lines = [] if distrusted(left.path) else signed_lines(left.path / JOURNAL, journal_key())[0]
@@ -107,7 +107,7 @@ def _progress(left: Left, lease: Lease) -> tuple[int, bool]:
     return len(lines), left.is_abandoned(lease.dead)
 
 
-def _discard(left: Left, lease: Lease, opening: AreaHistory) -> None:
+def _discard(left: FormerArea, lease: Lease, opening: AreaHistory) -> None:
     """Put aside what another conversion to this target left: the lease says that nobody works on it."""
     if left.path.lstat().st_uid not in (os.geteuid(), lease.uid):
         opening.discarded = f"{left.path.name} belongs to another user and was left"

@@ -16,7 +16,7 @@ from wherry.errors import (
     IncompleteError,
     UnrepresentableError,
 )
-from wherry.staging.journal import Done, open_journal
+from wherry.staging.journal import DurableMove, open_journal
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")
@@ -98,7 +98,7 @@ def test_resume_writes_only_the_rest(tmp_path):
             if not journal.has(path, span):
                 writer.write(path, span, memoryview(data[path])[span.start : span.stop])
         writer.sync()
-        journal.record(Done(path, span, {}) for path, span in part)
+        journal.record(DurableMove(path, span, {}) for path, span in part)
         if part is spans:
             writer.finish()
         else:
