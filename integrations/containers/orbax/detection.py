@@ -19,14 +19,13 @@ from wherry.core.detection import Detection, Evidence, Verdict, verdict_of_damag
 from wherry.core.steps import step_number
 from wherry.errors import AmbiguousError, WherryError
 from wherry.formats.format import Glimpse
-from wherry.integrations.containers.orbax import item as opening
 from wherry.integrations.containers.orbax import layout, marks, tree
+from wherry.integrations.containers.orbax.item import own_notes, require_whole
 
 if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 NEWEST = "0.12.8"
-_RENAMELESS = ("gs", "gcs", "s3")
 _TREE_FIELDS = frozenset(
     {"tree_metadata", "use_ocdbt", "use_zarr3", "store_array_data_equal_to_fill_value", "custom_metadata"}
     | {"value_metadata_tree"}
@@ -83,7 +82,7 @@ def _found_item(glimpse: Glimpse, item: layout.OrbaxItem) -> FoundItem:
     around = {name for name in marks_of_step if location.parent.join(name).exists()}
     verdict, reason, metadata = _verdict(location, item, names, around)
     writer, signs = layout.generation(item, names | around, metadata)
-    own = opening.own_notes(metadata)
+    own = own_notes(metadata)
     evidence = [Evidence(".", f"{sign} marks {writer}") for sign in sorted(signs)]
     if layout.V1_MARKER in around:
         evidence.append(Evidence(f"../{layout.V1_MARKER}", "saved through the v1 API"))
@@ -140,14 +139,14 @@ def _verdict(
         if item.tree:
             metadata = layout.read_json(location.join(layout.TREE))
         if item.tree or not item.msgpack:
-            opening.require_whole(location, item)
+            require_whole(location, item)
         if layout.CHECKPOINT in names:
             layout.read_json(location.join(layout.CHECKPOINT))
     except OSError:
         raise
     except WherryError as error:
         return verdict_of_damage(error.verdict), error.what, metadata
-    if location.store.protocol in _RENAMELESS and layout.COMMITTED not in names | around:
+    if location.store.protocol in layout.RENAMELESS and layout.COMMITTED not in names | around:
         return (
             "incomplete",
             f"no {layout.COMMITTED}, which Orbax requires on {location.store.protocol}://",

@@ -31,6 +31,11 @@ JsonObject: TypeAlias = dict[str, Any]
 TREE = "_METADATA"
 CHECKPOINT = "_CHECKPOINT_METADATA"
 COMMITTED = "commit_success.txt"
+RENAMELESS = (
+    "gs",
+    "gcs",
+    "s3",
+)  # stores without an atomic rename: there the marker alone says that a save is whole
 SHARDING = "_sharding"
 STRINGS = "_strings.json"
 ARRAY_METADATAS = "array_metadatas"

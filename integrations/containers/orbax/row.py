@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.formats.format import Option
-from wherry.integrations.containers.orbax import detection as detecting
 from wherry.integrations.containers.orbax import partition
+from wherry.integrations.containers.orbax.detection import look
 from wherry.integrations.containers.orbax.partitioning import ruled
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def detect(glimpse: Glimpse) -> Detection | None:
     Raises:
         AmbiguousError: a step has several items with arrays and none has a usual name.
     """
-    found = detecting.look(glimpse)
+    found = look(glimpse)
     return found and found.detection
 
 

@@ -16,6 +16,7 @@ from wherry.formats.format import Opened
 from wherry.formats.reader import ReaderOver
 from wherry.integrations.containers.msgpack.contents import MsgpackContents, PlacedReader, gather
 from wherry.integrations.containers.msgpack.index import index_file
+from wherry.integrations.containers.orbax.layout import RENAMELESS
 from wherry.integrations.containers.orbax.tree import kind_of
 from wherry.integrations.formats.flax.names import ARRAYS_SUFFIX, COMMITTED, PLACEHOLDER, boxes
 from wherry.storage.location import Entry
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 _STEPS = (("step",), ("state", "step"))
-_RENAMELESS = ("gs", "gcs", "s3")
 
 
 def open_file(location: Location, detection: Detection) -> Opened:
@@ -135,7 +135,7 @@ def _arrays(beside: Location, names: dict[KeyPath, str]) -> ArrayReader:
 
     if beside.entry is None:
         raise _lost(f"the folder {beside.name} with {len(names)} arrays is not there", beside)
-    if beside.store.protocol in _RENAMELESS and not beside.join(COMMITTED).exists():
+    if beside.store.protocol in RENAMELESS and not beside.join(COMMITTED).exists():
         raise _lost(
             f"no {COMMITTED} in {beside.name}, which flax requires on {beside.store.protocol}://", beside
         )

@@ -15,7 +15,7 @@ from wherry.core.detection import Detection, Evidence, Kind
 from wherry.errors import WherryError
 from wherry.formats.format import Opened
 from wherry.integrations.containers.orbax import aggregate, detection, layout, tree
-from wherry.integrations.containers.orbax import item as opening
+from wherry.integrations.containers.orbax.item import open_item, own_notes
 from wherry.integrations.containers.orbax.within import WithinReader
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.formats.maxtext import shape
@@ -96,13 +96,13 @@ def find(glimpse: Glimpse) -> MaxTextStep | None:
     root = shape.parameter_root(paths, confirmed=confirmed)
     if root is not None:
         return MaxTextStep(home, item, shape.look(paths, root), scan_layers, shape.kind_of(paths))
-    ours = opening.own_notes(item.metadata).get("format") == NAME
+    ours = own_notes(item.metadata).get("format") == NAME
     return MaxTextStep(home, item, None, scan_layers) if ours else None
 
 
 def open_found(found: MaxTextStep) -> Opened:
     """Open what `find` gave. Raises what opening an Orbax item raises."""
-    opened = opening.open_item(found.item.location, found.item.detection)
+    opened = open_item(found.item.location, found.item.detection)
     assert isinstance(opened.reader, ArrayReader)
     manifest = opened.manifest
     seen = shape.look(manifest.tensors, found.shape.root) if found.shape else None

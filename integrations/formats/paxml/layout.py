@@ -33,7 +33,6 @@ NEWEST = 1.2
 _ENVELOPE = b"\xafflattened_state"
 _ENVELOPE_BYTES = 64
 _TEMPORARY = re.compile(r"tmp_\d+\.checkpoint_\d+")
-_RENAMELESS = ("gs", "gcs", "s3")
 _NAME_MARKS = (f"{names.VARIABLES}.", f"{names.OPTIMIZER}_")
 
 
@@ -82,7 +81,11 @@ class Place:
         if orbax.uncommitted(self.home.name) or _TEMPORARY.fullmatch(self.home.name):
             return "incomplete", "the folder has the name of a save that was never committed"
         protocol = self.home.store.protocol
-        if protocol in _RENAMELESS and self.home != self.state and not self.home.join(COMMITTED).exists():
+        if (
+            protocol in orbax.RENAMELESS
+            and self.home != self.state
+            and not self.home.join(COMMITTED).exists()
+        ):
             return "incomplete", f"no {COMMITTED}, which PaxML requires on {protocol}://"
         return "ok", None
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.detection import Detection, Evidence, Kind
 from wherry.core.keypath import render
 from wherry.formats.format import Glimpse, Opened
-from wherry.integrations.containers.orbax import detection as detecting
-from wherry.integrations.containers.orbax import item as opening
 from wherry.integrations.containers.orbax import tree
+from wherry.integrations.containers.orbax.detection import look
+from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.within import WithinReader
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.formats.paxml import metadata
@@ -96,9 +96,9 @@ def open_place(place: Place, detection: Detection) -> Opened:
 def _stored(place: Place) -> tuple[Manifest, ArrayReader]:
     if place.layout is StateLayout.ARRAYS:
         return open_arrays(place)
-    item = detecting.look(Glimpse(place.state))
+    item = look(Glimpse(place.state))
     assert item is not None
-    opened = opening.open_item(place.state, item.detection)
+    opened = open_item(place.state, item.detection)
     assert isinstance(opened.reader, ArrayReader)
     return opened.manifest, opened.reader
 
@@ -108,7 +108,7 @@ def _names(place: Place) -> list[KeyPath]:
     glimpse = Glimpse(place.state)
     if place.layout is StateLayout.ARRAYS:
         return [naming.split_name(name) for name, entry in glimpse.entries.items() if entry.is_dir]
-    item = detecting.look(glimpse)
+    item = look(glimpse)
     return list(item.leaves.arrays) if item is not None and item.leaves is not None else []
 
 

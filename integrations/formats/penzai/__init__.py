@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from wherry.core.detection import Evidence
 from wherry.errors import WherryError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.orbax import detection as detecting
-from wherry.integrations.containers.orbax import item as opening
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax import row as orbax
+from wherry.integrations.containers.orbax.detection import FoundItem, look
+from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.marks import BOX, NAMED_ARRAY, wrapped
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.penzai import names
@@ -36,7 +36,7 @@ _NAMED = "axis names"
 
 def detect(glimpse: Glimpse) -> Detection | None:
     """An Orbax item with NamedArrays in it, or with axis names noted beside its arrays."""
-    found = detecting.look(glimpse)
+    found = look(glimpse)
     if found is None or found.item is None:
         return None
     form = _form(found.leaves) if found.leaves else None
@@ -54,7 +54,7 @@ def open_penzai(location: Location, detection: Detection) -> Opened:
 
     Raises: what opening an Orbax item does; CorruptError where the axis names do not fit the arrays.
     """
-    opened = opening.open_item(location, detection)
+    opened = open_item(location, detection)
     metadata = layout.read_json(location.join(layout.TREE))
     rows = names.noted(location, metadata)
     manifest = opened.manifest
@@ -110,7 +110,7 @@ def _form(leaves: ItemTree) -> str | None:
     return "parameter tuple" if positional else "frozen model"
 
 
-def _where_noted(found: detecting.FoundItem) -> str | None:
+def _where_noted(found: FoundItem) -> str | None:
     """The file with labels and axis names; opening says what is wrong where it cannot be read."""
     try:
         rows = names.noted(found.location, found.metadata)
