@@ -198,11 +198,11 @@ import wherry.staging.lease as lease, wherry.staging.lease_watch as lease_watch
 import wherry.mover.carrier as mover, wherry.mover.output as output, wherry.runtime.threads as threads
 from wherry.cli import main
 lease_watch.EXPIRY_SECONDS, lease._HEARTBEAT_SECONDS = 1.0, 0.1
-real = mover.Carrier._move
+real = mover.Carrier._carry
 def slow(*arguments):
     time.sleep(float(sys.argv[1]))
     return real(*arguments)
-mover.Carrier._move = slow
+mover.Carrier._carry = slow
 threads.worker_count = lambda: 1
 output._GROUP_BYTES = 1
 main(sys.argv[2:])

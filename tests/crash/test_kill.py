@@ -129,11 +129,11 @@ SLOW = """
 import sys, time
 import wherry.mover.carrier as mover, wherry.runtime.threads as threads
 from wherry.cli import main
-real = mover.Carrier._move
+real = mover.Carrier._carry
 def slow(*arguments):
     time.sleep(0.2)
     return real(*arguments)
-mover.Carrier._move = slow
+mover.Carrier._carry = slow
 threads.worker_count = lambda: 1  # so that it lasts several groups on any machine
 main(sys.argv[1:])
 """
