@@ -8,6 +8,7 @@ committed but not recorded or not registered (exit code 12); then a second artif
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from prefect import flow
@@ -18,6 +19,7 @@ from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectAlreadyExists
 
 from wherry.config.config import load_config
+from wherry.core.request import SourceRequest
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
@@ -32,7 +34,7 @@ from wherry.tasks.lineage import lineage
 from wherry.tasks.plan import plan
 from wherry.tasks.register import register
 from wherry.tasks.verify import verify
-from wherry.verifier.verified import comparison
+from wherry.verifier.verify import comparison
 
 __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
 
@@ -71,14 +73,13 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
         NotRecordedError: the targets are committed, but not recorded or not registered; `result` is what would have
             been returned, with None for what is not there.
     """
-    found = detect(spec.source, format=spec.format, step=spec.step, item=spec.item, opaque=spec.opaque)
-    source, common = found["uri"], _common(spec)
-    plans = [_planned(source, one, common) for one in spec.targets]
-    with _turn([source, *(one.target for one in spec.targets)]):
-        receipts = convert(
-            source, [one.engine() for one in spec.targets],
-            if_exists=spec.if_exists, meta=spec.meta, as_step=spec.as_step, sign=spec.sign, **common,
-        )  # fmt: skip
+    asked = spec.request
+    found = detect(**asked.to_json()["source"])
+    chosen = SourceRequest(found["uri"], asked.source.format, opaque=asked.source.opaque)
+    request = replace(asked, source=chosen)
+    plans = [plan(replace(request, targets=(one,)).to_json()) for one in request.targets]
+    with _turn([chosen.uri, *(one.uri for one in request.targets)]):
+        receipts = convert(request.to_json())
     refused: list[NotRecordedError] = []
     made = [
         {"plan": planned, **_after(spec, one, receipt, refused)}
@@ -128,7 +129,7 @@ def _after(
     }  # fmt: skip
     with _collecting(refused):
         if spec.verify != "none":
-            how = comparison(spec.verify, receipt["source"]["uri"], target.family_file)
+            how = comparison(spec.verify, receipt["source"]["uri"], target.asked.layout.family_file)
             done["verification"] = _verified(uri, how, refused)
     proved = spec.verify == "none" or done["verification"] is not None
     with _collecting(refused):
@@ -167,29 +168,6 @@ def _lineage_words(tree: dict[str, Any] | None) -> str:
     if tree is None:
         return "not recorded"
     return f"{len(tree['nodes'])} checkpoints, {len(tree['edges'])} conversions"
-
-
-def _planned(source: str, target: TargetSpec, common: dict[str, Any]) -> dict[str, Any]:
-    return plan(
-        source,
-        target.target,
-        target.to,
-        options=target.settings,
-        only=target.only,
-        wish=target.wish,
-        **common,
-    )
-
-
-def _common(spec: ConvertSpec) -> dict[str, Any]:
-    """What plan and convert must be told alike, for one plan digest."""
-    return {
-        "format": spec.format,
-        "ignore": spec.ignore,
-        "memory": spec.memory,
-        "opaque": spec.opaque,
-        "verify": "digest" if spec.read_back else "none",
-    }
 
 
 def _show_all(spec: ConvertSpec, done: dict[str, Any]) -> None:

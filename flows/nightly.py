@@ -24,11 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from wherry.config.config import in_force
 from wherry.config.schema import Route
 from wherry.flows.convert import chain
-from wherry.flows.convert_spec import ConvertSpec, TargetSpec
+from wherry.flows.convert_spec import ConvertSpec
 from wherry.routes.night import as_ours, note_made, notes_of, run_night
 from wherry.routes.reconcile import Work
 from wherry.routes.report import NightPlan, failure, markdown
-from wherry.routes.routes import Config, Wanted, chosen_routes
+from wherry.routes.routes import Config, RouteTarget, chosen_routes, spec_of
 from wherry.tasks.ending import ending
 
 
@@ -109,7 +109,7 @@ def _as_tasks(config: Config, route: Route) -> Generator[Any]:
     """Each checkpoint as a task; the runner bounds how many run."""
     with ThreadPoolTaskRunner(max_workers=route.concurrency) as runner:
 
-        def start(work: Work, targets: tuple[Wanted, ...]) -> Callable[[], int]:
+        def start(work: Work, targets: tuple[RouteTarget, ...]) -> Callable[[], int]:
             future = runner.submit(checkpoint, parameters=_parameters(route, config, work, targets))
             return partial(_bytes_written, future, work.source.found.uri)
 
@@ -127,22 +127,11 @@ def _log_plan(plan: NightPlan) -> None:
     get_run_logger().info("route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works))
 
 
-def _parameters(route: Route, config: Config, work: Work, targets: tuple[Wanted, ...]) -> dict[str, Any]:
-    made = [_target(one).model_dump(mode="json") for one in targets]
+def _parameters(route: Route, config: Config, work: Work, targets: tuple[RouteTarget, ...]) -> dict[str, Any]:
     arguments = {
-        **made[0], "further": made[1:], "format": route.source_format or work.source.found.format,
-        "opaque": route.opaque, "ignore": route.ignore, "memory": route.memory or config.settings.memory,
-        "read_back": route.read_back, "verify": route.verify, "meta": route.meta,
-        "alias": route.alias if work.source.newest else None, "tags": route.tags, "sign": route.sign,
-        "tracking_uri": config.settings.mlflow.tracking_uri, "registry_uri": config.settings.mlflow.registry_uri,
-    }  # fmt: skip
-    return {"source": work.source.found.uri, "arguments": arguments, "notes": notes_of(work, targets)}
-
-
-def _target(one: Wanted) -> TargetSpec:
-    rule = one.rule
-    return TargetSpec(
-        target=one.uri, to=rule.format, options=rule.options, only=rule.only, into=rule.into, family=rule.family,
-        family_file=rule.family_file, config=rule.config, dtype=rule.dtype, assets=rule.assets,
-        rename=rule.rename, model_name=one.model,
-    )  # fmt: skip
+        **spec_of(route, route.source(work.source.found), targets, config.settings.memory),
+        **config.settings.mlflow.model_dump(),
+        **({} if work.source.newest else {"alias": None}),
+    }
+    source = arguments.pop("source")
+    return {"source": source, "arguments": arguments, "notes": notes_of(work, targets)}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.converter.convert import convert
 from wherry.core.manifest import Manifest
-from wherry.core.request import NONE, Wish
+from wherry.core.request import NONE, LayoutRequest
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
 from wherry.formats.registry import checked_options, find_format, formats
@@ -67,7 +67,7 @@ TREES = (
     ),
 )
 SPECS = (((4, 6), "float32"), ((3, 4, 2), "bfloat16"), ((5,), "float32"))
-SAME_TREE = Wish(family=NONE)  # containers alone: no tree is taken for a model's
+SAME_TREE = LayoutRequest(family=NONE)  # containers alone: no tree is taken for a model's
 # What a format answers that does not hold a tree after all.
 REFUSALS = (UnrepresentableError, UnsupportedError, UsageError)
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import task
 
+from wherry.core.request import SourceRequest
 from wherry.errors import WherryError
 from wherry.routes.night import made_notes
-from wherry.routes.routes import chosen_routes, explain, load_config
+from wherry.routes.routes import chosen_routes, explain, load_config, spec_of
 from wherry.routes.scores import score
 from wherry.tasks.common import STEP, run_logger
 
@@ -55,9 +56,15 @@ def _row(route: Route, found: Explanation, settings: Settings) -> dict[str, Any]
         "route": route.name,
         "takes": takes,
         "reason": reason,
-        "spec": _spec(route, found, settings) if takes else None,
+        "spec": _spec(route, found, settings.memory) if takes else None,
         "notes": _notes(route, found) if takes else [],
     }
+
+
+def _spec(route: Route, found: Explanation, memory: str) -> dict[str, Any]:
+    """The source is what the targets' names were filled in from: a run may have a newer step by now."""
+    assert found.source is not None
+    return spec_of(route, SourceRequest(found.source, route.source_format), found.targets, memory)
 
 
 def _notes(route: Route, found: Explanation) -> list[dict[str, Any]]:
@@ -75,28 +82,3 @@ def _score(uri: str, metric: str | None) -> float | None:
     except WherryError as error:
         run_logger().warning("%s is not known of %s: %s", metric, uri, error)
         return None
-
-
-def _spec(route: Route, found: Explanation, settings: Settings) -> dict[str, Any]:
-    """A route's targets for one checkpoint, as the fields of a ConvertSpec.
-
-    The source is what the targets' names were filled in from: a run may have a newer step by now.
-    """
-    targets = [
-        {
-            "target": one.uri,
-            "to": one.rule.format,
-            "model_name": one.model,
-            **one.rule.model_dump(exclude={"format", "uri", "model"}),
-        }
-        for one in found.targets
-    ]
-    same = ("opaque", "ignore", "read_back", "verify", "meta", "alias", "tags", "sign")
-    return {
-        **targets[0],
-        "source": found.source,
-        "further": targets[1:],
-        "format": route.source_format,
-        "memory": route.memory or settings.memory,
-        **{name: getattr(route, name) for name in same},
-    }

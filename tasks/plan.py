@@ -6,9 +6,8 @@ from typing import Any
 
 from prefect import task
 
-from wherry.converter.plan import plan as make
-from wherry.core.opaque import allowing
-from wherry.core.request import Wish
+from wherry.converter.plan import plan_request
+from wherry.core.request import ConvertRequest
 from wherry.core.units import short, show_size
 from wherry.tasks.common import STEP, run_logger
 from wherry.watch.preflight import refuse_here
@@ -28,23 +27,11 @@ _KEPT = (
 
 
 @task(name="plan", **STEP)
-def plan(
-    source: str,
-    target: str,
-    to: str,
-    wish: dict[str, Any] | None = None,
-    opaque: tuple[str, ...] = (),
-    **chosen: Any,
-) -> dict[str, Any]:
+def plan(request: dict[str, Any]) -> dict[str, Any]:
     """Plan a conversion.
 
     Args:
-        source: the checkpoint or run folder.
-        target: where it shall be written.
-        to: the format.
-        wish: what is asked of the layout: the fields of a Wish.
-        opaque: classes in pickles that may pass unread.
-        chosen: further arguments of `wherry.plan`.
+        request: the JSON form of a ConvertRequest with one target.
 
     Returns:
         The plan in brief, with its digest.
@@ -52,9 +39,9 @@ def plan(
     Raises:
         UsageError: this worker is a container, and would keep the target or the ledger to itself.
     """
-    refuse_here(target)
-    with allowing(opaque):
-        made = make(source, target, to=to, wish=Wish(**(wish or {})), **chosen)
+    asked = ConvertRequest.from_json(request)
+    refuse_here(asked.targets[0].uri)
+    made = plan_request(asked)
     size = show_size(made.nbytes_in)
     run_logger().info("%d tensors, %s to read, plan %s", made.tensors, size, short(made.digest))
     data = made.to_json()

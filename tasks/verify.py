@@ -7,7 +7,7 @@ from typing import Any
 from prefect import task
 
 from wherry.tasks.common import STEP, progress_artifact, run_logger
-from wherry.verifier.verified import verified
+from wherry.verifier.verify import verified
 
 
 @task(name="verify", **STEP)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import render
 from wherry.core.manifest import Manifest
-from wherry.core.opaque import allowed_opaque
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, NotACheckpointError
 from wherry.formats.format import HEAD_BYTES, Format, Holds, Opened
@@ -49,7 +48,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     if not (binary or head.startswith(_TEXT_STARTS)) or is_legacy(head):
         return None
     stream, _ = one_stream(head, glimpse.location.name)
-    if not (_may_be(stream, glimpse) if binary else _is_text_pickle(stream)):
+    if not (_may_be(stream, glimpse) if binary else _is_text_pickle(stream, glimpse)):
         return None
     protocol = head[1] if binary else 0
     names = [wanted.name for wanted in stream.globals]
@@ -67,25 +66,25 @@ def _wants_arrays(stream: Stream) -> bool:
     return any(wanted.name.startswith(("numpy.", "jax")) for wanted in stream.globals)
 
 
-def _wants_unknown(stream: Stream) -> bool:
-    return any(not wanted.known and wanted.name not in allowed_opaque() for wanted in stream.globals)
+def _wants_unknown(stream: Stream, glimpse: Glimpse) -> bool:
+    return any(not wanted.known and wanted.name not in glimpse.location.opaque for wanted in stream.globals)
 
 
 def _may_be(stream: Stream, glimpse: Glimpse) -> bool:
     """Whether a pickle is worth opening: it wants arrays or something strange, breaks a rule, or is not over yet."""
     broken = stream.error is not None
-    return broken or _wants_arrays(stream) or _wants_unknown(stream) or glimpse.size > HEAD_BYTES
+    return broken or _wants_arrays(stream) or _wants_unknown(stream, glimpse) or glimpse.size > HEAD_BYTES
 
 
-def _is_text_pickle(stream: Stream) -> bool:
+def _is_text_pickle(stream: Stream, glimpse: Glimpse) -> bool:
     """Whether bytes without a mark are a pickle of protocol 0 or 1: by its arrays, or whole and with strange wishes."""
-    return _wants_arrays(stream) or (stream.error is None and _wants_unknown(stream))
+    return _wants_arrays(stream) or (stream.error is None and _wants_unknown(stream, glimpse))
 
 
 def _open(location: Location, detection: Detection) -> Opened:
     entry = location.stat()
     with walked(location) as data:
-        root, end = load(data, NUMPY_RULES, location.uri)
+        root, end = load(data, replace(NUMPY_RULES, opaque=location.opaque), location.uri)
         if end != len(data):
             raise CorruptError(
                 f"{len(data) - end} bytes after the pickle", uri=location.uri, cure="restore the file"

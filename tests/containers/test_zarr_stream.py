@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import struct
-import threading
 import zlib
 from itertools import product
 from pathlib import Path
@@ -35,7 +34,7 @@ from wherry.errors import CorruptError, IncompleteError
 from wherry.integrations.containers.zarr import metadata, stream
 from wherry.mover.pool import Pool
 from wherry.mover.regions import band_at, place
-from wherry.mover.source import Spill
+from wherry.mover.source import Source
 from wherry.storage.stores import locate
 
 
@@ -44,11 +43,11 @@ def spilled_bytes(folder, budget=16 * MIB, step=3 * MIB + 1):
     with wherry.open(folder) as checkpoint:
         spec = checkpoint.spec("w")
         result, most = bytearray(), 0
-        with Spill(checkpoint.reader, Pool(budget)) as source:
-            assert source.spills(spec)
+        with Source(checkpoint.reader, Pool(budget)) as source:
+            assert source.way(spec).band is not None
             for start in range(0, spec.nbytes, step):
                 span = Span(start, min(start + step, spec.nbytes))
-                with source.at(spec, span, threading.Event()) as extents:
+                with source.at(spec, span) as extents:
                     result += read(extents, span, spec)
                     place_of = Path(extents[-1].file).parent
                     most = max(most, len(os.listdir(place_of)))
@@ -100,7 +99,7 @@ def test_parts_of_raw_chunks_are_read_alone(tmp_path, chunks, region):
         array, region = array[:, :40].copy(), (region[0], slice(region[1].start, min(region[1].stop, 40)))
     folder = stored(tmp_path / "in", array, chunks, **NONE)
     with wherry.open(folder) as checkpoint:
-        assert checkpoint.reader.cheap(checkpoint.spec("w"))
+        assert not checkpoint.reader.access(checkpoint.spec("w")).gridded
         assert checkpoint.read("w", region).tobytes() == array[region].tobytes()
 
 

@@ -17,10 +17,9 @@ import wherry
 from tests.support.families import llama
 from wherry.cli import cli
 from wherry.converter.command import command, stated
-from wherry.converter.convert import Target, convert_all
+from wherry.converter.convert import convert_all
 from wherry.core import receipt as receipts
-from wherry.core.opaque import allowing
-from wherry.core.request import Wish
+from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import CorruptError, UsageError
 from wherry.ledger.nodes import asked_in
 from wherry.ledger.record import open_ledger, record_conversion, statements
@@ -87,7 +86,7 @@ def test_every_option_of_a_family_comes_back(model, tmp_path):
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "tokenizer.json").write_text('{"another": 1}')
     shutil.copy(model / "config.json", tmp_path / "config.json")
-    wish = Wish(
+    wish = LayoutRequest(
         None,
         str(tmp_path / "my family.toml"),
         str(tmp_path / "config.json"),
@@ -106,13 +105,15 @@ def test_every_option_of_a_family_comes_back(model, tmp_path):
 def test_renames_and_targets_of_their_own_wish(flat, tmp_path):
     rules = "layers.{n}.w -> blocks/{n}/kernel; step -> count"
     group = convert_all(
-        flat,
-        [
-            Target(str(tmp_path / "a"), "orbax", {"rename": rules, "compression": "zstd"}),
-            Target(str(tmp_path / "b.npz"), "npz", wish=Wish(family="none")),
-        ],
-        verify="none",
-        lineage=False,
+        convert_request(
+            flat,
+            [
+                TargetRequest(str(tmp_path / "a"), "orbax", {"rename": rules, "compression": "zstd"}),
+                TargetRequest(str(tmp_path / "b.npz"), "npz", layout=LayoutRequest(family="none")),
+            ],
+            verify="none",
+            lineage=False,
+        )
     )
     first, second = group.receipts
     assert first.asked == {
@@ -189,9 +190,10 @@ def test_a_training_state_has_no_command_but_from_another_source(flat, tmp_path)
 
 
 def test_secrets_and_what_may_pass(tmp_path):
-    with allowing(["b.B", "a.A"]):
-        wish = Wish(assets="s3://user:secret@bucket/tokens?key=1")
-        asked = stated(wish, to="dcp", options={"x": None, "y": ("p", 1), "z": False})
+    target = TargetRequest("t", "dcp", {"x": None, "y": ("p", 1), "z": False})
+    assets = "s3://user:secret@bucket/tokens?key=1"
+    request = convert_request("s", [target], assets=assets, opaque=("b.B", "a.A"))
+    asked = stated(request, request.targets[0])
     assert asked == {
         "to": "dcp", "assets": "s3://bucket/tokens", "opaque": ["a.A", "b.B"],
         "options": {"y": "p; 1", "z": "false"},
@@ -226,7 +228,7 @@ def test_the_ledger_keeps_it(flat, tmp_path):
 def test_stale_plans_what_was_asked_for(model, tmp_path):
     family = tmp_path / "mine.toml"
     family.write_text(MINE)
-    wish = Wish(family_file=str(family), dtype="bfloat16")
+    wish = LayoutRequest(family_file=str(family), dtype="bfloat16")
     first = wherry.convert(model, tmp_path / "made", to="maxtext", wish=wish, options={"scan_layers": False})
     assert stale() == []
     family.write_text(MINE + "# looked at again\n")

@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
-from wherry.converter.convert import Target, convert_all
+from wherry.converter.convert import convert_all
+from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import MismatchError, TargetExistsError, UnrepresentableError, UsageError
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
@@ -257,11 +258,11 @@ def test_several_targets_are_made_in_one_pass(model, tmp_path, monkeypatch):
     real = carrier.read_span
     monkeypatch.setattr(carrier, "read_span", lambda *a, **k: (read.append(a[1].nbytes), real(*a, **k)))
     targets = [
-        Target(str(tmp_path / "a"), "orbax"),
-        Target(str(tmp_path / "b"), "hf", {"max_shard_size": "1MB"}),
-        Target(str(tmp_path / "c.safetensors"), "safetensors"),
+        TargetRequest(str(tmp_path / "a"), "orbax"),
+        TargetRequest(str(tmp_path / "b"), "hf", {"max_shard_size": "1MB"}),
+        TargetRequest(str(tmp_path / "c.safetensors"), "safetensors"),
     ]
-    group = convert_all(model, targets, verify="none")
+    group = convert_all(convert_request(model, targets, verify="none"))
     receipts = group.receipts
     assert {receipt.group for receipt in receipts} == {group.group}
     assert group.to_json()["bytes_written"] == 3 * group.to_json()["bytes_read"]
@@ -272,7 +273,7 @@ def test_several_targets_are_made_in_one_pass(model, tmp_path, monkeypatch):
     assert len({receipt.target.checkpoint_digest for receipt in receipts}) == 3
     for target in targets:
         assert wherry.verify(target.uri, level="digest").ok
-    assert all(receipt.already for receipt in convert_all(model, targets).receipts)
+    assert all(receipt.already for receipt in convert_all(convert_request(model, targets)).receipts)
 
 
 def test_one_target_that_fails_does_not_stop_the_others(model, tmp_path, monkeypatch):
@@ -285,8 +286,13 @@ def test_one_target_that_fails_does_not_stop_the_others(model, tmp_path, monkeyp
     monkeypatch.setattr(FlatFiles, "write", full)
     with pytest.raises(StorageError, match="No space"):
         convert_all(
-            model,
-            [Target(str(tmp_path / "a"), "orbax", {"ocdbt": "false"}), Target(str(tmp_path / "b"), "hf")],
+            convert_request(
+                model,
+                [
+                    TargetRequest(str(tmp_path / "a"), "orbax", {"ocdbt": "false"}),
+                    TargetRequest(str(tmp_path / "b"), "hf"),
+                ],
+            )
         )
     assert sorted(os.listdir(tmp_path)) == ["model"]
     monkeypatch.undo()
@@ -294,8 +300,13 @@ def test_one_target_that_fails_does_not_stop_the_others(model, tmp_path, monkeyp
     monkeypatch.setattr(FlatFiles, "sync", full)
     with pytest.raises(StorageError, match="No space"):
         convert_all(
-            model,
-            [Target(str(tmp_path / "a"), "orbax", {"ocdbt": "false"}), Target(str(tmp_path / "b"), "hf")],
+            convert_request(
+                model,
+                [
+                    TargetRequest(str(tmp_path / "a"), "orbax", {"ocdbt": "false"}),
+                    TargetRequest(str(tmp_path / "b"), "hf"),
+                ],
+            )
         )
     assert sorted(os.listdir(tmp_path)) == ["a", "model"]
     assert wherry.verify(tmp_path / "a", level="digest").ok
@@ -303,4 +314,12 @@ def test_one_target_that_fails_does_not_stop_the_others(model, tmp_path, monkeyp
 
 def test_two_targets_in_one_place_are_refused(model, tmp_path):
     with pytest.raises(UsageError, match="two targets are the same"):
-        convert_all(model, [Target(str(tmp_path / "a"), "orbax"), Target(str(tmp_path / "a"), "hf")])
+        convert_all(
+            convert_request(
+                model,
+                [
+                    TargetRequest(str(tmp_path / "a"), "orbax"),
+                    TargetRequest(str(tmp_path / "a"), "hf"),
+                ],
+            )
+        )

@@ -13,7 +13,8 @@ from tests.support.command import small
 from tests.support.signing import key_pair
 from wherry.cli import main
 from wherry.converter import passes
-from wherry.converter.convert import Target, convert_all
+from wherry.converter.convert import convert_all
+from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import StorageError
 from wherry.lineage.lineage import show
 
@@ -38,7 +39,7 @@ def full(monkeypatch):
 
 def targets(tmp_path):
     places = {"npz": tmp_path / "b.npz", "orbax": tmp_path / "a", "flax-msgpack": tmp_path / "c.msgpack"}
-    return [Target(str(place), to) for to, place in places.items()]
+    return [TargetRequest(str(place), to) for to, place in places.items()]
 
 
 def test_the_others_are_recorded_signed_and_named(source, tmp_path, full, monkeypatch):
@@ -49,7 +50,7 @@ def test_the_others_are_recorded_signed_and_named(source, tmp_path, full, monkey
     wherry.convert(source, tmp_path / "c.msgpack", to="flax-msgpack", lineage=False)
     key, _public = key_pair(tmp_path)
     with pytest.raises(StorageError, match="No space left") as caught:
-        convert_all(source, targets(tmp_path), sign=key)
+        convert_all(convert_request(source, targets(tmp_path), sign=key))
     error = caught.value
     made = [tmp_path / "a", tmp_path / "c.msgpack"]
     assert {number: one.target.uri for number, one in error.committed.items()} == {
@@ -83,14 +84,14 @@ def test_the_command_says_what_is_committed(source, tmp_path, full, capsys):
 def test_what_cannot_be_recorded_either_is_a_note(source, tmp_path, full, monkeypatch):
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path}")
     with pytest.raises(StorageError, match="No space left") as caught:
-        convert_all(source, targets(tmp_path)[:2])
+        convert_all(convert_request(source, targets(tmp_path)[:2]))
     assert f"run: wherry ledger record {tmp_path / 'a'}" in caught.value.__notes__[1]
     assert caught.value.committed[1].lineage.startswith("not recorded: the ledger")
 
 
 def test_without_lineage_nothing_is_recorded(source, tmp_path, full):
     with pytest.raises(StorageError) as caught:
-        convert_all(source, targets(tmp_path)[:2], lineage=False)
+        convert_all(convert_request(source, targets(tmp_path)[:2], lineage=False))
     assert caught.value.committed[1].lineage == "left out by request"
     assert show(tmp_path / "a").edges[0].statement is None
 

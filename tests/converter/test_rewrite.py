@@ -14,6 +14,7 @@ from tests.support.torch import as_bytes, save, torch
 from wherry.cli import main
 from wherry.converter import in_place
 from wherry.converter.rewrite import plan_rewrite
+from wherry.core.request import RewriteRequest, SourceRequest
 from wherry.errors import (
     CorruptError,
     MismatchError,
@@ -71,7 +72,9 @@ def flipped(monkeypatch):
 
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing(tmp_path, source, capsys):
     before = files(tmp_path)
-    planned = plan_rewrite(source, tmp_path / "b", as_=FOR_TORCH)
+    planned = plan_rewrite(
+        RewriteRequest(source=SourceRequest(str(source)), target=str(tmp_path / "b"), as_=FOR_TORCH)
+    )
     assert (planned.files, planned.tensors, planned.carried[0]) == ((".metadata",), 2, 1)
     assert run("rewrite", source, tmp_path / "b", "--as", FOR_TORCH, "--dry-run", "--json") == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(planned.to_json()))

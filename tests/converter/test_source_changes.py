@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from wherry.cli import main
-from wherry.converter.convert import Target, convert_all
+from wherry.converter.convert import convert_all
+from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import MismatchError, UsageError
 from wherry.formats import pin as pins
 from wherry.formats.registry import find_format, formats
@@ -152,9 +153,12 @@ def test_the_command_ends_with_9_and_runs_well_afterwards(monkeypatch, capsys, t
 
 def test_every_target_is_refused(monkeypatch, tmp_path, source):
     during(monkeypatch, lambda: publish(source))
-    targets = [Target(str(tmp_path / "a"), "huggingface"), Target(str(tmp_path / "b.pt"), "torch-zip")]
+    targets = [
+        TargetRequest(str(tmp_path / "a"), "huggingface"),
+        TargetRequest(str(tmp_path / "b.pt"), "torch-zip"),
+    ]
     with pytest.raises(MismatchError):
-        convert_all(source, targets)
+        convert_all(convert_request(source, targets))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 

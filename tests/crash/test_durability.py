@@ -11,7 +11,8 @@ import wherry
 from tests.support.crash import spread, written
 from tests.support.durability import at_journal_or_commit, forgetting, is_journal, make_source, watched
 from tests.support.variants import WRITTEN, each_variant
-from wherry.converter.convert import Target, convert_all
+from wherry.converter.convert import convert_all
+from wherry.core.request import TargetRequest, convert_request
 from wherry.formats.registry import find_format
 from wherry.integrations.containers.zarr import store
 from wherry.testing import faults
@@ -59,10 +60,11 @@ def test_a_step_of_a_run(small, tmp_path, name):
 def test_several_targets(small, tmp_path):
     places = {name: tmp_path / "disk" / name / "out" for name in ("npz", "safetensors", "huggingface", "dcp")}
     targets = [
-        Target(str(place), name, {"join": "."} if name == "npz" else {}) for name, place in places.items()
+        TargetRequest(str(place), name, {"join": "."} if name == "npz" else {})
+        for name, place in places.items()
     ]
     with watched(tmp_path / "disk", *places.values()) as disk:
-        convert_all(small("safetensors"), targets)
+        convert_all(convert_request(small("safetensors"), targets))
     assert disk.broken == []
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import wherry
 from tests.support.families import PLAIN_LLAMA, made
-from wherry.core.request import Wish
+from wherry.core.request import LayoutRequest
 from wherry.errors import MismatchError, NotFoundError, UnrepresentableError
 from wherry.families import load_family
 from wherry.families.companions import config_system, matches
@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 def plan(source, tmp_path, to, **wish):
     options = wish.pop("options", None)
-    return wherry.plan(source, tmp_path / "out", to=to, options=options, wish=Wish(**wish))
+    return wherry.plan(source, tmp_path / "out", to=to, options=options, wish=LayoutRequest(**wish))
 
 
 def companions(resolved) -> set[str]:
@@ -82,7 +82,9 @@ def test_assets_replace_what_the_source_has(folder, tmp_path):
     (assets / "tokenizer.model").write_bytes(TIKTOKEN)
     (assets / "chat_template.jinja").write_text("{{ messages }}")
     (assets / "model.safetensors").write_bytes(b"not wanted")
-    wherry.convert(folder, tmp_path / "out", to="maxtext", lineage=False, wish=Wish(assets=str(assets)))
+    wherry.convert(
+        folder, tmp_path / "out", to="maxtext", lineage=False, wish=LayoutRequest(assets=str(assets))
+    )
     found = tmp_path / "out" / "items" / "assets"
     assert (found / "tokenizer.model").read_bytes() == TIKTOKEN
     assert (found / "chat_template.jinja").read_text() == "{{ messages }}"
@@ -130,7 +132,7 @@ def test_a_config_of_the_target_is_taken_from_the_user(folder, tmp_path):
     (tmp_path / "there" / "items" / "assets" / "config.json").unlink()
     stated = tmp_path / "mine.json"
     stated.write_text(json.dumps({**PLAIN_LLAMA, "bos_token_id": 11}))
-    wish = Wish(config=str(stated))
+    wish = LayoutRequest(config=str(stated))
     wherry.convert(tmp_path / "there", tmp_path / "out", to="huggingface", lineage=False, wish=wish)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["bos_token_id"] == 11
 

@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.command import command, cure_of, small
 from tests.support.signing import key_pair
-from wherry.converter.convert import Target, convert_all
+from wherry.converter.convert import convert_all
+from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import CorruptError, MismatchError, NotRecordedError, StorageError, UsageError
 from wherry.formats.checkpoint import present_fingerprint
 from wherry.ledger import record as ledgers
@@ -28,7 +29,7 @@ from wherry.live import handle as export_handle
 from wherry.routes import night as nights
 from wherry.routes.report import NightReport, WorkOutcome, failure, markdown
 from wherry.routes.routes import load_config
-from wherry.verifier.verified import verified
+from wherry.verifier.verify import verified
 
 LATE = "recorded now; the ledger did not have it"
 
@@ -167,7 +168,7 @@ def test_the_error_carries_what_was_done(source, tmp_path, broken):
     again = pickle.loads(pickle.dumps(error))
     assert (again.result, str(again)) == (error.result, str(error))
     with pytest.raises(NotRecordedError) as caught:
-        convert_all(source, [Target(str(tmp_path / "b.npz"), "npz")])
+        convert_all(convert_request(source, [TargetRequest(str(tmp_path / "b.npz"), "npz")]))
     assert [one.target.uri for one in caught.value.result.receipts] == [str(tmp_path / "b.npz")]
 
 
@@ -180,9 +181,9 @@ def test_what_fails_in_the_middle_names_only_what_is_missing(source, tmp_path, m
         return real(ledger, receipt)
 
     monkeypatch.setattr(ledgers, "record_conversion", second_fails)
-    targets = [Target(str(tmp_path / "a"), "orbax"), Target(str(tmp_path / "b.npz"), "npz")]
+    targets = [TargetRequest(str(tmp_path / "a"), "orbax"), TargetRequest(str(tmp_path / "b.npz"), "npz")]
     with pytest.raises(NotRecordedError, match="RuntimeError: a bug in the ledger") as caught:
-        convert_all(source, targets)
+        convert_all(convert_request(source, targets))
     assert [one.lineage[:12] for one in caught.value.result.receipts] == ["recorded", "not recorded"]
     assert cure_of(caught.value.cure) == f"wherry ledger record {tmp_path / 'b.npz'}"
 

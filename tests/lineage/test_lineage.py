@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.errors import AmbiguousError, NotFoundError, NotRecordedError
-from wherry.ledger.nodes import Node
+from wherry.ledger.nodes import LineageNode
 from wherry.ledger.record import Edge, check_chain, open_ledger, record_conversion
 from wherry.ledger.recording import record, record_outcome
 from wherry.lineage.lineage import LineageTree, show
@@ -136,7 +136,7 @@ def test_many_ways_to_one_checkpoint_are_told_once():
         ends += [(ends[0][1], above), (ends[1][1], above)]
         edges += [Edge(source, target, "p" * 64, 1, "now", lossless=True) for source, target in ends]
     names = {end for edge in edges for end in (edge.source, edge.target)}
-    nodes = {name: Node(name, name, "orbax", None, "params", 1, 1, 1, 1) for name in names}
+    nodes = {name: LineageNode(name, name, "orbax", None, "params", 1, 1, 1, 1) for name in names}
     text = render(LineageTree("start", nodes, tuple(edges)))
     assert {name for name in names if name not in text} == set()
     assert text.count("(see above)") == 19, "each but the last, below which nothing is"
@@ -146,7 +146,7 @@ def test_many_ways_to_one_checkpoint_are_told_once():
 def test_a_chain_of_two_thousand_is_told_whole():
     names = [f"n{number:04}" for number in range(2001)]
     edges = tuple(Edge(a, b, "p" * 64, 1, "now", lossless=True) for a, b in pairwise(names))
-    nodes = {name: Node(name, name, "orbax", None, "params", 1, 1, 1, 1) for name in names}
+    nodes = {name: LineageNode(name, name, "orbax", None, "params", 1, 1, 1, 1) for name in names}
     text = render(LineageTree(names[0], nodes, edges))
     assert [line.strip().split()[1] for line in text.splitlines() if "└─" in line] == names[1:]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.browser import chromium
-from wherry.ledger.nodes import Node
+from wherry.ledger.nodes import LineageNode
 from wherry.ledger.record import Edge
 from wherry.ledger.replay import PlaceRecord, RegistrationRecord, VerificationRecord
 from wherry.lineage.lineage import LineageTree
@@ -27,7 +27,7 @@ def digest(key):
 def node(key, format_, uri, step=None, **more):
     place = (PlaceRecord(uri, digest(key), "f", 1, TIME),)
     values = {"kind": "params", "tensors": 2, "parameters": 10, "nbytes": 4000, **more}
-    return Node(digest(key), digest("weights"), format_, "1", step=step, places=place, **values)
+    return LineageNode(digest(key), digest("weights"), format_, "1", step=step, places=place, **values)
 
 
 def tree(root, nodes, pairs, lossy=()):

@@ -13,7 +13,7 @@ from tests.support.registry import converted
 from wherry.core.services import service
 from wherry.errors import MismatchError, UsageError
 from wherry.ledger.record import open_ledger, record_conversion, record_verification
-from wherry.models.policy import Facts, Policy, judge, policy_of
+from wherry.models.policy import Policy, PolicyFacts, judge, policy_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
@@ -80,7 +80,7 @@ def facts(candidate, **known):
     sidecar = read_sidecar(locate(candidate.target.uri))
     for outcome in known.get("verifications", {}).values():
         outcome.setdefault("against", candidate.source.uri)
-    return Facts(
+    return PolicyFacts(
         uri=candidate.target.uri, sidecar=sidecar, signed=lambda key: key, approver=None, **{**told, **known}
     )
 

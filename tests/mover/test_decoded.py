@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import closing
+from threading import Event
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from safetensors.numpy import save_file
 import wherry
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
-from wherry.mover.decoded import CanonicalReader, Decoded
+from wherry.mover.decoded import DecodedReader
 from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime.threads import StoppedError
 
@@ -37,21 +38,19 @@ def compressed(request, tmp_path):
 @pytest.fixture(params=["file", "memory"])
 def decoded(request, compressed):
     """The decoded tensors of that checkpoint, of which the large one lies in a file or in memory."""
-    with closing(Decoded(compressed[0].reader)) as made:
-        made.kept = {("w",)} if request.param == "memory" else set()
+    soon = {("w",)} if request.param == "memory" else set()
+    with closing(DecodedReader(compressed[0].reader, soon=soon, hashing=True, stopped=Event())) as made:
         yield made
 
 
 def view(checkpoint, decoded):
-    reader = CanonicalReader(checkpoint.reader, decoded)
-    return Checkpoint(Opened(checkpoint.detection, checkpoint.manifest, reader))
+    return Checkpoint(Opened(checkpoint.detection, checkpoint.manifest, decoded))
 
 
 def test_digests_are_those_of_a_pass_over_the_bytes(compressed, decoded):
     checkpoint, grid, expected = compressed
-    decoded.hashed = {}
     seen = view(checkpoint, decoded)
-    assert [one.path for one in checkpoint.manifest.tensors.values() if seen.reader.decodes(one)] == [("w",)]
+    assert [one.path for one in checkpoint.manifest.tensors.values() if decoded.decodes(one)] == [("w",)]
     decoded.prepare(checkpoint.spec("w"))
     assert set(decoded.hashed) == (set() if grid == "2x3" else {("w",)})
     assert all(hasher.digest() == expected[path] for path, hasher in decoded.hashed.items())
@@ -69,14 +68,13 @@ def test_a_region_is_that_of_the_tensor(compressed, decoded):
         memory = bytearray(whole[region].nbytes)
         decoded.fill(spec, region, memoryview(memory))
         assert memory == whole[region].tobytes()
-        array = decoded.array(spec, region)
-        assert np.array_equal(array, whole[region]) if decoded.kept else array is None
+        assert np.array_equal(decoded.read(spec, region), whole[region])
 
 
 def test_a_stop_ends_decoding_between_two_pieces(compressed, decoded):
     checkpoint, grid, _expected = compressed
     decoded.stopped.set()
-    if not (decoded.kept and grid == "2x3"):  # these chunks are decoded whole
+    if not (decoded.keeps(checkpoint.spec("w")) and grid == "2x3"):  # these chunks are decoded whole
         with pytest.raises(StoppedError):
             decoded.prepare(checkpoint.spec("w"))
 

@@ -33,10 +33,9 @@ from tests.support.large_chunks import (
 )
 from wherry.core.tensorspec import Span
 from wherry.errors import CorruptError, StorageError, UsageError
-from wherry.formats.format import StreamingReader
 from wherry.integrations.containers.safetensors.writer import SafetensorsWriter
 from wherry.mover.pool import Pool
-from wherry.mover.source import Spill, spans_of
+from wherry.mover.source import Source, spans_of
 
 BIG = (6144, 8192)  # 96 MiB of bfloat16
 
@@ -100,7 +99,7 @@ def test_verify_and_inspect_spill_too_and_leave_nothing(tmp_path, monkeypatch):
 
 def watched(monkeypatch):
     """Names of the spill files that are opened."""
-    from wherry.mover import source as spill
+    from wherry.mover import spill
 
     used, real = [], spill.writing
     monkeypatch.setattr(spill, "writing", lambda path: (used.append(str(path)), real(path))[1])
@@ -286,7 +285,8 @@ def test_a_stopped_pass_ends_between_two_pieces(tmp_path):
     folder = stored(tmp_path / "in", values((1024, 6000)), (1024, 6000), **ZSTD)
     stopped = threading.Event()
     stopped.set()
-    with wherry.open(folder) as checkpoint, Spill(checkpoint.reader, Pool(16 * MIB)) as source:
-        assert isinstance(checkpoint.reader, StreamingReader)
-        with pytest.raises(StoppedError), source.at(checkpoint.spec("w"), Span(0, 8), stopped):
+    pool = Pool(16 * MIB)
+    with wherry.open(folder) as checkpoint, Source(checkpoint.reader, pool, stopped=stopped) as source:
+        assert source.access(checkpoint.spec("w")).kind == "stream"
+        with pytest.raises(StoppedError), source.at(checkpoint.spec("w"), Span(0, 8)):
             pytest.fail("nothing is there")

@@ -108,10 +108,10 @@ def test_a_failure_that_cannot_be_noted_stops_nothing(night, monkeypatch, caplog
             raise StorageError("the ledger is locked")
         return real(ledger, kind, digest, body)
 
-    def first_fails(source, *words, **how):
-        if "/a/" in source:
+    def first_fails(request, *words, **how):
+        if "/a/" in request.source.uri:
             raise UnrepresentableError("no such dtype")
-        return convert(source, *words, **how)
+        return convert(request, *words, **how)
 
     monkeypatch.setattr(ledgers, "record_event", refused)
     monkeypatch.setattr(nights, "convert_all", first_fails)

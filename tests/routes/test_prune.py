@@ -181,7 +181,8 @@ def test_an_alias_and_a_foreign_registry_hold(night, tmp_path, monkeypatch):
     from types import SimpleNamespace
 
     from wherry.ledger.record import record_registration
-    from wherry.routes import prune_registry
+
+    prune_module = import_module("wherry.routes.prune")
     from wherry.storage.sidecar import read_sidecar
     from wherry.storage.stores import locate
 
@@ -190,7 +191,7 @@ def test_an_alias_and_a_foreign_registry_hold(night, tmp_path, monkeypatch):
         read_sidecar(locate(str(tmp_path / "out" / "a" / f"{step}.safetensors"))).checkpoint
         for step in (1, 2, 3)
     ]
-    registry = prune_registry.without_secrets(prune_registry.mlflow_registry_uri())
+    registry = prune_module.without_secrets(prune_module.mlflow_registry_uri())
     with open_ledger() as ledger:
         record_registration(ledger, subjects[0], registry, "m", "1")
         record_registration(ledger, subjects[1], "https://elsewhere", "m", "7")
@@ -210,7 +211,7 @@ def test_an_alias_and_a_foreign_registry_hold(night, tmp_path, monkeypatch):
         mark_deleted=lambda name, version, **_: marked.append((name, version)),
         unmark_deleted=lambda name, version, **_: marked.remove((name, version)),
     )
-    monkeypatch.setattr(prune_registry, "service", lambda _name: fake)
+    monkeypatch.setattr(prune_module, "service", lambda _name: fake)
     with monkeypatch.context() as patch:
         patch.setattr("wherry.ledger.record.record_event", refuse)
         assert actions(prune(loaded.routes, dry_run=False))[3] == "failed"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from wherry.config.schema import Retention
-from wherry.routes.retention import Kept, superfluous
+from wherry.routes.prune import RetentionEntry, superfluous
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 def kept(rules, *rows):
     made = [
-        Kept(f"/{step}", "a", "orbax", step, (NOW - timedelta(days=age)).isoformat(), score)
+        RetentionEntry(f"/{step}", "a", "orbax", step, (NOW - timedelta(days=age)).isoformat(), score)
         for step, age, score in rows
     ]
     return sorted(
@@ -28,7 +28,10 @@ def test_rules():
     assert kept({"keep_best": 1, "metric": "loss"}, *rows) == [2, 4], "an unknown score might be the best"
     assert kept({"keep_best": 1, "metric": "acc", "highest": True}, *rows) == [4, 5]
     assert kept({"keep_last": 1, "keep_best": 1, "metric": "loss"}, *rows) == [2, 4, 5]
-    other = [Kept("/b", "b", "orbax", 0, NOW.isoformat()), Kept("/n", "a", "npz", 0, NOW.isoformat())]
+    other = [
+        RetentionEntry("/b", "b", "orbax", 0, NOW.isoformat()),
+        RetentionEntry("/n", "a", "npz", 0, NOW.isoformat()),
+    ]
     assert all(superfluous(Retention(keep_last=1), other, NOW).values()), (
         "runs and formats count on their own"
     )

@@ -19,13 +19,14 @@ import pytest
 import wherry
 from tests.support.attack import ATTACKS, Payload, hostile_modules
 from tests.support.formats import CORPUS
-from wherry.core.opaque import allowing
+from wherry.core.request import SourceRequest
 from wherry.errors import UsageError, WherryError
 from wherry.formats.registry import find_format
 from wherry.integrations.native import LOADERS
 from wherry.runtime import child
 from wherry.storage.stores import locate
 from wherry.testing import samples, writers
+from wherry.verifier.verify import verify_source
 
 for package in ("torch", "transformers", "safetensors", "orbax.checkpoint", "flax"):
     pytest.importorskip(package, reason=f"{package} is not installed")
@@ -183,11 +184,9 @@ def test_classes_that_are_let_pass_are_refused_at_levels_of_other_libraries(
     name, level, checkpoint, marker, monkeypatch
 ):
     ATTACKS[name]["metadata"](checkpoint, marker)
-    with (
-        allowing(["posix.system"]),
-        pytest.raises(UsageError, match=r"cannot read around posix\.system") as caught,
-    ):
-        wherry.verify(checkpoint, level=level, against=checkpoint if level == "logits" else None)
+    source = SourceRequest(str(checkpoint), opaque=("posix.system",))
+    with pytest.raises(UsageError, match=r"cannot read around posix\.system") as caught:
+        verify_source(source, level=level, against=checkpoint if level == "logits" else None)
     assert caught.value.exit_code == 2
     assert not marker.exists()
 

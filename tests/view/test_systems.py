@@ -16,7 +16,7 @@ from tests.support.formats import CORPUS, expected, place
 from tests.support.systems import carry, hashes
 from wherry.core.digest import weights_digest as weights_of
 from wherry.core.keypath import render
-from wherry.core.request import Wish
+from wherry.core.request import LayoutRequest
 from wherry.mover.hashing import hash_checkpoint
 
 needs_corpus = pytest.mark.skipif(
@@ -135,7 +135,7 @@ def test_adafactor_goes_with_the_layers(case, tmp_path):
 @needs_corpus
 @pytest.mark.parametrize("name", ["plain", "label-dict"])
 def test_penzai_to_hugging_face_and_back(name, tmp_path):
-    case, wish = f"penzai-llama-unroll-{name}", Wish(family="llama")
+    case, wish = f"penzai-llama-unroll-{name}", LayoutRequest(family="llama")
     carry(place(case), tmp_path / "hf", "huggingface", wish=wish)
     with wherry.open(place(case)) as there, wherry.open(tmp_path / "hf") as here:
         path = next(path for path in there.manifest.tensors if "block_1/attention/query" in path[0])
@@ -202,7 +202,7 @@ def test_maxtext_to_hugging_face_and_back(case, stated, tmp_path):
 @needs_corpus
 @pytest.mark.parametrize(("case", "to"), [(LLAMA, "maxtext"), (GPT3, "paxml")])
 def test_another_dtype_is_measured_and_stays_within_its_bound(case, to, tmp_path):
-    wish = Wish(dtype="bfloat16")
+    wish = LayoutRequest(dtype="bfloat16")
     plan = wherry.plan(place(case), tmp_path / "out", to=to, wish=wish).to_json()
     assert not plan["lossless"]
     receipt = carry(place(case), tmp_path / "out", to, wish=wish)
@@ -216,7 +216,7 @@ def test_another_dtype_is_measured_and_stays_within_its_bound(case, to, tmp_path
 
 
 @needs_corpus
-@pytest.mark.parametrize("wish", [Wish(), Wish(dtype="bfloat16")], ids=["exact", "lossy"])
+@pytest.mark.parametrize("wish", [LayoutRequest(), LayoutRequest(dtype="bfloat16")], ids=["exact", "lossy"])
 def test_a_flipped_byte_of_the_target_is_found_through_the_inverse(wish, tmp_path):
     source, target = tmp_path / "lingua", tmp_path / "hf"
     wherry.convert(place(LLAMA), source, to="lingua", lineage=False)

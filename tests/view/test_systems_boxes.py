@@ -15,7 +15,7 @@ from tests.support.systems import carry, hashes
 from wherry.errors import MismatchError
 from wherry.families import load_family
 from wherry.mover import move
-from wherry.mover.source import Spill
+from wherry.mover.source import Source
 
 
 @pytest.fixture
@@ -66,14 +66,14 @@ def test_large_stacks_go_in_boxes_both_ways(wide, boxes, tmp_path):
 
 
 def test_a_box_that_is_written_wrongly_is_not_committed(wide, boxes, tmp_path, monkeypatch):
-    read = Spill.box
+    read = Source.fill
 
     def spoil(self, spec, region, buffer):
         read(self, spec, region, buffer)
         if spec.path[-2] == "wi_1":
             buffer[-1] ^= 0x40
 
-    monkeypatch.setattr(Spill, "box", spoil)
+    monkeypatch.setattr(Source, "fill", spoil)
     with pytest.raises(MismatchError, match="differs from the source") as caught:
         wherry.convert(wide, tmp_path / "out", to="maxtext", lineage=False)
     assert "up_proj.weight" in caught.value.path

@@ -17,7 +17,7 @@ import wherry
 from tests.support.families import LLAMA as CONFIG
 from tests.support.families import llama
 from tests.support.formats import CORPUS, expected, place
-from wherry.core.request import Wish
+from wherry.core.request import LayoutRequest
 from wherry.errors import (
     AmbiguousError,
     IncompleteError,
@@ -105,14 +105,22 @@ def test_what_is_asked_for(model, tmp_path):
         options={"scan_layer": "true"},
     )
     refused(model, "maxtext", UsageError, "scan_layers=maybe", options={"scan_layers": "maybe"})
-    refused(model, "maxtext", UsageError, "unknown family 'lama'", "llama", wish=Wish(family="lama"))
-    refused(model, "maxtext", UnrepresentableError, "not mistral", wish=Wish(family="mistral"))
-    refused(model, "t5x-legacy", UnrepresentableError, "no system", "lingua", wish=Wish(family="llama"))
-    refused(model, "maxtext", WherryError, "absent.json", wish=Wish(config=str(tmp_path / "absent.json")))
+    refused(model, "maxtext", UsageError, "unknown family 'lama'", "llama", wish=LayoutRequest(family="lama"))
+    refused(model, "maxtext", UnrepresentableError, "not mistral", wish=LayoutRequest(family="mistral"))
     refused(
-        model, "maxtext", WherryError, "absent.toml", wish=Wish(family_file=str(tmp_path / "absent.toml"))
+        model, "t5x-legacy", UnrepresentableError, "no system", "lingua", wish=LayoutRequest(family="llama")
     )
-    refused(model, "maxtext", UsageError, "int3", wish=Wish(dtype="int3"))
+    refused(
+        model, "maxtext", WherryError, "absent.json", wish=LayoutRequest(config=str(tmp_path / "absent.json"))
+    )
+    refused(
+        model,
+        "maxtext",
+        WherryError,
+        "absent.toml",
+        wish=LayoutRequest(family_file=str(tmp_path / "absent.toml")),
+    )
+    refused(model, "maxtext", UsageError, "int3", wish=LayoutRequest(dtype="int3"))
 
 
 @needs_corpus
@@ -120,7 +128,7 @@ def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path
     source = tmp_path / "0"
     shutil.copytree(place("maxtext-llama31-l3-scan").parent, source)
     refused(source, "huggingface", AmbiguousError, "a llama or a mistral", "--family llama")
-    wish = Wish(family="llama")
+    wish = LayoutRequest(family="llama")
     refused(source, "huggingface", UsageError, "rotary positions", "--set rope=half|interleaved", wish=wish)
     made = {}
     for rope in ("half", "interleaved"):
@@ -137,20 +145,25 @@ def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path
 @pytest.mark.parametrize(
     ("case", "wish", "kind", "words"),
     [
-        ("penzai-llama-unroll-plain", Wish(), AmbiguousError, ["a llama or a mistral", "--family llama"]),
+        (
+            "penzai-llama-unroll-plain",
+            LayoutRequest(),
+            AmbiguousError,
+            ["a llama or a mistral", "--family llama"],
+        ),
         (
             "penzai-llama-unroll-params-tuple",
-            Wish(family="llama"),
+            LayoutRequest(family="llama"),
             UnrepresentableError,
             ["0/value/data_array"],
         ),
         (
             "maxtext-gemma2-l4-scan",
-            Wish(),
+            LayoutRequest(),
             UsageError,
             ["which scale of the attention", "--set query_scale="],
         ),
-        ("torch-zip-fair-llama", Wish(family="llama"), AmbiguousError, ["group", "--config"]),
+        ("torch-zip-fair-llama", LayoutRequest(family="llama"), AmbiguousError, ["group", "--config"]),
     ],
 )
 def test_what_no_file_says_is_asked_for(case, wish, kind, words, tmp_path):
@@ -250,7 +263,7 @@ def test_a_family_of_the_user_s_own(model, tmp_path):
         '[systems.huggingface.layouts]\nhead = ["output.weight", "vocab embed"]\n'
     )
     refused(model, "maxtext", UnrepresentableError, "output.weight", "--family-file")
-    wish = Wish(family_file=str(mine))
+    wish = LayoutRequest(family_file=str(mine))
     wherry.convert(model, tmp_path / "there", to="maxtext", wish=wish, lineage=False)
     prove = {"level": "roundtrip", "against": model}
     with pytest.raises(UsageError, match="family mine was declared in a file"):

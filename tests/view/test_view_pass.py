@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from wherry.errors import MismatchError
-from wherry.mover.decoded import Decoded
+from wherry.mover.spill import Spill
 from wherry.runtime.threads import Crew
 from wherry.view import groups as view_pass
 from wherry.view.groups import groups
@@ -89,14 +89,13 @@ def test_a_source_that_is_not_what_was_recorded_leaves_nothing(stacks, tmp_path)
 
 
 def test_files_go_with_their_group(stacks, tmp_path, monkeypatch):
-    most, real = [], Decoded._made
+    most, real = [], Spill._complete
 
-    def made(self, spec):
-        path = real(self, spec)
-        most.append(len(os.listdir(path.parent)))
-        return path
+    def complete(self, key, file, decode):
+        real(self, key, file, decode)
+        most.append(len(os.listdir(file.path.parent)))
 
-    monkeypatch.setattr(Decoded, "_made", made)
+    monkeypatch.setattr(Spill, "_complete", complete)
     monkeypatch.setattr(view_pass, "KEPT_BYTES", 0)
     monkeypatch.setattr(view_pass, "groups", lambda needs, sizes: groups(needs, sizes, 0))
     source, _tree = stacks

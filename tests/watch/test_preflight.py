@@ -99,11 +99,14 @@ def test_a_slice_is_all_chips_of_one_host():
 
 def test_the_first_task_of_a_conversion_asks(monkeypatch, tmp_path):
     pytest.importorskip("prefect")
+    from wherry.core.request import TargetRequest, convert_request
     from wherry.tasks.plan import plan
+
+    request = convert_request(tmp_path / "source", [TargetRequest(str(tmp_path / "out"), "orbax")])
 
     monkeypatch.setenv("WHERRY_WORKER", "kubernetes")
     with pytest.raises(UsageError, match="to itself: target 1"):
-        plan.fn(str(tmp_path / "source"), str(tmp_path / "out"), "orbax")
+        plan.fn(request.to_json())
 
 
 @pytest.mark.parametrize("flow", ["audit", "promote", "nightly-convert", "post-training-export"])

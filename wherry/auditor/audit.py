@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from wherry.auditor.bundle import anchor_hash, place_for, prepare_folder, record_of, write_bundle
 from wherry.auditor.bytes import check_signatures, load_some, read_all, required_key
 from wherry.auditor.cure import completed
-from wherry.auditor.places import Looked, look_at
-from wherry.auditor.registrations import Asked, ask, compared
+from wherry.auditor.places import PlaceAudit, look_at
+from wherry.auditor.registrations import RegistryContents, ask, compared
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity, markdown
-from wherry.auditor.roots import findings_of, required, survey
+from wherry.auditor.roots import findings_of, required, survey_roots
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.units import parse_size
@@ -50,7 +50,7 @@ _WORKERS = 16  # metadata waits for storage more than it computes
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _AuditRequest:
     """The arguments of an audit."""
 
     scope: Scope
@@ -113,7 +113,7 @@ def audit(
         raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
     if sample is not None and level != "digest":
         raise UsageError("a sample is of what is read", cure="say --level digest")
-    asked = _Asked(scope, level, sample, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri,
+    asked = _AuditRequest(scope, level, sample, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri,
                    parse_size(memory), required_key(key), record, progress)  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
@@ -125,7 +125,7 @@ def audit(
         return _recorded(report, ledger, sha256) if record else report
 
 
-def _audit(asked: _Asked, ledger: Ledger, started: str, records: Path | None) -> AuditReport:
+def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | None) -> AuditReport:
     from wherry.ledger.statements import moment
 
     clock = time.monotonic()
@@ -145,7 +145,7 @@ def _audit(asked: _Asked, ledger: Ledger, started: str, records: Path | None) ->
         *(finding for one in looked.values() for finding in one.findings),
         *compared(registry, found, looked, as_of=as_of is not None),
         *_deletions(asked.scope, roots, found),
-        *(findings_of(survey(roots, found), as_of=as_of) if roots else ()),
+        *(findings_of(survey_roots(roots, found), as_of=as_of) if roots else ()),
     ]
     return AuditReport(
         scope=(asked.scope,) if isinstance(asked.scope, str) else tuple(roots),
@@ -165,7 +165,9 @@ def _audit(asked: _Asked, ledger: Ledger, started: str, records: Path | None) ->
     )
 
 
-def _chosen(scope: Scope, roots: Sequence[str], found: LedgerState, registry: Asked) -> list[PlaceRecord]:
+def _chosen(
+    scope: Scope, roots: Sequence[str], found: LedgerState, registry: RegistryContents
+) -> list[PlaceRecord]:
     """The places that the scope means, in the order of their URIs."""
     places: list[PlaceRecord] = sorted(found.places.values(), key=lambda place: place.uri)
     if scope == "all":
@@ -185,7 +187,7 @@ def _below(places: Sequence[PlaceRecord], roots: Sequence[str]) -> list[PlaceRec
     return [place for place in places if f"{place.uri}/".startswith(heads)]
 
 
-def _look(places: Sequence[PlaceRecord], found: LedgerState, records: Path | None) -> dict[str, Looked]:
+def _look(places: Sequence[PlaceRecord], found: LedgerState, records: Path | None) -> dict[str, PlaceAudit]:
     """Metadata of every place, side by side."""
     keep = None if records is None else _keeper(records)
     with threads.executor(_WORKERS, "wherry-audit") as executor:
@@ -200,7 +202,9 @@ def _keeper(records: Path) -> Callable[[Sidecar], None]:
     return keep
 
 
-def _read(asked: _Asked, looked: dict[str, Looked], found: LedgerState, kept: Ledger | None) -> str:
+def _read(
+    asked: _AuditRequest, looked: dict[str, PlaceAudit], found: LedgerState, kept: Ledger | None
+) -> str:
     return read_all(
         looked, found, sample=asked.sample, memory=asked.memory, ledger=kept, progress=asked.progress
     )

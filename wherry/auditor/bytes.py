@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wherry.auditor.places import Looked, about, troubled
+from wherry.auditor.places import PlaceAudit, about, troubled
 from wherry.auditor.report import Finding
 from wherry.config.settings import configured
 from wherry.converter.references import digested, reference
@@ -46,8 +46,8 @@ from wherry.verifier.verify import Verification, verify
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.auditor.places import Looked
-    from wherry.auditor.report import Audited
+    from wherry.auditor.places import PlaceAudit
+    from wherry.auditor.report import AuditRow
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import CheckpointRef
     from wherry.ledger.record import Ledger
@@ -61,7 +61,7 @@ _NOT_RUN = (MissingExtraError, NoAnswerError, UnsupportedError, UsageError)
 
 
 def read_all(
-    looked: dict[str, Looked],
+    looked: dict[str, PlaceAudit],
     known: LedgerState,
     *,
     sample: str | None,
@@ -92,7 +92,7 @@ def read_all(
     return f"{len(chosen)} of {len(readable)} readable ones, those with the oldest proof first"
 
 
-def load_some(looked: dict[str, Looked], known: LedgerState, count: int, ledger: Ledger | None) -> None:
+def load_some(looked: dict[str, PlaceAudit], known: LedgerState, count: int, ledger: Ledger | None) -> None:
     """Let the target's own libraries restore so many; what came of each takes its place and is recorded.
 
     Args:
@@ -111,7 +111,7 @@ def load_some(looked: dict[str, Looked], known: LedgerState, count: int, ledger:
         looked[uri] = _noted(done, known, ledger) if ledger is not None and tried else done
 
 
-def oldest_proofs(looked: dict[str, Looked]) -> list[str]:
+def oldest_proofs(looked: dict[str, PlaceAudit]) -> list[str]:
     """The readable places, those first whose bytes were proved longest ago; the order is the same for everybody."""
     readable = [one.row for one in looked.values() if one.row.verdict in _READABLE]
     readable.sort(key=lambda row: (row.verified or "", row.checkpoint_digest, row.uri))
@@ -136,7 +136,9 @@ def size_of(sample: str | None, count: int) -> int:
     return min(int(wanted), count)
 
 
-def read_bytes_of(looked: Looked, known: LedgerState, *, memory: int, progress: OnProgress | None) -> Looked:
+def read_bytes_of(
+    looked: PlaceAudit, known: LedgerState, *, memory: int, progress: OnProgress | None
+) -> PlaceAudit:
     """Read every byte of a place and compare it with the record; a source without one with the ledger's digest."""
     clock, row = time.monotonic(), looked.row
     subject = known.checkpoints[row.checkpoint_digest]
@@ -151,7 +153,7 @@ def read_bytes_of(looked: Looked, known: LedgerState, *, memory: int, progress: 
     return looked.with_findings(found, "digest", time.monotonic() - clock)
 
 
-def load_natively(looked: Looked) -> Looked:
+def load_natively(looked: PlaceAudit) -> PlaceAudit:
     """Let the target's own library restore it, on the devices that are there; where it cannot be tried, say so."""
     clock, row, devices = time.monotonic(), looked.row, ""
     try:
@@ -168,7 +170,7 @@ def load_natively(looked: Looked) -> Looked:
     return looked.with_findings(found, "native", time.monotonic() - clock, devices)
 
 
-def proved(looked: Looked, known: LedgerState) -> CheckpointRef:
+def proved(looked: PlaceAudit, known: LedgerState) -> CheckpointRef:
     """The node that a verification is recorded for: as the ledger knows it, at this place, with its files' mark now."""
     from wherry.core.receipt import CheckpointRef
 
@@ -179,7 +181,7 @@ def proved(looked: Looked, known: LedgerState) -> CheckpointRef:
     return CheckpointRef(uri=looked.row.uri, fingerprint=mark, **fields)
 
 
-def outcome_of(looked: Looked) -> dict[str, Any]:
+def outcome_of(looked: PlaceAudit) -> dict[str, Any]:
     """The outcome of a deep look as the ledger keeps verifications."""
     failed = [one for one in looked.findings if one.severity == "error"]
     return {
@@ -198,7 +200,7 @@ def outcome_of(looked: Looked) -> dict[str, Any]:
     }
 
 
-def _failures(row: Audited, outcome: Verification) -> Iterator[Finding]:
+def _failures(row: AuditRow, outcome: Verification) -> Iterator[Finding]:
     """Damage that a verification found, as findings; the leaf also in bytes."""
     kind = "altered" if outcome.ok else outcome.verdict
     for failure in outcome.failed:
@@ -209,7 +211,7 @@ def _failures(row: Audited, outcome: Verification) -> Iterator[Finding]:
 
 
 def _without_sidecar(
-    row: Audited, subject: CheckpointRecord, memory: int, progress: OnProgress | None
+    row: AuditRow, subject: CheckpointRecord, memory: int, progress: OnProgress | None
 ) -> Iterator[Finding]:
     """Take its digest anew, as the conversion did that read it, and compare it with the ledger's."""
     with open_checkpoint(row.uri, format=row.format) as checkpoint:
@@ -226,7 +228,7 @@ def _without_sidecar(
     yield about(row, kind, f"{part} not what was recorded: the digest is {short(node.checkpoint_digest)} now")
 
 
-def _noted(done: Looked, known: LedgerState, ledger: Ledger) -> Looked:
+def _noted(done: PlaceAudit, known: LedgerState, ledger: Ledger) -> PlaceAudit:
     from wherry.ledger.record import record_verification
 
     if any(one.kind == "unreachable" for one in done.findings):
@@ -275,7 +277,7 @@ def required_key(key: str | None) -> str | None:
     return chosen
 
 
-def check_signatures(looked: dict[str, Looked], key: str) -> None:
+def check_signatures(looked: dict[str, PlaceAudit], key: str) -> None:
     """Check the signature of every place that has one; what comes of it takes the look's place.
 
     Args:
@@ -289,7 +291,7 @@ def check_signatures(looked: dict[str, Looked], key: str) -> None:
     looked.update({one.row.uri: one for one in done})
 
 
-def _checked(one: Looked, key: str) -> Looked:
+def _checked(one: PlaceAudit, key: str) -> PlaceAudit:
     clock, row = time.monotonic(), one.row
     try:
         if is_live(row.uri) or not signature_location(locate(row.uri)).exists():
@@ -302,7 +304,7 @@ def _checked(one: Looked, key: str) -> Looked:
     return one.with_findings(found, row.level, time.monotonic() - clock)
 
 
-def _findings(one: Looked, key: str) -> Iterator[Finding]:
+def _findings(one: PlaceAudit, key: str) -> Iterator[Finding]:
     row, signing = one.row, service("signing")
     if row.level in _READ:
         signed = signing.verify(row.uri, key)
@@ -319,7 +321,7 @@ def _findings(one: Looked, key: str) -> Iterator[Finding]:
         yield _broken(row, what)
 
 
-def _broken(row: Audited, what: str, **more: str) -> Finding:
+def _broken(row: AuditRow, what: str, **more: str) -> Finding:
     again = f"wherry sign {shlex.quote(row.uri)} --key KEY"
     cure = f"find out who changed or signed it; if it is sound, sign it again: {again}"
     return about(row, "signature", what, cure=cure, **more)

@@ -12,7 +12,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.auditor.report import Affected
+from wherry.auditor.report import AffectedCheckpoint
 from wherry.converter.command import command_line, resolved
 from wherry.errors import WherryError
 from wherry.storage.stores import locate
@@ -21,7 +21,7 @@ from wherry.tree.mapping import TREE_OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from wherry.auditor.places import Looked
+    from wherry.auditor.places import PlaceAudit
     from wherry.auditor.report import Finding
     from wherry.ledger.replay import ConversionRecord, LedgerState
 
@@ -57,12 +57,14 @@ _CURES = {
 }
 
 
-def completed(findings: Iterable[Finding], known: LedgerState, looked: Mapping[str, Looked]) -> list[Finding]:
+def completed(
+    findings: Iterable[Finding], known: LedgerState, looked: Mapping[str, PlaceAudit]
+) -> list[Finding]:
     """The findings with cure, model versions and what was made from the damaged ones."""
     return [_completed(finding, known, looked) for finding in findings]
 
 
-def _completed(finding: Finding, known: LedgerState, looked: Mapping[str, Looked]) -> Finding:
+def _completed(finding: Finding, known: LedgerState, looked: Mapping[str, PlaceAudit]) -> Finding:
     digest = finding.checkpoint_digest
     if finding.kind == "source-changed" and digest is not None and finding.uri is not None:
         return replace(finding, cure=_of_the_change(digest, finding.uri, known) or finding.cure)
@@ -86,12 +88,12 @@ def _descendants(digest: str, known: LedgerState) -> Iterator[str]:
         yield from front
 
 
-def _affected(digest: str, known: LedgerState) -> Affected:
+def _affected(digest: str, known: LedgerState) -> AffectedCheckpoint:
     uris = tuple(place.uri for place in known.living(digest))
-    return Affected(digest, known.checkpoints[digest].format, uris, known.models(digest))
+    return AffectedCheckpoint(digest, known.checkpoints[digest].format, uris, known.models(digest))
 
 
-def _source_of_bytes(digest: str, uri: str, known: LedgerState, looked: Mapping[str, Looked]) -> str:
+def _source_of_bytes(digest: str, uri: str, known: LedgerState, looked: Mapping[str, PlaceAudit]) -> str:
     for copy in _intact([digest], uri, known, looked):
         return f"fetch the intact copy: {shlex.join(['wherry', 'fetch', copy, uri])}"
     for parent in known.parents.get(digest, ()):
@@ -158,7 +160,7 @@ def _resolved(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _intact(
-    digests: Collection[str], not_this: str, known: LedgerState, looked: Mapping[str, Looked]
+    digests: Collection[str], not_this: str, known: LedgerState, looked: Mapping[str, PlaceAudit]
 ) -> list[str]:
     """Where one of some checkpoints lies, nothing bad being known of it; those whose bytes were read come first."""
     places = [place.uri for digest in digests for place in known.living(digest) if place.uri != not_this]

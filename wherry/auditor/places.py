@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.auditor.report import Audited, Finding, gravity
+from wherry.auditor.report import AuditRow, Finding, gravity
 from wherry.core.digest import checkpoint_digest
 from wherry.core.keypath import render
 from wherry.core.units import short
@@ -44,7 +44,7 @@ _DOUBTED = {
 _OPEN = ("touched", "source-changed", "known-damage")  # what only the bytes can decide
 
 
-class Looked(NamedTuple):
+class PlaceAudit(NamedTuple):
     """What came of a look at one place.
 
     Attributes:
@@ -54,12 +54,14 @@ class Looked(NamedTuple):
         fingerprint: of its files now; empty where it did not open.
     """
 
-    row: Audited
+    row: AuditRow
     findings: tuple[Finding, ...] = ()
     recorded: bool = False
     fingerprint: str = ""
 
-    def with_findings(self, found: list[Finding], level: str, seconds: float, devices: str = "") -> Looked:
+    def with_findings(
+        self, found: list[Finding], level: str, seconds: float, devices: str = ""
+    ) -> PlaceAudit:
         """The same after a deeper look; bytes that were proved settle what times and sizes of files left open."""
         read = level != self.row.level and not any(one.kind == "unreachable" for one in found)
         settled = () if not read else _OPEN if not found else (_OPEN[-1],)
@@ -72,7 +74,7 @@ class Looked(NamedTuple):
             seconds=round(self.row.seconds + seconds, 3),
             devices=devices or self.row.devices,
         )
-        return Looked(row, every, self.recorded, self.fingerprint)
+        return PlaceAudit(row, every, self.recorded, self.fingerprint)
 
 
 def verdict_of(findings: tuple[Finding, ...]) -> str:
@@ -81,7 +83,9 @@ def verdict_of(findings: tuple[Finding, ...]) -> str:
     return min(kinds, key=gravity, default="ok")
 
 
-def look_at(place: PlaceRecord, known: LedgerState, keep: Callable[[Sidecar], None] | None = None) -> Looked:
+def look_at(
+    place: PlaceRecord, known: LedgerState, keep: Callable[[Sidecar], None] | None = None
+) -> PlaceAudit:
     """Audit one place from metadata alone.
 
     Args:
@@ -91,7 +95,7 @@ def look_at(place: PlaceRecord, known: LedgerState, keep: Callable[[Sidecar], No
     """
     clock = time.monotonic()
     subject = known.checkpoints[place.checkpoint_digest]
-    row = Audited(
+    row = AuditRow(
         uri=place.uri,
         checkpoint_digest=place.checkpoint_digest,
         format=subject.format,
@@ -111,7 +115,7 @@ def look_at(place: PlaceRecord, known: LedgerState, keep: Callable[[Sidecar], No
     )
     if keep is not None and row.manifest and look.sidecar is not None:
         keep(look.sidecar)
-    return Looked(row, found, look.sidecar is not None, look.fingerprint)
+    return PlaceAudit(row, found, look.sidecar is not None, look.fingerprint)
 
 
 def _remembered(place: PlaceRecord, known: LedgerState) -> Iterator[Finding]:
@@ -224,7 +228,7 @@ class _Look:
         )
 
 
-def troubled(place: PlaceRecord | Audited, error: WherryError) -> Finding:
+def troubled(place: PlaceRecord | AuditRow, error: WherryError) -> Finding:
     """What an error means that stopped the look."""
     kind = "unreadable"
     if isinstance(error, HostileError | DamagedError):
@@ -236,6 +240,6 @@ def troubled(place: PlaceRecord | Audited, error: WherryError) -> Finding:
     return about(place, kind, error.what, path=error.path, cure=error.cure)
 
 
-def about(place: PlaceRecord | Audited, kind: str, what: str, **more: Any) -> Finding:
+def about(place: PlaceRecord | AuditRow, kind: str, what: str, **more: Any) -> Finding:
     """A finding about what lies at a place."""
     return Finding(kind, what, uri=place.uri, checkpoint_digest=place.checkpoint_digest, **more)

@@ -20,13 +20,13 @@ from wherry.storage.home import sqlite_file, without_secrets
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from wherry.auditor.places import Looked
+    from wherry.auditor.places import PlaceAudit
     from wherry.ledger.replay import LedgerState, PlaceRecord
 
 _ABSENT = ("gone", "unreachable", "replaced")
 
 
-class Version(NamedTuple):
+class ModelVersion(NamedTuple):
     """A model version as the registry tells it."""
 
     name: str
@@ -46,15 +46,15 @@ class Version(NamedTuple):
         return f"{self.name} version {self.version}{known_as}"
 
 
-class Asked(NamedTuple):
+class RegistryContents(NamedTuple):
     """What the registry said: its URI without secrets, its versions, and why it said nothing."""
 
     uri: str | None
-    versions: tuple[Version, ...] = ()
+    versions: tuple[ModelVersion, ...] = ()
     findings: tuple[Finding, ...] = ()
 
 
-def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) -> Asked:
+def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) -> RegistryContents:
     """All versions of the registry; nothing where no registry was ever used or named.
 
     Args:
@@ -67,17 +67,17 @@ def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) 
     shown = without_secrets(chosen)
     file = sqlite_file(chosen)
     if file is not None and not file.exists():
-        return Asked(None, (), _unasked(known, shown, "its database does not exist"))
+        return RegistryContents(None, (), _unasked(known, shown, "its database does not exist"))
     if file is not None and not (tracking_uri or registry_uri) and not known.registrations:
-        return Asked(None)
+        return RegistryContents(None)
     try:
         rows = service("mlflow").registered(tracking, chosen)
         versions = tuple(
-            Version(name, str(number), tags, tuple(aliases)) for name, number, tags, aliases in rows
+            ModelVersion(name, str(number), tags, tuple(aliases)) for name, number, tags, aliases in rows
         )
     except (MissingExtraError, StorageError) as error:
-        return Asked(None, (), _unasked(known, shown, error.what, error))
-    return Asked(shown, versions)
+        return RegistryContents(None, (), _unasked(known, shown, error.what, error))
+    return RegistryContents(shown, versions)
 
 
 def _unasked(known: LedgerState, uri: str, why: str, error: WherryError | None = None) -> tuple[Finding, ...]:
@@ -89,7 +89,7 @@ def _unasked(known: LedgerState, uri: str, why: str, error: WherryError | None =
 
 
 def compared(
-    asked: Asked, known: LedgerState, looked: Mapping[str, Looked], *, as_of: bool
+    asked: RegistryContents, known: LedgerState, looked: Mapping[str, PlaceAudit], *, as_of: bool
 ) -> Iterator[Finding]:
     """What registry and ledger say of each other.
 
@@ -116,7 +116,7 @@ def compared(
 
 
 def _of_version(
-    version: Version, registry: str, known: LedgerState, looked: Mapping[str, Looked]
+    version: ModelVersion, registry: str, known: LedgerState, looked: Mapping[str, PlaceAudit]
 ) -> Iterator[Finding]:
     about: dict[str, Any] = {"checkpoint_digest": version.digest, "models": (version.shown,)}
     if DELETED_TAG not in version.tags and _nowhere(version.digest, known, looked):
@@ -132,14 +132,16 @@ def _of_version(
         yield Finding("registration-unknown", what, registry, **about)
 
 
-def _nowhere(digest: str, known: LedgerState, looked: Mapping[str, Looked]) -> bool:
+def _nowhere(digest: str, known: LedgerState, looked: Mapping[str, PlaceAudit]) -> bool:
     """Whether every place of a checkpoint was looked at, and it is in none."""
     return all(
         place.uri in looked and looked[place.uri].row.verdict in _ABSENT for place in known.living(digest)
     )
 
 
-def _elsewhere(asked: Asked, known: LedgerState, looked: Mapping[str, Looked]) -> Iterator[Finding]:
+def _elsewhere(
+    asked: RegistryContents, known: LedgerState, looked: Mapping[str, PlaceAudit]
+) -> Iterator[Finding]:
     """Registrations in registries that were not asked: the ledger alone tells of them."""
     for digest, rows in known.registrations.items():
         for row in rows:
@@ -148,7 +150,7 @@ def _elsewhere(asked: Asked, known: LedgerState, looked: Mapping[str, Looked]) -
                 yield Finding("registration-without-bytes", what, row.registry, digest, models=(str(row),))
 
 
-def _lost(asked: Asked, known: LedgerState) -> Iterator[Finding]:
+def _lost(asked: RegistryContents, known: LedgerState) -> Iterator[Finding]:
     there = {(one.name, one.version): one.digest for one in asked.versions}
     for digest, rows in known.registrations.items():
         for row in rows:
@@ -176,7 +178,7 @@ def _unfinished(known: LedgerState) -> Iterator[Finding]:
                 yield Finding("registration-pending", what, row.registry, digest)
 
 
-def _unregistered(asked: Asked, known: LedgerState) -> Iterator[Finding]:
+def _unregistered(asked: RegistryContents, known: LedgerState) -> Iterator[Finding]:
     pointed_at = {version.digest for version in asked.versions}
     for place in _written(known.places.values()):
         if place.checkpoint_digest not in pointed_at:

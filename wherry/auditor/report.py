@@ -77,7 +77,7 @@ KINDS: dict[str, Kind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Affected:
+class AffectedCheckpoint:
     """A checkpoint that was made from a damaged one, near or far.
 
     Attributes:
@@ -117,7 +117,7 @@ class Finding:
     leaf: int | None = None
     models: tuple[str, ...] = ()
     cure: str | None = None
-    affected: tuple[Affected, ...] = ()
+    affected: tuple[AffectedCheckpoint, ...] = ()
 
     @property
     def severity(self) -> str:
@@ -126,7 +126,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class AuditRow:
     """One checkpoint at one place.
 
     Attributes:
@@ -209,7 +209,7 @@ class AuditReport:
     seconds: float
     wherry: str
     chain: ChainProof
-    checkpoints: tuple[Audited, ...] = ()
+    checkpoints: tuple[AuditRow, ...] = ()
     findings: tuple[Finding, ...] = ()
     registry: str | None = None
     versions: int = 0

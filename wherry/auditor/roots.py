@@ -30,7 +30,7 @@ LISTED = 1000  # findings of one kind below one root; the rest is a number
 _NANOSECONDS = 1_000_000_000
 
 
-class Waiting(NamedTuple):
+class UnconvertedCheckpoint(NamedTuple):
     """A checkpoint that was not converted, or changed since.
 
     Attributes:
@@ -49,7 +49,7 @@ class Waiting(NamedTuple):
 
 
 @dataclass(slots=True)
-class Survey:
+class RootSurvey:
     """What lies below the roots.
 
     Attributes:
@@ -62,14 +62,16 @@ class Survey:
     """
 
     found: list[Detection] = field(default_factory=list["Detection"])
-    waiting: list[Waiting] = field(default_factory=list[Waiting])
+    waiting: list[UnconvertedCheckpoint] = field(default_factory=list[UnconvertedCheckpoint])
     unrecorded: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     skipped: list[Skipped] = field(default_factory=list[Skipped])
     unknown: list[str] = field(default_factory=list[str])
     unlisted: int = 0
 
 
-def survey(roots: Sequence[str], known: LedgerState, *, newest: bool = False, files: bool = True) -> Survey:
+def survey_roots(
+    roots: Sequence[str], known: LedgerState, *, newest: bool = False, files: bool = True
+) -> RootSurvey:
     """Walk below the roots.
 
     Args:
@@ -81,7 +83,7 @@ def survey(roots: Sequence[str], known: LedgerState, *, newest: bool = False, fi
     Raises:
         NotFoundError: a root does not exist.
     """
-    result = Survey()
+    result = RootSurvey()
     for root in roots:
         found = list(discover(root, on_skip=result.skipped.append, newest=newest))
         result.found += found
@@ -92,7 +94,7 @@ def survey(roots: Sequence[str], known: LedgerState, *, newest: bool = False, fi
     return result
 
 
-def findings_of(result: Survey, *, as_of: str | None = None) -> Iterator[Finding]:
+def findings_of(result: RootSurvey, *, as_of: str | None = None) -> Iterator[Finding]:
     """The survey as notes of the audit; where the ledger counts as of a moment, it need not know what is there now."""
     for uri, digest in result.unrecorded[:LISTED] if as_of is None else ():
         yield Finding(
@@ -115,7 +117,7 @@ def _rest(kind: str, count: int) -> Iterator[Finding]:
         yield Finding(kind, f"and {count} more")
 
 
-def _waiting(found: Detection, known: LedgerState) -> Waiting | None:
+def _waiting(found: Detection, known: LedgerState) -> UnconvertedCheckpoint | None:
     """Why a checkpoint counts as not converted; None where it is ours, or was converted as it is now."""
     location = locate(found.uri)
     place = known.places.get(location.uri)
@@ -125,7 +127,11 @@ def _waiting(found: Detection, known: LedgerState) -> Waiting | None:
         reason = _reason(location, found, known)
     except WherryError as error:
         reason = f"{error.verdict}: {error.what}"
-    return Waiting(location.uri, found.format, found.step, age_of(location), reason) if reason else None
+    return (
+        UnconvertedCheckpoint(location.uri, found.format, found.step, age_of(location), reason)
+        if reason
+        else None
+    )
 
 
 def _unrecorded(found: Detection, known: LedgerState) -> tuple[str, str] | None:
@@ -156,7 +162,7 @@ def _reason(location: Location, found: Detection, known: LedgerState) -> str | N
     return None if now in fingerprints else "changed since it was converted"
 
 
-def _unknown_files(root: Location, claimed: Mapping[str, Detection], result: Survey) -> None:
+def _unknown_files(root: Location, claimed: Mapping[str, Detection], result: RootSurvey) -> None:
     """Every file below a root that is in no claimed checkpoint and beside none as its part."""
     if root.uri in claimed or root.entry is None:
         return

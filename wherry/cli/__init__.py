@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -31,19 +32,18 @@ from wherry.cli.ledger import deliver, ledger, sign, verify_signature
 from wherry.cli.lineage import lineage
 from wherry.cli.models import fetch, promote, register, resolve
 from wherry.cli.options import (
+    CONVERSION,
     as_json,
     chosen,
-    conversion,
     matched_targets,
     memory,
     quiet,
-    rules,
-    settings,
+    requesting,
     walking,
-    writing,
 )
 from wherry.cli.rewrite import rewrite
 from wherry.cli.routes import config_group, nightly, prune, routes
+from wherry.core.request import SourceRequest, TargetRequest, convert_request
 from wherry.runtime.interpreter import tune, use_utf8
 from wherry.version import __version__
 
@@ -96,12 +96,13 @@ def discover(root: str, json_: bool, **which: Any) -> None:
 @click.argument("uri")
 @chosen
 @as_json
-def detect(uri: str, json_: bool, **which: Any) -> None:
+def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
     """Say what lies at URI, and why."""
     from wherry.cli import console
-    from wherry.ledger.named import detect_named
+    from wherry.formats.detect import detect_source
+    from wherry.ledger.named import named
 
-    found = detect_named(uri, **which)
+    found = detect_source(named(SourceRequest(uri, **given)))
     console.show_detection(found, json_=json_)
     sys.exit(_VERDICT_CODES[found.verdict])
 
@@ -116,17 +117,19 @@ def detect(uri: str, json_: bool, **which: Any) -> None:
 @quiet
 @chosen
 @as_json
-def inspect(uri: str, json_: bool, quiet: bool, pickles: bool, **arguments: Any) -> None:
+def inspect(
+    uri: str, json_: bool, quiet: bool, pickles: bool, given: dict[str, Any], **arguments: Any
+) -> None:
     """List what the checkpoint at URI holds."""
     from wherry.cli import console
     from wherry.cli.inspect import show_pickles
-    from wherry.verifier.inspect import inspect
+    from wherry.verifier.inspect import inspect_source
 
     if pickles:
         show_pickles(uri, json_=json_)
         return
     with console.bar(quiet=quiet or json_) as progress:
-        inspection = inspect(uri, progress=progress, **arguments)
+        inspection = inspect_source(SourceRequest(uri, **given), progress=progress, **arguments)
     console.show_inspection(inspection, json_=json_)
 
 
@@ -134,16 +137,14 @@ def inspect(uri: str, json_: bool, quiet: bool, pickles: bool, **arguments: Any)
 @click.argument("source")
 @click.argument("target")
 @click.option("--to", required=True, metavar="FORMAT", help="Target format.")
-@conversion
+@requesting(*CONVERSION, planned=True)
 @as_json
-def plan(
-    source: str, target: str, to: str, set_: Sequence[str], ignore: str, json_: bool, **arguments: Any
-) -> None:
+def plan(source: str, target: str, to: str, json_: bool, given: dict[str, Any]) -> None:
     """Say what converting SOURCE to TARGET would do; write nothing."""
     from wherry.cli import console
-    from wherry.converter.plan import plan
+    from wherry.converter.plan import plan_request
 
-    found = plan(source, target, to=to, options=settings(set_), ignore=rules(ignore), **arguments)
+    found = plan_request(convert_request(source, [TargetRequest(target, to)], **given))
     console.show_plan(found, json_=json_)
 
 
@@ -151,26 +152,18 @@ def plan(
 @click.argument("source")
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
 @click.option("--to", required=True, multiple=True, metavar="FORMAT", help="Format, once for each TARGET.")
-@conversion
-@writing
+@requesting(*CONVERSION)
+@click.option("--dry-run", is_flag=True, help="The same as `wherry plan`.")
 @quiet
 @as_json
 def convert(
     source: str,
     targets: Sequence[str],
     to: Sequence[str],
-    set_: Sequence[str],
-    ignore: str,
-    meta: Sequence[str],
     json_: bool,
     quiet: bool,
     dry_run: bool,
-    no_lineage: bool,
-    into: bool,
-    as_step: int | None,
-    if_exists: str,
-    sign: str | None,
-    **arguments: Any,
+    given: dict[str, Any],
 ) -> None:
     """Convert SOURCE, verify the result, commit it in one step and record the lineage.
 
@@ -179,22 +172,19 @@ def convert(
     from wherry.cli import console
     from wherry.converter.convert import convert_all
 
-    wanted = matched_targets(targets, to, settings(set_))
-    common: dict[str, Any] = {"ignore": rules(ignore), **arguments}
+    request = convert_request(source, matched_targets(targets, to, given.pop("options")), **given)
     if dry_run:
-        from wherry.converter.plan import plan
+        from wherry.converter.plan import plan_request
 
-        for one in wanted:
-            found = plan(source, one.uri, to=one.to, options=one.options, as_step=as_step, **common)
-            console.show_plan(found, json_=json_)
+        for one in request.targets:
+            console.show_plan(plan_request(replace(request, targets=(one,))), json_=json_)
         return
     signal.signal(signal.SIGTERM, _stop)
-    common |= {"into": into, "as_step": as_step, "if_exists": if_exists, "meta": settings(meta), "sign": sign}
     with (
         console.committed(console.show_receipts, json_=json_),
         console.bar(quiet=quiet or json_) as progress,
     ):
-        group = convert_all(source, wanted, lineage=not no_lineage, progress=progress, **common)
+        group = convert_all(request, progress=progress)
     console.show_receipts(group, json_=json_)
 
 
@@ -209,13 +199,13 @@ def convert(
 @quiet
 @chosen
 @as_json
-def verify(uri: str, json_: bool, quiet: bool, **arguments: Any) -> None:
+def verify(uri: str, json_: bool, quiet: bool, given: dict[str, Any], **arguments: Any) -> None:
     """Say whether the checkpoint at URI is whole and holds what was recorded."""
     from wherry.cli import console
-    from wherry.verifier.verify import verify
+    from wherry.verifier.verify import verify_source
 
     with console.bar(quiet=quiet or json_) as progress:
-        verification = verify(uri, progress=progress, **arguments)
+        verification = verify_source(SourceRequest(uri, **given), progress=progress, **arguments)
     console.show_verification(verification, json_=json_)
     sys.exit(verification.exit_code)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wherry.staging.clean import Cleaned
     from wherry.verifier.inspect import Inspection
     from wherry.verifier.verify import Verification
-    from wherry.watch.doctor import Finding
+    from wherry.watch.doctor import Diagnosis
 
 
 def print_json(data: Any) -> None:
@@ -288,7 +288,7 @@ def show_cleaned(rows: list[Cleaned], *, dry_run: bool, json_: bool) -> None:
         click.echo(f"{word} {row.uri} ({show_size(row.nbytes)}; {row.reason})")
 
 
-def show_findings(findings: list[Finding], *, json_: bool) -> int:
+def show_findings(findings: list[Diagnosis], *, json_: bool) -> int:
     """What is installed, reachable and writable; 1 where something is broken."""
     if json_:
         print_json([asdict(finding) for finding in findings])

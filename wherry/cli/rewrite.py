@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from wherry.cli.options import as_json, chosen, memory, quiet, settings
+from wherry.cli.options import ORDER, as_json, quiet, requesting
+from wherry.core.option import options_of
+from wherry.core.request import RewriteRequest, SourceRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wherry.converter.rewrite_plan import Rewriting, Rewritten
 
 
@@ -22,56 +22,33 @@ if TYPE_CHECKING:
               help="What to make of it; `wherry formats FORMAT` lists the names.")  # fmt: skip
 @click.option("--in-place", is_flag=True, help="Replace files of SOURCE itself; each is kept as FILE.before.")
 @click.option("--dry-run", is_flag=True, help="Only look at everything, and say what would be done.")
-@click.option("--verify", type=click.Choice(["digest", "none"]), default="digest", show_default=True,
-              help="Read every tensor at both ends and compare.")  # fmt: skip
-@click.option("--if-exists", type=click.Choice(["fail", "skip", "resume"]), default="resume", show_default=True,
-              help="Accept nothing at TARGET, anything that wherry wrote, or the result of this same "
-                   "rewrite.")  # fmt: skip
-@click.option("--meta", multiple=True, metavar="KEY=VALUE", help="Keep in the manifest.")
-@click.option("--no-lineage", is_flag=True, help="Do not record it in the ledger.")
-@memory
-@chosen
+@requesting(RewriteRequest, SourceRequest, order=("verify", "if_exists", "meta", "lineage", "memory", *ORDER))
 @quiet
 @as_json
 def rewrite(
-    source: str,
-    target: str | None,
-    as_: str,
-    in_place: bool,
-    dry_run: bool,
-    meta: Sequence[str],
-    no_lineage: bool,
-    json_: bool,
-    quiet: bool,
-    **arguments: Any,
-) -> None:
+    source: str, target: str | None, as_: str, in_place: bool, dry_run: bool, json_: bool, quiet: bool,
+    given: dict[str, Any],
+) -> None:  # fmt: skip
     """Make TARGET of SOURCE by changing its small files alone; tensor bytes go over as they are.
 
     Files share their storage with the source where the file system can (reflink), else they are copied.
     """
     from wherry.cli import console
-    from wherry.converter.rewrite import plan_rewrite
-    from wherry.converter.rewrite import rewrite as run
+    from wherry.converter.rewrite import carry_out, plan_rewrite
 
-    which = {name: arguments[name] for name in ("format", "step", "item")}
+    which = {one.name: given.pop(one.name) for one in options_of(SourceRequest)}
+    request = RewriteRequest(
+        source=SourceRequest(source, **which), target=target, as_=as_, in_place=in_place, **given
+    )
     if dry_run:
-        _show_rewriting(plan_rewrite(source, target, as_=as_, in_place=in_place, **which), json_=json_)
+        _show_rewriting(plan_rewrite(request), json_=json_)
         return
     signal.signal(signal.SIGTERM, _stop)
     with (
         console.committed(_show_rewritten, json_=json_),
         console.bar(quiet=quiet or json_) as progress,
     ):
-        done = run(
-            source,
-            target,
-            as_=as_,
-            in_place=in_place,
-            lineage=not no_lineage,
-            meta=settings(meta),
-            progress=progress,
-            **arguments,
-        )
+        done = carry_out(request, progress=progress)
     _show_rewritten(done, json_=json_)
 
 

@@ -8,13 +8,21 @@ has its own chain of them, and a Prefect block keeps a webhook's address.
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from wherry.config.values import Select, require_template, select, settings_of
-from wherry.core.request import Wish
+from wherry.config.options import described, given_by, target_of, with_options
+from wherry.config.values import Select, require_template, select
+from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
 from wherry.core.units import duration, parse_size
+from wherry.storage.stores import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wherry.core.detection import Detection
+    from wherry.storage.location import Location
 
 VerifyLevel: TypeAlias = Literal["none", "structure", "present", "digest", "roundtrip", "native", "logits"]
 Option: TypeAlias = str | int | float | bool
@@ -49,43 +57,27 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TargetRule(Section):
-    """One of the things that a route makes of a checkpoint."""
-
+@with_options("route", TargetRequest)
+class _Target(Section):
     format: str = Field(description="Target format, a name or alias; `wherry formats` lists them.")
     uri: Template = Field(
         description="What is written, with the fields {run} {step} {format} {name} {route} {family} {kind}; "
         "{step|final} states what stands for an unknown one. A relative path counts from the file's folder."
     )
-    into: bool = Field(default=False, description="`uri` is a run: make the step folder inside it.")
-    options: dict[str, Option] = Field(
-        default={},
-        description="As `--set`: options of the format and its layout (scan_layers, rope, query_scale).",
-    )
-    only: Literal["params"] | None = Field(default=None, description="Carry the parameters alone.")
-    family: str | None = Field(default=None, description="Model family; `none` keeps the tree as it is.")
-    family_file: str | None = Field(
-        default=None, description="TOML file that declares or changes the family."
-    )
-    config: str | None = Field(
-        default=None, description="The source's config (JSON), where none lies beside it."
-    )
-    dtype: str | None = Field(default=None, description="Element type of the target's parameters.")
-    assets: str | None = Field(default=None, description="Folder or URI with tokenizer and the like.")
-    rename: tuple[str, ...] = Field(default=(), description="Rules 'layers.{n}.w -> blocks/{n}/kernel'.")
+    into: bool = described("route", TargetRequest, "into")
+    options: dict[str, Option] = described("route", TargetRequest, "options")
+
+
+class TargetRule(_Target):
+    """One of the things that a route makes of a checkpoint."""
+
     model: Template | None = Field(
         default=None, description="Registered model of this target; the route's by default."
     )
 
-    @property
-    def wish(self) -> Wish:
-        """What is asked for of layouts."""
-        return Wish(self.family, self.family_file, self.config, self.dtype, self.assets)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What `--set` would be given, the renames included."""
-        return settings_of(self.options, self.rename)
+    def at(self, uri: str) -> TargetRequest:
+        """What the engine is asked for, with the template filled in."""
+        return target_of("route", self, uri, self.format)
 
 
 class Retention(Section):
@@ -109,6 +101,7 @@ class Retention(Section):
         return self.keep_last is None and self.keep_best is None and self.keep_days is None
 
 
+@with_options("route", SourceRequest, ConvertRequest)
 class Route(Section):
     """What goes where, as what."""
 
@@ -140,9 +133,9 @@ class Route(Section):
         "hours and stop, or convert.",
     )
     first_night_items: int = Field(default=20, ge=0, description="See `first_night`.")
-    opaque: tuple[str, ...] = Field(default=(), description="Classes in pickles that may pass unread.")
-    ignore: tuple[Literal["values", "empties", "companions"], ...] = Field(
-        default=(), description="Leave behind what a target cannot hold."
+    opaque: tuple[str, ...] = described("route", SourceRequest, "opaque")
+    ignore: tuple[Literal["values", "empties", "companions"], ...] = described(
+        "route", ConvertRequest, "ignore"
     )
     targets: tuple[TargetRule, ...] = Field(min_length=1, description="What is made of each, from one read.")
     memory: Size | None = Field(
@@ -155,8 +148,8 @@ class Route(Section):
     )
     alias: str | None = Field(default=None, description="Alias to set on the model version.")
     tags: dict[str, str] = Field(default={}, description="Tags of the model version.")
-    meta: dict[str, str] = Field(default={}, description="Kept with the checkpoint, in its manifest.")
-    sign: str | None = Field(default=None, description="File with the private key that signs the targets.")
+    meta: dict[str, str] = described("route", ConvertRequest, "meta")
+    sign: str | None = described("route", ConvertRequest, "sign")
     concurrency: int = Field(default=2, ge=1, description="Checkpoints of this route at a time.")
     retention: Retention = Field(default=Retention(), description="What `wherry prune` keeps.")
 
@@ -164,6 +157,26 @@ class Route(Section):
     def selection(self) -> Select:
         """`select`, read."""
         return select(self.select)
+
+    def source(self, found: Detection) -> SourceRequest:
+        """A checkpoint below the root, as the engine is asked for it."""
+        return SourceRequest(found.uri, self.source_format or found.format, opaque=self.opaque)
+
+    def place(self, uri: str) -> Location:
+        """A place below the root; classes that `opaque` names may be read as opaque values there."""
+        return locate(uri, frozenset(SourceRequest(uri, opaque=self.opaque).opaque))
+
+    def request(self, source: SourceRequest, targets: Sequence[TargetRequest], memory: str) -> ConvertRequest:
+        """A conversion, as the engine is asked for it.
+
+        Args:
+            source: as `source` gives it.
+            targets: as the rules give them.
+            memory: the setting.
+        """
+        given: dict[str, Any] = {**given_by("route", self, ConvertRequest), "memory": self.memory or memory}
+        verify = "digest" if self.read_back else "none"
+        return ConvertRequest(source=source, targets=tuple(targets), verify=verify, **given)
 
 
 class MlflowSettings(Section):

@@ -23,7 +23,7 @@ from wherry.config.lines import line_of, printed
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from wherry.config.lines import Path
 
@@ -134,14 +134,6 @@ def render(template: str, values: Mapping[str, str | None]) -> str:
         return otherwise if value is None else value
 
     return _FIELD.sub(fill, template)
-
-
-def settings_of(options: Mapping[str, object], rename: Sequence[str]) -> dict[str, object]:
-    """What `--set` would be given: options with truth as its words, and the renames as one option."""
-    words = {
-        name: str(value).lower() if isinstance(value, bool) else value for name, value in options.items()
-    }
-    return {**words, **({"rename": "; ".join(rename)} if rename else {})}
 
 
 _TOP = "routes"

@@ -20,10 +20,17 @@ import hashlib
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from wherry.core.opaque import allowed_opaque
-from wherry.core.request import Wish
+from wherry.core.option import Kind, in_order, options_of
+from wherry.core.request import (
+    ConvertRequest,
+    RewriteRequest,
+    SourceRequest,
+    TargetRequest,
+    convert_request,
+    values_of,
+)
 from wherry.core.units import short
 from wherry.errors import UsageError
 from wherry.formats.registry import find_format
@@ -36,62 +43,64 @@ if TYPE_CHECKING:
 
     from wherry.core.receipt import Receipt
 
-_FILES = ("family_file", "config")
-# Field → the option of the command line that takes its value as it is.
-_WORDS = {
-    "only": "--only",
-    "family": "--family",
-    "family_file": "--family-file",
-    "config": "--config",
-    "dtype": "--dtype",
-    "assets": "--assets",
-    "from": "--from",
-    "as_step": "--as-step",
-    "verify": "--verify",
-}
+_OPTIONS = {one.name: one for one in options_of(TargetRequest, SourceRequest, ConvertRequest)}
+_NAMES = {"format": "from"}  # option → what receipts call it, where that is another word
+_CHOSEN = ("step", "item")  # not said again, as the source is what they chose
+_FILES = tuple(name for name, one in _OPTIONS.items() if one.stated == "file")
+_ORDER = ("options", "only", "ignore", "into", "as_step", "meta", "verify", "format", "step", "item")
 # What decides the result; and what of it the digest of a plan does not cover, which sees sizes and no contents.
-DECIDING = ("options", "only", "ignore", "family", "dtype", *_FILES, "assets")
-UNPLANNED = (*_FILES, "assets")
+UNPLANNED = tuple(name for name, one in _OPTIONS.items() if one.decides and one.stated in ("file", "place"))
+DECIDING = tuple(
+    sorted(
+        (one.name for one in in_order(_OPTIONS.values(), _ORDER) if one.decides), key=UNPLANNED.__contains__
+    )
+)
 _REWRITE = "rewrite"  # in the options of a receipt: the name of the rewrite
 
 
-def stated(
-    wish: Wish | None = None, *, options: Mapping[str, Any] | None = None, **rest: Any
-) -> dict[str, Any]:
-    """What a receipt keeps as `asked`; the classes that may pass unread are those that are let pass now.
+def stated(request: ConvertRequest | RewriteRequest, target: TargetRequest | None = None) -> dict[str, Any]:
+    """What a receipt keeps as `asked`: what is not as by default.
 
     Args:
-        wish: what is asked for of layouts.
-        options: as given with `--set`.
-        rest: the other fields by their names.
+        request: what was asked for.
+        target: which of the targets of a conversion.
 
     Raises:
         NotFoundError, StorageError: a file that is named cannot be read.
     """
-    wish = wish or Wish()
-    files = {name: _file(path) for name in _FILES if (path := getattr(wish, name))}
-    layout = {
-        "family": wish.family,
-        **files,
-        "dtype": wish.dtype,
-        "assets": wish.assets and _place(wish.assets),
-    }
-    given = {name: _spelled(value) for name, value in (options or {}).items() if value is not None}
-    full = {**rest, "options": given, **layout, "opaque": sorted(allowed_opaque())}
-    return {name: _plain(value) for name, value in full.items() if _is_said(value)}
+    if isinstance(request, RewriteRequest):
+        said: dict[str, Any] = {"as": request.as_, "in_place": request.in_place}
+    else:
+        said = {"to": target and target.to}
+    values = {one.name: value for one, value in values_of(target, request.source, request)}
+    for one in in_order((_OPTIONS[name] for name in values), (*_ORDER[1:], "options")):
+        value = values[one.name]
+        if one.stated and (value != one.default or one.stated == "settings"):
+            said[_NAMES.get(one.name, one.name)] = _stated(one.stated, value, target)
+    return {name: _plain(value) for name, value in said.items() if _is_said(value)}
 
 
-def request(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What `wherry.plan` is to be given for the same request; see `stated`."""
-    names = {name: asked[name]["name"] for name in _FILES if name in asked}
-    words = {name: asked.get(name) for name in ("family", "dtype", "assets")}
-    return {
-        "options": dict(asked.get("options", {})),
-        "only": asked.get("only"),
-        "ignore": tuple(asked.get("ignore", ())),
-        "as_step": asked.get("as_step"),
-        "wish": Wish(**words, **names),
+def _stated(how: str, value: Any, target: TargetRequest | None) -> Any:
+    if how == "run":
+        return target and locate(target.uri).uri
+    if how == "settings":
+        settings = target.settings if target else {}
+        return {name: _spelled(one) for name, one in settings.items() if one is not None}
+    return _file(value) if how == "file" else _place(value) if how == "place" else value
+
+
+def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: TargetRequest) -> ConvertRequest:
+    """A conversion as it was asked for, of this source to this target; see `stated`."""
+    words = {
+        name: asked[name]["name"] if name in _FILES else asked[name] for name in _OPTIONS if name in asked
     }
+    rest: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in words.items()
+        if name not in (*_CHOSEN, "into")
+    }
+    rest["opaque"] = (*source.opaque, *rest.get("opaque", ()))
+    return convert_request(source.uri, [target], **{**rest, "format": source.format})
 
 
 def command(receipt: Receipt, *, source: str | None = None, target: str | None = None) -> str:
@@ -190,16 +199,25 @@ def _shown(value: Any) -> str:
 def _options(asked: Mapping[str, Any]) -> Iterator[str]:
     for name, value in sorted(asked.get("options", {}).items()):
         yield from ("--set", f"{name}={_spelled(value)}")
-    for name, word in _WORDS.items():
-        if name in asked:
-            yield from (word, str(asked[name]["name"] if name in _FILES else asked[name]))
-    if asked.get("ignore"):
-        yield from ("--ignore", ",".join(asked["ignore"]))
-    for name in asked.get("opaque", ()):
-        yield from ("--allow-opaque", name)
-    for name, value in sorted(asked.get("meta", {}).items()):
-        yield from ("--meta", f"{name}={value}")
-    yield from (f"--{name.replace('_', '-')}" for name in ("into", "in_place") if asked.get(name))
+    for one in sorted(_OPTIONS.values(), key=lambda one: get_args(Kind).index(one.kind)):
+        value = asked.get(_NAMES.get(one.name, one.name))
+        if _is_said(value) and one.name not in (*_CHOSEN, "options"):
+            yield from _words(one.flag, one.kind, value)
+    if asked.get("in_place"):
+        yield "--in-place"
+
+
+def _words(flag: str, kind: str, value: Any) -> Iterator[str]:
+    """An option as the command line takes it."""
+    if kind == "flag":
+        yield flag
+    elif kind == "rules":
+        yield from (flag, ",".join(value))
+    elif kind == "word":
+        yield from (flag, str(value["name"] if isinstance(value, dict) else value))
+    else:
+        rows = [f"{name}={one}" for name, one in sorted(value.items())] if kind == "table" else value
+        yield from (word for row in rows for word in (flag, row))
 
 
 def _spelled(value: Any) -> str:

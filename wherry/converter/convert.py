@@ -6,64 +6,43 @@ of targets; its leaves are hashed on the way, and where it has a sidecar of ours
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wherry.converter.command import stated
 from wherry.converter.existing import existing_result
 from wherry.converter.job import Job
 from wherry.converter.passes import run
-from wherry.converter.plan import DEFAULT_MEMORY, make_plan
+from wherry.converter.plan import plan_target
 from wherry.core.digest import sha256_of
-from wherry.core.receipt import GroupReceipt, Receipt, software, utc_now
-from wherry.core.request import PLAIN, Wish
+from wherry.core.progress import Running
+from wherry.core.receipt import GroupReceipt, Receipt, software
+from wherry.core.request import ConvertRequest, TargetRequest, convert_request
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError
+from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.formats.registry import find_format
 from wherry.ledger.deliver import report_failure
-from wherry.ledger.named import open_named
+from wherry.ledger.named import named
 from wherry.ledger.recording import LEFT_OUT, record_all
 from wherry.staging.in_use import in_use
 from wherry.staging.staging import tidy
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import locate
-from wherry.view.choose import relaid
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from wherry.core.progress import OnProgress
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
+    from wherry.formats.pin import Pin
     from wherry.storage.location import Location
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One of several targets of a conversion.
-
-    Attributes:
-        uri: exactly what is committed.
-        to: its format, a name or alias.
-        options: format-specific options and `split` / `join`.
-        wish: what is asked of its layout; that of the whole conversion by default.
-        only: `params`; that of the whole conversion by default.
-        into: whether `uri` is a run in which the step folder is made; that of the whole conversion by default.
-    """
-
-    uri: str
-    to: str
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    wish: Wish | None = None
-    only: str | None = None
-    into: bool | None = None
 
 
 def convert(
@@ -81,8 +60,9 @@ def convert(
         target: URI of exactly what is committed; must not exist, unless it is the result of this same conversion.
         to: target format, a name or alias.
         options: format-specific options and `split` / `join`.
-        common: everything else that `convert_all` takes: memory, progress, verify, if_exists, lineage, only, ignore,
-            format, step, item, meta, into, as_step.
+        common: everything else that a request has, by name: memory, verify, if_exists, lineage, only, ignore, format,
+            step, item, meta, into, as_step, sign, and `wish`, a LayoutRequest; also `progress`, which is called a few
+            times a second.
 
     Returns:
         The receipt; `already` where nothing had to be done.
@@ -91,53 +71,23 @@ def convert(
         NotRecordedError: the target is committed, but the ledger cannot be used; `result` is the receipt.
         WherryError: see the tree in `wherry.errors`; nothing is left at the destination.
     """
+    progress = common.pop("progress", None)
+    request = convert_request(source, [TargetRequest(str(target), to, options or {})], **common)
     try:
-        return convert_all(source, [Target(str(target), to, options or {})], **common).receipts[0]
+        return convert_all(request, progress=progress).receipts[0]
     except NotRecordedError as error:
         error.result = error.result.receipts[0]
         raise
 
 
-def convert_all(
-    source: str | os.PathLike[str],
-    targets: Sequence[Target],
-    *,
-    memory: str | int = DEFAULT_MEMORY,
-    progress: OnProgress | None = None,
-    verify: str = "digest",
-    if_exists: str | None = None,
-    lineage: bool = True,
-    only: str | None = None,
-    ignore: tuple[str, ...] = (),
-    format: str | None = None,
-    step: int | None = None,
-    item: str | None = None,
-    meta: Mapping[str, str] | None = None,
-    into: bool = False,
-    as_step: int | None = None,
-    wish: Wish = PLAIN,
-    sign: str | os.PathLike[str] | None = None,
-) -> GroupReceipt:
+def convert_all(request: ConvertRequest, *, progress: OnProgress | None = None) -> GroupReceipt:
     """Convert a checkpoint to several targets, reading it once.
 
     Each target commits, resumes and is verified on its own: where one fails, the others are still made.
 
     Args:
-        source: URI of a checkpoint, step or run; never changed.
-        targets: what to make.
-        memory: budget of what is in flight, for example `128MiB`.
+        request: what is asked for.
         progress: called a few times a second.
-        verify: `digest` reads each staged target back and compares every leaf, `none` does not.
-        if_exists: what may lie at a target: with `resume` (the default) the result of this same conversion, with
-            `skip` anything that wherry wrote, with `fail` nothing.
-        lineage: whether the ledger records the conversions.
-        only, ignore: see `plan`.
-        format, step, item: which checkpoint of the source.
-        meta: what the user wants to keep with the checkpoints, in the manifest's `origin`.
-        into: each target is a run folder; the step folder is made inside it by the format's naming rule.
-        as_step: the step to write, where the source states none (or another one is wanted).
-        wish: what is asked for of layouts; see `wherry.view.choose`.
-        sign: private key (a PEM file) with which each target is signed once it is committed.
 
     Returns:
         The receipts of all targets, in order; `already` where nothing had to be done.
@@ -146,32 +96,25 @@ def convert_all(
         NotRecordedError: the targets are committed, but the ledger cannot be used; `result` is the GroupReceipt.
         WherryError: the first error of any target, after the others were made; these are in its `committed`.
     """
-    now = utc_now(), time.monotonic()
-    which = {"from": format, "step": step, "item": item}
-    asked = Asked(memory, verify, only, ignore, into, as_step, progress, meta or {}, wish, *now, which)
+    running, sign = Running.begun(progress), request.sign
     if sign is not None:
         service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
-    with _failures_told(os.fspath(source), targets if lineage else (), asked.started):
-        opened = settled_checkpoint(lambda: open_named(source, format=format, step=step, item=item))
+    with _failures_told(request, running.started):
+        opened = settled_checkpoint(lambda: open_source(named(request.source)))
         with opened as checkpoint, in_use(checkpoint.uri), _signed_too(sign, progress):
-            group = convert_opened(checkpoint, targets, asked, if_exists=if_exists, lineage=lineage)
+            group = convert_opened(checkpoint, request, running)
     if sign is not None:
         _sign(group.receipts, sign, progress)
     return group
 
 
-def convert_opened(
-    checkpoint: Checkpoint,
-    targets: Sequence[Target],
-    asked: Asked,
-    *,
-    if_exists: str | None = None,
-    lineage: bool = True,
-) -> GroupReceipt:
+def convert_opened(checkpoint: Checkpoint, request: ConvertRequest, running: Running) -> GroupReceipt:
     """Convert what is already open, a live training state among it; see `convert_all`."""
-    jobs = plan_jobs(checkpoint, targets, asked)
+    jobs, lineage = plan_jobs(checkpoint, request, running), request.lineage
     threading.Thread(target=_ahead, args=(lineage,), name="wherry-ahead", daemon=True).start()
-    there = {index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, if_exists))}
+    there = {
+        index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, request.if_exists))
+    }
     receipts = _make(jobs, there, lineage=lineage)
     group = GroupReceipt(jobs[0].group, tuple(replace(one, lineage=LEFT_OUT) for one in receipts))
     return _recorded(group) if lineage else group
@@ -187,21 +130,21 @@ def _recorded(group: GroupReceipt) -> GroupReceipt:
 
 
 @contextmanager
-def _failures_told(source: str, targets: Sequence[Target], started: str) -> Generator[None]:
+def _failures_told(request: ConvertRequest, started: str) -> Generator[None]:
     """Tell the projections of an error that ends a conversion; what is committed has not failed."""
     try:
         yield
     except NotRecordedError:
         raise
     except WherryError as error:
-        for number, target in enumerate(targets):
+        for number, target in enumerate(request.targets if request.lineage else ()):
             if number not in error.committed:
-                report_failure(error, source, target.uri, target.to, started)
+                report_failure(error, request.source.uri, target.uri, target.to, started)
         raise
 
 
 @contextmanager
-def _signed_too(key: str | os.PathLike[str] | None, progress: OnProgress | None) -> Generator[None]:
+def _signed_too(key: str | None, progress: OnProgress | None) -> Generator[None]:
     """Sign what is committed also where it could not be recorded, or where other targets failed."""
     try:
         yield
@@ -215,7 +158,7 @@ def _signed_too(key: str | os.PathLike[str] | None, progress: OnProgress | None)
         raise
 
 
-def _signed_anyway(failure: WherryError, key: str | os.PathLike[str], progress: OnProgress | None) -> None:
+def _signed_anyway(failure: WherryError, key: str, progress: OnProgress | None) -> None:
     """Sign what is committed although other targets failed; that failure stays the one that is raised."""
     try:
         _sign(failure.committed.values(), key, progress)
@@ -223,57 +166,31 @@ def _signed_anyway(failure: WherryError, key: str | os.PathLike[str], progress: 
         failure.add_note(f"not signed: {error}")
 
 
-def _sign(receipts: Iterable[Receipt], key: str | os.PathLike[str], progress: OnProgress | None) -> None:
+def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) -> None:
     """Sign what was committed; what was there already and has a signature keeps it, so that a rerun reads nothing."""
     for receipt in receipts:
         if not (receipt.already and signature_location(locate(receipt.target.uri)).exists()):
             service("signing").sign(receipt.target.uri, key, progress=progress)
 
 
-class Asked(NamedTuple):
-    """What is the same for all targets; see `convert_all`. `which` is what was said of the source: from, step, item."""
-
-    memory: str | int
-    verify: str
-    only: str | None
-    ignore: tuple[str, ...]
-    into: bool
-    as_step: int | None
-    progress: OnProgress | None
-    meta: Mapping[str, str]
-    wish: Wish
-    started: str
-    clock: float
-    which: Mapping[str, Any] = MappingProxyType({})
-
-
-def plan_jobs(checkpoint: Checkpoint, targets: Sequence[Target], asked: Asked) -> list[Job]:
+def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: Running) -> list[Job]:
     """Plan every target; nothing is written."""
-    jobs: list[Job] = []
     pin = take_pin(checkpoint)
-    for target in targets:
-        row = find_format(target.to)
-        into = asked.into if target.into is None else target.into
-        committed, place = _places(locate(target.uri), row, checkpoint, into=into, as_step=asked.as_step)
-        _require_apart(checkpoint, place)
-        seen, options, only = relaid(
-            checkpoint, row, target.options, target.wish or asked.wish, target.only or asked.only
-        )
-        plan = make_plan(
-            seen, place.uri, to=target.to, options=options, memory=asked.memory, only=only,
-            ignore=asked.ignore, verify=asked.verify, as_step=asked.as_step,
-        )  # fmt: skip
-        rest = (asked.progress, asked.meta, asked.started, asked.clock, pin)
-        jobs.append(Job(seen, plan, row, place, committed, *rest, asked=_stated(target, asked, into=into)))
+    jobs = [_job(checkpoint, target, request, running, pin) for target in request.targets]
     _require_distinct(jobs)
     return [replace(job, group=_group(jobs)) for job in jobs]
 
 
-def _stated(target: Target, asked: Asked, *, into: bool) -> dict[str, Any]:
-    return stated(
-        target.wish or asked.wish, to=target.to, options=target.options, only=target.only or asked.only,
-        ignore=asked.ignore, into=into and locate(target.uri).uri, as_step=asked.as_step, meta=asked.meta,
-        verify=None if asked.verify == "digest" else asked.verify, **asked.which,
+def _job(
+    checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest, running: Running, pin: Pin
+) -> Job:
+    row = find_format(target.to)
+    committed, place = _places(locate(target.uri), row, checkpoint, target, request.as_step)
+    _require_apart(checkpoint, place)
+    seen, plan = plan_target(checkpoint, row, replace(target, uri=place.uri), request)
+    return Job(
+        checkpoint=seen, plan=plan, row=row, target=place, committed=committed,
+        running=running, meta=request.meta, pin=pin, asked=stated(request, target),
     )  # fmt: skip
 
 
@@ -319,9 +236,10 @@ def _kept(done: Mapping[int, Receipt], failure: WherryError, *, lineage: bool) -
 
 
 def _places(
-    target: Location, row: Format, checkpoint: Checkpoint, *, into: bool, as_step: int | None
+    target: Location, row: Format, checkpoint: Checkpoint, asked: TargetRequest, as_step: int | None
 ) -> tuple[Location, Location]:
     """What is committed in one step, and where the checkpoint lies in it."""
+    into = asked.into
     if not into:
         row.guard(target, into)
         return target, target

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from wherry.core.request import SourceRequest
 from wherry.errors import TargetExistsError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, open_checkpoint, present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.storage.sidecar import Sidecar, read_sidecar
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: Planned, t
     if receipt.source.fingerprint != present_fingerprint(checkpoint):
         return False
     try:
-        with open_checkpoint(target.uri, format=sidecar.checkpoint.format) as present:
+        which = SourceRequest(target.uri, sidecar.checkpoint.format, opaque=tuple(target.opaque))
+        with open_source(which) as present:
             mark = present_fingerprint(present, marks=target.store.capabilities.local)
     except WherryError:
         return False  # damaged since: not a whole result, and not ours to repair

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Companion, Manifest
-    from wherry.core.progress import OnProgress
+    from wherry.core.progress import Running
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Format, Writer
     from wherry.formats.pin import Pin
@@ -50,10 +50,8 @@ class Job:
         row: the target format.
         target: where the checkpoint will lie.
         committed: what appears in one step: the target itself, or the step folder of a run that holds it.
-        progress: called while reading back.
+        running: when it began, and who is told.
         meta: what the user wants to keep with the checkpoint.
-        started: UTC.
-        clock: monotonic seconds at the start.
         pin: the source's files when the plan was made.
         group: see Receipt.
         source_digests: of the source's tensors, where `checkpoint` is a view of it; else the pass gives them.
@@ -65,10 +63,8 @@ class Job:
     row: Format
     target: Location
     committed: Location
-    progress: OnProgress | None
+    running: Running
     meta: Mapping[str, str]
-    started: str
-    clock: float
     pin: Pin
     group: str = ""
     source_digests: Mapping[KeyPath, str] | None = None
@@ -190,7 +186,7 @@ def _boxed(staged: Staged, ours: Hashes) -> Hashes:
         found = hash_checkpoint(
             written,
             memory=job.plan.memory,
-            progress=job.progress,
+            progress=job.running.progress,
             paths=list(boxed),
             folder=staged.staging.spill,
             straight=True,
@@ -199,7 +195,9 @@ def _boxed(staged: Staged, ours: Hashes) -> Hashes:
             from wherry.converter.proof import prove_boxes
 
             digests, memory = job.source_digests, job.plan.memory
-            prove_boxes(job.checkpoint, written, boxed, found, digests, memory=memory, progress=job.progress)
+            prove_boxes(
+                job.checkpoint, written, boxed, found, digests, memory=memory, progress=job.running.progress
+            )
     return found
 
 
@@ -210,7 +208,7 @@ def _read_back(staged: Staged, expected: Hashes) -> dict[str, Any]:
         found = hash_checkpoint(
             written,
             memory=job.plan.memory,
-            progress=job.progress,
+            progress=job.running.progress,
             stage="verify",
             paths=list(expected.digests),
             folder=staged.staging.spill,
@@ -268,9 +266,9 @@ def _sidecar(
         plan_digest=plan.digest,
         options=dict(plan.options),
         software=software(),
-        started=job.started,
+        started=job.running.started,
         finished=utc_now(),
-        seconds=round(time.monotonic() - job.clock, 3),
+        seconds=job.running.seconds,
         bytes_read=plan.nbytes_in,
         bytes_written=plan.nbytes_out,
         resumed_bytes=staged.journal.nbytes,

@@ -6,6 +6,7 @@ in which the source is digested too (`wherry.view.groups`).
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from wherry.formats.pin import blaming_changes
 from wherry.mover.carrier import Carrier
 from wherry.mover.hashing import Hashes
 from wherry.mover.pool import Pool
-from wherry.mover.source import Spill
+from wherry.mover.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ def _groups(jobs: Sequence[Job]) -> list[list[int]]:
 def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
     seen = jobs[0].checkpoint
     with ExitStack() as stack:
-        if seen.original is not seen:
+        if seen.is_view:
             stack.callback(seen.close)
         with blaming_changes(jobs[0].pin, seen.original):
             staged = [stage(job, stack) for job in jobs]
@@ -72,32 +73,24 @@ def _outcome(staged: Staged, hashes: Hashes) -> Receipt | WherryError:
 
 def _move(jobs: list[Job], staged: list[Staged]) -> tuple[Hashes, Hashes | None]:
     """The digests of what was read, and where that is a view, those of what it is a view of."""
-    checkpoint, memory = jobs[0].checkpoint, jobs[0].plan.memory
-    wanted = {source for job in jobs for source in job.plan.pairs.values()}
-    specs = {path: spec for path, spec in checkpoint.manifest.tensors.items() if path in wanted}
-    pool = Pool(memory)
-    with Spill(checkpoint.reader, pool, staged[0].staging.spill) as source:
-        carrier = Carrier(
-            source=source,
-            specs=specs,
-            pool=pool,
-            meter=Meter("convert", sum(spec.nbytes for spec in specs.values()), jobs[0].progress),
-            outputs=tuple(one.output for one in staged),
-        )
-        own = _carried(carrier, jobs)
+    seen, memory, progress = jobs[0].checkpoint, jobs[0].plan.memory, jobs[0].running.progress
+    moves = joint_moves([job.plan for job in jobs])
+    specs = {path: spec for path, spec in seen.manifest.tensors.items() if path in moves.targets}
+    pool, stopped, folder = Pool(memory), threading.Event(), staged[0].staging.spill
+    with ExitStack() as stack:
+        through = None
+        if seen.is_view:
+            from wherry.view.groups import ViewPass
+
+            through = stack.enter_context(ViewPass(seen, specs, stopped, progress))
+        reader = through.reader if through else seen.reader
+        source = stack.enter_context(Source(reader, pool, folder, ways=moves.ways, stopped=stopped))
+        meter = Meter("convert", sum(spec.nbytes for spec in specs.values()), progress)
+        carrier = Carrier(source, specs, meter, tuple(one.output for one in staged))
+        own = through.carry(carrier, moves) if through else None
+        if not through:
+            carrier.carry(moves)
     broken = [one.output.error for one in staged if one.output.error]
     if len(broken) == len(staged):
         raise broken[0]
     return Hashes.of(specs, carrier.hashers), own
-
-
-def _carried(carrier: Carrier, jobs: list[Job]) -> Hashes | None:
-    moves, seen = joint_moves([job.plan for job in jobs]), jobs[0].checkpoint
-    if seen.original is seen:
-        carrier.carry(moves)
-        return None
-    from wherry.view.groups import ViewPass
-    from wherry.view.view import RelaidReader
-
-    assert isinstance(seen.reader, RelaidReader)
-    return ViewPass(seen.original, seen.reader, carrier, moves, jobs[0].progress).carry()

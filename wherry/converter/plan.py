@@ -10,21 +10,23 @@ The noun Plan: everything that a conversion will do, and the units of work that 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, render
-from wherry.core.request import PLAIN, Wish
+from wherry.core.request import PLAIN, ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
 from wherry.core.tensorspec import GRID
-from wherry.core.units import parse_size
+from wherry.core.units import DEFAULT_MEMORY, parse_size
 from wherry.errors import IncompleteError, UnsupportedError, UsageError
+from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_format
-from wherry.ledger.named import open_named
-from wherry.mover.move import JointMoves, Move, largest_move
+from wherry.ledger.named import named
+from wherry.mover.move import JointMoves, Move, Way
 from wherry.mover.pool import Pool
-from wherry.mover.source import Spill
+from wherry.mover.source import Source
 from wherry.runtime.threads import carrier_count
 from wherry.storage.stores import locate
 from wherry.tree.axes import settled
@@ -32,7 +34,6 @@ from wherry.tree.mapping import TREE_OPTIONS, Mapped, map_tree, require_held
 from wherry.view.choose import relaid
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wherry.core.account import Bound, Ignored
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
-
-
-DEFAULT_MEMORY = "128MiB"
 
 
 def plan(
@@ -59,7 +57,7 @@ def plan(
     format: str | None = None,
     step: int | None = None,
     item: str | None = None,
-    wish: Wish = PLAIN,
+    wish: LayoutRequest = PLAIN,
     as_step: int | None = None,
 ) -> Plan:
     """Resolve a conversion without writing anything.
@@ -82,47 +80,51 @@ def plan(
             or a chunk of the source cannot be decoded in that much memory.
         UnrepresentableError: the target cannot hold the source; every reason is named.
     """
-    with open_named(source, format=format, step=step, item=item) as checkpoint:
-        seen, options, only = relaid(checkpoint, _writable(to), options or {}, wish, only)
-        return make_plan(
-            seen, target, to=to, options=options, memory=memory, only=only, ignore=ignore, verify=verify,
-            as_step=as_step,
-        )  # fmt: skip
+    whole = TargetRequest(os.fspath(target), to, options or {}, only, layout=wish)
+    which = SourceRequest(os.fspath(source), format, step, item)
+    return plan_request(
+        ConvertRequest(
+            source=which, targets=(whole,), ignore=ignore, memory=memory, verify=verify, as_step=as_step
+        )
+    )
 
 
-def make_plan(
-    checkpoint: Checkpoint,
-    target: str | os.PathLike[str],
-    *,
-    to: str,
-    options: Options | None = None,
-    memory: str | int = DEFAULT_MEMORY,
-    only: str | None = None,
-    ignore: tuple[str, ...] = (),
-    verify: str = "digest",
-    as_step: int | None = None,
-) -> Plan:
-    """The plan for a checkpoint that is already open; see `plan`."""
-    row = _writable(to)
+def plan_request(request: ConvertRequest) -> Plan:
+    """The plan of a request with one target; see `plan`."""
+    (target,) = request.targets
+    with open_source(named(request.source)) as checkpoint:
+        return plan_target(checkpoint, _writable(target.to), target, request)[1]
+
+
+def plan_target(
+    checkpoint: Checkpoint, row: Format, target: TargetRequest, request: ConvertRequest
+) -> tuple[Checkpoint, Plan]:
+    """The source as the target's system would have written it, and the plan that makes the target of it."""
+    seen, options, only = relaid(checkpoint, row, target.settings, target.layout, target.only)
+    return seen, _make(seen, replace(target, options=options, only=only, rename=()), request)
+
+
+def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest) -> Plan:
+    row, only, as_step, verify = _writable(target.to), target.only, request.as_step, request.verify
     if verify not in ("digest", "none"):
         raise UsageError(f"verify={verify} is not possible", cure="choose digest or none")
     if only is None:
         _require_present(checkpoint)
-    given = dict(options or {})
+    given = dict(target.options)
     tree = settled({name: given.pop(name) for name in TREE_OPTIONS if name in given})
     checked = checked_options(row, given)
-    mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=ignore, uri=str(target))
+    mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=request.ignore, uri=target.uri)
     if only is not None:
         _require_present(checkpoint, left=_left_by(mapped, checkpoint.manifest))
-    require_held(mapped.manifest, row, str(target))
+    require_held(mapped.manifest, row, target.uri)
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
     prepared = _without_hints(row.prepare(manifest, checked))
     carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
-    budget = parse_size(memory)
-    bytes_of = Spill(checkpoint.reader, Pool(budget))
+    budget = parse_size(request.memory)
+    source = Source(checkpoint.reader, Pool(budget))
     return Plan(
         source=checkpoint.detection,
-        target=locate(target).uri,
+        target=locate(target.uri).uri,
         to=row.name,
         format_version=row.version(prepared, checked),
         options={**checked, **tree},
@@ -130,12 +132,7 @@ def make_plan(
         source_manifest=checkpoint.manifest,
         pairs=mapped.pairs,
         ignored=(*checkpoint.ignored, *mapped.ignored),
-        raw=frozenset(spec.path for spec in carried if bytes_of.by_span(spec)),
-        spilled=frozenset(
-            spec.path for spec in carried if bytes_of.spills(spec) and not bytes_of.flows(spec)
-        ),
-        regions=frozenset(spec.path for spec in carried if bytes_of.by_region(spec)),
-        free=frozenset(spec.path for spec in carried if bytes_of.free(spec)),
+        ways={spec.path: source.way(spec) for spec in carried},
         parameters=checkpoint.original.manifest.parameters,
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
         memory=budget,
@@ -221,11 +218,7 @@ class Plan:
         manifest: what the target will hold.
         pairs: target key path → source key path.
         ignored: source entries that are not carried, each with its rule.
-        raw: source key paths of which any span can be read: bytes lie raw in files, or will in a spill file.
-        regions: source key paths of which any region can be read without reading much more.
-        free: those among these whose chunks need not be regarded.
-        spilled: those among them that go through a spill file, because their chunks are too large to decode whole
-            and do not come in order.
+        ways: source key path → how the tensor is read.
         parameters: elements of the source's tensors.
         expected_parameters: what the source's config says; None where it says nothing that we understand.
         memory: budget in bytes.
@@ -245,10 +238,7 @@ class Plan:
     source_manifest: Manifest
     pairs: Mapping[KeyPath, KeyPath]
     ignored: tuple[Ignored, ...]
-    raw: frozenset[KeyPath]
-    spilled: frozenset[KeyPath]
-    regions: frozenset[KeyPath]
-    free: frozenset[KeyPath]
+    ways: Mapping[KeyPath, Way]
     parameters: int
     expected_parameters: int | None
     memory: int
@@ -280,9 +270,32 @@ class Plan:
         return BASE_BYTES + max(min(self.memory, carrier_count() * largest), largest)
 
     @property
+    def raw(self) -> frozenset[KeyPath]:
+        """Source key paths of which any span can be read: bytes lie raw in files, or will in a spill file."""
+        return self._paths(lambda way: way.spans)
+
+    @property
+    def regions(self) -> frozenset[KeyPath]:
+        """Source key paths of which any region can be read without reading much more."""
+        return self._paths(lambda way: way.regions)
+
+    @property
+    def free(self) -> frozenset[KeyPath]:
+        """Those among these whose chunks need not be regarded."""
+        return self._paths(lambda way: way.regions and not way.access.gridded)
+
+    @property
+    def spilled(self) -> frozenset[KeyPath]:
+        """Source key paths that go through a spill file: chunks too large to decode whole, and not in order."""
+        return self._paths(lambda way: way.spilled)
+
+    @property
     def spill(self) -> int:
         """Bytes that go through spill files; a band of chunks is removed once it has been read."""
         return sum(self.source_manifest.tensors[path].nbytes for path in self.spilled)
+
+    def _paths(self, holds: Callable[[Way], bool]) -> frozenset[KeyPath]:
+        return frozenset(path for path, way in self.ways.items() if holds(way))
 
     def moves(self) -> Iterator[Move]:
         """The units of work, in the order of the source's tensors."""
@@ -290,10 +303,7 @@ class Plan:
 
     def _largest(self, target: KeyPath, source: KeyPath) -> int:
         spec = self.source_manifest.tensors[source]
-        held = 1 if source in self.raw else 2
-        spec = replace(spec, chunks=None) if source in self.free else spec
-        targets, regions = [self.manifest.tensors[target]], source in self.regions
-        return held * largest_move(spec, targets, raw=source in self.raw, regions=regions)
+        return self.ways[source].largest(spec, [self.manifest.tensors[target]])
 
     def to_json(self) -> dict[str, Any]:
         """The plan as `--json` prints it."""
@@ -343,11 +353,5 @@ def joint_moves(plans: Sequence[Plan]) -> JointMoves:
     for one in plans:
         for target, source in one.pairs.items():
             targets.setdefault(source, []).append(one.manifest.tensors[target])
-    free = frozenset[KeyPath]().union(*(one.free for one in plans))
-    tensors = plans[0].source_manifest.tensors
-    return JointMoves(
-        {path: replace(tensors[path], chunks=None) if path in free else tensors[path] for path in targets},
-        targets,
-        frozenset[KeyPath]().union(*(one.raw for one in plans)),
-        frozenset[KeyPath]().union(*(one.regions for one in plans)),
-    )
+    ways = {source: way for one in plans for source, way in one.ways.items()}
+    return JointMoves(plans[0].source_manifest.tensors, targets, ways)

@@ -13,7 +13,7 @@ source: as it is where the source has the same tensor, else through the inverse 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.references import agree_with_source, reference, source_reference
@@ -29,45 +29,44 @@ from wherry.mover.hashing import Hashes, compare, hash_checkpoint
 from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.storage.stores import locate
 from wherry.tree.mapping import RENAMED
-from wherry.view.inverse import came_back
-from wherry.view.view import Relaid
+from wherry.view.inverse import differences
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from wherry.converter.rewrite_plan import Rewriting
     from wherry.core.detection import Detection
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Companion, Manifest
-    from wherry.core.progress import OnProgress
+    from wherry.core.progress import OnProgress, Running
+    from wherry.core.request import RewriteRequest
     from wherry.formats.format import Change
     from wherry.storage.location import Location
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the user wants of the proof and of the record.
+class ProofRequest:
+    """How the proof of a rewrite is made, and what its receipt states.
 
     Attributes:
+        request: what was asked for.
         memory: budget in bytes.
-        digests: whether every tensor is read.
-        progress: called a few times a second.
-        meta: what the user wants to keep with the checkpoint.
-        started: UTC.
-        clock: monotonic seconds at the start.
+        running: when it began, and who is told.
+        asked: what was stated; see `wherry.converter.command`.
         folder: where spill files lie; a temporary folder by default.
-        stated: what was stated; see `wherry.converter.command`.
     """
 
+    request: RewriteRequest
     memory: int
-    digests: bool
-    progress: OnProgress | None
-    meta: Mapping[str, str]
-    started: str
-    clock: float
+    running: Running
+    asked: Mapping[str, Any]
     folder: Path | None = None
-    stated: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def digests(self) -> bool:
+        """Whether every tensor is read."""
+        return self.request.verify == "digest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +84,19 @@ class Known:
     reference: CheckpointRef
 
 
-def know(checkpoint: Checkpoint, asked: Asked) -> Known | None:
+def know(checkpoint: Checkpoint, wanted: ProofRequest) -> Known | None:
     """Read the source, or take its sidecar's word where it is not to be read; None where there is none.
 
     Raises:
         MismatchError: it is not what its sidecar says.
         DamagedError, StorageError: it cannot be read.
     """
-    hashes = _read(checkpoint, asked, "digest") if asked.digests else _recorded(checkpoint)
+    hashes = _read(checkpoint, wanted, "digest") if wanted.digests else _recorded(checkpoint)
     if hashes is None:
         return None
     agree_with_source(checkpoint, hashes)
     companions = _digested(checkpoint)
-    node = source_reference(checkpoint, hashes.digests, companions, asked.memory, asked.folder)
+    node = source_reference(checkpoint, hashes.digests, companions, wanted.memory, wanted.folder)
     return Known(hashes, companions, node)
 
 
@@ -106,7 +105,7 @@ def prove(
     change: Change,
     known: Known | None,
     written: Location,
-    asked: Asked,
+    wanted: ProofRequest,
     rewriting: Rewriting,
 ) -> Sidecar | None:
     """Open what was written, compare it with the source, and say so in a sidecar.
@@ -116,7 +115,7 @@ def prove(
         change: what was done.
         known: what is known of the source's bytes.
         written: where the result lies now.
-        asked: see Asked.
+        wanted: how it is proved.
         rewriting: for the receipt.
 
     Returns:
@@ -135,17 +134,17 @@ def prove(
         if known is None:
             return None
         expected = known.hashes.renamed({path: change.name(path) for path in known.hashes.digests})
-        if asked.digests:
-            _require_equal(_read(found, asked, "verify"), expected, rewriting.target)
+        if wanted.digests:
+            _require_equal(_read(found, wanted, "verify"), expected, rewriting.target)
             _require_companions(_digested(found), known.companions, rewriting.target)
         seconds = round(time.monotonic() - clock, 3)
         proof = {"level": "digest", "ok": True, "tensors": len(expected.digests), "seconds": seconds}
         mark = fingerprint(found.reader.members(), written)
         detection, manifest = found.detection, found.manifest
-    origin = {**manifest.origin, **({"meta": dict(asked.meta)} if asked.meta else {})}
+    origin = {**manifest.origin, **({"meta": dict(wanted.request.meta)} if wanted.request.meta else {})}
     manifest = replace(manifest, origin=origin).with_digests(expected.digests, known.companions)
     node = reference(rewriting.target, detection.format, detection.format_version, manifest, mark)
-    receipt = _receipt(known.reference, node, rewriting, asked, proof if asked.digests else None)
+    receipt = _receipt(known.reference, node, rewriting, wanted, proof if wanted.digests else None)
     return Sidecar(manifest, node, receipt, expected.leaves)
 
 
@@ -171,9 +170,9 @@ def open_written(written: Location, source: Detection, target: str) -> Checkpoin
     return Checkpoint(opened)
 
 
-def _read(checkpoint: Checkpoint, asked: Asked, stage: str) -> Hashes:
+def _read(checkpoint: Checkpoint, wanted: ProofRequest, stage: str) -> Hashes:
     return hash_checkpoint(
-        checkpoint, memory=asked.memory, progress=asked.progress, stage=stage, folder=asked.folder
+        checkpoint, memory=wanted.memory, progress=wanted.running.progress, stage=stage, folder=wanted.folder
     )
 
 
@@ -239,7 +238,7 @@ def _receipt(
     source: CheckpointRef,
     target: CheckpointRef,
     rewriting: Rewriting,
-    asked: Asked,
+    wanted: ProofRequest,
     verification: dict[str, Any] | None,
 ) -> Receipt:
     options: dict[str, Any] = {"rewrite": rewriting.name, "in_place": rewriting.in_place}
@@ -251,13 +250,13 @@ def _receipt(
         plan_digest=rewriting.digest,
         options=options,
         software=software(),
-        started=asked.started,
+        started=wanted.running.started,
         finished=utc_now(),
-        seconds=round(time.monotonic() - asked.clock, 3),
-        bytes_read=source.nbytes if asked.digests else 0,
+        seconds=wanted.running.seconds,
+        bytes_read=source.nbytes if wanted.digests else 0,
         bytes_written=0 if rewriting.in_place else rewriting.carried[1],
         verification=verification,
-        asked=dict(asked.stated),
+        asked=dict(wanted.asked),
     )
 
 
@@ -285,13 +284,7 @@ def prove_boxes(
     Raises:
         MismatchError: they differ; the tensor is named.
     """
-    if isinstance(source, Relaid):
-        failed = list(came_back(written, source, set(pairs), known, memory=memory, progress=progress))
-    else:
-        paths: Collection[KeyPath] = list(pairs.values())
-        theirs = hash_checkpoint(source, memory=memory, progress=progress, paths=paths)
-        expected = {path: theirs.digests[taken] for path, taken in pairs.items()}
-        failed = compare(found, expected, {path: theirs.leaves[taken] for path, taken in pairs.items()})
+    failed = differences(source, written, pairs, found, known, memory=memory, progress=progress)
     if failed:
         raise MismatchError(
             f"what was written differs from the source: {failed[0].reason}",

@@ -8,7 +8,7 @@ affair: `Format.rewrites`, and those of the formats that it refines.
 
 from __future__ import annotations
 
-import time
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,28 +16,26 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.command import stated
 from wherry.converter.existing import existing_result
 from wherry.converter.in_place import changed, replace_sidecar
-from wherry.converter.plan import DEFAULT_MEMORY
-from wherry.converter.proof import Asked, know, prove
+from wherry.converter.proof import ProofRequest, know, prove
 from wherry.converter.rewrite_plan import Rewriting, Rewritten
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import render
-from wherry.core.progress import Meter
-from wherry.core.receipt import utc_now
-from wherry.core.units import parse_size
+from wherry.core.progress import Meter, Running
+from wherry.core.request import RewriteRequest, SourceRequest
+from wherry.core.units import DEFAULT_MEMORY, parse_size
 from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, UsageError
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.detect import absence, resolve
+from wherry.formats.detect import absence, resolve_source
 from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pin
 from wherry.formats.registry import rewrites
+from wherry.ledger.named import named
 from wherry.ledger.recording import LEFT_OUT, record
-from wherry.ledger.resolve import checkpoint_uri
 from wherry.staging.staging import Staging, tidy
 from wherry.storage.copy import carry, listed
 from wherry.storage.sidecar import FOLDER_NAME, encode
 from wherry.storage.stores import locate, make_folder
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Generator, Mapping
 
     from wherry.core.progress import OnProgress
@@ -60,19 +58,12 @@ class _Ready:
     pin: Pin
 
 
-def plan_rewrite(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str] | None = None,
-    *,
-    as_: str,
-    in_place: bool = False,
-    **which: Any,
-) -> Rewriting:
+def plan_rewrite(request: RewriteRequest) -> Rewriting:
     """Say what a rewrite would do, after looking for everything that the result needs; nothing is written.
 
-    Args and Raises: as `rewrite`.
+    Raises: as `rewrite`.
     """
-    with _ready(source, target, as_, in_place=in_place, which=which) as ready:
+    with _ready(request) as ready:
         return ready.rewriting
 
 
@@ -114,23 +105,23 @@ def rewrite(
         TargetExistsError, TargetInUseError, StorageError: the target cannot be made.
         NotRecordedError: it is committed, but the ledger cannot be used; `result` is the Rewritten.
     """
-    if verify not in VERIFY:
-        raise UsageError(f"verify={verify} is not possible", cure=f"choose {' or '.join(VERIFY)}")
-    said: dict[str, Any] = {"as": as_, "in_place": in_place, **which, "meta": meta}
-    said |= {"from": said.pop("format", None), "verify": None if verify == "digest" else verify}
-    asked = Asked(
-        parse_size(memory),
-        verify == "digest",
-        progress,
-        meta or {},
-        utc_now(),
-        time.monotonic(),
-        stated=stated(**said),
-    )
-    with _ready(source, target, as_, in_place=in_place, which=which) as ready:
-        there = None if in_place else _existing(ready, if_exists)
-        done = there or (_in_place if in_place else _staged)(ready, asked)
-    return _recorded(done, lineage=lineage)
+    named_target = None if target is None else os.fspath(target)
+    request = RewriteRequest(
+        source=SourceRequest(os.fspath(source), **which), target=named_target, as_=as_, in_place=in_place,
+        memory=memory, if_exists=if_exists or "resume", verify=verify, meta=meta or {}, lineage=lineage,
+    )  # fmt: skip
+    return carry_out(request, progress=progress)
+
+
+def carry_out(request: RewriteRequest, *, progress: OnProgress | None = None) -> Rewritten:
+    """Carry out a rewrite as it is requested; see `rewrite`."""
+    if request.verify not in VERIFY:
+        raise UsageError(f"verify={request.verify} is not possible", cure=f"choose {' or '.join(VERIFY)}")
+    wanted = ProofRequest(request, parse_size(request.memory), Running.begun(progress), stated(request))
+    with _ready(request) as ready:
+        there = None if request.in_place else _existing(ready, request.if_exists)
+        done = there or (_in_place if request.in_place else _staged)(ready, wanted)
+    return _recorded(done, lineage=request.lineage)
 
 
 def _recorded(done: Rewritten, *, lineage: bool) -> Rewritten:
@@ -147,21 +138,15 @@ def _recorded(done: Rewritten, *, lineage: bool) -> Rewritten:
 
 
 @contextmanager
-def _ready(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str] | None,
-    as_: str,
-    *,
-    in_place: bool,
-    which: Mapping[str, Any],
-) -> Generator[_Ready]:
+def _ready(request: RewriteRequest) -> Generator[_Ready]:
+    target, in_place = request.target, request.in_place
     if (target is None) != in_place:
         raise UsageError("rewrite needs a target, or in_place, and not both", cure="name a new folder")
-    location, detection = resolve(checkpoint_uri(source), **which)
-    home = location if target is None else locate(target)
+    location, detection = resolve_source(named(request.source))
+    home = location if target is None else locate(target, location.opaque)
     _require_local(location, home)
     _require_apart(location, home)
-    name, _, value = as_.partition("=")
+    name, _, value = request.as_.partition("=")
     row = _find(detection.format, name, location)
     with settled_checkpoint(
         lambda: Checkpoint(row.plan(location, detection, value or None).opened)
@@ -220,12 +205,12 @@ def _existing(ready: _Ready, if_exists: str | None) -> Rewritten | None:
     return receipt and Rewritten(ready.rewriting, receipt)
 
 
-def _staged(ready: _Ready, asked: Asked) -> Rewritten:
+def _staged(ready: _Ready, wanted: ProofRequest) -> Rewritten:
     identity = [ready.rewriting.digest, ready.pin.digest]
     with Staging(ready.target, sha256_of("run", identity)[:8], resume=False) as staging:
-        asked = replace(asked, folder=staging.spill)
+        wanted = replace(wanted, folder=staging.spill)
         with blaming_changes(ready.pin, ready.checkpoint):
-            sidecar, ways = _written(ready, staging.location, asked)
+            sidecar, ways = _written(ready, replace(staging.location, opaque=ready.target.opaque), wanted)
         if sidecar is not None:
             staging.location.join(FOLDER_NAME).put(encode(sidecar))
         ready.pin.require_unchanged(ready.checkpoint)
@@ -233,30 +218,33 @@ def _staged(ready: _Ready, asked: Asked) -> Rewritten:
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
 
 
-def _written(ready: _Ready, area: Location, asked: Asked) -> tuple[Sidecar | None, dict[str, int]]:
+def _written(ready: _Ready, area: Location, wanted: ProofRequest) -> tuple[Sidecar | None, dict[str, int]]:
     """Carry, write and prove; the sidecar, and how many bytes went over in which way."""
     change = ready.change
-    known = know(ready.checkpoint, asked)
+    known = know(ready.checkpoint, wanted)
     make_folder(area)
     ways = carry(
-        ready.source, area, change.carried, Meter("carry", ready.rewriting.carried[1], asked.progress)
+        ready.source,
+        area,
+        change.carried,
+        Meter("carry", ready.rewriting.carried[1], wanted.running.progress),
     )
     for name, data in change.files.items():
         place = area.member(name)
         make_folder(place.parent)
         place.put(data)
     change.finish(area)
-    return prove(ready.checkpoint, change, known, area, asked, ready.rewriting), ways
+    return prove(ready.checkpoint, change, known, area, wanted, ready.rewriting), ways
 
 
-def _in_place(ready: _Ready, asked: Asked) -> Rewritten:
-    known = know(ready.checkpoint, asked)
+def _in_place(ready: _Ready, wanted: ProofRequest) -> Rewritten:
+    known = know(ready.checkpoint, wanted)
 
     def require_unchanged() -> None:
         ready.pin.require_unchanged(ready.checkpoint)
 
     with changed(ready.source, ready.change, require_unchanged) as held:
-        sidecar = prove(ready.checkpoint, ready.change, known, ready.source, asked, ready.rewriting)
+        sidecar = prove(ready.checkpoint, ready.change, known, ready.source, wanted, ready.rewriting)
         with held.exclusive():  # also without a sidecar: what was proved must be what this run made
             if sidecar is not None:
                 replace_sidecar(ready.source, encode(sidecar))

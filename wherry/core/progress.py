@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from wherry.core.receipt import utc_now
+
 _INTERVAL = 0.1  # seconds between two calls: enough for a smooth bar, nothing to the mover
 
 
@@ -65,3 +67,28 @@ class Meter:
         rate = self.done / max(now - self._started, 1e-9)
         eta = (self._total - self.done) / rate if rate else None
         return Progress(self._stage, self.done, self._total, rate, eta, current)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A conversion or rewrite that is under way.
+
+    Attributes:
+        progress: called a few times a second.
+        started: UTC.
+        clock: monotonic seconds at the start.
+    """
+
+    progress: OnProgress | None
+    started: str
+    clock: float
+
+    @classmethod
+    def begun(cls, progress: OnProgress | None = None) -> Running:
+        """One that begins now."""
+        return cls(progress, utc_now(), time.monotonic())
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has run."""
+        return round(time.monotonic() - self.clock, 3)

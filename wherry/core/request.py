@@ -1,8 +1,27 @@
-"""request: what a user asks of a conversion."""
+"""request: what a user asks of a conversion or a rewrite. Every option is declared here, and nowhere else.
+
+An option is a field of one of these records: what the command line, the form of the flow, the routes of `wherry.toml`
+and `asked` in receipts say of it is made from that (`core/option`). So an option is added in two steps: a field here,
+and the code that obeys it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping  # noqa: TC003  pydantic reads it
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from wherry.core.option import option, options_of
+from wherry.core.units import DEFAULT_MEMORY
+from wherry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wherry.core.option import RequestOption
+
+R = TypeVar("R")
 
 # Formats that say nothing of a system: they hold any tree.
 CONTAINERS = frozenset(
@@ -26,9 +45,60 @@ NONE = "none"
 SCAN = "scan"
 
 
+_KEPT = "Kept with the checkpoint, in its manifest."
+
+
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the user says of layouts.
+class SourceRequest:
+    """Which checkpoint is read, and what of it may stay unread.
+
+    Attributes:
+        uri: a checkpoint, a step folder or a run folder.
+        format, step, item: which checkpoint of it.
+        opaque: exact dotted names of classes, no patterns. Readers refuse a pickle that names a class which they do not
+            know; an object of one of these becomes an opaque value instead: its name and what was stored for it, in the
+            manifest. Nothing is imported or called.
+
+    Raises:
+        UsageError: a name in `opaque` without a dot, or with a `*`.
+    """
+
+    uri: str
+    format: str | None = option(
+        None, "Source format, where detection would not decide so.", spelled="--from", metavar="FORMAT",
+        form="Format of the source, where detection would not decide.", route=None, planned=True,
+    )  # fmt: skip
+    step: int | None = option(
+        None, "Step of the run; the newest complete one by default.", route=None, planned=True,
+        form="Step of a run; its newest complete step by default.",
+    )  # fmt: skip
+    item: str | None = option(
+        None, "Item of the step.", metavar="NAME", route=None, form="Item of a step.", planned=True
+    )
+    opaque: tuple[str, ...] = option(
+        (), "Read around objects of the class NAME (package.module.Class) in pickles; nothing is called.",
+        spelled="--allow-opaque", metavar="NAME",
+        form="Classes in pickles that may pass unread, as package.module.Class.",
+        route="Classes in pickles that may pass unread.", planned=True,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Sort the names and check them."""
+        object.__setattr__(self, "opaque", tuple(sorted({*self.opaque})))
+        for name in self.opaque:
+            if "." not in name.strip(".") or "*" in name:
+                raise UsageError(
+                    f"not the dotted name of a class: {name!r}", cure="write package.module.Class"
+                )
+
+    def beside(self, uri: str | os.PathLike[str]) -> SourceRequest:
+        """Another checkpoint that is read on the same terms."""
+        return SourceRequest(os.fspath(uri), opaque=self.opaque)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRequest:
+    """What is asked of the layout.
 
     Attributes:
         family: name of a model family, `none` for the same tree whatever the systems are; None lets wherry look.
@@ -38,11 +108,27 @@ class Wish:
         assets: a folder or URI with tokenizer and the like for the target.
     """
 
-    family: str | None = None
-    family_file: str | None = None
-    config: str | None = None
-    dtype: str | None = None
-    assets: str | None = None
+    family: str | None = option(
+        None, "Model family, where detection would not decide so; `none` keeps the tree.", metavar="NAME",
+        route="Model family; `none` keeps the tree as it is.", decides=True, planned=True,
+    )  # fmt: skip
+    family_file: str | None = option(
+        None, "Declare or change a model family (TOML).", metavar="FILE",
+        form="TOML file that declares or changes a model family.",
+        route="TOML file that declares or changes the family.", stated="file", decides=True, planned=True,
+    )  # fmt: skip
+    config: str | None = option(
+        None, "The source's config (JSON), where none lies beside it.", metavar="FILE", stated="file",
+        decides=True, planned=True,
+    )  # fmt: skip
+    dtype: str | None = option(
+        None, "Element type of the target's parameters.", metavar="DTYPE", decides=True, planned=True
+    )
+    assets: str | None = option(
+        None, "Folder with tokenizer and the like for the target.", metavar="URI",
+        form="Folder or URI with tokenizer and the like for the target.",
+        route="Folder or URI with tokenizer and the like.", stated="place", decides=True, planned=True,
+    )  # fmt: skip
 
     @property
     def explicit(self) -> bool:
@@ -50,4 +136,202 @@ class Wish:
         return bool(self.family_file or self.dtype or (self.family and self.family != NONE))
 
 
-PLAIN = Wish()
+PLAIN = LayoutRequest()
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRequest:
+    """One target.
+
+    Attributes:
+        uri: exactly what is committed; with `into` the run in which the step folder is made.
+        to: its format, a name or alias.
+        options: format-specific options and `split` / `join`; options of the layout.
+        only: `params` carries the parameters and leaves optimizer state and counters.
+        into: whether `uri` is a run.
+        rename: rules for key paths, one option of the layout.
+        layout: what else is asked of the layout.
+    """
+
+    uri: str
+    to: str
+    options: Mapping[str, Any] = option(
+        {}, "Option of the target format or of its layout; see `wherry formats NAME`, `wherry layouts`.",
+        spelled="--set", metavar="NAME=VALUE",
+        form="Options of the target format and its layout, as `--set` takes them.",
+        route="As `--set`: options of the format and its layout (scan_layers, rope, query_scale).",
+        stated="settings", decides=True, planned=True,
+    )  # fmt: skip
+    only: str | None = option(
+        None, "Carry the parameters alone.", choices=("params",), decides=True, planned=True
+    )
+    into: bool = option(
+        False, "TARGET is a run: make the step folder inside it.", stated="run",
+        form="The target is a run; make the step folder inside it.",
+        route="`uri` is a run: make the step folder inside it.",
+    )  # fmt: skip
+    layout: LayoutRequest = field(default=PLAIN, metadata={"record": LayoutRequest})
+    rename: tuple[str, ...] = option(
+        (), "Rename key paths: 'layers.{n}.w -> blocks/{n}/kernel'.", metavar="RULE",
+        form="Rules that rename key paths: 'layers.{n}.w -> blocks/{n}/kernel'.",
+        route="Rules 'layers.{n}.w -> blocks/{n}/kernel'.", stated="", planned=True,
+    )  # fmt: skip
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options, the renames among them."""
+        return {**self.options, **({"rename": "; ".join(self.rename)} if self.rename else {})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertRequest:
+    """A conversion of one source to one target or several.
+
+    Attributes:
+        source: what is read; never changed.
+        targets: what is made of it.
+        ignore: named rules for what the target cannot hold: `values`, `empties`, `companions`.
+        memory: budget of what is in flight, for example `128MiB`.
+        as_step: the step to write, where the source states none (or another one is wanted).
+        if_exists: what may lie at a target: with `resume` the result of this same conversion, with `skip` anything that
+            wherry wrote, with `fail` nothing.
+        verify: `digest` reads each staged target back and compares every leaf, `none` does not.
+        meta: what the user wants to keep with the checkpoints, in the manifest's `origin`.
+        sign: private key (a PEM file) with which each target is signed once it is committed.
+        lineage: whether the ledger records the conversions.
+    """
+
+    source: SourceRequest
+    targets: tuple[TargetRequest, ...]
+    ignore: tuple[str, ...] = option(
+        (), "Leave behind by name what the target cannot hold: values, empties, companions.", metavar="RULES",
+        choices=("values", "empties", "companions"), form="Leave behind what the target cannot hold.",
+        route="Leave behind what a target cannot hold.", decides=True, planned=True,
+    )  # fmt: skip
+    memory: str | int = option(
+        DEFAULT_MEMORY, "Budget for bytes in flight.", form="Budget of what is in flight.",
+        route="Budget of what is in flight; the setting by default.", stated="", planned=True,
+    )  # fmt: skip
+    as_step: int | None = option(None, "Step to write, where the source states none.", route=None)
+    if_exists: str = option(
+        "resume",
+        "Accept nothing at TARGET, anything that wherry wrote, or the result of this same conversion.",
+        choices=("fail", "skip", "resume"), route=None, stated="",
+        form="Accept nothing at the target, anything that wherry wrote, or the result of this conversion.",
+    )  # fmt: skip
+    verify: str = option(
+        "digest", "Read the target back before the commit.", choices=("digest", "none"), form=None, route=None,
+        planned=True,
+    )  # fmt: skip
+    meta: Mapping[str, str] = option(
+        {}, "Keep in the manifest.", metavar="KEY=VALUE", form=_KEPT, route=_KEPT
+    )
+    sign: str | None = option(
+        None, "Sign each target with this private key (PEM).", metavar="KEY", stated="",
+        form="File with the private key that signs the target.",
+        route="File with the private key that signs the targets.",
+    )  # fmt: skip
+    lineage: bool = option(
+        True, "Do not record the conversion in the ledger.", spelled="--no-lineage", form=None, route=None, stated=""
+    )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form; the inverse of `from_json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ConvertRequest:
+        """Read the JSON form."""
+        targets = tuple(
+            _built(TargetRequest, {**one, "layout": _built(LayoutRequest, one["layout"])})
+            for one in data["targets"]
+        )
+        return _built(cls, {**data, "source": _built(SourceRequest, data["source"]), "targets": targets})
+
+
+def _same(name: str, help: str = "") -> Any:
+    """An option that a conversion has too, perhaps with a help of its own."""
+    (same,) = (one for one in options_of(ConvertRequest) if one.name == name)
+    return replace(same, help=help or same.help).field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteRequest:
+    """A rewrite of the small files of one checkpoint; what it has in common with a conversion means the same.
+
+    Attributes:
+        source: changed only with `in_place`.
+        target: URI of exactly what is committed; None in place.
+        as_: `NAME` or `NAME=VALUE`; `wherry formats FORMAT` lists the names.
+        in_place: replace files of the source itself, and keep each as `<file>.before`.
+        verify: with `digest` every tensor is read at the source and again at the target, and compared; with `none`
+            only the metadata is, and nothing is recorded unless the source's digests are known.
+    """
+
+    source: SourceRequest
+    target: str | None
+    as_: str
+    in_place: bool = False
+    verify: str = _same("verify", "Read every tensor at both ends and compare.")
+    if_exists: str = _same(
+        "if_exists",
+        "Accept nothing at TARGET, anything that wherry wrote, or the result of this same rewrite.",
+    )
+    meta: Mapping[str, str] = _same("meta")
+    lineage: bool = _same("lineage", "Do not record it in the ledger.")
+    memory: str | int = _same("memory")
+
+
+def values_of(*records: Any) -> Iterator[tuple[RequestOption, Any]]:
+    """The options of these records with their values."""
+    for record in filter(None, records):
+        for one in options_of(record):
+            yield one, getattr(record if hasattr(record, one.name) else record.layout, one.name)
+
+
+def convert_request(
+    source: str | os.PathLike[str],
+    targets: Sequence[TargetRequest],
+    *,
+    wish: LayoutRequest | None = None,
+    **options: Any,
+) -> ConvertRequest:
+    """A conversion, from options by their names as `wherry.convert` takes them; None stands for the default.
+
+    Args:
+        source: URI of a checkpoint, step or run.
+        targets: what to make.
+        wish: the layout.
+        options: of a ConvertRequest or its source; those of targets and layouts hold for every target that does not
+            state another value.
+
+    Raises:
+        TypeError: there is no such option.
+    """
+    given = {name: _text(value) for name, value in options.items() if value is not None}
+    chosen = _taken(SourceRequest, given)
+    layout = replace(wish or PLAIN, **_taken(LayoutRequest, given))
+    shared = {**_taken(TargetRequest, given), "layout": layout}
+    whole = tuple(_with_defaults(one, shared) for one in targets)
+    return ConvertRequest(source=SourceRequest(os.fspath(source), **chosen), targets=whole, **given)
+
+
+def _text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _with_defaults(target: TargetRequest, shared: Mapping[str, Any]) -> TargetRequest:
+    plain = TargetRequest(target.uri, target.to)
+    open_ = {name: value for name, value in shared.items() if getattr(target, name) == getattr(plain, name)}
+    return replace(target, **open_)
+
+
+def _taken(record: type[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of a record, taken out."""
+    return {one.name: options.pop(one.name) for one in options_of(record) if one.name in options}
+
+
+def _built(record: type[R], data: Mapping[str, Any]) -> R:
+    return record(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    )

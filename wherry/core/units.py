@@ -6,6 +6,7 @@ import re
 
 from wherry.errors import UsageError
 
+DEFAULT_MEMORY = "128MiB"  # budget of what is in flight
 _FACTORS = {
     "": 1,
     "b": 1,

@@ -11,22 +11,22 @@ Equal fingerprints let a rerun do nothing and a journal be trusted; they prove n
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from wherry.core import dtypes
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.core.opaque import allowing
+from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import NotFoundError, UsageError
-from wherry.storage.location import Location
 from wherry.storage.pinned import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from types import TracebackType
 
     import numpy as np
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from wherry.core.account import Bound, Ignored
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Opened, Reader
-    from wherry.storage.location import Entry
+    from wherry.formats.format import Opened
+    from wherry.formats.reader import Reader
+    from wherry.storage.location import Entry, Location
 
 
 class Checkpoint:
@@ -49,12 +50,14 @@ class Checkpoint:
         lossy: key path → what a view's values lose there and back.
         notes: what a view could not carry, in words.
         snippet: how the software that a view is for loads it.
+        is_view: whether it is a view of another checkpoint.
     """
 
     ignored: tuple[Ignored, ...] = ()
     lossy: Mapping[KeyPath, Bound] = {}
     notes: tuple[str, ...] = ()
     snippet: str = ""
+    is_view: bool = False
 
     def __init__(self, opened: Opened, files: PinnedStore | None = None) -> None:
         """Take what a format opened.
@@ -72,6 +75,14 @@ class Checkpoint:
     def original(self) -> Checkpoint:
         """What lies at the URI: itself, or what it is a view of."""
         return self
+
+    def made_of(self, path: KeyPath) -> Collection[KeyPath]:
+        """The tensors of `original` that a tensor is made of."""
+        return (path,)
+
+    def reader_over(self, reader: Reader) -> Reader:
+        """Its reader, where the bytes of `original` come from another one than its own."""
+        return reader
 
     def first_seen(self, location: Location) -> Entry | None:
         """What a local file was when something was read of it first; None where nothing was."""
@@ -161,15 +172,19 @@ def open_checkpoint(
             of the reader and `verify` name them.
         HostileError: it tries to reach outside its folder or to run code.
     """
-    from wherry.formats.detect import resolve  # detect opens checkpoints too
+    return open_source(SourceRequest(os.fspath(uri), format, step, item, tuple(allow_opaque)))
+
+
+def open_source(source: SourceRequest) -> Checkpoint:
+    """Open the checkpoint that a request names; see `open_checkpoint`."""
+    from wherry.formats.detect import resolve_source  # detect opens checkpoints too
     from wherry.formats.registry import find_format
 
-    with allowing(allow_opaque):
-        location, detection = resolve(uri, format=format, step=step, item=item)
-        store = location.store
-        files = PinnedStore(store.root) if isinstance(store, LocalStore) else None
-        place = Location(files or store, location.path)
-        return Checkpoint(find_format(detection.format).open(place, detection), files)
+    location, detection = resolve_source(source)
+    store = location.store
+    files = PinnedStore(store.root) if isinstance(store, LocalStore) else None
+    place = replace(location, store=files or store)
+    return Checkpoint(find_format(detection.format).open(place, detection), files)
 
 
 def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = True) -> str:

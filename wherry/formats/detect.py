@@ -7,12 +7,14 @@ folder stands for its newest complete step; what was passed over is said in the 
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, cast
 
 from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import render
+from wherry.core.request import SourceRequest
 from wherry.core.steps import Step, step_number, steps_among
 from wherry.errors import (
     AmbiguousError,
@@ -22,7 +24,7 @@ from wherry.errors import (
     UnsupportedError,
     WherryError,
 )
-from wherry.formats.format import Absent, Glimpse
+from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format, formats
 from wherry.storage.folders import is_staging
 from wherry.storage.links import link_refusal
@@ -30,24 +32,15 @@ from wherry.storage.location import Location
 from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.format import Format, Reader
+    from wherry.formats.format import Format
+    from wherry.formats.reader import Absent, Reader
     from wherry.storage.location import Entry
 
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")
-
-
-@runtime_checkable
-class ReckoningReader(Protocol):
-    """What a Reader may add: saying what is missing as a whole, where `absent` names single chunks."""
-
-    def shortfall(self) -> str | None:
-        """How much is there of how much, and whose share, in one phrase; None where nothing is missing."""
-        ...
 
 
 def detect(
@@ -72,23 +65,29 @@ def detect(
         NotFoundError: nothing is there, or the run has no such step.
         StorageError: the storage failed.
     """
+    return detect_source(SourceRequest(os.fspath(uri), format, step, item))
+
+
+def detect_source(source: SourceRequest) -> Detection:
+    """The same for a checkpoint as a request names it; see `detect`."""
     try:
-        location, found = resolve(uri, format=format, step=step, item=item)
+        location, found = resolve_source(source)
     except (NotFoundError, OSError):
         raise
     except WherryError as error:
-        return Detection(uri=error.uri or str(uri), format="none", verdict=_verdict(error), reason=error.what)
+        return Detection(
+            uri=error.uri or source.uri, format="none", verdict=_verdict(error), reason=error.what
+        )
     return examine(location, found)
 
 
-def resolve(
-    uri: str | os.PathLike[str],
-    *,
-    format: str | None = None,
-    step: int | None = None,
-    item: str | None = None,
-) -> tuple[Location, Detection]:
-    """Find the one checkpoint that a URI means, by names and first bytes only.
+def resolve(uri: str | os.PathLike[str]) -> tuple[Location, Detection]:
+    """Find the one checkpoint that a URI means; see `resolve_source`."""
+    return resolve_source(SourceRequest(os.fspath(uri)))
+
+
+def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
+    """Find the one checkpoint that a request names, by names and first bytes only.
 
     Raises:
         NotFoundError: nothing is there, or there is no such step or item.
@@ -97,21 +96,21 @@ def resolve(
         IncompleteError: it is a staging folder, or an empty step folder.
         HostileError: the step or item is a link that must not be followed.
     """
-    location = _existing(locate(uri))
+    location, step = _existing(locate(source.uri, frozenset(source.opaque))), source.step
     if is_staging(location.name) or is_staging(location.parent.name):
         raise IncompleteError(
             "staging area of a conversion that has not finished",
             uri=location.uri,
             cure="run it again, or wherry clean",
         )
-    rows = formats() if format is None else {format: find_format(format)}
+    rows = formats() if source.format is None else {source.format: find_format(source.format)}
     if step is not None and step_number(location.name, any_prefix=True) != step:
         location = _step_folder(location, step)
-    if item is not None:
-        location = _existing(location.join(item))
+    if source.item is not None:
+        location = _existing(location.join(source.item))
     found = look(Glimpse(location), rows) or _in_run(location, rows)
     if found is None:
-        raise _nothing(location, format)
+        raise _nothing(location, source.format)
     return _rooted(location, found.uri), found
 
 
@@ -172,7 +171,7 @@ def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] |
     first = ", ".join(describe_absent(piece) for piece in islice(absent, shown))
     more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
     sentence = f"{len(absent)} expected chunks are missing: {first}{more}"
-    whole = reader.shortfall() if isinstance(reader, ReckoningReader) else None
+    whole = reader.shortfall()
     return f"{whole}; {sentence}" if whole else sentence
 
 
@@ -217,7 +216,7 @@ def _newest_complete(root: Location, steps: list[Step], rows: Mapping[str, Forma
         if claim is None:
             passed.append(Evidence(step.name, "passed over: no checkpoint in it"))
             continue
-        found = examine(locate(claim.uri), claim)
+        found = examine(locate(claim.uri, root.opaque), claim)
         if found.verdict == "ok":
             chosen = Evidence(step.name, f"newest complete of {len(steps)} steps")
             return replace(claim, evidence=(chosen, *passed, *claim.evidence))
@@ -261,7 +260,7 @@ def _step_folder(location: Location, step: int) -> Location:
 
 def _rooted(named: Location, uri: str) -> Location:
     """A checkpoint below what the user named, as the root of what is read of it."""
-    found = locate(uri)
+    found = locate(uri, named.opaque)
     if isinstance(found.store, LocalStore) and isinstance(named.store, LocalStore):
         root, inner = named.store.root, found.store.root
         if root is not None and inner is not None and not root.admits(inner.path, inner.real):

@@ -70,11 +70,16 @@ def discover(
     Raises:
         NotFoundError: the root does not exist.
     """
-    location = locate(root)
+    return walk(locate(root), on_skip, min_age, newest=newest)
+
+
+def walk(
+    location: Location, on_skip: Callable[[Skipped], None] | None, min_age: float, *, newest: bool
+) -> Iterator[Detection]:
+    """The checkpoints below a location; see `discover`."""
     if location.entry is None:
         raise NotFoundError("nothing is there", uri=location.uri)
-    walk = _Walk(formats(), on_skip or _ignore, min_age, newest=newest)
-    return walk.below(Glimpse(location))
+    return _Walk(formats(), on_skip or _ignore, min_age, newest=newest).below(Glimpse(location))
 
 
 def is_folder_link(place: Location, entry: Entry) -> bool:
@@ -134,7 +139,7 @@ class _Walk:
                 self._skip(run.join(name), NEWER_STEP)
                 continue
             for found in self.below(Glimpse(run.join(name))):
-                verdict = examine(locate(found.uri), found)
+                verdict = examine(locate(found.uri, run.opaque), found)
                 done = done or verdict.verdict == "ok"
                 if verdict.verdict == "ok":
                     yield found

@@ -5,10 +5,8 @@ recognise the system, how to open it, how to write it, what it can hold, and whi
 we write. Everything else (planning, moving, hashing, verifying, committing) is the engine's and is the same
 for all.
 
-**Reader.** Given by `open`. Where a tensor's canonical bytes lie raw in files, `extents` names the byte ranges
-in order, and the mover reads them itself; else `read` decodes a region. Chunks that are too large to be decoded
-whole are taken piece by piece where the reader is a `StreamingReader`. `absent` is the presence check: it
-names every expected chunk that is not there, from metadata alone.
+**Reader.** Given by `open`; see `wherry.formats.reader`. Where a tensor's canonical bytes lie raw in files, the mover
+reads them itself; else the reader decodes them.
 
 **Writer.** Given by `create(staging, manifest, options)`. It writes into a staging folder or file that does not
 carry the final name. `grid(path)` is the tensor's natural region (a chunk), or None where any span of canonical
@@ -22,54 +20,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.manifest import Manifest, without_chunks
+from wherry.formats.reader import Absent, BaseReader, Block, Extent, Reader, with_access
+from wherry.formats.writer import BaseWriter, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    import numpy as np
+    from collections.abc import Callable, Collection
 
     from wherry.core.detection import Detection
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, Span, TensorSpec
     from wherry.storage.location import Entry, Location
 
-
+__all__ = [
+    "HEAD_BYTES",
+    "Absent",
+    "Adapted",
+    "BaseReader",
+    "BaseWriter",
+    "Block",
+    "Change",
+    "Extent",
+    "Format",
+    "Glimpse",
+    "Holds",
+    "Opened",
+    "Option",
+    "Options",
+    "Reader",
+    "Rewrite",
+    "Writer",
+]
 Options: TypeAlias = Mapping[str, Any]
 HEAD_BYTES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """A byte range of a file that holds canonical bytes of a tensor.
-
-    Attributes:
-        location: the file, in the store of its checkpoint, which opens it once.
-        offset: of its first byte.
-        length: bytes.
-        crc32: CRC-32 of these bytes as their writer recorded it; None where there is none for exactly them.
-    """
-
-    location: Location
-    offset: int
-    length: int
-    crc32: int | None = None
-
-    @property
-    def file(self) -> str:
-        """URI of the file."""
-        return self.location.uri
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """An expected piece of a tensor that is not there."""
-
-    path: KeyPath
-    chunk: str
-    reason: str
 
 
 class Glimpse:
@@ -104,91 +88,6 @@ class Glimpse:
     def size(self) -> int:
         """Bytes of a file."""
         return self.location.entry.size if self.location.entry else 0
-
-
-class Reader(Protocol):
-    """Reads one opened checkpoint; used from several threads."""
-
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region: a new C-order little-endian array."""
-        ...
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """Canonical bytes of the whole tensor, for dtypes that numpy cannot hold."""
-        ...
-
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """Where canonical bytes lie raw, in order; None where they must be decoded."""
-        ...
-
-    def absent(self) -> Iterable[Absent]:
-        """Expected chunks that are not there, from metadata alone."""
-        ...
-
-    def companion(self, name: str) -> Location:
-        """Where a companion file of the manifest lies."""
-        ...
-
-    def members(self) -> Iterable[Entry]:
-        """Every file that belongs to the checkpoint, for the fingerprint; names relative to its URI."""
-        ...
-
-    def close(self) -> None:
-        """Release what is held."""
-        ...
-
-
-class Block(NamedTuple):
-    """A box of a tensor's elements in C order, little endian.
-
-    Attributes:
-        region: where it lies; may reach beyond the tensor's edge, and what lies there is padding.
-        pieces: its bytes; each piece is valid until the next is asked for.
-    """
-
-    region: Region
-    pieces: Iterator[memoryview]
-
-
-@runtime_checkable
-class StreamingReader(Protocol):
-    """What a Reader of encoded chunks may add: decoding a chunk in less memory than the chunk takes."""
-
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """Bytes that `stream` holds at a time for one cell of the chunk grid; None where it cannot decode it."""
-        ...
-
-    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """The elements of one cell of the chunk grid, decoded piece by piece."""
-        ...
-
-
-class Writer(Protocol):
-    """Writes one checkpoint into a staging location."""
-
-    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """Extents of the natural region of a tensor; None where any span can be written."""
-        ...
-
-    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """Write canonical bytes at a region (gridded tensors, whole natural regions) or span (the others)."""
-        ...
-
-    def sync(self) -> None:
-        """Make durable what was written so far: contents, names, and the folders that hold the names.
-
-        Several threads may call it at once; no call returns before everything that was written before it is durable,
-        also where another call is already at work on it.
-        """
-        ...
-
-    def finish(self) -> None:
-        """Complete the container; idempotent."""
-        ...
-
-    def close(self) -> None:
-        """Release what is held, finished or not."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +134,17 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What `open` gives: the detection made precise, the contents, and the reader."""
+    """What `open` gives: the detection made precise, the contents, and the reader.
+
+    A plug-in's reader that does not say how its bytes can be had is made to do so here, and nowhere else.
+    """
 
     detection: Detection
     manifest: Manifest
     reader: Reader
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reader", with_access(self.reader))
 
 
 DetectFunction: TypeAlias = "Callable[[Glimpse], Detection | None]"

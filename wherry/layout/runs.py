@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
-from wherry.formats.format import Extent
+from wherry.formats.reader import Extent
 from wherry.layout.copies import Copy, Pieces, Stored, copies
 
 if TYPE_CHECKING:

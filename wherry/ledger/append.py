@@ -59,7 +59,7 @@ def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
         "time": max(utc_now(), last.time) if last else utc_now(),
     }
     connection.execute(tables.statement.insert(), {**row, "hash": hash_of(row)})
-    write(connection, rows_of(Told(kind, body, row["seq"], row["time"])))
+    write(connection, rows_of(BareStatement(kind, body, row["seq"], row["time"])))
     return row["seq"]
 
 
@@ -117,7 +117,7 @@ _STATES = {"claim": PENDING, "release": RELEASED, "registration": REGISTERED}
 Row = tuple["Table", dict[str, Any]]
 
 
-class Told(NamedTuple):
+class BareStatement(NamedTuple):
     """A statement, as far as its rows depend on it."""
 
     kind: str
@@ -126,7 +126,7 @@ class Told(NamedTuple):
     time: str
 
 
-def rows_of(told: Told) -> Iterator[Row]:
+def rows_of(told: BareStatement) -> Iterator[Row]:
     """The rows that a statement tells, checkpoints before what refers to them."""
     body = told.body
     if told.kind == "conversion":
@@ -148,18 +148,18 @@ def rows_of(told: Told) -> Iterator[Row]:
         yield tables.tombstone, {**gone, "time": told.time, "statement": told.seq}
 
 
-def _seen(subject: Mapping[str, Any], told: Told) -> Iterator[Row]:
+def _seen(subject: Mapping[str, Any], told: BareStatement) -> Iterator[Row]:
     """A checkpoint and where it was."""
     yield tables.checkpoint, {name: subject[name] for name in tables.checkpoint.c.keys()}  # noqa: SIM118  columns
     yield tables.location, _place(subject, told)
 
 
-def _place(subject: Mapping[str, Any], told: Told) -> dict[str, Any]:
+def _place(subject: Mapping[str, Any], told: BareStatement) -> dict[str, Any]:
     names = ("checkpoint_digest", "uri", "fingerprint")
     return {**{name: subject[name] for name in names}, "seen": told.time, "statement": told.seq}
 
 
-def _converted(told: Told) -> Iterator[Row]:
+def _converted(told: BareStatement) -> Iterator[Row]:
     body = told.body
     source, target = body["source"], body["target"]
     ends = {"source": source["checkpoint_digest"], "target": target["checkpoint_digest"]}
@@ -183,7 +183,7 @@ def _converted(told: Told) -> Iterator[Row]:
         yield tables.edge, {**ends, "plan_digest": body["plan_digest"], "statement": told.seq}
 
 
-def _verified(told: Told) -> dict[str, Any]:
+def _verified(told: BareStatement) -> dict[str, Any]:
     outcome = told.body["verification"]
     return {
         "checkpoint_digest": told.body["checkpoint_digest"],
@@ -194,7 +194,7 @@ def _verified(told: Told) -> dict[str, Any]:
     }
 
 
-def _registered(body: Mapping[str, Any], state: str, told: Told) -> dict[str, Any]:
+def _registered(body: Mapping[str, Any], state: str, told: BareStatement) -> dict[str, Any]:
     return {
         **{name: body[name] for name in ("checkpoint_digest", "registry", "name")},
         "state": state,
@@ -204,7 +204,7 @@ def _registered(body: Mapping[str, Any], state: str, told: Told) -> dict[str, An
     }
 
 
-def _carried(told: Told) -> Iterator[Row]:
+def _carried(told: BareStatement) -> Iterator[Row]:
     """What the rows of an older schema said beyond its statements."""
     for row in told.body["checkpoints"]:
         yield tables.checkpoint, dict(row)

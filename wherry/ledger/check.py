@@ -19,7 +19,7 @@ from sqlalchemy import Connection, RowMapping, select
 
 from wherry.core.units import short
 from wherry.ledger import schema as tables
-from wherry.ledger.append import Row, Told, content_of, hash_of, rows_of
+from wherry.ledger.append import BareStatement, Row, content_of, hash_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -112,7 +112,7 @@ def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
 
 
 def _rows(row: RowMapping) -> list[Row]:
-    return list(rows_of(Told(row["kind"], json.loads(row["body"]), row["seq"], row["time"])))
+    return list(rows_of(BareStatement(row["kind"], json.loads(row["body"]), row["seq"], row["time"])))
 
 
 class _Expected:

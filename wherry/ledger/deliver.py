@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivery:
     """What came of one delivery.
 
     Attributes:
@@ -72,7 +72,7 @@ def configured() -> dict[str, str]:
     return {name: str(value) for name, value in rows.items() if value}
 
 
-def deliver(projection: str | None = None, *, again: bool = False) -> list[Delivered]:
+def deliver(projection: str | None = None, *, again: bool = False) -> list[Delivery]:
     """Deliver what is pending.
 
     Args:
@@ -142,7 +142,7 @@ def _destination(name: str) -> str:
     return destination
 
 
-def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Delivered:
+def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Delivery:
     from wherry.ledger import cursors as ledger_outbox
 
     if again:
@@ -164,7 +164,7 @@ def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Del
             kept = count
     if failure is None and (count > kept or not count):
         ledger_outbox.delivered(ledger, name, seq)
-    return Delivered(name, without_secrets(destination), count, events, seq, failure)
+    return Delivery(name, without_secrets(destination), count, events, seq, failure)
 
 
 def _told(error: Exception) -> str:
@@ -177,7 +177,7 @@ def _cursor(ledger: Ledger, name: str) -> int:
     return next((row.delivered for row in cursors(ledger) if row.name == name), 0)
 
 
-def to_json(outcomes: list[Delivered]) -> dict[str, Any]:
+def to_json(outcomes: list[Delivery]) -> dict[str, Any]:
     """As `ledger deliver --json` prints it."""
     from dataclasses import asdict
 

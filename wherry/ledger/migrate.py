@@ -15,7 +15,7 @@ from sqlalchemy import select, text
 
 from wherry.errors import CorruptError
 from wherry.ledger import schema as tables
-from wherry.ledger.append import Told, append, rows_of, write
+from wherry.ledger.append import BareStatement, append, rows_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,7 +72,7 @@ def _fill(connection: Connection) -> None:
     write(connection, batch)
 
 
-def _rows(told: Told) -> list[tuple[Table, dict[str, Any]]]:
+def _rows(told: BareStatement) -> list[tuple[Table, dict[str, Any]]]:
     try:
         return list(rows_of(told))
     except (KeyError, TypeError, AttributeError) as error:
@@ -82,13 +82,13 @@ def _rows(told: Told) -> list[tuple[Table, dict[str, Any]]]:
         ) from error
 
 
-def _statements(connection: Connection) -> Iterator[Told]:
+def _statements(connection: Connection) -> Iterator[BareStatement]:
     """Page by page: rows are written meanwhile."""
     table, last = tables.statement, 0
     while True:
         query = select(table).where(table.c.seq > last).order_by(table.c.seq).limit(_BATCH)
         page = connection.execute(query).all()
-        yield from (Told(row.kind, json.loads(row.body), row.seq, row.time) for row in page)
+        yield from (BareStatement(row.kind, json.loads(row.body), row.seq, row.time) for row in page)
         if len(page) < _BATCH:
             return
         last = page[-1].seq
@@ -108,7 +108,7 @@ def _beyond(connection: Connection, old: dict[str, list[dict[str, Any]]]) -> dic
     }
 
 
-def _named(told: Told) -> Iterator[str]:
+def _named(told: BareStatement) -> Iterator[str]:
     for table, row in rows_of(told):
         if table is tables.checkpoint:
             yield row["checkpoint_digest"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -12,6 +13,8 @@ from wherry.ledger.resolve import checkpoint_uri
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+
+    from wherry.core.request import SourceRequest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,6 +30,11 @@ def _named(
         return verb(checkpoint_uri(uri), *positional, **options)
 
     return with_checkpoint_uri
+
+
+def named(source: SourceRequest) -> SourceRequest:
+    """A source with the URI of the checkpoint itself in place of a model URI."""
+    return replace(source, uri=checkpoint_uri(source.uri))
 
 
 open_named = _named(open_checkpoint)

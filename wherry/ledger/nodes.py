@@ -43,7 +43,7 @@ _PAST_HEX = "g"  # sorts after every hex digit
 
 
 @dataclass(frozen=True, slots=True)
-class Node(CheckpointRecord):
+class LineageNode(CheckpointRecord):
     """A checkpoint in the lineage: its record, and its places, registrations and last verification."""
 
     places: tuple[PlaceRecord, ...] = ()
@@ -55,9 +55,9 @@ class Node(CheckpointRecord):
         return {**asdict(self), "places": [place.to_json() for place in self.places]}
 
 
-def node_of(subject: CheckpointRef, seen: str) -> Node:
+def node_of(subject: CheckpointRef, seen: str) -> LineageNode:
     """The node that a sidecar tells of, without any ledger."""
-    return Node(
+    return LineageNode(
         checkpoint_digest=subject.checkpoint_digest,
         weights_digest=subject.weights_digest,
         format=subject.format,
@@ -71,9 +71,9 @@ def node_of(subject: CheckpointRef, seen: str) -> Node:
     )
 
 
-def nodes(ledger: Ledger, digests: Collection[str]) -> dict[str, Node]:
+def nodes(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNode]:
     """Checkpoint digest → node, for those that the ledger knows."""
-    table, found = tables.checkpoint, dict[str, Node]()
+    table, found = tables.checkpoint, dict[str, LineageNode]()
     with ledger.read() as connection:
         for some in _batches(digests):
             places = _places(connection, some)
@@ -84,7 +84,7 @@ def nodes(ledger: Ledger, digests: Collection[str]) -> dict[str, Node]:
             ).mappings():
                 digest = row["checkpoint_digest"]
                 levels = verified[digest]
-                found[digest] = Node(
+                found[digest] = LineageNode(
                     **row,
                     places=tuple(places[digest]),
                     registrations=tuple(registrations[digest]),

@@ -40,7 +40,7 @@ LOST = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class RebuildReport:
     """What came back.
 
     Attributes:
@@ -94,7 +94,7 @@ def rebuild(
     registry: bool = True,
     tracking_uri: str | None = None,
     registry_uri: str | None = None,
-) -> Rebuilt:
+) -> RebuildReport:
     """Write a new ledger from sidecars and registry.
 
     Args:
@@ -271,7 +271,7 @@ def _mark(sidecar: Sidecar) -> tuple[str, str, str]:
     return (receipt.target.uri, receipt.plan_digest, receipt.finished) if receipt else ("", "", "")
 
 
-def _outcome(connection: Connection, uri: str, found: _Found) -> Rebuilt:
+def _outcome(connection: Connection, uri: str, found: _Found) -> RebuildReport:
     from sqlalchemy import func, select
 
     from wherry.ledger import schema as tables
@@ -280,7 +280,7 @@ def _outcome(connection: Connection, uri: str, found: _Found) -> Rebuilt:
         return connection.scalar(select(func.count()).select_from(table)) or 0
 
     last = select(tables.statement.c.hash).order_by(tables.statement.c.seq.desc()).limit(1)
-    return Rebuilt(
+    return RebuildReport(
         ledger=uri,
         checkpoints=count(tables.checkpoint),
         conversions=count(tables.conversion),

@@ -22,7 +22,7 @@ from wherry.ledger.append import EVENTS, PENDING, REGISTERED, append, same_state
 from wherry.ledger.check import Anchor, Chain, check_chain
 from wherry.ledger.database import Ledger, open_ledger
 from wherry.ledger.schema import GENESIS
-from wherry.ledger.statements import Head, Statement, head, statements
+from wherry.ledger.statements import ChainHead, Statement, head, statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,9 +30,28 @@ if TYPE_CHECKING:
     from wherry.core.receipt import CheckpointRef, Receipt
 
 __all__ = [
-    "EVENTS", "GENESIS", "Anchor", "Chain", "Edge", "Head", "Ledger", "Statement", "ancestors", "check_chain",
-    "claim_registration", "descendants", "drop_claim", "has_conversion", "head", "open_ledger", "record_conversion",
-    "record_event", "record_registration", "record_sighting", "record_verification", "statements",
+    "EVENTS",
+    "GENESIS",
+    "Anchor",
+    "Chain",
+    "ChainHead",
+    "Edge",
+    "Ledger",
+    "Statement",
+    "ancestors",
+    "check_chain",
+    "claim_registration",
+    "descendants",
+    "drop_claim",
+    "has_conversion",
+    "head",
+    "open_ledger",
+    "record_conversion",
+    "record_event",
+    "record_registration",
+    "record_sighting",
+    "record_verification",
+    "statements",
 ]  # fmt: skip
 
 _PASSING = ("already", "lineage")  # fields of a receipt that say how it was obtained, not what was done

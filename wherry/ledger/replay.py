@@ -313,10 +313,12 @@ class _Draft:
 
     def take(self, statement: Statement) -> None:
         """Replay one statement."""
-        from wherry.ledger.append import Told, rows_of
+        from wherry.ledger.append import BareStatement, rows_of
 
         self._end = {"statements": statement.seq, "head": statement.hash, "time": statement.time}
-        for table, row in rows_of(Told(statement.kind, statement.body, statement.seq, statement.time)):
+        for table, row in rows_of(
+            BareStatement(statement.kind, statement.body, statement.seq, statement.time)
+        ):
             self._take_row(table.name, row, statement)
         if statement.kind in ("conversion", "verification"):
             self._take_outcome(statement)

@@ -38,7 +38,7 @@ DELETED_TAG = "wherry.deleted"  # its bytes were removed on purpose, by prune
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedModel:
     """What a model URI means.
 
     Attributes:
@@ -77,7 +77,7 @@ def is_model_uri(text: str | os.PathLike[str]) -> bool:
 
 def resolve_model(
     uri: str | os.PathLike[str], *, tracking_uri: str | None = None, registry_uri: str | None = None
-) -> Resolved:
+) -> ResolvedModel:
     """Say which checkpoint a model URI means and where it lies.
 
     Args:
@@ -132,7 +132,7 @@ def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, st
     return _Asked(text, digest, row, alias)
 
 
-def _placed(asked: _Asked, stores: Mapping[str, str]) -> Resolved:
+def _placed(asked: _Asked, stores: Mapping[str, str]) -> ResolvedModel:
     """The first place that holds the checkpoint; the registry's word counts before the ledger's."""
     tried: list[str] = []
     failed: list[WherryError] = []
@@ -232,9 +232,9 @@ def _at(uri: str) -> tuple[Location, Sidecar] | None:
     return None if sidecar is None else (location, sidecar)
 
 
-def _resolved(asked: _Asked, uri: str, sidecar: Sidecar) -> Resolved:
+def _resolved(asked: _Asked, uri: str, sidecar: Sidecar) -> ResolvedModel:
     row = asked.row
-    return Resolved(
+    return ResolvedModel(
         uri=uri,
         name=row.name if row else None,
         version=row.version if row else None,

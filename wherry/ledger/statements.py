@@ -48,7 +48,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ChainHead:
     """The end of the chain, to be kept elsewhere; number 0 and the hash of nothing where it is empty."""
 
     seq: int
@@ -87,13 +87,13 @@ def statements(
         after = page[-1].seq
 
 
-def head(ledger: Ledger) -> Head:
+def head(ledger: Ledger) -> ChainHead:
     """The last statement's number, hash and time."""
     table = tables.statement.c
     query = select(table.seq, table.hash, table.time).order_by(table.seq.desc()).limit(1)
     with ledger.read() as connection:
         row = connection.execute(query).first()
-    return Head(*row) if row else Head(0, tables.GENESIS, "")
+    return ChainHead(*row) if row else ChainHead(0, tables.GENESIS, "")
 
 
 def moment(text: str) -> str:

@@ -18,7 +18,7 @@ from wherry.lineage.text import facts, how, title
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.ledger.nodes import Node
+    from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
     from wherry.storage.sidecar import Sidecar
 
@@ -38,7 +38,7 @@ _HOW = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LineageStep:
     """One conversion on the way to a checkpoint, or from it.
 
     Attributes:
@@ -64,8 +64,8 @@ class Why:
     """
 
     root: str
-    nodes: Mapping[str, Node]
-    steps: tuple[Step, ...]
+    nodes: Mapping[str, LineageNode]
+    steps: tuple[LineageStep, ...]
     origins: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -86,8 +86,8 @@ class Impact:
     """
 
     root: str
-    nodes: Mapping[str, Node]
-    steps: tuple[Step, ...]
+    nodes: Mapping[str, LineageNode]
+    steps: tuple[LineageStep, ...]
     versions: tuple[str, ...]
     places: tuple[str, ...]
 
@@ -191,30 +191,30 @@ def _mark(edge: Edge) -> tuple[str, str, str]:
 
 def _steps(
     tree: LineageTree, told: Mapping[tuple[str, str, str], Mapping[str, Any]], *, up: bool
-) -> tuple[Step, ...]:
+) -> tuple[LineageStep, ...]:
     """Breadth first, each conversion once, those at one distance by time."""
-    found: list[Step] = []
+    found: list[LineageStep] = []
     level, seen, distance = {tree.root}, {tree.root}, 1
     while level:
         here = [edge for edge in tree.edges if (edge.target if up else edge.source) in level]
         for edge in sorted(here, key=lambda edge: (edge.time, _mark(edge))):
             body = told.get(_mark(edge), {})
-            found.append(Step(edge, distance, {name: body[name] for name in _HOW if name in body}))
+            found.append(LineageStep(edge, distance, {name: body[name] for name in _HOW if name in body}))
         level = {edge.source if up else edge.target for edge in here} - seen
         seen |= level
         distance += 1
     return tuple(found)
 
 
-def _nodes_json(nodes: Mapping[str, Node]) -> dict[str, Any]:
+def _nodes_json(nodes: Mapping[str, LineageNode]) -> dict[str, Any]:
     return {digest: node.to_json() for digest, node in nodes.items()}
 
 
-def _chosen(tree: LineageTree, digests: set[str]) -> dict[str, Node]:
+def _chosen(tree: LineageTree, digests: set[str]) -> dict[str, LineageNode]:
     return {digest: tree.nodes[digest] for digest in sorted(digests)}
 
 
-def _told_of(step: Step) -> Iterator[str]:
+def _told_of(step: LineageStep) -> Iterator[str]:
     yield how(step.edge)
     told = step.how
     if options := {name: value for name, value in told.get("options", {}).items() if value is not None}:

@@ -21,7 +21,7 @@ from wherry.storage.stores import locate
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.ledger.nodes import Node
+    from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge, Ledger
     from wherry.storage.sidecar import Sidecar
 
@@ -41,7 +41,7 @@ class LineageTree:
     """
 
     root: str
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, LineageNode]
     edges: tuple[Edge, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def tree_of(ledger: Ledger, root: str, sidecar: Sidecar | None) -> LineageTree:
     return LineageTree(root, {**ends, **nodes(ledger, digests)}, tuple(dict.fromkeys(edges)))
 
 
-def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, Node]]:
+def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, LineageNode]]:
     """The edge and the nodes that a sidecar alone tells of."""
     from wherry.ledger.nodes import node_of
     from wherry.ledger.record import Edge

@@ -26,7 +26,7 @@ from wherry.lineage.text import render
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.ledger.nodes import Node
+    from wherry.ledger.nodes import LineageNode
     from wherry.lineage.lineage import LineageTree
 
 SCHEMA = 1
@@ -66,7 +66,7 @@ def _script() -> str:
     return f'(() => {{\n"use strict";\n{parts}\n}})();'
 
 
-def _title(node: Node) -> str:
+def _title(node: LineageNode) -> str:
     uri = node.places[0].uri if node.places else ""
     name = "/".join([part for part in uri.split("/") if part][-2:]) or short(node.checkpoint_digest)
     return _short(f"Lineage of {name} ({node.format})")

@@ -20,10 +20,19 @@ from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.converter.command import UNPLANNED, command_line, differences, present, request, resolved, stated
-from wherry.core.opaque import allowing
+from wherry.converter.command import (
+    UNPLANNED,
+    command_line,
+    differences,
+    planned_again,
+    present,
+    resolved,
+    stated,
+)
+from wherry.core.request import RewriteRequest, SourceRequest, TargetRequest
+from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import NotFoundError, WherryError
-from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+from wherry.formats.checkpoint import open_checkpoint, open_source, present_fingerprint
 from wherry.formats.registry import find_format
 from wherry.routes.routes import refusal, wanted, whereabouts
 from wherry.runtime import threads
@@ -37,7 +46,7 @@ if TYPE_CHECKING:
 
     from wherry.config.schema import Route, TargetRule
     from wherry.core.detection import Detection
-    from wherry.ledger.nodes import Node
+    from wherry.ledger.nodes import LineageNode
     from wherry.ledger.replay import ConversionRecord, PlaceRecord
     from wherry.routes.routes import Whereabouts
 
@@ -106,7 +115,7 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
     return [one for one in _with_upstream(rows, looked) if one.reasons]
 
 
-def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord], Mapping[str, Node]]:
+def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord], Mapping[str, LineageNode]]:
     """The conversions that are current, one for each place, and the nodes of their sources."""
     from wherry.ledger.nodes import asked_in, conversions, nodes
     from wherry.ledger.record import open_ledger
@@ -140,24 +149,23 @@ def _routes(config: str | None) -> tuple[Route, ...]:
     return load_config(config).routes
 
 
-def _look(row: ConversionRecord, routes: Sequence[Route], nodes: Mapping[str, Node]) -> Stale:
+def _look(row: ConversionRecord, routes: Sequence[Route], nodes: Mapping[str, LineageNode]) -> Stale:
     """One conversion against what is there now."""
     source = nodes[row.source_digest]
-    rules: list[Rule] = []
+    rules: list[RouteRule] = []
     reasons: list[Reason] = []
     at: str | None = row.source_uri
     try:
-        with allowing(_said(row).get("opaque", ())):
-            with open_checkpoint(row.source_uri, format=_said(row).get("from", source.format)) as checkpoint:
-                rules = (
-                    []
-                    if "as" in _said(row)
-                    else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
-                )
-                if present_fingerprint(checkpoint) != row.source_fingerprint:
-                    what = f"the files at {row.source_uri} changed since {row.time}"
-                    reasons.append(Reason(SOURCE_CHANGED, what))
-            reasons += _by_route(row, source.format, rules) if rules else _by_record(row, source.format)
+        with open_source(_source(row, _said(row).get("from", source.format))) as checkpoint:
+            rules = (
+                []
+                if "as" in _said(row)
+                else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
+            )
+            if present_fingerprint(checkpoint) != row.source_fingerprint:
+                what = f"the files at {row.source_uri} changed since {row.time}"
+                reasons.append(Reason(SOURCE_CHANGED, what))
+        reasons += _by_route(row, source.format, rules) if rules else _by_record(row, source.format)
     except NotFoundError:
         at = next((place.uri for place in source.places if _is_same(place, source.format)), None)
         elsewhere = f"; the same checkpoint lies at {at}" if at else ""
@@ -182,15 +190,19 @@ def _said(row: ConversionRecord) -> Mapping[str, Any]:
     return row.asked or resolved(row.format, row.options)
 
 
-def _by_route(row: ConversionRecord, source_format: str, rules: Sequence[Rule]) -> Iterator[Reason]:
+def _source(row: ConversionRecord, format: str) -> SourceRequest:
+    """What it was made of, read as then."""
+    return SourceRequest(row.source_uri, format, opaque=tuple(_said(row).get("opaque", ())))
+
+
+def _by_route(row: ConversionRecord, source_format: str, rules: Sequence[RouteRule]) -> Iterator[Reason]:
     """Whether none of the routes that may have asked for it would give the same now."""
     told: list[Reason] = []
     for route, rule in rules:
         name = f"route {route.name}"
         try:
-            with allowing(route.opaque):
-                asked = as_routed(route, rule)
-                now = _planned(row, route.source_format or source_format, asked)
+            asked = as_routed(row, route, rule)
+            now = _planned(row, route.source_format or source_format, asked)
         except WherryError as error:  # a file that the route names
             now, asked = error, {}
         if isinstance(now, WherryError):
@@ -246,29 +258,28 @@ def _is_plain(row: ConversionRecord) -> bool:
 
 def _planned(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
     """Digest of the plan that would be made now, or why none can be made so."""
-    from wherry.converter.plan import plan
+    from wherry.converter.plan import plan_request
     from wherry.converter.rewrite import plan_rewrite
 
-    ends = row.source_uri, row.target_uri
+    source = _source(row, source_format)
     try:
         if "as" in asked:
-            return plan_rewrite(*ends, as_=asked["as"], format=source_format).digest
-        return plan(*ends, to=row.format, format=source_format, **request(asked)).digest
+            return plan_rewrite(RewriteRequest(source=source, target=row.target_uri, as_=asked["as"])).digest
+        return plan_request(planned_again(asked, source, TargetRequest(row.target_uri, row.format))).digest
     except WherryError as error:
         return error
 
 
-def _cure(row: ConversionRecord, source: str, rules: Sequence[Rule]) -> str:
+def _cure(row: ConversionRecord, source: str, rules: Sequence[RouteRule]) -> str:
     """The command line that converts again, as the route states it or as it was recorded."""
     asked = _said(row)
     if rules:
         route, rule = rules[0]
         try:
-            with allowing(route.opaque):
-                asked = {
-                    **as_routed(route, rule),
-                    **{n: v for n, v in asked.items() if n in ("into", "as_step")},
-                }
+            asked = {
+                **as_routed(row, route, rule),
+                **{n: v for n, v in asked.items() if n in ("into", "as_step")},
+            }
         except WherryError as error:
             _log.debug("the cure is told as it was recorded: %s", error)
     return command_line(asked, source, row.target_uri, moved=source != row.source_uri)
@@ -285,14 +296,14 @@ def _with_upstream(rows: Sequence[ConversionRecord], looked: Sequence[Stale]) ->
         yield replace(one, reasons=full)
 
 
-class Rule(NamedTuple):
+class RouteRule(NamedTuple):
     """What a route states for a target."""
 
     route: Route
     rule: TargetRule
 
 
-def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route]) -> list[Rule]:
+def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route]) -> list[RouteRule]:
     """What the routes that take a source state of what is made of it.
 
     Args:
@@ -304,8 +315,8 @@ def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route])
     Returns:
         What may have asked for it; empty where no route did.
     """
-    exact: list[Rule] = []
-    deepest: list[tuple[int, Rule]] = []
+    exact: list[RouteRule] = []
+    deepest: list[tuple[int, RouteRule]] = []
     for route in routes:
         where = whereabouts(route.root, source)
         if where is None or refusal(route, source, where) is not None:
@@ -313,8 +324,8 @@ def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route])
         places = _places(route, source, where)
         for rule in route.targets:
             if find_format(rule.format).name == format:
-                deepest.append((len(locate(route.root).uri), Rule(route, rule)))
-                exact += [Rule(route, rule)] if places.get(rule.uri) == uri else []
+                deepest.append((len(locate(route.root).uri), RouteRule(route, rule)))
+                exact += [RouteRule(route, rule)] if places.get(rule.uri) == uri else []
     depth = max((depth for depth, _rule in deepest), default=0)
     return exact or [rule for there, rule in deepest if there == depth]
 
@@ -327,9 +338,8 @@ def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, st
         return {}
 
 
-def as_routed(route: Route, rule: TargetRule) -> dict[str, Any]:
-    """What a night states of a target; the classes that the route lets pass are let pass already."""
-    return stated(
-        rule.wish, to=rule.format, options=rule.settings, only=rule.only, ignore=route.ignore, meta=route.meta,
-        verify=None if route.read_back else "none", **{"from": route.source_format},
-    )  # fmt: skip
+def as_routed(row: ConversionRecord, route: Route, rule: TargetRule) -> dict[str, Any]:
+    """What a night states of a target."""
+    target = replace(rule.at(row.target_uri), into=False)
+    source = SourceRequest(row.source_uri, route.source_format, opaque=route.opaque)
+    return stated(route.request(source, [target], DEFAULT_MEMORY), target)

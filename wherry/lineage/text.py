@@ -11,7 +11,7 @@ from wherry.storage.stores import is_live
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.ledger.nodes import Node
+    from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
     from wherry.ledger.replay import PlaceRecord
     from wherry.lineage.lineage import LineageTree
@@ -51,7 +51,7 @@ def _branches(tree: LineageTree, edges: Mapping[str, list[Edge]], root: str, *, 
         waiting += [] if again else rows(other, inner)
 
 
-def title(node: Node) -> str:
+def title(node: LineageNode) -> str:
     """A node in one line."""
     step = "" if node.step is None else f", step {node.step}"
     version = f" ({node.format_version})" if node.format_version else ""
@@ -60,7 +60,7 @@ def title(node: Node) -> str:
     )
 
 
-def facts(node: Node) -> Iterator[str]:
+def facts(node: LineageNode) -> Iterator[str]:
     """What is known of a node beside its title: places, registrations, the last verification."""
     yield from (_whereabouts(place) for place in node.places)
     for row in node.registrations:

@@ -19,7 +19,8 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.tensorspec import region_shape, region_within, shared_region
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.format import Absent, Extent, Opened
+from wherry.formats.format import Opened
+from wherry.formats.reader import Absent, Access, BaseReader, Extent
 from wherry.storage.location import Entry
 from wherry.storage.stores import locate
 
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 FORMAT = "live"
 
 
-class LiveReader:
-    """Reads the boxes of snapshots; see Reader, FillingReader and RegionReader."""
+class LiveReader(BaseReader):
+    """Reads the boxes of snapshots."""
 
     def __init__(
         self, specs: Mapping[KeyPath, TensorSpec], placed: Mapping[KeyPath, tuple[Placed, ...]], mark: str
@@ -58,38 +59,27 @@ class LiveReader:
         self._lock = threading.Lock()
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader."""
+        """The elements of a region, gathered from the boxes."""
         import numpy as np
 
         result = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
         self._gather(spec, region, result)
         return result
 
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader; what numpy cannot hold never gets into a live checkpoint."""
-        return self.read(spec, spec.whole).tobytes()
-
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """See FillingReader."""
+        """Gather a region into a buffer."""
         import numpy as np
 
         dtype = dtypes.numpy_dtype(spec.dtype)
         self._gather(spec, region, np.frombuffer(buffer, dtype).reshape(region_shape(region)))
 
-    def overhead(self, spec: TensorSpec, region: Region) -> int:  # noqa: ARG002  of the protocol
-        """See FillingReader: boxes are mapped, nothing is held beside the buffer."""
-        return 0
-
-    def cheap(self, spec: TensorSpec) -> bool:
-        """See RegionReader."""
-        return self.extents(spec) is None
-
-    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """See RegionReader."""
-        self.fill(spec, region, buffer)
+    def access(self, spec: TensorSpec) -> Access:
+        """Raw where the boxes follow one another, else by region; boxes are mapped, nothing else is held."""
+        extents = self.extents(spec)
+        return Access("regions" if extents is None else "raw", extents or (), gridded=False, computes=True)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader: where the boxes follow one another as the tensor's bytes do."""
+        """Where the boxes follow one another as the tensor's bytes do."""
         boxes = sorted(self._placed.get(spec.path, ()))
         if not spec.size:
             return ()
@@ -106,7 +96,7 @@ class LiveReader:
         return tuple(found) if expected == spec.size else None
 
     def absent(self) -> Iterator[Absent]:
-        """See Reader: tensors of which no process gave some part, or two gave the same."""
+        """Tensors of which no process gave some part, or two gave the same."""
         for path, spec in self._specs.items():
             boxes = [box for box in self._placed.get(path, ()) if math.prod(box.sizes)]
             held = sum(math.prod(box.sizes) for box in boxes)
@@ -116,15 +106,15 @@ class LiveReader:
                 yield Absent(path, "shards", "two processes gave the same part")
 
     def companion(self, name: str) -> Location:
-        """See Reader; there are none."""
+        """There are none."""
         raise NotFoundError(f"a live state has no file {name}")
 
     def members(self) -> Iterator[Entry]:
-        """See Reader: one that stands for the memory, so that no two snapshots are taken for one."""
+        """One that stands for the memory, so that no two snapshots are taken for one."""
         yield Entry("state", sum(spec.nbytes for spec in self._specs.values()), is_dir=False, mark=self._mark)
 
     def close(self) -> None:
-        """See Reader; the snapshots are closed by who took them."""
+        """The snapshots are closed by who took them."""
         with self._lock:
             self._maps.clear()
 

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from wherry.live.handle import Export
-from wherry.live.request import request_of
+from wherry.live.request import export_request
 from wherry.live.run import Begun, begin
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def export(
         on_done: called in the background with the handle when it has ended, well or not.
         emit: whether the end is posted as an event (see `wherry.emit`); by default where `PREFECT_API_URL` is set.
         exit_wait: seconds that the end of the process waits for it.
-        common: what else `wherry.live.request.Request` has: options, meta, name, system, only, ignore, memory,
-            verify, if_exists, into, family, config, dtype, assets, spool, patience, alone.
+        common: what else `wherry.live.request.ExportRequest` has: name, system, spool, patience, alone; and what its
+            conversion has: options, meta, only, ignore, memory, verify, if_exists, into, family, config, dtype, assets.
 
     Returns:
         A handle, at once after the snapshot. Whatever goes wrong, now or later, is logged and kept in it.
@@ -69,7 +69,7 @@ def export(
             on_done(ended)
 
     try:
-        request = request_of(uri=handle.uri, to=to, snapshot=snapshot, step=step, **common)
+        request = export_request(uri=handle.uri, to=to, snapshot=snapshot, step=step, **common)
         begun = begin(state, request)
     except Exception as error:  # noqa: BLE001  nothing is raised into training
         handle.failed(error)

@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from wherry.converter.convert import Asked, Target
-from wherry.converter.plan import DEFAULT_MEMORY
-from wherry.core.receipt import utc_now
-from wherry.core.request import Wish
+from wherry.core.request import ConvertRequest, TargetRequest, convert_request
 from wherry.errors import UsageError
-from wherry.mover.source import FOLDER_VARIABLE
+from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.storage.folders import PREFIX
-from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from wherry.storage.stores import LiveStore, locate
 
 SNAPSHOTS = ("host", "disk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ExportRequest:
     """What is asked of an export.
 
     Attributes:
-        uri, to, snapshot, step: see `wherry.export`.
-        options: format-specific options, `split` / `join`, layout options.
-        meta: kept with the checkpoint.
+        convert: the conversion of the live state to the target.
+        snapshot, step: see `wherry.export`.
         name: what the run is called in the lineage; the target's name by default.
         system: format whose names and shapes the state has (`maxtext`, `huggingface`, `lingua`, …), where the target is
             another system's.
-        only, ignore, memory, verify, if_exists, into: as `wherry.convert` takes them.
-        family, config, dtype, assets: what is asked for of layouts; see `wherry.core.request.Wish`.
         spool: a folder for `disk` and for what other processes give; all of them must see it. By default it is on the
             target's file system, and where the target is in an object store among this host's temporary files.
         patience: seconds that rank 0 waits for the share of each other process, and the others after the last sign of
@@ -46,61 +36,50 @@ class Request:
             in all processes, and rank 0 alone exports it.
     """
 
-    uri: str
-    to: str
+    convert: ConvertRequest
     snapshot: str
     step: int | None = None
-    options: Mapping[str, Any] | None = None
-    meta: Mapping[str, str] | None = None
     name: str | None = None
     system: str | None = None
-    only: str | None = None
-    ignore: tuple[str, ...] = ()
-    memory: str | int = DEFAULT_MEMORY
-    verify: str = "digest"
-    if_exists: str | None = None
-    into: bool = False
-    family: str | None = None
-    config: str | None = None
-    dtype: str | None = None
-    assets: str | None = None
     spool: str | None = None
     patience: float = 1800.0
     alone: bool = False
 
+    @property
+    def uri(self) -> str:
+        """The target."""
+        return self.convert.targets[0].uri
 
-def request_of(**asked: Any) -> Request:
-    """A request.
+
+_OWN = tuple(one.name for one in fields(ExportRequest) if one.name != "convert")
+_OF_FILES = ("format", "item", "opaque", "family_file", "wish", "as_step", "sign", "lineage", "rename")
+
+
+def export_request(*, uri: str, to: str, **asked: Any) -> ExportRequest:
+    """A request; see `wherry.export`.
 
     Raises:
         UsageError: something is asked for that an export does not take.
     """
+    own = {name: asked.pop(name) for name in _OWN if name in asked}
+    if refused := next((name for name in _OF_FILES if name in asked), None):
+        raise UsageError(f"export got an unexpected keyword argument {refused!r}", cure="see wherry.export")
     try:
-        request = Request(**asked)
+        convert = convert_request(f"{LiveStore.protocol}://", [TargetRequest(uri, to)], **asked)
+        request = ExportRequest(convert=convert, **own)
     except TypeError as error:
-        raise UsageError(
-            str(error).replace("Request.__init__()", "export"), cure="see wherry.export"
-        ) from error
+        what = (
+            str(error)
+            .replace("ConvertRequest.__init__()", "export")
+            .replace("ExportRequest.__init__()", "export")
+        )
+        raise UsageError(what, cure="see wherry.export") from error
     if request.snapshot not in SNAPSHOTS:
         raise UsageError(f"snapshot={request.snapshot} is not possible", cure="choose host or disk")
     return request
 
 
-def target_of(request: Request) -> Target:
-    """What the engine writes."""
-    return Target(request.uri, request.to, request.options or {})
-
-
-def asked_of(request: Request) -> Asked:
-    """What is asked of the engine, from this moment on."""
-    wish = Wish(request.family, None, request.config, request.dtype, request.assets)
-    return Asked(
-        request.memory, request.verify, request.only, request.ignore, request.into, None, None, request.meta or {},
-        wish, utc_now(), time.monotonic(),
-    )  # fmt: skip
-
-
-def spool_of(request: Request, mark: str) -> Path:
+def spool_of(request: ExportRequest, mark: str) -> Path:
     """A folder of its own on the target's file system, or where temporary files go.
 
     Args:

@@ -27,7 +27,7 @@ from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter
-from wherry.core.request import Wish
+from wherry.core.request import LayoutRequest
 from wherry.core.services import service
 from wherry.core.units import parse_size
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, UsageError
@@ -92,7 +92,7 @@ def restore(
     cast: bool = False,
     to: str | None = None,
     options: Mapping[str, Any] | None = None,
-    wish: Wish | None = None,
+    wish: LayoutRequest | None = None,
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
     format: str | None = None,
@@ -133,7 +133,7 @@ def restore(
         )
     opened = open_named(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
     with opened as source, in_use(source.uri):
-        seen, rest = _view(source, to, dict(options or {}), wish or Wish(), only)
+        seen, rest = _view(source, to, dict(options or {}), wish or LayoutRequest(), only)
         named = seen is source or to == "penzai"
         matched = match(leaves, seen.manifest, _names(seen, rest, rename), cast=cast, named=named)
         _require(matched, seen, strict=strict)
@@ -163,7 +163,7 @@ def _restored(
 
 
 def _view(
-    source: Checkpoint, to: str | None, options: dict[str, Any], wish: Wish, only: str | None
+    source: Checkpoint, to: str | None, options: dict[str, Any], wish: LayoutRequest, only: str | None
 ) -> tuple[Checkpoint, str | None]:
     """The checkpoint under the template's system, and what of `only` is left to do."""
     if to is None and not options and not wish.explicit:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.converter.convert import convert_opened, existing, plan_jobs
 from wherry.core.keypath import render
 from wherry.core.manifest import Manifest
+from wherry.core.progress import Running
 from wherry.core.receipt import from_json
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error
 from wherry.ledger.recording import record, require_recorded
 from wherry.live.checkpoint import live_checkpoint
-from wherry.live.request import asked_of, spool_of, target_of
+from wherry.live.request import spool_of
 from wherry.live.shares import (
     LEASE,
     Ticket,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.receipt import Receipt
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.live.request import Request
+    from wherry.live.request import ExportRequest
     from wherry.live.snapshot import Placed
 
 log = logging.getLogger("wherry.export")
@@ -69,7 +70,7 @@ class Begun(NamedTuple):
     undo: Callable[[BaseException], None] = lambda _error: None
 
 
-def begin(state: object, request: Request) -> Begun:
+def begin(state: object, request: ExportRequest) -> Begun:
     """Check, agree and copy, while training waits.
 
     Raises:
@@ -103,7 +104,7 @@ def begin(state: object, request: Request) -> Begun:
     return Begun(request.step, lambda: planned and record(planned), leads=leads)
 
 
-def _ready(found: Any, request: Request) -> tuple[Request, Manifest] | Exception:
+def _ready(found: Any, request: ExportRequest) -> tuple[ExportRequest, Manifest] | Exception:
     """What is exported, or why it cannot be: raised only once no other process waits for this one's broadcast."""
     if found.failure is not None:
         return found.failure
@@ -127,7 +128,7 @@ def _require_whole(found: Any) -> None:
 
 
 def _planned(
-    ready: tuple[Request, Manifest] | Exception, ticket: Ticket, *, shared: bool
+    ready: tuple[ExportRequest, Manifest] | Exception, ticket: Ticket, *, shared: bool
 ) -> tuple[Ticket, Receipt | Exception | None]:
     """Whether the target can hold it, from shapes alone; where not, all processes are told before this one says why."""
     if isinstance(ready, Exception):
@@ -135,8 +136,8 @@ def _planned(
     request, manifest = ready
     try:
         with _checkpoint(manifest, {}, request, ticket.mark, "") as checkpoint:
-            job = plan_jobs(checkpoint, [target_of(request)], asked_of(request))[0]
-            there = existing(job, request.if_exists)
+            job = plan_jobs(checkpoint, request.convert, Running.begun())[0]
+            there = existing(job, request.convert.if_exists)
         if there is not None:
             return replace(ticket, stop=_THERE), there
         if shared or request.snapshot == "disk":
@@ -156,7 +157,7 @@ def _in_short(error: Exception) -> str:
     return str(error).encode("ascii", "replace")[:_LONGEST].decode()
 
 
-def _copied(found: Any, manifest: Manifest, request: Request, processes: Any, ticket: Ticket) -> Begun:
+def _copied(found: Any, manifest: Manifest, request: ExportRequest, processes: Any, ticket: Ticket) -> Begun:
     """Take this process's share."""
     folder = Path(ticket.folder) if ticket.folder else None
     share = folder / f"part-{processes.rank}" if folder else None
@@ -217,7 +218,7 @@ def _give(shot: Snapshot, manifest: Manifest, folder: Path, processes: Any, pati
 
 
 def _finish(
-    shot: Snapshot, manifest: Manifest, request: Request, framework: str, folder: Path | None, others: range,
+    shot: Snapshot, manifest: Manifest, request: ExportRequest, framework: str, folder: Path | None, others: range,
     mark: str,
 ) -> Receipt | None:  # fmt: skip
     """What rank 0 does: put the shares together and convert them."""
@@ -230,9 +231,7 @@ def _finish(
         if folder is not None and others:
             placed = gather_shares(folder, placed, manifest.tensors, others, patience=request.patience)
         with _checkpoint(manifest, placed, request, mark, framework) as checkpoint:
-            group = convert_opened(
-                checkpoint, [target_of(request)], asked_of(request), if_exists=request.if_exists
-            )
+            group = convert_opened(checkpoint, request.convert, Running.begun())
         receipt = group.receipts[0]
     except NotRecordedError as error:
         receipt = error.result = error.result.receipts[0]
@@ -260,7 +259,7 @@ def _tell(folder: Path | None, others: range, receipt: Receipt | None, failure: 
 def _checkpoint(
     manifest: Manifest,
     placed: Mapping[KeyPath, tuple[Placed, ...]],
-    request: Request,
+    request: ExportRequest,
     mark: str,
     framework: str,
 ) -> Checkpoint:
@@ -274,7 +273,7 @@ def _checkpoint(
     )
 
 
-def _manifest(found: Any, request: Request) -> Manifest:
+def _manifest(found: Any, request: ExportRequest) -> Manifest:
     tensors = {one.spec.path: one.spec for one in found.tensors}
     roots = {path[0] for path in tensors if path}
     tied = {one.spec.name: render(one.alias) for one in found.tensors if one.alias}
@@ -290,7 +289,7 @@ def _manifest(found: Any, request: Request) -> Manifest:
     )
 
 
-def _step(found: Any, request: Request) -> int | None:
+def _step(found: Any, request: ExportRequest) -> int | None:
     """The step that was said, or the one that the state counts itself."""
     if request.step is not None:
         return request.step

@@ -75,7 +75,7 @@ class Policy(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PolicyFacts:
     """What is known of a checkpoint when the gates are judged.
 
     Attributes:
@@ -102,7 +102,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GateResult:
     """The outcome of one gate: its name, what was asked, what was found, and whether it passes."""
 
     gate: str
@@ -141,7 +141,7 @@ def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None)
         ) from error
 
 
-def judge(policy: Policy, facts: Facts) -> list[Finding]:
+def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
     """Every gate that the policy sets, judged."""
     findings = [_level(policy, facts)]
     findings += [_recorded(level, facts) for level in policy.recorded]
@@ -152,7 +152,7 @@ def judge(policy: Policy, facts: Facts) -> list[Finding]:
     findings += [_companion(pattern, facts) for pattern in policy.companions]
     if not policy.extra_companions:
         extra = ", ".join(facts.extra)
-        findings.append(Finding("extra_companions", "none", extra or "none", not extra))
+        findings.append(GateResult("extra_companions", "none", extra or "none", not extra))
     if policy.max_age_days is not None:
         findings.append(_age(policy.max_age_days, facts))
     if policy.signature is not None:
@@ -160,7 +160,7 @@ def judge(policy: Policy, facts: Facts) -> list[Finding]:
     if policy.approvers:
         found = facts.approver or "nobody whom the registry's server has authenticated"
         passed = facts.approver in policy.approvers
-        findings.append(Finding("approvers", " or ".join(policy.approvers), found, passed))
+        findings.append(GateResult("approvers", " or ".join(policy.approvers), found, passed))
     return findings
 
 
@@ -175,67 +175,69 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {error}", cure="a policy is a TOML or JSON table") from error
 
 
-def _level(policy: Policy, facts: Facts) -> Finding:
+def _level(policy: Policy, facts: PolicyFacts) -> GateResult:
     order = ("structure", "present", "digest")
     level = facts.level if facts.level in order else "present"  # native and logits include no more than that
     enough = order.index(level) >= order.index(policy.level)
-    return Finding("level", f"at least {policy.level}", facts.level, enough)
+    return GateResult("level", f"at least {policy.level}", facts.level, enough)
 
 
-def _recorded(level: str, facts: Facts) -> Finding:
+def _recorded(level: str, facts: PolicyFacts) -> GateResult:
     found = facts.verifications.get(level)
     if found is not None and level == "roundtrip" and found.get("against") != _made_of(facts):
         other = found.get("against", "something that is not on record")
-        return Finding("recorded", level, f"passed against {other}, not what it was made of", passed=False)
-    return Finding("recorded", level, "passed" if found else "not on record", bool(found))
+        return GateResult("recorded", level, f"passed against {other}, not what it was made of", passed=False)
+    return GateResult("recorded", level, "passed" if found else "not on record", bool(found))
 
 
-def _made_of(facts: Facts) -> str | None:
+def _made_of(facts: PolicyFacts) -> str | None:
     return facts.sidecar.receipt.source.uri if facts.sidecar.receipt else None
 
 
-def _error(limit: float, facts: Facts) -> Finding:
+def _error(limit: float, facts: PolicyFacts) -> GateResult:
     """Lossless all the way up carries no error; else a roundtrip must have measured it."""
     asked = "lossless" if limit == 0 else f"at most {limit:g}"
     if facts.lossless:
-        return Finding("max_error", asked, "lossless", passed=True)
+        return GateResult("max_error", asked, "lossless", passed=True)
     receipt = facts.sidecar.receipt
     roundtrip = facts.verifications.get("roundtrip", {})
     measured = roundtrip.get("lossy") if roundtrip.get("against") == _made_of(facts) else None
     if facts.lossless is None or receipt is None:
-        return Finding("max_error", asked, "what it was made of is not on record", passed=False)
+        return GateResult("max_error", asked, "what it was made of is not on record", passed=False)
     if not facts.earlier:
-        return Finding("max_error", asked, "a conversion before its own was lossy, too", passed=False)
+        return GateResult("max_error", asked, "a conversion before its own was lossy, too", passed=False)
     if measured is None:
-        return Finding("max_error", asked, "lossy, by an error that no roundtrip has measured", passed=False)
-    return Finding("max_error", asked, f"{measured['error']:g}", passed=measured["error"] <= limit)
+        return GateResult(
+            "max_error", asked, "lossy, by an error that no roundtrip has measured", passed=False
+        )
+    return GateResult("max_error", asked, f"{measured['error']:g}", passed=measured["error"] <= limit)
 
 
-def _optimizer(asked: str, facts: Facts) -> Finding:
+def _optimizer(asked: str, facts: PolicyFacts) -> GateResult:
     kind = facts.sidecar.manifest.kind
     found = {"train-state": "present", "params": "absent"}.get(kind, f"cannot be told: it is of kind {kind}")
-    return Finding("optimizer", asked, found, found == asked)
+    return GateResult("optimizer", asked, found, found == asked)
 
 
-def _companion(pattern: str, facts: Facts) -> Finding:
+def _companion(pattern: str, facts: PolicyFacts) -> GateResult:
     names = [companion.name for companion in facts.sidecar.manifest.companions]
     matching = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(Path(name).name, pattern)]
-    return Finding("companions", pattern, ", ".join(matching) or "no such file", bool(matching))
+    return GateResult("companions", pattern, ", ".join(matching) or "no such file", bool(matching))
 
 
-def _age(limit: float, facts: Facts) -> Finding:
+def _age(limit: float, facts: PolicyFacts) -> GateResult:
     asked = f"at most {limit:g} days"
     receipt = facts.sidecar.receipt
     if receipt is None or not receipt.finished:
-        return Finding("max_age_days", asked, "not on record", passed=False)
+        return GateResult("max_age_days", asked, "not on record", passed=False)
     age = (datetime.now(UTC) - datetime.fromisoformat(receipt.finished)).total_seconds() / _SECONDS_A_DAY
-    return Finding("max_age_days", asked, f"{age:.1f} days", age <= limit)
+    return GateResult("max_age_days", asked, f"{age:.1f} days", age <= limit)
 
 
-def _signature(key: str, facts: Facts) -> Finding:
+def _signature(key: str, facts: PolicyFacts) -> GateResult:
     from wherry.errors import WherryError
 
     try:
-        return Finding("signature", key, facts.signed(key), passed=True)
+        return GateResult("signature", key, facts.signed(key), passed=True)
     except WherryError as error:
-        return Finding("signature", key, error.what, passed=False)
+        return GateResult("signature", key, error.what, passed=False)

@@ -4,6 +4,10 @@ candidate → champion → previous. What is promoted is proved first: the regis
 manifest beside the checkpoint hashes to, the bytes of tensors and companion files must be the manifest's, and every
 gate of the policy must pass. Then the alias moves, and the ledger says so; where the ledger cannot be written, the
 alias goes back. `rollback` puts back what stood under the alias before.
+
+A sidecar can be replaced together with the bytes. So the chain of the proof begins at the registry. Companion files
+count like tensors, and one that was added counts too: a tokenizer that nobody recorded changes what the model does as
+surely as a swapped one.
 """
 
 from __future__ import annotations
@@ -15,19 +19,25 @@ from urllib.parse import quote
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.receipt import utc_now
 from wherry.core.services import service
-from wherry.errors import NotFoundError, UsageError
-from wherry.ledger.resolve import Resolved, is_model_uri, resolve_model, stores_of
-from wherry.models.promote_proof import proved
+from wherry.errors import IncompleteError, MismatchError, NotFoundError, NotRecordedError, UsageError
+from wherry.formats.checkpoint import open_checkpoint
+from wherry.ledger.recording import record_outcome
+from wherry.ledger.replay import passed
+from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
 from wherry.storage.home import user_name, without_secrets
+from wherry.storage.sidecar import read_sidecar, unrecorded
+from wherry.storage.stores import locate
+from wherry.verifier.verify import verify
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from wherry.core.progress import OnProgress
-    from wherry.ledger.record import Ledger
-    from wherry.models.policy import Finding, Policy
+    from wherry.ledger.record import Edge, Ledger
+    from wherry.models.policy import GateResult, Policy
     from wherry.storage.sidecar import Sidecar
+
 
 CHAMPION = "champion"
 # Tags that are true of a version in its own registry alone.
@@ -68,7 +78,7 @@ class Promotion:
     page: str | None
     by: str
     level: str
-    gates: tuple[Finding, ...]
+    gates: tuple[GateResult, ...]
     statement: int | None
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +176,7 @@ def rollback(
     return _promotion(found, alias, moved, stores, by, level, passed, seq)
 
 
-def _found(asked: str | os.PathLike[str], name: str | None, stores: Mapping[str, str]) -> Resolved:
+def _found(asked: str | os.PathLike[str], name: str | None, stores: Mapping[str, str]) -> ResolvedModel:
     """The version that is meant; a plain URI is registered, which does nothing where it is."""
     if is_model_uri(asked):
         found = resolve_model(asked, **stores)
@@ -188,8 +198,12 @@ def _found(asked: str | os.PathLike[str], name: str | None, stores: Mapping[str,
 
 
 def _carried(
-    found: Resolved, sidecar: Sidecar, stores: Mapping[str, str], there: Mapping[str, str], name: str | None
-) -> Resolved:
+    found: ResolvedModel,
+    sidecar: Sidecar,
+    stores: Mapping[str, str],
+    there: Mapping[str, str],
+    name: str | None,
+) -> ResolvedModel:
     """The version in another registry: made of the same source, with every tag and where it came from."""
     from wherry.models.register import enter
 
@@ -204,13 +218,13 @@ def _carried(
 
 
 def _move(
-    found: Resolved,
+    found: ResolvedModel,
     sidecar: Sidecar,
     alias: str,
     stores: Mapping[str, str],
     by: str,
     level: str,
-    passed: tuple[Finding, ...],
+    passed: tuple[GateResult, ...],
 ) -> Promotion:
     from wherry.ledger.record import open_ledger, record_event
 
@@ -235,7 +249,7 @@ def _move(
     return _promotion(found, alias, moved, stores, by, level, passed, seq)
 
 
-def _stated(ledger: Ledger, registry: str, found: Resolved, alias: str) -> bool:
+def _stated(ledger: Ledger, registry: str, found: ResolvedModel, alias: str) -> bool:
     """Whether the ledger's last word on an alias is this version; a promotion may have been killed just before."""
     from wherry.ledger.record import statements
 
@@ -247,13 +261,13 @@ def _stated(ledger: Ledger, registry: str, found: Resolved, alias: str) -> bool:
 
 
 def _promotion(
-    found: Resolved,
+    found: ResolvedModel,
     alias: str,
     moved: Any,
     stores: Mapping[str, str],
     by: str,
     level: str,
-    passed: tuple[Finding, ...],
+    passed: tuple[GateResult, ...],
     seq: int | None,
 ) -> Promotion:
     return Promotion(
@@ -276,3 +290,109 @@ def _promotion(
 def _by(approver: str | None) -> str:
     """Who promotes, for the record."""
     return f"{user_name()} (not authenticated)" if approver is None else approver
+
+
+def proved(
+    found: ResolvedModel,
+    policy: Policy,
+    level: str,
+    approver: str | None,
+    memory: str | int,
+    progress: OnProgress | None,
+) -> tuple[Sidecar, tuple[GateResult, ...]]:
+    """Read a registered checkpoint again and judge it.
+
+    Args:
+        found: the version and its place.
+        policy: the gates.
+        level: of the verification.
+        approver: the user whom the registry's server has authenticated.
+        memory: budget for reading.
+        progress: called a few times a second.
+
+    Returns:
+        Its sidecar, with the place where it lies now, and the findings.
+
+    Raises:
+        MismatchError: it is not what was registered, or a gate does not pass.
+        IncompleteError: something is missing.
+    """
+    from wherry.models.policy import judge
+
+    sidecar = read_sidecar(locate(found.uri))
+    if sidecar is None or proved_digest(sidecar) != found.checkpoint_digest:
+        raise MismatchError(
+            "the manifest beside it is not the registered one",
+            uri=found.uri,
+            cure="restore the checkpoint, or register the one that is there now",
+            stage="promote",
+        )
+    sidecar = replace(sidecar, checkpoint=replace(sidecar.checkpoint, uri=found.uri))
+    _verify(found.uri, sidecar, level, memory, progress)
+    findings = judge(policy, _facts(found.uri, sidecar, level, approver))
+    refused = [one for one in findings if not one.passed]
+    if refused:
+        reasons = "; ".join(f"{one.gate}: asked for {one.asked}, found {one.found}" for one in refused)
+        raise MismatchError(
+            f"the policy does not admit it: {reasons}",
+            uri=found.uri,
+            cure="meet the gates that are named, or change the policy",
+            stage="promote",
+        )
+    return sidecar, tuple(findings)
+
+
+def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress: OnProgress | None) -> None:
+    """The outcome goes to the ledger, whatever it is."""
+    outcome = verify(uri, level=level, memory=memory, progress=progress)
+    try:
+        record_outcome(sidecar.checkpoint, outcome.to_json())
+    except NotRecordedError as error:
+        if outcome.ok:  # what is not recorded is not promoted
+            raise error.__cause__ or error from None
+    if outcome.ok:
+        return
+    first = outcome.failed[0]
+    more = f"; {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
+    kind = IncompleteError if outcome.verdict == "incomplete" else MismatchError
+    raise kind(
+        f"it is not what was registered: {first.reason}{more}",
+        uri=uri,
+        path=first.path,
+        cure="restore the checkpoint, or convert it again",
+        stage="promote",
+    )
+
+
+def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
+    from wherry.ledger.nodes import verifications
+    from wherry.ledger.record import ancestors, open_ledger
+    from wherry.models.policy import PolicyFacts
+
+    digest = sidecar.checkpoint.checkpoint_digest
+    with open_checkpoint(uri, format=sidecar.checkpoint.format) as checkpoint:
+        extra = unrecorded(sidecar, checkpoint.manifest)
+    with open_ledger() as ledger:
+        outcomes, edges = verifications(ledger, digest), ancestors(ledger, digest)
+    return PolicyFacts(
+        uri=uri,
+        sidecar=sidecar,
+        level=level,
+        extra=extra,
+        verifications={name: outcome for name, outcome in outcomes.items() if passed(outcome)},
+        lossless=_lossless(digest, sidecar, edges),
+        earlier=all(edge.lossless for edge in edges if edge.target != digest),
+        signed=lambda key: service("signing").require(uri, key),
+        approver=approver,
+    )
+
+
+def _lossless(digest: str, sidecar: Sidecar, edges: Sequence[Edge]) -> bool | None:
+    """Whether every conversion above was exact; None where its own conversion is not in the ledger."""
+    receipt = sidecar.receipt
+    if receipt is None:
+        return True  # an original of which stock was taken: nothing was converted
+    same = receipt.source.checkpoint_digest == digest
+    if not receipt.lossless or not all(edge.lossless for edge in edges):
+        return False
+    return True if same or any(edge.target == digest for edge in edges) else None

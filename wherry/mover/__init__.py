@@ -1,6 +1,8 @@
 """Bytes on their way from a source to a target, within a budget of memory.
 
 - Move: whole leaves of one target tensor with the regions of the source that they need (`move`).
+- Way: how a tensor is read within the budget, found once from its reader's Access (`move`).
+- Source: gives the bytes of moves by these ways (`source`), through spill files where chunks are too large (`spill`).
 - Carrier: carries out moves in threads (`carrier`).
 - Output: a writer with its journal and its digests (`output`).
 - Pool: the few buffers that all moves share (`pool`).

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wherry.core.tensorspec import Span, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.format import Extent
+    from wherry.formats.reader import Extent
 
 
 class _Watched(NamedTuple):

@@ -1,77 +1,105 @@
-"""Decoded: source tensors that do not lie raw, as files of canonical bytes, each decoded once.
+"""Decoded: source tensors that do not lie raw, decoded as wholes, each once, for views that take any region of them.
 
 A layout takes regions of a tensor that no chunk grid was made for; taking them out of compressed chunks would decode
 every chunk again and again. So a tensor is decoded, chunk by chunk and in bounded memory, when it is asked for, and
-hashed on the way where that is wanted. Small ones that are wanted once stay in memory (`kept`), others in files.
-Where its chunks hold short runs only, the file has them as they were decoded (`boxes`). The files go when the
-space for them is needed, least recently used first, and with the view.
-
-Decoding of a whole tensor: its blocks one after another, and its digest where they come in order.
+hashed on the way where that is wanted. Small ones that are wanted once stay in memory, until every element was taken
+or newer ones need the room; others lie in spill files. Where its chunks hold short runs only, the file has them as they
+were decoded (`boxes`). The files go when the space for them is needed, least recently used first, and with the view.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
+import math
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.digest import LeafHasher
-from wherry.core.tensorspec import row_bands
-from wherry.formats.format import Reader, StreamingReader
-from wherry.formats.reader import RegionReader
+from wherry.core.tensorspec import Span, region_shape, row_bands
+from wherry.formats.reader import Access, ReaderOver
 from wherry.mover import boxes as stored_boxes
 from wherry.mover.boxes import StoredBox
-from wherry.mover.kept import Kept
 from wherry.mover.move import cells
 from wherry.mover.output import as_array, as_bytes
 from wherry.mover.regions import fill_region, place
-from wherry.mover.source import FOLDER_VARIABLE
-from wherry.runtime.threads import StoppedError
-from wherry.storage.direct import reading, writing
-from wherry.storage.folders import PREFIX
+from wherry.mover.spill import Shared, Spill
+from wherry.storage.direct import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+    from collections.abc import Collection, Generator, Iterable, Iterator
 
     import numpy as np
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.format import Reader
+    from wherry.formats.reader import Reader
+    from wherry.mover.spill import SpillFile, Write
 
 
 SMALL = 1 << 20  # decoding so much again costs less than keeping it
 _MOST = 16 << 30  # bytes of files that nobody reads at the moment
+_MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not taken yet
 
 
-class Decoded:
-    """The decoded tensors of one source; used from several threads.
+@dataclass(slots=True, kw_only=True)
+class _Held(Shared):
+    """A tensor in memory, and how many elements of it will still be taken."""
+
+    array: np.ndarray
+    left: int = 0
+
+
+class DecodedReader(ReaderOver):
+    """A source's reader through which every large tensor can be had by region; used from several threads.
 
     Attributes:
-        stopped: ends decoding once it is set; who decodes for a crew gives it the crew's.
-        kept: key paths of small tensors that are wanted once and soon: they are decoded into memory.
+        stopped: ends decoding once it is set.
         hashed: the leaves of tensors that came in order, if they are to be hashed.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        soon: Collection[KeyPath] = (),
+        hashing: bool = False,
+        stopped: threading.Event | None = None,
+    ) -> None:
+        """Decode nothing yet.
+
+        Args:
+            reader: of the source, which is closed by who opened it.
+            soon: key paths of small tensors that are wanted once and soon: they are decoded into memory.
+            hashing: whether tensors are hashed while they are decoded.
+            stopped: ends decoding once it is set.
+        """
         self._reader = reader
-        self._folder: Path | None = None
+        self._soon = frozenset(soon)
+        self._found: dict[KeyPath, tuple[Access, bool]] = {}
+        self._spill = Spill(stopped=stopped, most=_MOST)
+        self.stopped = self._spill.stopped
+        self._memory: OrderedDict[KeyPath, _Held] = OrderedDict()
         self._lock = threading.Lock()
-        self._making: dict[KeyPath, threading.Lock] = {}
-        self._files: OrderedDict[KeyPath, int] = OrderedDict()  # bytes of each, least recently used first
-        self._users: dict[KeyPath, int] = {}
-        self._numbers: dict[KeyPath, int] = {}
-        self._boxes: dict[KeyPath, tuple[StoredBox, ...]] = {}
-        self._memory = Kept(self._decode_into)
-        self.stopped = threading.Event()
-        self.kept: set[KeyPath] = set()
-        self.hashed: dict[KeyPath, LeafHasher] | None = None
+        self.hashed: dict[KeyPath, LeafHasher] | None = {} if hashing else None
+
+    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
+        """The source's reader."""
+        return self._reader, spec
+
+    def access(self, spec: TensorSpec) -> Access:
+        """Any region of whatever is large; what is small is decoded again and again."""
+        return self._look(spec)[0]
+
+    def decodes(self, spec: TensorSpec) -> bool:
+        """Whether a tensor is decoded as a whole before regions of it are read."""
+        return self._look(spec)[1]
+
+    def keeps(self, spec: TensorSpec) -> bool:
+        """Whether it is decoded into memory."""
+        return spec.path in self._soon and self.decodes(spec)
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """Fill a buffer with the canonical bytes of a region.
@@ -79,37 +107,33 @@ class Decoded:
         Raises:
             DamagedError: a chunk is missing or contradicts itself.
             StorageError: the file could not be written.
+            StoppedError: decoding was stopped.
         """
-        if spec.path in self.kept:
-            buffer[:] = as_bytes(self._memory.take(spec, region).copy(order="C"))
+        if self.keeps(spec):
+            buffer[:] = as_bytes(self.read(spec, region).copy(order="C"))
             return
-        with self._at(spec) as path, reading(path) as read:
-            boxes = self._boxes.get(spec.path)
-            if boxes is None:
+        if not self.decodes(spec):
+            self._reader.fill(spec, region, buffer)
+            return
+        with self._file(spec) as file, reading(file.path) as read:
+            if file.boxes is None:
                 fill_region(spec, region, read, buffer)
             else:
-                stored_boxes.fill(spec, region, boxes, read, buffer)
+                stored_boxes.fill(spec, region, file.boxes, read, buffer)
 
-    @contextmanager
-    def _at(self, spec: TensorSpec) -> Generator[Path]:
-        """The file of a tensor, which stays while the block runs."""
-        with self._lock:
-            self._users[spec.path] = self._users.get(spec.path, 0) + 1
-            making = self._making.setdefault(spec.path, threading.Lock())
-        try:
-            with making:
-                path = self._made(spec)
-            yield path
-        finally:
-            with self._lock:
-                self._users[spec.path] -= 1
-
-    def array(self, spec: TensorSpec, region: Region) -> np.ndarray | None:
-        """A region of a tensor that is kept in memory, without a copy; None of others.
+    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """The elements of a region; of what is kept in memory without a copy, so not to be changed.
 
         Raises: what `fill` does.
         """
-        return self._memory.take(spec, region) if spec.path in self.kept else None
+        if not self.keeps(spec):
+            return self._reader.read(spec, region)
+        held = self._in_memory(spec)
+        with self._lock:
+            held.left -= math.prod(region_shape(region))
+            if held.left <= 0:
+                self._memory.pop(spec.path, None)
+        return held.array[region]
 
     def prepare(self, spec: TensorSpec) -> None:
         """Decode a tensor that was not decoded, and if it is to be hashed, not hashed yet.
@@ -118,51 +142,76 @@ class Decoded:
         """
         if self.hashed is not None and spec.path in self.hashed:
             return
-        if spec.path in self.kept:
-            self._memory.prepare(spec)
+        if self.keeps(spec):
+            self._in_memory(spec)
             return
-        with self._at(spec):
+        with self._file(spec):
             pass
 
     def drop(self, paths: Collection[KeyPath]) -> None:
         """Remove tensors that nobody will ask for; the pages that held them are used again."""
-        self._memory.drop(paths)
         with self._lock:
             for path in paths:
-                if path in self._files and not self._users.get(path):
-                    self._remove(path)
+                self._memory.pop(path, None)
+        self._spill.drop([(path, 0) for path in paths])
 
     def close(self) -> None:
-        """Remove all files."""
-        with self._lock:
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-            self._files.clear()
+        """Remove all files; the source is closed by who opened it."""
+        self._spill.close()
 
-    def _made(self, spec: TensorSpec) -> Path:
-        with self._lock:
-            path = self._place(spec)
-            if spec.path in self._files:
-                self._files.move_to_end(spec.path)
-                return path
-            self._make_room(spec.nbytes)
-        with writing(path) as write:
-            self._decode(spec, write)
-        with self._lock:
-            self._files[spec.path] = spec.nbytes
-        return path
+    def _look(self, spec: TensorSpec) -> tuple[Access, bool]:
+        if spec.path not in self._found:
+            access = self._reader.access(spec)
+            large = access.gridded and spec.nbytes > SMALL and not dtypes.opaque(spec.dtype)
+            if large:
+                access = Access("whole" if spec.path in self._soon else "regions", gridded=False)
+            elif access.gridded:
+                access = Access("whole")
+            self._found[spec.path] = access, large
+        return self._found[spec.path]
 
-    def _decode(self, spec: TensorSpec, write: Callable[[memoryview, int], None]) -> None:
-        if stored_boxes.scattered(spec):
-            self._boxes[spec.path] = tuple(
-                _one_by_one(blocks_of(self._reader, spec), self._unless_stopped(write))
-            )
-        else:
-            self._in_place(spec, write)
+    @contextmanager
+    def _file(self, spec: TensorSpec) -> Generator[SpillFile]:
+        """The file of a tensor, which stays while the block runs."""
 
-    def _decode_into(self, spec: TensorSpec, memory: memoryview) -> int:
+        def whole() -> Iterator[Region]:  # decoded by one thread, so that its bytes come in order
+            return iter([spec.whole])
+
+        def decode(file: SpillFile, _whole: Region) -> None:
+            with self._spill.writing(file) as write:
+                if stored_boxes.scattered(spec):
+                    file.boxes = tuple(_one_by_one(blocks_of(self._reader, spec), write))
+                else:
+                    self._in_place(spec, write)
+
+        with self._spill.using((spec.path, 0), Span(0, spec.nbytes), whole, decode) as file:
+            yield file
+
+    def _in_memory(self, spec: TensorSpec) -> _Held:
+        import numpy as np
+
+        with self._lock:
+            held = self._memory.get(spec.path)
+            if held is None:
+                array = np.empty(spec.shape, dtypes.numpy_dtype(spec.dtype))
+                held = self._memory[spec.path] = _Held(iter([spec.whole]), array=array)
+                self._make_room()
+        try:
+            held.complete(lambda _whole: self._decode_into(spec, held), self.stopped)
+        except BaseException:
+            with self._lock:
+                self._memory.pop(spec.path, None)
+            raise
+        return held
+
+    def _make_room(self) -> None:
+        held = sum(one.array.nbytes for one in self._memory.values())
+        while held > _MOST_IN_MEMORY and len(self._memory) > 1:
+            held -= self._memory.popitem(last=False)[1].array.nbytes
+
+    def _decode_into(self, spec: TensorSpec, held: _Held) -> None:
         """Decode into memory; once more than it is carried, where its bytes did not come in order, it is hashed."""
+        memory = held.array.reshape(-1).view("u1").data
 
         def write(data: memoryview, offset: int) -> None:
             memory[offset : offset + len(data)] = data
@@ -172,91 +221,25 @@ class Decoded:
             for cell in cells(spec.whole, spec.chunks or spec.shape):
                 array[cell] = self._reader.read(spec, cell)
         else:
-            self._in_place(spec, write)
-        return 1 if self.hashed is None or spec.path in self.hashed else 2
+            self._in_place(spec, self._spill.until_stopped(write))
+        held.left += spec.size * (1 if self.hashed is None or spec.path in self.hashed else 2)
 
-    def _in_place(self, spec: TensorSpec, write: Callable[[memoryview, int], None]) -> None:
+    def _in_place(self, spec: TensorSpec, write: Write) -> None:
         """Decode a tensor, each run of bytes to where it lies in it, and hash it on the way."""
         inorder = InOrder(spec)
 
         def take(data: memoryview, offset: int) -> None:
+            write(data, offset)
             if self.hashed is not None:
                 inorder.take(data, offset)
-            write(data, offset)
 
         for region, pieces in blocks_of(self._reader, spec):
-            place(spec, region, pieces, self._unless_stopped(take))
+            place(spec, region, pieces, take)
         if self.hashed is not None and inorder.whole is not None:
             self.hashed[spec.path] = inorder.whole
 
-    def _unless_stopped(self, write: Callable[[memoryview, int], None]) -> Callable[[memoryview, int], None]:
-        def act(data: memoryview, offset: int) -> None:
-            if self.stopped.is_set():
-                raise StoppedError
-            write(data, offset)
 
-        return act
-
-    def _place(self, spec: TensorSpec) -> Path:
-        if self._folder is None:
-            self._folder = Path(
-                tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE))
-            )
-        return self._folder / str(self._numbers.setdefault(spec.path, len(self._numbers)))
-
-    def _make_room(self, nbytes: int) -> None:
-        idle = [path for path in self._files if not self._users.get(path)]
-        held = sum(self._files.values()) + nbytes
-        for path in idle:
-            if held <= _MOST:
-                return
-            held -= self._remove(path)
-
-    def _remove(self, path: KeyPath) -> int:
-        assert self._folder is not None
-        (self._folder / str(self._numbers[path])).unlink(missing_ok=True)
-        self._boxes.pop(path, None)
-        return self._files.pop(path)
-
-
-class CanonicalReader:
-    """A source's reader through which every tensor can be had by region; see Reader and RegionReader."""
-
-    def __init__(self, reader: Reader, decoded: Decoded) -> None:
-        self._reader = reader
-        self._decoded = decoded
-        self.read = reader.read
-        self.read_bytes = reader.read_bytes
-        self.extents = reader.extents
-        self.absent = reader.absent
-        self.companion = reader.companion
-        self.members = reader.members
-
-    def cheap(self, spec: TensorSpec) -> bool:
-        """See RegionReader: what does not lie raw and is too large to be decoded twice."""
-        large = spec.nbytes > SMALL and not dtypes.opaque(spec.dtype)
-        return large and self._reader.extents(spec) is None
-
-    def decodes(self, spec: TensorSpec) -> bool:
-        """Whether a tensor is decoded as a whole before regions of it are read."""
-        reader = self._reader
-        return self.cheap(spec) and not (isinstance(reader, RegionReader) and reader.cheap(spec))
-
-    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """See RegionReader."""
-        reader = self._reader
-        if isinstance(reader, RegionReader) and reader.cheap(spec):
-            reader.region(spec, region, buffer)
-            return
-        self._decoded.fill(spec, region, buffer)
-
-    def close(self) -> None:
-        """See Reader; both are closed by who made them."""
-
-
-def _one_by_one(
-    blocks: Iterable[tuple[Region, Iterator[memoryview]]], write: Callable[[memoryview, int], None]
-) -> Iterator[StoredBox]:
+def _one_by_one(blocks: Iterable[tuple[Region, Iterator[memoryview]]], write: Write) -> Iterator[StoredBox]:
     """Write blocks one behind the other; where each begins."""
     end = 0
     for region, pieces in blocks:
@@ -272,8 +255,9 @@ _BAND = 8 << 20
 
 def blocks_of(reader: Reader, spec: TensorSpec) -> Iterator[tuple[Region, Iterator[memoryview]]]:
     """The boxes that a tensor is decoded in, each as pieces of canonical bytes that are valid until the next."""
+    streams = spec.chunks is not None and reader.access(spec).kind == "stream"
     for cell in _cells(spec):
-        if spec.chunks is not None and isinstance(reader, StreamingReader) and reader.held(spec, cell):
+        if streams and reader.held(spec, cell):
             yield from ((block.region, block.pieces) for block in reader.stream(spec, cell))
         else:
             yield cell, iter([as_bytes(reader.read(spec, cell))])

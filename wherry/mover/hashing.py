@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wherry.core import dtypes
 from wherry.core.digest import LeafHasher
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
 from wherry.mover.carrier import Carrier, digest_moves
-from wherry.mover.checksums import Recorded
 from wherry.mover.pool import Pool
-from wherry.mover.regions import read_span
-from wherry.mover.source import Spill
+from wherry.mover.source import Source
 from wherry.runtime import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
-
-    from typing_extensions import Buffer
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.mover.move import Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +108,8 @@ def hash_checkpoint(
     every = checkpoint.manifest.tensors
     specs = dict(every) if paths is None else {path: every[path] for path in paths}
     pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
-    with Spill(checkpoint.reader, pool, folder) as source:
-        carrier = Carrier(source=source, specs=specs, pool=pool, meter=meter, straight=straight)
+    with Source(checkpoint.reader, pool, folder, straight=straight) as source:
+        carrier = Carrier(source=source, specs=specs, meter=meter)
         carrier.carry(digest_moves(specs.values(), source))
     return Hashes.of(specs, carrier.hashers)
 
@@ -153,47 +146,15 @@ def flat_hashes(
     """
     specs = checkpoint.manifest.tensors
     pool, meter = Pool(memory), Meter("inspect", checkpoint.manifest.nbytes, progress)
-    recorded = Recorded()
-    with Spill(checkpoint.reader, pool) as source:
+    with Source(checkpoint.reader, pool) as source:
 
         def one(path: KeyPath) -> str:
             state = hashlib.sha256()
             for move in digest_moves([specs[path]], source):
-                _feed(state.update, source, specs[path], move, pool, recorded)
+                with source.part(specs[path], move) as data:
+                    state.update(data)
                 meter.add(move.span.nbytes, specs[path].name)
             return state.hexdigest()
 
         with threads.executor(threads.worker_count()) as executor:
             return dict(zip(specs, executor.map(one, specs), strict=True))
-
-
-def _feed(
-    update: Callable[[Buffer], None],
-    source: Spill,
-    spec: TensorSpec,
-    move: Move,
-    pool: Pool,
-    recorded: Recorded,
-) -> None:
-    with source.at(spec, move.span, threading.Event()) as extents:
-        if extents is not None:
-            with pool.buffer(move.span.nbytes) as buffer:
-                read_span(extents, move.span, buffer, spec)
-                recorded.update(extents, move.span, buffer, spec)
-                update(buffer)
-        elif dtypes.opaque(spec.dtype):
-            update(source.reader.read_bytes(spec))
-        else:
-            _feed_decoded(update, source, spec, move, pool)
-
-
-def _feed_decoded(
-    update: Callable[[Buffer], None], source: Spill, spec: TensorSpec, move: Move, pool: Pool
-) -> None:
-    region = spec.whole if move.region is None else move.region
-    with pool.buffer(move.span.nbytes) as buffer:
-        if source.fill(spec, region, move.span, buffer):
-            update(buffer)
-            return
-    with pool.reserved(move.span.nbytes):
-        update(source.reader.read(spec, region).tobytes())

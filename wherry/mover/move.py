@@ -8,7 +8,7 @@ chunk boundaries, so that every chunk is decoded and encoded once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
+    from wherry.formats.reader import Access
 
 RAW_BYTES = 2 * LEAF
 DECODED_BYTES = 4 * LEAF
 LARGEST_COMMON_BAND = 16 * LEAF
+DECODE_FACTOR = 2  # what is decoded at once is held once by the codec and once as an array
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,48 @@ class Move:
     span: Span
     region: Region | None
     box: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one tensor is read within a budget of memory.
+
+    Attributes:
+        access: how its bytes can be had.
+        band: extents of what one spill file holds, where its chunks are too large to be decoded whole.
+        flows: whether it is one such chunk whose bytes come in order, so that no file is needed.
+    """
+
+    access: Access
+    band: tuple[int, ...] | None = None
+    flows: bool = False
+
+    @property
+    def spilled(self) -> bool:
+        """Whether it goes through spill files."""
+        return self.band is not None and not self.flows
+
+    @property
+    def spans(self) -> bool:
+        """Whether any span of it can be had, raw or from a spill file; else only regions can."""
+        return self.access.kind == "raw" or self.band is not None
+
+    @property
+    def regions(self) -> bool:
+        """Whether any region of it can be had without decoding much more."""
+        return self.access.kind in ("raw", "regions")
+
+    def moves(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> Iterator[Move]:
+        """The tensor's moves to some targets, in C order."""
+        return moves_of(self._cut(spec), targets, raw=self.spans, regions=self.regions)
+
+    def largest(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> int:
+        """Bytes that the largest of these moves holds; where it is decoded, the codec holds it too."""
+        nbytes = largest_move(self._cut(spec), targets, raw=self.spans, regions=self.regions)
+        return nbytes if self.spans else DECODE_FACTOR * nbytes
+
+    def _cut(self, spec: TensorSpec) -> TensorSpec:
+        return spec if self.access.gridded else replace(spec, chunks=None)
 
 
 def moves_of(
@@ -153,14 +197,12 @@ class JointMoves:
     Attributes:
         sources: the source tensors that are read.
         targets: source key path → the target tensors that are made of it.
-        raw: source key paths of which any span can be read.
-        regions: source key paths of which any region can be read without reading much more.
+        ways: source key path → how it is read.
     """
 
     sources: Mapping[KeyPath, TensorSpec]
     targets: Mapping[KeyPath, Sequence[TensorSpec]]
-    raw: frozenset[KeyPath]
-    regions: frozenset[KeyPath]
+    ways: Mapping[KeyPath, Way]
 
     def __iter__(self) -> Iterator[Move]:
         for source in self.targets:
@@ -168,5 +210,4 @@ class JointMoves:
 
     def of(self, source: KeyPath) -> Iterator[Move]:
         """Those of one source tensor."""
-        raw, regions = source in self.raw, source in self.regions
-        return moves_of(self.sources[source], self.targets[source], raw=raw, regions=regions)
+        return self.ways[source].moves(self.sources[source], self.targets[source])

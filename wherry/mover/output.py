@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from wherry.core import dtypes
 from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
-from wherry.formats.reader import PlacingWriter
+from wherry.formats.writer import place_of
 from wherry.mover.move import Move, cells
 from wherry.staging.journal import Done, Journal
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.format import Writer
+    from wherry.formats.writer import PlaceFunction, Writer
 
 _GROUP_BYTES = 32 << 20
 _GROUP_SECONDS = 0.5
@@ -48,11 +48,15 @@ class Output:
     targets: Mapping[KeyPath, TensorSpec]
     journal: Journal
     error: WherryError | None = None
+    _where: PlaceFunction = field(init=False)
     _finished: list[Move] = field(default_factory=list[Move])
     _unsynced: int = 0
     _synced_at: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _commit: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._where = place_of(self.writer)
 
     def wants(self, move: Move) -> bool:
         """Whether it takes this part and no earlier run has delivered it."""
@@ -66,18 +70,15 @@ class Output:
     def encodes(self) -> bool:
         """Whether delivering takes a core, as a codec does, rather than waiting for storage."""
         first = next(iter(self.targets.values()), None)
-        return first is not None and self._place(first, Span(0, 0)) is None
+        return first is not None and self._where(first.path, Span(0, 0)) is None
 
     def place(self, move: Move) -> int:
-        """Where in a file the first byte of a part will lie, as far as it matters; see PlacingWriter."""
+        """Where in a file the first byte of a part will lie, as far as it matters; see Writer."""
         target = self.targets.get(move.source)
         if target is None:
             return 0
         where = move.span if target.chunks is None or move.region is None else move.region
-        return self._place(target, where) or 0
-
-    def _place(self, target: TensorSpec, where: Region | Span) -> int | None:
-        return self.writer.place(target.path, where) if isinstance(self.writer, PlacingWriter) else None
+        return self._where(target.path, where) or 0
 
     def deliver(self, move: Move, data: memoryview) -> None:
         """Write one part; an error is kept, not raised."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.format import Extent
+    from wherry.formats.reader import Extent
     from wherry.storage.location import Location
 
 

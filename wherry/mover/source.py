@@ -1,87 +1,91 @@
-"""Spill: the bytes of a source by span, in bounded memory, also where its chunks are too large to decode whole.
+"""Source: the bytes of a checkpoint's tensors, part by part, in bounded memory, however their reader gives them.
 
 Where bytes lie raw, they are read from where they lie. Encoded chunks up to a quarter of the budget are left to the
 reader, which decodes them whole. Beyond that, chunks are decoded piece by piece into spill files of exact canonical
 bytes, which are then read like any raw bytes. A tensor that is one such chunk needs no file: its bytes come in order,
 and one worker carries them as they come. One spill file holds one **band**: the fewest whole chunks that are
 contiguous in the tensor. It is made when the first move needs it, by all workers that wait for it together (each
-decodes one chunk at a time), and is removed once every byte of it was read; what a pass that ends early leaves is
-removed with the folder.
-
-Flowing: bytes that come one after another, cut into the spans that moves want.
-
-Band: one spill file, made by all workers that wait for it together.
+decodes one chunk at a time), and is removed once every byte of it was read.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import tempfile
 import threading
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import count
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wherry.core import dtypes
 from wherry.core.units import show_size
-from wherry.errors import UsageError, storage_error
-from wherry.formats.format import Block, Extent, Reader, StreamingReader
-from wherry.formats.reader import FillingReader, RegionReader
-from wherry.mover.move import cells, common_grid, on_grid
+from wherry.errors import UsageError
+from wherry.formats.reader import Block, Extent
+from wherry.mover.checksums import Recorded
+from wherry.mover.move import DECODE_FACTOR, Way, cells, common_grid, on_grid
 from wherry.mover.output import as_bytes
-from wherry.mover.regions import band_at, fill_region, place, raw_bytes
-from wherry.runtime.threads import StoppedError
-from wherry.storage.direct import writing
-from wherry.storage.folders import PREFIX
+from wherry.mover.regions import band_at, file_offset, fill_region, place, raw_bytes, read_span
+from wherry.mover.spill import Spill
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from pathlib import Path
     from types import TracebackType
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
+    from wherry.formats.reader import Access, Reader
+    from wherry.mover.move import Move
     from wherry.mover.pool import Pool
+    from wherry.mover.spill import SpillFile
 
-
-FOLDER_VARIABLE = "WHERRY_SPILL"
 _SHARE = 4  # what is decoded in memory is at most the budget divided by this,
 _LEAST = 4 << 20  # or this where the budget is very small
-_DECODE_FACTOR = 2  # a chunk that is decoded whole is held once by the codec and once as an array
 _MIB = 1 << 20
 
 
-class Spill:
-    """Gives spans of a source's tensors; use it in a `with` statement, which removes its files.
+class Source:
+    """Gives parts of a checkpoint's tensors; use it in a `with` statement, which removes its files.
 
-    Nothing is written before a span is asked for, so a plan may ask what would be spilled.
+    Nothing is written before a part is asked for, so a plan may ask how tensors would be read.
 
     Attributes:
-        reader: the source.
+        reader: the checkpoint's.
+        pool: the buffers, and the budget which decoding counts against.
+        stopped: ends decoding once it is set.
+        recorded: checks the CRCs that the source's containers state.
+        straight: whether raw bytes are read past the page cache, as a read-back is.
     """
 
-    def __init__(self, reader: Reader, pool: Pool, folder: Path | None = None) -> None:
-        """Look at a source.
+    def __init__(
+        self,
+        reader: Reader,
+        pool: Pool,
+        folder: Path | None = None,
+        *,
+        ways: Mapping[KeyPath, Way] | None = None,
+        stopped: threading.Event | None = None,
+        straight: bool = False,
+    ) -> None:
+        """Look at a checkpoint.
 
         Args:
-            reader: the source.
-            pool: the budget, which decoding counts against.
-            folder: where spill files lie; a temporary folder (below `WHERRY_SPILL`, where that is set) by default.
+            reader: the checkpoint's.
+            pool: the buffers, and the budget which decoding counts against.
+            folder: where spill files lie; a temporary folder by default.
+            ways: how tensors are read, where a plan has found that out.
+            stopped: ends decoding.
+            straight: whether raw bytes are read past the page cache, as a read-back is.
         """
         self.reader = reader
-        self._pool = pool
+        self.stopped = stopped or threading.Event()
+        self.recorded = Recorded()
+        self.pool = pool
+        self.straight = straight
         self._limit = max(pool.budget // _SHARE, _LEAST)
-        self._folder = folder
-        self._made = False
-        self._extents: dict[KeyPath, tuple[Extent, ...] | None] = {}
-        self._cuts: dict[KeyPath, tuple[int, ...] | None] = {}
-        self._bands: dict[tuple[KeyPath, int], Band] = {}
-        self._numbers = count()
-        self._lock = threading.Lock()
+        self._spill = Spill(folder, self.stopped)
+        self._ways = dict(ways or {})
+        self._accesses = {path: way.access for path, way in self._ways.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -89,133 +93,150 @@ class Spill:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._made and self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._spill.close()
 
-    def by_span(self, spec: TensorSpec) -> bool:
-        """Whether any span of a tensor can be had, raw or from a spill file; else only regions can."""
-        return self._raw(spec) is not None or self.spills(spec)
+    def access(self, spec: TensorSpec) -> Access:
+        """How a tensor's bytes can be had; its reader is asked once."""
+        if spec.path not in self._accesses:
+            self._accesses[spec.path] = self.reader.access(spec)
+        return self._accesses[spec.path]
 
-    def by_region(self, spec: TensorSpec) -> bool:
-        """Whether any region of a tensor can be had without decoding much more."""
-        return self._raw(spec) is not None or isinstance(self.reader, FillingReader) or self.free(spec)
-
-    def free(self, spec: TensorSpec) -> bool:
-        """Whether its chunks need not be regarded: they lie raw, and any part of them is read alone."""
-        return isinstance(self.reader, RegionReader) and self.reader.cheap(spec)
-
-    def overhead(self, spec: TensorSpec, region: Region) -> int:
-        """Bytes that `fill` or `box` will hold beside their buffer."""
-        reader = self.reader
-        return reader.overhead(spec, region) if isinstance(reader, FillingReader) else 0
-
-    def box(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with a region that is not one run of the tensor's bytes."""
-        raw = self._raw(spec)
-        if raw is not None:
-            fill_region(spec, region, raw_bytes(raw, spec), buffer)
-        elif isinstance(self.reader, FillingReader):
-            self.reader.fill(spec, region, buffer)
-        else:
-            buffer[:] = as_bytes(self.reader.read(spec, region))
-
-    def spills(self, spec: TensorSpec) -> bool:
-        """Whether a tensor goes through spill files.
+    def way(self, spec: TensorSpec) -> Way:
+        """How a tensor is read within the budget.
 
         Raises:
             UsageError: its chunks are too large to be decoded whole, and cannot be decoded piece by piece.
         """
-        if spec.path not in self._cuts:
-            self._cuts[spec.path] = self._cut(spec) if self._raw(spec) is None else None
-        return self._cuts[spec.path] is not None
-
-    def flows(self, spec: TensorSpec) -> bool:
-        """Whether a tensor whose chunks are too large to be decoded whole comes in order: it is one such chunk."""
-        return self.spills(spec) and spec.chunks == spec.shape and only_block(self.reader, spec) is not None
-
-    def flow(self, spec: TensorSpec, stopped: threading.Event) -> Iterator[memoryview]:
-        """The bytes of a tensor that flows, in pieces, each valid until the next.
-
-        Raises: what `at` does.
-        """
-        first = only_block(self.reader, spec)
-        assert first is not None
-        return until(stopped, first.pieces)
-
-    def flow_held(self, spec: TensorSpec) -> int:
-        """Bytes that `flow` holds at a time."""
-        return self._held(spec, spec.whole) or 0
+        if spec.path not in self._ways:
+            band = self._band(spec)
+            flows = band is not None and spec.chunks == spec.shape and self._only_block(spec) is not None
+            self._ways[spec.path] = Way(self.access(spec), band, flows)
+        return self._ways[spec.path]
 
     @contextmanager
-    def at(
-        self, spec: TensorSpec, span: Span, stopped: threading.Event
-    ) -> Generator[tuple[Extent, ...] | None]:
-        """Where a span's bytes lie while the block runs; None where they must be decoded by region.
-
-        Raises:
-            DamagedError: a chunk is missing or contradicts itself.
-            StorageError: the spill file could not be written.
-            StoppedError: `stopped` was set meanwhile.
-        """
-        if not self.spills(spec):
-            yield self._raw(spec)
-            return
-        bands = list(self._overlapping(spec, span))
-        for band in bands:
-            self._complete(spec, band, stopped)
-        places = [locate(str(band.path)) for band in bands]
-        before = Extent(places[0], 0, bands[0].span.start)  # what lies there is not asked for
-        yield (
-            before,
-            *(Extent(place, 0, band.span.nbytes) for place, band in zip(places, bands, strict=True)),
-        )
-        for band in bands:
-            self._read(spec, band, min(span.stop, band.span.stop) - max(span.start, band.span.start))
-
-    def fill(self, spec: TensorSpec, region: Region, span: Span, buffer: memoryview) -> bool:
-        """Decode whole chunks piece by piece straight into a buffer; False where the reader must decode them.
+    def part(self, spec: TensorSpec, move: Move, offset: int = 0) -> Generator[memoryview]:
+        """The bytes of a move, which are there while the block runs.
 
         Args:
             spec: the tensor.
-            region: what is wanted.
-            span: the canonical bytes that it covers.
-            buffer: takes them.
+            move: the part of it.
+            offset: in the file that the bytes go to; the buffer has the same within a page.
 
         Raises:
-            DamagedError: a chunk is missing or contradicts itself.
+            DamagedError: bytes are missing or contradict themselves.
+            StorageError: the storage failed, or a spill file could not be written.
+            StoppedError: the source was stopped.
         """
-        reader, chunks = self.reader, spec.chunks
-        if isinstance(reader, FillingReader):
-            reader.fill(spec, region, buffer)
-            return True
-        if isinstance(reader, RegionReader) and reader.cheap(spec):
-            reader.region(spec, region, buffer)
-            return True
-        if not chunks or not on_grid(region, chunks, spec.shape):
-            return False
-        if not isinstance(reader, StreamingReader):
-            return False
-        parts = list(cells(region, chunks))
-        if any(reader.held(spec, cell) is None for cell in parts):
-            return False
+        with ExitStack() as stack:
+            if move.box:
+                assert move.region is not None
+                buffer = self._buffer(spec, move.region, move.span, 0, stack)
+                self.fill(spec, move.region, buffer)
+                yield buffer
+                return
+            extents = stack.enter_context(self.at(spec, move.span))
+            if extents is None:
+                yield self._decoded(spec, move, offset, stack)
+                return
+            if self.straight:
+                offset = file_offset(extents, move.span.start)
+            buffer = stack.enter_context(self.pool.buffer(move.span.nbytes, place=offset))
+            read_span(extents, move.span, buffer, spec, straight=self.straight)
+            self.recorded.update(extents, move.span, buffer, spec)
+            yield buffer
 
+    @contextmanager
+    def flow(self, spec: TensorSpec, spans: list[Span], offset: int = 0) -> Generator[Iterator[memoryview]]:
+        """The bytes of spans of a tensor that flows, each valid until the next.
+
+        Args:
+            spec: the tensor.
+            spans: ascending and disjoint.
+            offset: in the file that the bytes go to; the buffer has the same within a page.
+
+        Raises: what `part` does.
+        """
+        largest, held = max(span.nbytes for span in spans), self._held(spec, spec.whole) or 0
+        first = self._only_block(spec)
+        assert first is not None
+        with self.pool.buffer(largest, held, offset) as buffer:
+            yield spans_of(self._until_stopped(first.pieces), spans, buffer)
+
+    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Fill a buffer with a region that need not be one run of the tensor's bytes."""
+        extents = self.access(spec).raw
+        if extents is None:
+            self.reader.fill(spec, region, buffer)
+        else:
+            fill_region(spec, region, raw_bytes(extents, spec), buffer)
+
+    @contextmanager
+    def at(self, spec: TensorSpec, span: Span) -> Generator[tuple[Extent, ...] | None]:
+        """Where a span's bytes lie while the block runs; None where they must be decoded by region.
+
+        Raises: what `part` does.
+        """
+        way = self.way(spec)
+        if way.band is None:
+            yield way.access.raw
+            return
+        with ExitStack() as stack:
+            files = list(self._files(spec, way.band, span, stack))
+            places = [locate(str(file.path)) for file in files]
+            before = Extent(places[0], 0, files[0].span.start)  # what lies there is not asked for
+            yield (
+                before,
+                *(Extent(place, 0, file.span.nbytes) for place, file in zip(places, files, strict=True)),
+            )
+        for file in files:
+            nbytes = min(span.stop, file.span.stop) - max(span.start, file.span.start)
+            self._spill.read((spec.path, file.span.start), nbytes)
+
+    def _decoded(self, spec: TensorSpec, move: Move, offset: int, stack: ExitStack) -> memoryview:
+        """Decode a move, into a reused buffer where that goes, else as the reader does into memory of its own."""
+        region = spec.whole if move.region is None else move.region
+        if not dtypes.opaque(spec.dtype):
+            if self.access(spec).kind == "regions":
+                buffer = self._buffer(spec, region, move.span, offset, stack)
+                self.reader.fill(spec, region, buffer)
+                return buffer
+            if self._streams(spec, region):
+                buffer = stack.enter_context(self.pool.buffer(move.span.nbytes, 0, offset))
+                self._stream(spec, region, move.span, buffer)
+                return buffer
+        stack.enter_context(self.pool.reserved(move.span.nbytes * DECODE_FACTOR))
+        if dtypes.opaque(spec.dtype):
+            return memoryview(self.reader.read_bytes(spec))
+        return as_bytes(self.reader.read(spec, region))
+
+    def _buffer(
+        self, spec: TensorSpec, region: Region, span: Span, offset: int, stack: ExitStack
+    ) -> memoryview:
+        """A buffer for a region, and room for what its reader holds beside it."""
+        beside = self.reader.overhead(spec, region) if self.access(spec).kind == "regions" else 0
+        return stack.enter_context(self.pool.buffer(span.nbytes, beside, offset))
+
+    def _streams(self, spec: TensorSpec, region: Region) -> bool:
+        """Whether a region consists of whole chunks that are all decoded piece by piece."""
+        if self.access(spec).kind != "stream" or not spec.chunks:
+            return False
+        if not on_grid(region, spec.chunks, spec.shape):
+            return False
+        return all(self.reader.held(spec, cell) is not None for cell in cells(region, spec.chunks))
+
+    def _stream(self, spec: TensorSpec, region: Region, span: Span, buffer: memoryview) -> None:
         def write(data: memoryview, at: int) -> None:
             buffer[at - span.start : at - span.start + len(data)] = data
 
-        for cell in parts:
-            for block in reader.stream(spec, cell):
+        for cell in cells(region, spec.chunks or ()):
+            for block in self.reader.stream(spec, cell):
                 place(spec, block.region, block.pieces, write)
-        return True
 
-    def _raw(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        with self._lock:
-            if spec.path not in self._extents:
-                self._extents[spec.path] = self.reader.extents(spec)
-            return self._extents[spec.path]
-
-    def _cut(self, spec: TensorSpec) -> tuple[int, ...] | None:
+    def _band(self, spec: TensorSpec) -> tuple[int, ...] | None:
         """Extents of one band, where the tensor must be spilled."""
-        if spec.chunks is None or spec.nbytes == 0 or dtypes.opaque(spec.dtype) or self.free(spec):
+        if spec.chunks is None or spec.nbytes == 0 or dtypes.opaque(spec.dtype):
+            return None
+        if not self.access(spec).gridded:
             return None
         cut = common_grid(spec.shape, [spec.chunks])
         if dtypes.canonical_size(spec.dtype, math.prod(cut)) <= self._limit:
@@ -228,7 +249,7 @@ class Spill:
         chunk = _chunk_bytes(spec)
         if chunk <= self._limit:
             return None
-        held = self.reader.held(spec, cell) if isinstance(self.reader, StreamingReader) else None
+        held = self.reader.held(spec, cell) if self.access(spec).kind == "stream" else None
         if held is None or held > self._limit:
             way = "it cannot be decoded in pieces" if held is None else f"its codec holds {show_size(held)}"
             raise UsageError(
@@ -238,92 +259,44 @@ class Spill:
             )
         return held
 
-    def _overlapping(self, spec: TensorSpec, span: Span) -> Iterator[Band]:
+    def _only_block(self, spec: TensorSpec) -> Block | None:
+        """The block that a tensor's only chunk is decoded in, if it comes as one; nothing is decoded yet."""
+        if self.access(spec).kind != "stream":
+            return None
+        block = next(iter(self.reader.stream(spec, spec.whole)), None)
+        return block if block is not None and block.region == spec.whole else None
+
+    def _files(
+        self, spec: TensorSpec, cut: tuple[int, ...], span: Span, stack: ExitStack
+    ) -> Iterator[SpillFile]:
+        """The bands that hold a span, complete."""
         start = span.start
         while start < span.stop:
-            band = self._band(spec, start)
-            yield band
-            start = band.span.stop
+            region, held = band_at(spec, cut, start)
+            parts, decode = partial(cells, region, spec.chunks or ()), partial(self._spill_cell, spec)
+            yield stack.enter_context(self._spill.using((spec.path, held.start), held, parts, decode))
+            start = held.stop
 
-    def _band(self, spec: TensorSpec, at: int) -> Band:
-        """The band that holds the byte at an offset."""
-        cut = self._cuts[spec.path]
-        assert cut is not None
-        assert spec.chunks is not None
-        region, span = band_at(spec, cut, at)
-        with self._lock:
-            key = (spec.path, span.start)
-            if key not in self._bands:
-                path = self._place() / str(next(self._numbers))
-                self._bands[key] = Band(path, span, cells(region, spec.chunks), span.nbytes)
-            return self._bands[key]
-
-    def _place(self) -> Path:
-        if not self._made:
-            try:
-                self._folder = self._folder or Path(
-                    tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE))
-                )
-                self._folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise storage_error(error, str(self._folder or os.environ.get(FOLDER_VARIABLE))) from error
-            self._made = True
-        assert self._folder is not None
-        return self._folder
-
-    def _complete(self, spec: TensorSpec, band: Band, stopped: threading.Event) -> None:
-        while (cell := band.take()) is not None:
-            try:
-                self._decode(spec, band, cell, stopped)
-            except BaseException as error:
-                band.done(error)
-                raise
-            band.done(None)
-        band.wait(stopped)
-
-    def _decode(self, spec: TensorSpec, band: Band, cell: Region, stopped: threading.Event) -> None:
+    def _spill_cell(self, spec: TensorSpec, file: SpillFile, cell: Region) -> None:
         held = self._held(spec, cell)
-        nbytes = _DECODE_FACTOR * _chunk_bytes(spec) if held is None else held
-        with self._pool.reserved(nbytes), writing(band.path) as write:
+        nbytes = DECODE_FACTOR * _chunk_bytes(spec) if held is None else held
+        with self.pool.reserved(nbytes), self._spill.writing(file) as write:
             for block in self._blocks(spec, cell, streamed=held is not None):
-                pieces = until(stopped, block.pieces)
-                place(spec, block.region, pieces, lambda data, at: write(data, at - band.span.start))
+                place(spec, block.region, block.pieces, lambda data, at: write(data, at - file.span.start))
 
     def _blocks(self, spec: TensorSpec, cell: Region, *, streamed: bool) -> Iterator[Block]:
-        if streamed and isinstance(self.reader, StreamingReader):
+        if streamed:
             return self.reader.stream(spec, cell)
         return iter([Block(cell, iter([as_bytes(self.reader.read(spec, cell))]))])
 
-    def _read(self, spec: TensorSpec, band: Band, nbytes: int) -> None:
-        with self._lock:
-            band.left -= nbytes
-            if band.left == 0:
-                del self._bands[spec.path, band.span.start]
-                band.path.unlink()
+    def _until_stopped(self, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+        for piece in pieces:
+            self._spill.check()
+            yield piece
 
 
 def _chunk_bytes(spec: TensorSpec) -> int:
     return dtypes.canonical_size(spec.dtype, math.prod(spec.chunks or ()))
-
-
-def only_block(reader: Reader, spec: TensorSpec) -> Block | None:
-    """The block that a tensor's only chunk is decoded in, if it comes as one; nothing is decoded yet."""
-    if not isinstance(reader, StreamingReader):
-        return None
-    block = next(iter(reader.stream(spec, spec.whole)), None)
-    return block if block is not None and block.region == spec.whole else None
-
-
-def until(stopped: threading.Event, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
-    """The same pieces, until a pass is stopped.
-
-    Raises:
-        StoppedError: it was.
-    """
-    for piece in pieces:
-        if stopped.is_set():
-            raise StoppedError
-        yield piece
 
 
 def spans_of(pieces: Iterator[memoryview], spans: Iterable[Span], buffer: memoryview) -> Iterator[memoryview]:
@@ -377,49 +350,3 @@ class _Flow:
         piece, self._rest = self._rest[:most], self._rest[most:]
         self._position += len(piece)
         return piece
-
-
-@dataclass(slots=True)
-class Band:
-    """One spill file.
-
-    Attributes:
-        path: where it is.
-        span: canonical bytes of the tensor that it holds.
-        cells: chunks that nobody has begun to decode.
-        left: bytes that no move has read.
-        running: chunks that are being decoded.
-        error: why it could not be made.
-    """
-
-    path: Path
-    span: Span
-    cells: Iterator[Region]
-    left: int
-    running: int = 0
-    error: BaseException | None = None
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def take(self) -> Region | None:
-        """A chunk to decode; None where none is left or the band has failed."""
-        with self.changed:
-            cell = None if self.error else next(self.cells, None)
-            self.running += cell is not None
-            return cell
-
-    def done(self, error: BaseException | None) -> None:
-        """A chunk that was taken is decoded, or failed."""
-        with self.changed:
-            self.running -= 1
-            self.error = self.error or error
-            self.changed.notify_all()
-
-    def wait(self, stopped: threading.Event) -> None:
-        """Until all of it is there; raises what went wrong."""
-        with self.changed:
-            while self.running and not self.error:
-                self.changed.wait(0.2)
-                if stopped.is_set():
-                    raise StoppedError
-        if self.error:
-            raise self.error

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from wherry.config.values import placeholders
-from wherry.core.opaque import allowing
-from wherry.core.request import NONE
+from wherry.core.request import NONE, SourceRequest
 from wherry.errors import UsageError, WherryError
 from wherry.families import families, load_family_file
 from wherry.formats.registry import checked_options, find_format
@@ -103,7 +102,7 @@ def _of_settings(config: Config, looks: _Looks) -> Iterator[Problem]:
 
 def _of_route(route: Route, looks: _Looks) -> Iterator[Problem]:
     where = f"routes.{route.name}"
-    yield from _failing(where, lambda: _require_names(route.opaque))
+    yield from _failing(where, lambda: SourceRequest(route.root, opaque=route.opaque))
     names = [*route.formats, *([route.source_format] if route.source_format else [])]
     for name in names:
         yield from _failing(f"{where}.formats", lambda name=name: find_format(name))
@@ -119,15 +118,17 @@ def _of_target(route: Route, rule: TargetRule, where: str, looks: _Looks) -> Ite
     yield from found
     if not found:
         yield from _failing(f"{where}.options", lambda: _require_options(rule))
-    if rule.family not in (None, NONE, *families()) and rule.family_file is None:
+    layout = rule.at(rule.uri).layout
+    file = layout.family_file
+    if layout.family not in (None, NONE, *families()) and file is None:
         cure = f"choose {', '.join((NONE, *families()))}, or declare it in a family_file"
-        yield Problem("error", f"{where}.family", f"no family is called {rule.family}", cure)
+        yield Problem("error", f"{where}.family", f"no family is called {layout.family}", cure)
     for field in ("family_file", "config", "assets"):
-        path = getattr(rule, field)
+        path = getattr(layout, field)
         if path is not None:
             yield from looks.at(path, f"{where}.{field}")
-    if rule.family_file is not None and Path(rule.family_file).is_file():
-        yield from _failing(f"{where}.family_file", lambda: load_family_file(rule.family_file or ""))
+    if file is not None and Path(file).is_file():
+        yield from _failing(f"{where}.family_file", lambda: load_family_file(file))
     yield from _of_place(route, rule, where)
 
 
@@ -157,11 +158,6 @@ def _of_place(route: Route, rule: TargetRule, where: str) -> Iterator[Problem]:
         yield Problem("warning", f"{where}.model", "an alias is stated and no model", "state `model`")
 
 
-def _require_names(opaque: tuple[str, ...]) -> None:
-    with allowing(opaque):
-        pass
-
-
 def _require_writer(name: str) -> None:
     row = find_format(name)
     if row.create is None:
@@ -173,8 +169,9 @@ def _require_options(rule: TargetRule) -> None:
     layout = layout_options()
     own = {name: value for name, value in rule.options.items() if name in row.options}
     checked_options(row, own)
-    unknown = [name for name in rule.settings if name not in {*row.options, *TREE_OPTIONS, *layout}]
-    if unknown and rule.family_file is None:
+    asked = rule.at(rule.uri)
+    unknown = [name for name in asked.settings if name not in {*row.options, *TREE_OPTIONS, *layout}]
+    if unknown and asked.layout.family_file is None:
         raise UsageError(
             f"{row.name} has no option {', '.join(unknown)}", cure=f"see `wherry formats {row.name}`"
         )

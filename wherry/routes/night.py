@@ -14,8 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wherry.converter.convert import Target, convert_all
-from wherry.core.opaque import allowing
+from wherry.converter.convert import convert_all
 from wherry.errors import (
     InternalError,
     MissingExtraError,
@@ -32,13 +31,13 @@ from wherry.ledger.replay import FAILURE, PRODUCT
 from wherry.models.register import register
 from wherry.routes.reconcile import Todo, Work, estimate, hours, todo
 from wherry.routes.report import Came, NightPlan, NightReport, WorkOutcome
-from wherry.routes.survey import Passed, survey
+from wherry.routes.survey import Omission, survey
 from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
 from wherry.staging.lease import Lease
 from wherry.storage.home import ensure_home
 from wherry.storage.stores import is_live, locate
-from wherry.verifier.verified import comparison, verified
+from wherry.verifier.verify import comparison, verified
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -48,10 +47,10 @@ if TYPE_CHECKING:
     from wherry.config.config import Config
     from wherry.config.schema import Route
     from wherry.core.receipt import Receipt
-    from wherry.routes.routes import Wanted, Whereabouts
+    from wherry.routes.routes import RouteTarget, Whereabouts
 
     # Starts the conversion of a checkpoint to some targets; what it returns waits for it and gives the bytes written.
-    Start: TypeAlias = Callable[[Work, tuple[Wanted, ...]], Callable[[], int]]
+    Start: TypeAlias = Callable[[Work, tuple[RouteTarget, ...]], Callable[[], int]]
     # How the steps of a route are run, as many at a time as the route says.
     Runner: TypeAlias = Callable[[Route], AbstractContextManager[Start]]
 
@@ -114,7 +113,7 @@ def plan_night(
     products = frozenset(place for place, last in facts.by_target.items() if not is_live(last.source_uri))
     plans: list[NightPlan] = []
     for route in routes:
-        passed: list[Passed] = []
+        passed: list[Omission] = []
         try:
             found = survey(route, products=products, on_pass=passed.append)
             rest = todo(route, found, facts, exists=_exists, retry_failed=retry_failed)
@@ -155,7 +154,7 @@ def _carried_out(plan: NightPlan, runner: Runner) -> Iterator[WorkOutcome]:
                 yield _noted(work, work.targets, outcome)
 
 
-def _awaited(work: Work, targets: tuple[Wanted, ...], wait: Callable[[], int]) -> WorkOutcome:
+def _awaited(work: Work, targets: tuple[RouteTarget, ...], wait: Callable[[], int]) -> WorkOutcome:
     uri = work.source.found.uri
     try:
         return WorkOutcome(work.route, uri, "converted", tuple(one.place for one in targets), wait())
@@ -163,7 +162,7 @@ def _awaited(work: Work, targets: tuple[Wanted, ...], wait: Callable[[], int]) -
         return came_of(work, targets, as_ours(caught, uri))
 
 
-def _noted(work: Work, targets: tuple[Wanted, ...], outcome: WorkOutcome) -> WorkOutcome:
+def _noted(work: Work, targets: tuple[RouteTarget, ...], outcome: WorkOutcome) -> WorkOutcome:
     """Tell the ledger of a failure; where it cannot be written the next night tries the work again."""
     try:
         note(failed_notes(work, targets, outcome.error) if outcome.error else ())
@@ -178,31 +177,23 @@ def _on_threads(config: Config, route: Route) -> Generator[Start]:
         yield lambda work, targets: pool.submit(_carry, config, route, work, targets).result
 
 
-def _carry(config: Config, route: Route, work: Work, targets: tuple[Wanted, ...]) -> int:
+def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget, ...]) -> int:
     """Convert, verify, register and note one checkpoint; the bytes written."""
-    source = work.source.found
-    wanted = [
-        Target(one.uri, one.rule.format, one.rule.settings, one.rule.wish, one.rule.only, one.rule.into)
-        for one in targets
-    ]
-    with allowing(route.opaque):
-        group = convert_all(
-            source.uri, wanted, memory=route.memory or config.settings.memory, ignore=route.ignore,
-            verify="digest" if route.read_back else "none", format=route.source_format or source.format,
-            meta=route.meta, sign=route.sign,
-        )  # fmt: skip
+    ends = [one.rule.at(one.uri) for one in targets]
+    group = convert_all(route.request(route.source(work.source.found), ends, config.settings.memory))
     for one, receipt in zip(targets, group.receipts, strict=True):
         _after(config, route, one, receipt, alias=route.alias if work.source.newest else None)
     note_made(notes_of(work, targets))
     return sum(receipt.bytes_written for receipt in group.receipts if not receipt.already)
 
 
-def _after(config: Config, route: Route, one: Wanted, receipt: Receipt, *, alias: str | None) -> None:
+def _after(config: Config, route: Route, one: RouteTarget, receipt: Receipt, *, alias: str | None) -> None:
     """What follows the commit of one target."""
     uri = receipt.target.uri
     if route.verify != "none":
         with verification_of(uri):
-            verified(uri, **comparison(route.verify, receipt.source.uri, one.rule.family_file))
+            family_file = one.rule.at(one.uri).layout.family_file
+            verified(uri, **comparison(route.verify, receipt.source.uri, family_file))
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
         with registration_of(uri, one.model, alias=alias, tags=route.tags):
@@ -217,7 +208,7 @@ def as_ours(error: BaseException, uri: str) -> WherryError:
     return ours
 
 
-def came_of(work: Work, targets: Iterable[Wanted], error: WherryError) -> WorkOutcome:
+def came_of(work: Work, targets: Iterable[RouteTarget], error: WherryError) -> WorkOutcome:
     """What an error of a work means: not recorded, vanished, in use by another run, or failed."""
     uri, places = work.source.found.uri, tuple[str, ...]()
     came: Came = "failed"
@@ -245,7 +236,7 @@ def settled(whole: WorkOutcome, alone: Sequence[WorkOutcome]) -> list[WorkOutcom
 
 
 def made_notes(
-    route: str, source: str, where: Whereabouts, targets: Iterable[Wanted], score: float | None
+    route: str, source: str, where: Whereabouts, targets: Iterable[RouteTarget], score: float | None
 ) -> list[dict[str, Any]]:
     """What the ledger is told of targets that are made: which route wanted them, and by which request.
 
@@ -268,13 +259,13 @@ def made_notes(
     ]  # fmt: skip
 
 
-def notes_of(work: Work, targets: Iterable[Wanted]) -> list[dict[str, Any]]:
+def notes_of(work: Work, targets: Iterable[RouteTarget]) -> list[dict[str, Any]]:
     """The notes of a night's work."""
     source = work.source
     return made_notes(work.route, source.found.uri, source.where, targets, source.score)
 
 
-def failed_notes(work: Work, targets: Iterable[Wanted], error: WherryError) -> list[dict[str, Any]]:
+def failed_notes(work: Work, targets: Iterable[RouteTarget], error: WherryError) -> list[dict[str, Any]]:
     """What the ledger is told of a failure that the same files will meet again, whatever is done to the machine."""
     if error.retryable or isinstance(error, _PASSING):
         return []

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.units import parse_size
 from wherry.errors import WherryError
-from wherry.routes.routes import Wanted, wanted
-from wherry.routes.survey import Candidate, Passed
+from wherry.routes.routes import RouteTarget, wanted
+from wherry.routes.survey import Candidate, Omission
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Work:
 
     route: str
     source: Candidate
-    targets: tuple[Wanted, ...]
+    targets: tuple[RouteTarget, ...]
     nbytes: int
     reasons: tuple[str, ...]
 
@@ -73,7 +73,7 @@ class Todo:
 
     route: str
     works: tuple[Work, ...]
-    passed: tuple[Passed, ...]
+    passed: tuple[Omission, ...]
     waiting: tuple[Work, ...]
     first: bool
 
@@ -105,18 +105,18 @@ def todo(
         exists: whether anything lies at a URI.
         retry_failed: try again what failed for good with the same files.
     """
-    passed: list[Passed] = []
+    passed: list[Omission] = []
     works: list[Work] = []
     for candidate in candidates:
         try:
             targets = wanted(route, candidate.found, candidate.where)
         except WherryError as error:
-            passed.append(Passed(candidate.found.uri, "blocked", f"{error.what}; {error.cure}"))
+            passed.append(Omission(candidate.found.uri, "blocked", f"{error.what}; {error.cure}"))
             continue
         work = _work(route, candidate, targets, known, exists, passed, retry_failed=retry_failed)
         works += [work] if work is not None else []
     taken, waiting = _within_limits(route, works)
-    passed += [Passed(work.source.found.uri, "waiting", "over the limits of one night") for work in waiting]
+    passed += [Omission(work.source.found.uri, "waiting", "over the limits of one night") for work in waiting]
     return Todo(
         route.name,
         taken,
@@ -142,10 +142,10 @@ def estimate(todo: Todo, known: LedgerState, route: Route) -> str | None:
 
 
 def _work(
-    route: Route, candidate: Candidate, targets: tuple[Wanted, ...], known: LedgerState,
-    exists: Callable[[str], bool], passed: list[Passed], *, retry_failed: bool,
+    route: Route, candidate: Candidate, targets: tuple[RouteTarget, ...], known: LedgerState,
+    exists: Callable[[str], bool], passed: list[Omission], *, retry_failed: bool,
 ) -> Work | None:  # fmt: skip
-    open_: list[tuple[Wanted, str]] = []
+    open_: list[tuple[RouteTarget, str]] = []
     key = (
         candidate.found.uri,
         candidate.fingerprint,
@@ -159,7 +159,7 @@ def _work(
         if why == "new":
             open_.append((one, reason))
         else:
-            passed.append(Passed(candidate.found.uri, why, f"{one.place}: {reason}"))
+            passed.append(Omission(candidate.found.uri, why, f"{one.place}: {reason}"))
     if not open_:
         return None
     chosen, reasons = zip(*open_, strict=True)
@@ -167,7 +167,7 @@ def _work(
 
 
 def _standing(
-    candidate: Candidate, one: Wanted, known: LedgerState, exists: Callable[[str], bool]
+    candidate: Candidate, one: RouteTarget, known: LedgerState, exists: Callable[[str], bool]
 ) -> tuple[str, str]:
     """Where one target stands, and the reason in words."""
     rows = known.by_source.get(candidate.found.uri, {}).get(candidate.fingerprint, [])

@@ -13,9 +13,10 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.config import Config, load_config
+from wherry.config.options import given_names
 from wherry.config.values import render
 from wherry.core.digest import sha256_of
-from wherry.core.opaque import allowing
+from wherry.core.request import ConvertRequest, SourceRequest
 from wherry.core.steps import step_number
 from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.formats.registry import find_format
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Config",
     "Explanation",
-    "Wanted",
+    "RouteTarget",
     "Whereabouts",
     "explain",
     "load_config",
@@ -52,7 +53,7 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RouteTarget:
     """One thing that a route wants made of a checkpoint.
 
     Attributes:
@@ -93,7 +94,7 @@ class Explanation:
     takes: bool
     reason: str
     where: Whereabouts | None = None
-    targets: tuple[Wanted, ...] = ()
+    targets: tuple[RouteTarget, ...] = ()
     source: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def whereabouts(root: str, found: Detection) -> Whereabouts | None:
     return Whereabouts("/".join(run) or base.name, found.step, name)
 
 
-def wanted(route: Route, found: Detection, where: Whereabouts) -> tuple[Wanted, ...]:
+def wanted(route: Route, found: Detection, where: Whereabouts) -> tuple[RouteTarget, ...]:
     """What a route makes of a checkpoint.
 
     Raises:
@@ -212,11 +213,10 @@ def _meant(route: Route, found: Detection, where: Whereabouts) -> tuple[bool, st
     if choice == "best":
         return True, f"{stated}, if it is that among the steps of its run"
     try:
-        with allowing(route.opaque):
-            against = (
-                _overtaken(route, found, where) if choice == "latest"
-                else _too_old(route, found) if choice == "since" else None
-            )  # fmt: skip
+        against = (
+            _overtaken(route, found, where) if choice == "latest"
+            else _too_old(route, found) if choice == "since" else None
+        )  # fmt: skip
     except (WherryError, OSError) as error:  # what hides the answer is met again, and told, by the conversion
         return True, f"{stated}, which cannot be told: {error}"
     return against is None, against or stated
@@ -224,12 +224,12 @@ def _meant(route: Route, found: Detection, where: Whereabouts) -> tuple[bool, st
 
 def _overtaken(route: Route, found: Detection, where: Whereabouts) -> str | None:
     """Why `latest` leaves a step: its run has a newer one that is complete, as a survey counts it."""
-    from wherry.formats.discover import discover
+    from wherry.formats.discover import walk
 
     run = _run_folder(route.root, found, where)
     if run is None or where.step is None:
         return None
-    for other in discover(run.uri, min_age=route.min_age, newest=True):
+    for other in walk(route.place(run.uri), None, route.min_age, newest=True):
         seen = whereabouts(route.root, other)
         if seen is None or seen.step is None or seen.run != where.run:
             continue
@@ -251,20 +251,21 @@ def _run_folder(root: str, found: Detection, where: Whereabouts) -> Location | N
 
 def _too_old(route: Route, found: Detection) -> str | None:
     """Why `since` leaves a checkpoint: its newest file was written before."""
-    from wherry.formats.checkpoint import open_checkpoint
+    from wherry.formats.checkpoint import open_source
     from wherry.storage.ages import modified
 
     since = route.selection.since
-    with open_checkpoint(found.uri, format=route.source_format or found.format) as opened:
+    with open_source(route.source(found)) as opened:
         written = modified(locate(found.uri), opened.reader.members())
     return f"it was written before {since.isoformat()}" if since is not None and written < since else None
 
 
-def _wanted(route: Route, rule: TargetRule, found: Detection, where: Whereabouts) -> Wanted:
+def _wanted(route: Route, rule: TargetRule, found: Detection, where: Whereabouts) -> RouteTarget:
     row = find_format(rule.format)
     values = {
         "run": where.run, "step": None if where.step is None else str(where.step), "format": row.name,
-        "name": where.name, "route": route.name, "family": found.family or rule.family, "kind": found.kind,
+        "name": where.name, "route": route.name, "family": found.family or rule.at("").layout.family,
+        "kind": found.kind,
     }  # fmt: skip
     uri = locate(render(rule.uri, values)).uri
     place = committed = uri
@@ -278,7 +279,25 @@ def _wanted(route: Route, rule: TargetRule, found: Detection, where: Whereabouts
         place, committed = (locate(uri).join(name).uri for name in (folder, folder.split("/")[0]))
     template = rule.model or route.model
     model = None if template is None else render(template, values).replace("/", "-")
-    return Wanted(rule, uri, place, committed, model, request_of(route, rule))
+    return RouteTarget(rule, uri, place, committed, model, request_of(route, rule))
+
+
+def spec_of(
+    route: Route, source: SourceRequest, targets: Sequence[RouteTarget], memory: str
+) -> dict[str, Any]:
+    """Targets of a route for one checkpoint, as the fields of a ConvertSpec."""
+    first, *further = (
+        {
+            **one.rule.model_dump(exclude={"format", "uri", "model"}),
+            "target": one.uri, "to": one.rule.format, "model_name": one.model,
+        }
+        for one in targets
+    )  # fmt: skip
+    same = {*given_names("route", SourceRequest, ConvertRequest), "read_back", "verify", "alias", "tags"}
+    return {
+        **first, **route.model_dump(include=same), "source": source.uri, "further": further, "format": source.format,
+        "memory": route.memory or memory,
+    }  # fmt: skip
 
 
 def request_of(route: Route, rule: TargetRule) -> str:

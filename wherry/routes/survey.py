@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
-from wherry.core.opaque import allowing
 from wherry.errors import NotFoundError, WherryError
-from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.detect import examine
-from wherry.formats.discover import NEWER_STEP, Skipped, discover
+from wherry.formats.discover import NEWER_STEP, Skipped, walk
 from wherry.routes.routes import Whereabouts, refusal, whereabouts
 from wherry.routes.scores import score
 from wherry.storage.ages import modified
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from wherry.config.schema import Route
-    from wherry.config.values import Select
     from wherry.core.detection import Detection
 
 Why = Literal["not taken", "not settled", "ours", "damaged", "vanished", "no score"]
@@ -35,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class Omission:
     """Something below the root that is not converted now, and why."""
 
     uri: str
@@ -70,7 +68,7 @@ class Candidate:
 
 
 def survey(
-    route: Route, *, products: Collection[str] = (), on_pass: Callable[[Passed], None] | None = None
+    route: Route, *, products: Collection[str] = (), on_pass: Callable[[Omission], None] | None = None
 ) -> list[Candidate]:
     """What a route takes of what lies below its root now, newest step first in each run.
 
@@ -84,10 +82,9 @@ def survey(
         StorageError: the storage failed.
     """
     tell = on_pass or _ignore
-    with allowing(route.opaque):
-        placed = list(_placed(route, products, tell))
-        chosen = _selected(route.selection, placed, tell)
-        return _marked([one for pair in chosen if (one := _candidate(route, *pair, tell)) is not None])
+    placed = list(_placed(route, products, tell))
+    chosen = _selected(route, placed, tell)
+    return _marked([one for pair in chosen if (one := _candidate(route, *pair, tell)) is not None])
 
 
 def _marked(found: list[Candidate]) -> list[Candidate]:
@@ -106,42 +103,42 @@ Placed = tuple["Detection", Whereabouts, "float | None"]
 
 
 def _placed(
-    route: Route, products: Collection[str], tell: Callable[[Passed], None]
+    route: Route, products: Collection[str], tell: Callable[[Omission], None]
 ) -> Iterator[tuple[Detection, Whereabouts]]:
     def skipped(one: Skipped) -> None:
-        tell(Passed(one.uri, "not taken" if one.reason == NEWER_STEP else "not settled", one.reason))
+        tell(Omission(one.uri, "not taken" if one.reason == NEWER_STEP else "not settled", one.reason))
 
     latest = route.selection.choice == "latest"
-    for found in discover(route.root, on_skip=skipped, min_age=route.min_age, newest=latest):
+    for found in walk(route.place(route.root), skipped, route.min_age, newest=latest):
         where = whereabouts(route.root, found)
         assert where is not None  # discover looks below the root only
         reason = refusal(route, found, where)
         if reason is not None:
-            tell(Passed(found.uri, "not taken", reason))
+            tell(Omission(found.uri, "not taken", reason))
         elif found.uri in products or _is_product(found.uri, tell):
-            tell(Passed(found.uri, "ours", "wherry made it of another checkpoint"))
+            tell(Omission(found.uri, "ours", "wherry made it of another checkpoint"))
         else:
             yield found, where
 
 
-def _is_product(uri: str, tell: Callable[[Passed], None]) -> bool:
+def _is_product(uri: str, tell: Callable[[Omission], None]) -> bool:
     """Whether it was made of another checkpoint; what training exported from its memory is a source as any other."""
     try:
         sidecar = read_sidecar(locate(uri))
     except WherryError as error:
-        tell(Passed(uri, "damaged", error.what))
+        tell(Omission(uri, "damaged", error.what))
         return True
     receipt = None if sidecar is None else sidecar.receipt
     return receipt is not None and not is_live(receipt.source.uri)
 
 
 def _selected(
-    chosen: Select, placed: Iterable[tuple[Detection, Whereabouts]], tell: Callable[[Passed], None]
+    route: Route, placed: Iterable[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
 ) -> Iterator[Placed]:
     """Of each run what is meant, newest first; a checkpoint without a step is a run's own end."""
     rows = sorted(placed, key=lambda pair: (pair[1].run, *_age(pair[1].step), pair[1].name))
     for _run, group in groupby(rows, key=lambda pair: (pair[1].run, pair[1].step is None)):
-        yield from _of_run(chosen, list(group), tell)
+        yield from _of_run(route, list(group), tell)
 
 
 def _age(step: int | None) -> tuple[bool, int]:
@@ -149,37 +146,39 @@ def _age(step: int | None) -> tuple[bool, int]:
 
 
 def _of_run(
-    chosen: Select, rows: list[tuple[Detection, Whereabouts]], tell: Callable[[Passed], None]
+    route: Route, rows: list[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
 ) -> Iterator[Placed]:
+    chosen = route.selection
     if chosen.choice == "best":
-        yield from _best(chosen, rows, tell)
+        yield from _best(route, rows, tell)
         return
     newest = rows[0][1].step
     for found, where in rows:
         if chosen.choice == "latest" and where.step != newest:
-            tell(Passed(found.uri, "not taken", "a newer step of this run is there"))
+            tell(Omission(found.uri, "not taken", "a newer step of this run is there"))
         else:
             yield found, where, None
 
 
 def _best(
-    chosen: Select, rows: list[tuple[Detection, Whereabouts]], tell: Callable[[Passed], None]
+    route: Route, rows: list[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
 ) -> Iterator[Placed]:
+    chosen = route.selection
     scored: list[tuple[float, Detection, Whereabouts]] = []
     for found, where in rows:
         try:
             value = score(found.uri, chosen.metric)
         except WherryError as error:
-            tell(Passed(found.uri, "no score", error.what))
+            tell(Omission(found.uri, "no score", error.what))
             continue
         if value is None:
-            tell(Passed(found.uri, "no score", f"nothing beside it states {chosen.metric}"))
+            tell(Omission(found.uri, "no score", f"nothing beside it states {chosen.metric}"))
             continue
-        verdict = examine(locate(found.uri), found)
+        verdict = examine(route.place(found.uri), found)
         if verdict.verdict == "ok":
             scored.append((value, found, where))
         else:
-            tell(Passed(found.uri, "damaged", verdict.reason or verdict.verdict))
+            tell(Omission(found.uri, "damaged", verdict.reason or verdict.verdict))
     pick = max if chosen.highest else min
     best = pick((value for value, _found, _where in scored), default=None)
     top = max((where.step or 0 for value, _found, where in scored if value == best), default=0)
@@ -188,34 +187,34 @@ def _best(
             yield found, where, value
         else:
             tell(
-                Passed(
+                Omission(
                     found.uri, "not taken", f"{chosen.metric} {value:g} is not the best of its run, {best:g}"
                 )
             )
 
 
 def _candidate(
-    route: Route, found: Detection, where: Whereabouts, value: float | None, tell: Callable[[Passed], None]
+    route: Route, found: Detection, where: Whereabouts, value: float | None, tell: Callable[[Omission], None]
 ) -> Candidate | None:
-    place = locate(found.uri)
+    place = route.place(found.uri)
     try:
         verdict = examine(place, found)
         if verdict.verdict != "ok":
-            tell(Passed(found.uri, "damaged", verdict.reason or verdict.verdict))
+            tell(Omission(found.uri, "damaged", verdict.reason or verdict.verdict))
             return None
-        with open_checkpoint(found.uri, format=route.source_format or found.format) as opened:
+        with open_source(route.source(found)) as opened:
             members = list(opened.reader.members())
             mark = present_fingerprint(opened)
         since = route.selection.since
         written = modified(place, members) if since is not None else None
     except NotFoundError:
-        tell(Passed(found.uri, "vanished", "it was there a moment ago; its system removed it"))
+        tell(Omission(found.uri, "vanished", "it was there a moment ago; its system removed it"))
         return None
     except WherryError as error:
-        tell(Passed(found.uri, "damaged", error.what))
+        tell(Omission(found.uri, "damaged", error.what))
         return None
     if since is not None and written is not None and written < since:
-        tell(Passed(found.uri, "not taken", f"it was written before {since.isoformat()}"))
+        tell(Omission(found.uri, "not taken", f"it was written before {since.isoformat()}"))
         return None
     metric = route.retention.metric
     value = _kept_by(found.uri, metric) if value is None and metric else value
@@ -231,5 +230,5 @@ def _kept_by(uri: str, metric: str) -> float | None:
         return None
 
 
-def _ignore(_passed: Passed) -> None:
+def _ignore(_passed: Omission) -> None:
     """Nobody asked for what is passed over."""

@@ -62,8 +62,8 @@ class Crew:
         stopped: set once a task failed or the pass was ended from outside; who works for long looks at it.
     """
 
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
+    def __init__(self, stopped: threading.Event | None = None) -> None:
+        self.stopped = stopped or threading.Event()
         self._lock = threading.Lock()
 
     def work(self, tasks: Iterator[Task], count: int, *, numbers: bool = True) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
@@ -124,10 +124,17 @@ def native_path(text: str) -> str:
 
 @dataclass(frozen=True)
 class Location:
-    """A path in a store; what every function of wherry takes once a URI has been read."""
+    """A path in a store; what every function of wherry takes once a URI has been read.
+
+    Attributes:
+        store: what holds it.
+        path: absolute within the store.
+        opaque: names of the pickle classes that may be read as opaque values here and below; see `SourceRequest`.
+    """
 
     store: Store
     path: str
+    opaque: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def uri(self) -> str:
@@ -145,11 +152,11 @@ class Location:
     def parent(self) -> Location:
         """The folder that holds it."""
         head = self.path.rstrip("/").rpartition("/")[0]
-        return Location(self.store, head or "/")
+        return Location(self.store, head or "/", self.opaque)
 
     def join(self, name: str) -> Location:
         """A location below this one; `name` is trusted (`member` is for names that were read from data)."""
-        return Location(self.store, f"{self.path.rstrip('/')}/{name}")
+        return Location(self.store, f"{self.path.rstrip('/')}/{name}", self.opaque)
 
     def member(self, name: str) -> Location:
         """A location below this one, for a name that was read from checkpoint data.

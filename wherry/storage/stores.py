@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -271,16 +271,24 @@ def make_folder(location: Location) -> None:
         raise storage_error(error, location.uri) from error
 
 
-def locate(uri: str | os.PathLike[str]) -> Location:
+def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) -> Location:
     """Read a URI or a path.
 
     Links of a local path itself are the user's choice; those below it obey `wherry.storage.links`.
+
+    Args:
+        uri: the URI or path.
+        opaque: names of the pickle classes that may be read as opaque values there.
 
     Raises:
         UsageError: an empty or relative-to-nothing URI, or one that carries credentials.
         MissingExtraError: the package for its protocol is not installed.
     """
-    text = os.fspath(uri)
+    found = _located(os.fspath(uri))
+    return replace(found, opaque=opaque) if opaque else found
+
+
+def _located(text: str) -> Location:
     if not text:
         raise UsageError("an empty URI")
     if text.startswith(("models:/", "wherry://")):

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
+from wherry.core.tensorspec import region_shape
 from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint
+from wherry.mover.move import cells
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ def check_tensor(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) -> N
     assert data == expected, f"{spec.name}: read_bytes differs"
     assert checkpoint.reader.read_bytes(spec) == expected, f"{spec.name}: the reader's read_bytes differs"
     _check_extents(checkpoint, spec, expected)
+    _check_access(checkpoint, spec, expected)
     if dtypes.opaque(spec.dtype):
         refused(UsageError, lambda: checkpoint.read(spec.path))
         return
@@ -164,6 +167,36 @@ def _check_extents(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) ->
         )
         position += extent.length
     assert position == spec.nbytes, f"{spec.name}: its extents hold {position} bytes, not {spec.nbytes}"
+
+
+def _check_access(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) -> None:
+    """What a reader says of a tensor agrees with its extents, and what it says can be done gives the same bytes."""
+    reader = checkpoint.reader
+    access = reader.access(spec)
+    assert access.raw == reader.extents(spec), f"{spec.name}: {access} says other extents"
+    if dtypes.opaque(spec.dtype):
+        return
+    if access.kind == "regions":
+        buffer = memoryview(bytearray(spec.nbytes))
+        reader.fill(spec, spec.whole, buffer)
+        assert bytes(buffer) == expected, f"{spec.name}: fill differs"
+    if access.kind == "stream" and spec.chunks and spec.size:
+        _check_stream(checkpoint, spec)
+
+
+def _check_stream(checkpoint: Checkpoint, spec: TensorSpec) -> None:
+    import numpy as np
+
+    reader, dtype = checkpoint.reader, dtypes.numpy_dtype(spec.dtype)
+    cell = next(cells(spec.whole, spec.chunks or ()))
+    if reader.held(spec, cell) is None:
+        return
+    whole = reader.read(spec, spec.whole)
+    for block in reader.stream(spec, cell):
+        shape = region_shape(block.region)
+        elements = np.frombuffer(b"".join(map(bytes, block.pieces)), dtype).reshape(shape)
+        inside = tuple(slice(0, extent) for extent in whole[block.region].shape)  # the rest is padding
+        assert elements[inside].tobytes() == whole[block.region].tobytes(), f"{spec.name}: stream differs"
 
 
 def _file_range(file: str, offset: int, length: int) -> bytes:

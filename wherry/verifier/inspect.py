@@ -7,6 +7,7 @@ the checkpoint is touched, and a sidecar that is there is never replaced.
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.converter.references import reference
 from wherry.core.keypath import KeyPath, render
+from wherry.core.request import SourceRequest
 from wherry.core.units import parse_size
 from wherry.errors import IncompleteError, TargetExistsError, storage_error
-from wherry.formats.checkpoint import Checkpoint, present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.formats.pin import settled_checkpoint, take_pin
-from wherry.ledger.named import open_named
+from wherry.ledger.named import named
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Hashes, flat_hashes, hash_checkpoint
 from wherry.staging.staging import rename_without_replacing
@@ -29,8 +31,6 @@ from wherry.storage.sidecar import Sidecar, encode, read_sidecar, sidecar_locati
 from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
-    import os
-
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.core.progress import OnProgress
@@ -88,9 +88,23 @@ def inspect(
         TargetExistsError: `write`, and it has a sidecar that says something else.
         WherryError: it cannot be opened, or its bytes cannot be read.
     """
+    source = SourceRequest(os.fspath(uri), format, step, item)
+    return inspect_source(source, sha256=sha256, digest=digest, write=write, memory=memory, progress=progress)
+
+
+def inspect_source(
+    source: SourceRequest,
+    *,
+    sha256: bool = False,
+    digest: bool = False,
+    write: bool = False,
+    memory: str | int = DEFAULT_MEMORY,
+    progress: OnProgress | None = None,
+) -> Inspection:
+    """List the contents of a checkpoint as a request names it; see `inspect`."""
 
     def open_it() -> Checkpoint:
-        return open_named(uri, format=format, step=step, item=item)
+        return open_source(named(source))
 
     with settled_checkpoint(open_it) if write else open_it() as checkpoint:
         budget, pin = parse_size(memory), take_pin(checkpoint) if write else None

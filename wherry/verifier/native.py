@@ -161,9 +161,9 @@ def _as_hub(checkpoint: Checkpoint, folder: Path, family_file: str | None) -> st
     if checkpoint.detection.format == _HUB and checkpoint.detection.family:
         return _local(checkpoint)
     from wherry.converter.convert import convert
-    from wherry.core.request import Wish
+    from wherry.core.request import LayoutRequest
 
-    wish = Wish(family_file=family_file)
+    wish = LayoutRequest(family_file=family_file)
     convert(checkpoint.uri, folder, to=_HUB, only="params", lineage=False, wish=wish)
     return str(folder)
 

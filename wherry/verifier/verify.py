@@ -13,23 +13,39 @@ Levels, each including those before it:
 
 With `against=SOURCE` both checkpoints are read and compared tensor by tensor, through the renaming that the
 target's receipt records.
+
+`verified` is the verification that a workflow makes: its outcome goes to the ledger, and what does not pass is an error
+whose cure is the command that makes the checkpoint again as it was made, where its receipt tells.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.converter.command import command
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import render
-from wherry.core.opaque import allowed_opaque
+from wherry.core.request import SourceRequest
 from wherry.core.units import parse_size
-from wherry.errors import DamagedError, HostileError, NotFoundError, UsageError
+from wherry.errors import (
+    DamagedError,
+    HostileError,
+    IncompleteError,
+    MismatchError,
+    NotFoundError,
+    NotRecordedError,
+    UsageError,
+    WherryError,
+)
+from wherry.formats.checkpoint import open_source
 from wherry.formats.companions import digested
-from wherry.formats.detect import describe_absent, resolve
-from wherry.ledger.named import open_named
-from wherry.ledger.resolve import checkpoint_uri
+from wherry.formats.detect import describe_absent, resolve_source
+from wherry.ledger.named import named
+from wherry.ledger.recording import RECORDED, record_outcome
 from wherry.mover.checksums import without_checksum
 from wherry.mover.hashing import Failure, Measured, compare, hash_checkpoint
 from wherry.storage.sidecar import Sidecar, read_sidecar
@@ -38,14 +54,15 @@ from wherry.tree.mapping import parameters_of
 from wherry.tree.spelling import renaming_of
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.formats.checkpoint import Checkpoint
     from wherry.mover.hashing import Hashes
+    from wherry.storage.sidecar import Sidecar
     from wherry.verifier.native import Seen
+
 
 LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
 _OTHERS_SAY = ("native", "logits")
@@ -138,29 +155,45 @@ def verify(
         NotACheckpointError, UnsupportedError, StorageError: it is nothing that can be verified. Damage and hostile
             data are verdicts here, not errors.
     """
+    source = SourceRequest(os.fspath(uri), format, step, item)
+    return verify_source(
+        source, level=level, against=against, memory=memory, progress=progress, family_file=family_file
+    )
+
+
+def verify_source(
+    source: SourceRequest,
+    *,
+    level: str = "present",
+    against: str | os.PathLike[str] | None = None,
+    memory: str | int = DEFAULT_MEMORY,
+    progress: OnProgress | None = None,
+    family_file: str | None = None,
+) -> Verification:
+    """Verify a checkpoint as a request names it; see `verify`."""
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
     if level == "roundtrip" and against is None:
         raise UsageError("level roundtrip compares with the source", cure="say which: --against SOURCE")
-    if level in _OTHERS_SAY and allowed_opaque():
+    if level in _OTHERS_SAY and source.opaque:
         raise UsageError(
-            f"level {level} cannot read around {', '.join(sorted(allowed_opaque()))}: the system's own library would "
+            f"level {level} cannot read around {', '.join(sorted(source.opaque))}: the system's own library would "
             "call what a pickle names",
             cure="leave out --allow-opaque, or verify it at level digest",
         )
     clock = time.monotonic()
-    other = None if against is None else _Other(against, family_file)
+    other = None if against is None else _Other(source.beside(against), family_file)
     try:
-        with open_named(uri, format=format, step=step, item=item) as checkpoint:
+        with open_source(named(source)) as checkpoint:
             found = _look(checkpoint, level, other, parse_size(memory), progress)
             if level in _OTHERS_SAY and found.ok:
                 found = _told(found, checkpoint, other, parse_size(memory))
     except (DamagedError, HostileError) as error:
         failure = Failure(error.path or "", error.what)
         found = Verification(
-            error.uri or str(uri), level, error.verdict, ok=False, checked=0, failed=(failure,)
+            error.uri or source.uri, level, error.verdict, ok=False, checked=0, failed=(failure,)
         )
-    compared = resolve(checkpoint_uri(against))[1].uri if against is not None and found.ok else None
+    compared = resolve_source(named(other.source))[1].uri if other is not None and found.ok else None
     return replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
 
 
@@ -168,7 +201,7 @@ def verify(
 class _Other:
     """What to compare with, and the file that declares how, where wherry itself does not."""
 
-    uri: str | os.PathLike[str]
+    source: SourceRequest
     family_file: str | None
     measured: Measured = field(default_factory=Measured)
 
@@ -202,7 +235,7 @@ def _told(found: Verification, checkpoint: Checkpoint, other: _Other | None, mem
     """What the system's own software says of a checkpoint that is present."""
     from wherry.verifier.native import said  # starts a child
 
-    source, file = (str(other.uri), other.family_file) if other else (None, None)
+    source, file = (other.source.uri, other.family_file) if other else (None, None)
     seen = said(found.level, checkpoint, source, family_file=file, memory=memory)
     return replace(found, verdict=seen.verdict, ok=not seen.failed, failed=seen.failed, native=seen)
 
@@ -224,7 +257,7 @@ def _altered(
     if against is not None and sidecar is not None and sidecar.manifest.origin.get("layout"):
         yield from _came_back(checkpoint, sidecar, against, memory, progress)
     elif against is not None:
-        yield from _against(found, sidecar, against.uri, memory, progress)
+        yield from _against(found, sidecar, against.source, memory, progress)
 
 
 def _nothing_recorded(checkpoint: Checkpoint, unrecorded: int) -> NotFoundError:
@@ -240,13 +273,13 @@ def _nothing_recorded(checkpoint: Checkpoint, unrecorded: int) -> NotFoundError:
 def _against(
     found: Hashes,
     sidecar: Sidecar | None,
-    against: str | os.PathLike[str],
+    against: SourceRequest,
     memory: int,
     progress: OnProgress | None,
 ) -> Iterator[Failure]:
     options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
     rename = renaming_of(sidecar.manifest if sidecar else None, options)
-    with open_named(against) as other:
+    with open_source(named(against)) as other:
         seen = _as_scanned(other, sidecar)
         theirs = hash_checkpoint(seen, memory=memory, progress=progress, paths=_meant(seen, sidecar))
     renamed = {rename(path): path for path in theirs.digests}
@@ -283,7 +316,7 @@ def _came_back(
     """Compare with a source of another system, through the inverse layout."""
     from wherry.view.inverse import roundtrip
 
-    with open_named(against.uri) as other:
+    with open_source(named(against.source)) as other:
         layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
         yield from roundtrip(
             checkpoint, other, layout, memory=memory, progress=progress, measured=against.measured
@@ -307,3 +340,69 @@ def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Fa
             continue
         if found.sha256 != companion.sha256:
             yield Failure(companion.name, "the companion file is not the recorded one")
+
+
+_COMPARING = ("roundtrip", "logits")  # levels that need the source
+
+
+def comparison(level: str, source: str, family_file: str | None) -> dict[str, Any]:
+    """The arguments of `verified` after a conversion: the level, and what it needs to know of the source.
+
+    Args:
+        level: one of `wherry.verifier.verify.LEVELS`.
+        source: URI of what was converted.
+        family_file: the file that declared the family, where one did.
+    """
+    return {"level": level} | ({"against": source, "family_file": family_file} if level in _COMPARING else {})
+
+
+def verified(uri: str, **how: Any) -> tuple[Verification, str]:
+    """Verify a checkpoint and record the outcome.
+
+    Args:
+        uri: the checkpoint.
+        how: further arguments of `wherry.verify`.
+
+    Returns:
+        The outcome, and whether the ledger has it, in words.
+
+    Raises:
+        NotRecordedError: it passed, but the ledger cannot be used; `result` is the outcome.
+        IncompleteError: something is missing.
+        MismatchError: something is not what was recorded, or not what the source holds.
+    """
+    outcome = verify(uri, **how)
+    sidecar = read_sidecar(locate(outcome.uri))
+    try:
+        if sidecar is not None:
+            record_outcome(sidecar.checkpoint, outcome.to_json())
+    except NotRecordedError as error:
+        error.result = outcome
+        raise
+    finally:
+        if not outcome.ok:
+            raise _failure(outcome, sidecar)
+    return outcome, "not recorded: it has no sidecar" if sidecar is None else RECORDED
+
+
+def _failure(outcome: Verification, sidecar: Sidecar | None) -> WherryError:
+    kind = IncompleteError if outcome.verdict == "incomplete" else MismatchError
+    first = outcome.failed[0]
+    more = f"; {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
+    return kind(
+        f"verification failed: {first.reason}{more}",
+        uri=outcome.uri,
+        path=first.path,
+        cure=_cure(outcome.uri, sidecar),
+        stage="verify",
+    )
+
+
+def _cure(uri: str, sidecar: Sidecar | None) -> str:
+    if sidecar is None or sidecar.receipt is None:
+        return "restore the checkpoint"
+    try:
+        again = command(sidecar.receipt, target=uri)
+    except WherryError as error:
+        return f"restore the checkpoint, or {error.cure}"
+    return f"move it away ({shlex.quote(uri)}) and convert again: {again}"

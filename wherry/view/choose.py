@@ -18,13 +18,13 @@ from wherry.tree.mapping import TREE_OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.core.request import Wish
+    from wherry.core.request import LayoutRequest
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
 
 
 def relaid(
-    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: Wish, only: str | None
+    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest, only: str | None
 ) -> tuple[Checkpoint, dict[str, Any], str | None]:
     """The source as the target's system would have written it.
 
@@ -65,7 +65,7 @@ def relaid(
     return (checkpoint, {**own, **asked}, only) if seen is None else (seen, own, None)
 
 
-def _same_tree(checkpoint: Checkpoint, row: Format, wish: Wish) -> bool:
+def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
     """Whether it is clear without any family that the tree stays as it is."""
     pair = {row.name, checkpoint.detection.format}
     return not wish.explicit and not wish.config and (len(pair) == 1 or bool(pair & CONTAINERS))

@@ -10,28 +10,28 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from wherry.core.progress import Meter
 from wherry.mover.carrier import Carrier, digest_moves
+from wherry.mover.decoded import DecodedReader
 from wherry.mover.hashing import Hashes
-from wherry.mover.source import Spill
+from wherry.mover.source import Source
 from wherry.runtime import threads
 from wherry.runtime.threads import StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+    from types import TracebackType
 
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.format import Reader
+    from wherry.formats.reader import Reader
     from wherry.mover.move import JointMoves
     from wherry.runtime.threads import Task
-    from wherry.view.view import RelaidReader
 
 GROUP_BYTES = 256 << 20  # of source tensors; one that is larger is a group of its own
 KEPT_BYTES = 8 << 20  # what is decoded into memory; a thread may hold so much
@@ -137,111 +137,122 @@ class _Work(NamedTuple):
     unused: list[TensorSpec]
 
 
-@dataclass(slots=True)
 class ViewPass:
-    """One pass over a view.
+    """One pass over a view; use it in a `with` statement, which removes what was decoded.
 
     Attributes:
-        source: the checkpoint that is seen.
-        reader: the view's reader.
-        carrier: carries the view's tensors.
-        moves: of all targets.
-        progress: called a few times a second, for the stage `digest`.
+        reader: reads the view's tensors, and hashes the source's on the way where it can.
     """
 
-    source: Checkpoint
-    reader: RelaidReader
-    carrier: Carrier
-    moves: JointMoves
-    progress: OnProgress | None
+    def __init__(
+        self,
+        seen: Checkpoint,
+        paths: Iterable[KeyPath],
+        stopped: threading.Event,
+        progress: OnProgress | None,
+    ) -> None:
+        """Look at what hangs together.
 
-    def carry(self) -> Hashes:
+        Args:
+            seen: the view.
+            paths: its tensors that will be carried.
+            stopped: ends the pass.
+            progress: called a few times a second, for the stage `digest`.
+        """
+        self._source = seen.original
+        self._specs = seen.original.manifest.tensors
+        self._sizes = {path: spec.nbytes for path, spec in self._specs.items()}
+        self._needs = {path: seen.made_of(path) for path in paths}
+        self._progress = progress
+        soon = set(_alone(self._needs, self._sizes))
+        self._decoded = DecodedReader(self._source.reader, soon=soon, hashing=True, stopped=stopped)
+        self.reader = seen.reader_over(self._decoded)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.reader.close()
+
+    def carry(self, carrier: Carrier, moves: JointMoves) -> Hashes:
         """Carry everything; the digests of the source's own tensors.
+
+        Args:
+            carrier: carries the view's tensors; its source has this pass's reader.
+            moves: of all targets.
 
         Raises: what `Carrier.carry` does.
         """
-        specs, crew, decoded = self.source.manifest.tensors, self.carrier.crew, self.reader.decoded
-        decoded.stopped, decoded.hashed = crew.stopped, {}
-        meter = Meter("digest", sum(spec.nbytes for spec in specs.values()), self.progress)
+        meter = Meter("digest", sum(self._sizes.values()), self._progress)
         with (
-            self._hashing(self.reader.canonical, meter) as used,
-            self._hashing(self.source.reader, meter) as left,
+            self._hashing(self._decoded, carrier.source, meter) as used,
+            self._hashing(self._source.reader, carrier.source, meter) as left,
         ):
-            self.carrier.take_up()
-            with self.carrier.settling():
-                crew.work(self._tasks(used, left), threads.worker_count())
-        return Hashes.of(specs, {**left.hashers, **used.hashers, **decoded.hashed})
+            carrier.take_up()
+            with carrier.settling():
+                carrier.crew.work(self._tasks(carrier, moves, used, left), threads.worker_count())
+        return Hashes.of(self._specs, {**left.hashers, **used.hashers, **(self._decoded.hashed or {})})
 
     @contextmanager
-    def _hashing(self, reader: Reader, meter: Meter) -> Generator[Carrier]:
-        """What hashes the source as it is, in the same crew and budget."""
-        pool, crew, specs = self.carrier.pool, self.carrier.crew, dict(self.source.manifest.tensors)
-        with Spill(reader, pool) as read:
-            carrier = Carrier(source=read, specs=specs, pool=pool, meter=meter, crew=crew)
+    def _hashing(self, reader: Reader, view: Source, meter: Meter) -> Generator[Carrier]:
+        """What hashes the source as it is, in the same budget, until the same event."""
+        with Source(reader, view.pool, stopped=view.stopped) as read:
+            carrier = Carrier(read, dict(self._specs), meter)
             with carrier.settling():
                 yield carrier
 
-    def _tasks(self, used: Carrier, left: Carrier) -> Iterator[Task]:
+    def _tasks(self, carrier: Carrier, moves: JointMoves, used: Carrier, left: Carrier) -> Iterator[Task]:
         """What is to be done, group by group; `left` hashes what nothing is made of."""
-        specs, moves, decoded = self.source.manifest.tensors, self.moves, self.reader.decoded
-        needs = {path: self.reader.needs(path) for path in self.carrier.specs}
-        sizes = {path: spec.nbytes for path, spec in specs.items()}
-        decoded.kept = {path for path in _alone(needs, sizes) if self.reader.canonical.decodes(specs[path])}
-        work = [self._work(group, needs) for group in groups(needs, sizes)]
+        work = [self._work(group) for group in groups(self._needs, self._sizes)]
         for one, following in zip(work, [*work[1:], None], strict=True):
             if one is work[0]:
                 yield from one.stage.counted(self._prepared(one))
             if following is not None:  # so that nothing waits for what takes long to decode
                 yield from following.stage.counted(self._prepared(following))
-            yield from one.stage.last(self._carried(one, moves, used))
+            yield from one.stage.last(self._carried(one, carrier, moves, used))
             yield from left.tasks(digest_moves(one.unused, left.source))
-            if all(output.error for output in self.carrier.outputs):
+            if all(output.error for output in carrier.outputs):
                 return
 
-    def _work(self, group: Group, needs: Mapping[KeyPath, Collection[KeyPath]]) -> _Work:
-        specs, canonical = self.source.manifest.tensors, self.reader.canonical
-        taken = {path for target in group.targets for path in needs[target]}
-        used = [specs[path] for path in group.sources if path in taken]
-        encoded = sorted(filter(canonical.decodes, used), key=lambda spec: -spec.nbytes)
+    def _work(self, group: Group) -> _Work:
+        decodes = self._decoded.decodes
+        taken = {path for target in group.targets for path in self._needs[target]}
+        used = [self._specs[path] for path in group.sources if path in taken]
         return _Work(
-            _Stage(partial(self.reader.decoded.drop, group.sources)),
-            self._in_turn(group.targets, needs),
-            [spec for spec in used if not canonical.decodes(spec)],
-            encoded,
-            [specs[path] for path in group.sources if path not in taken],
+            _Stage(partial(self._decoded.drop, group.sources)),
+            sorted(group.targets, key=self._waits),
+            [spec for spec in used if not decodes(spec)],
+            sorted(filter(decodes, used), key=lambda spec: -spec.nbytes),
+            [self._specs[path] for path in group.sources if path not in taken],
         )
+
+    def _waits(self, target: KeyPath) -> bool:
+        """Whether a target is made of tensors that are still being decoded; such ones come last."""
+        return any(self._in_file(self._specs[path]) for path in self._needs[target])
+
+    def _in_file(self, spec: TensorSpec) -> bool:
+        return self._decoded.decodes(spec) and not self._decoded.keeps(spec)
 
     def _prepared(self, work: _Work) -> Iterator[Task]:
         """Decode what is not kept in memory."""
-        decoded = self.reader.decoded
-        return (partial(decoded.prepare, spec) for spec in work.encoded if spec.path not in decoded.kept)
+        return (partial(self._decoded.prepare, spec) for spec in work.encoded if self._in_file(spec))
 
-    def _carried(self, work: _Work, moves: JointMoves, used: Carrier) -> Iterator[Task]:
+    def _carried(self, work: _Work, carrier: Carrier, moves: JointMoves, used: Carrier) -> Iterator[Task]:
         """Carry, and hash what was not hashed while it was decoded."""
         for path in work.targets:
-            yield from self.carrier.tasks(moves.of(path))
+            yield from carrier.tasks(moves.of(path))
         yield from used.tasks(digest_moves(work.raw, used.source))
         yield from (partial(self._hash, spec, used) for spec in work.encoded)
 
-    def _in_turn(
-        self, targets: Iterable[KeyPath], needs: Mapping[KeyPath, Collection[KeyPath]]
-    ) -> list[KeyPath]:
-        """What is made of tensors that are still being decoded comes last: it would wait for them."""
-        specs, decoded, canonical = self.source.manifest.tensors, self.reader.decoded, self.reader.canonical
-
-        def waits(target: KeyPath) -> bool:
-            return any(path not in decoded.kept and canonical.decodes(specs[path]) for path in needs[target])
-
-        return sorted(targets, key=waits)
-
     def _hash(self, spec: TensorSpec, used: Carrier) -> None:
         """Hash a tensor that did not come in order; one that did is counted."""
-        decoded = self.reader.decoded
-        decoded.prepare(spec)
-        if decoded.hashed is not None and spec.path in decoded.hashed:
+        self._decoded.prepare(spec)
+        if self._decoded.hashed is not None and spec.path in self._decoded.hashed:
             used.meter.add(spec.nbytes, spec.name)
             return
         for task in used.tasks(digest_moves([spec], used.source)):
-            if used.crew.stopped.is_set():
+            if used.source.stopped.is_set():
                 raise StoppedError
             task()

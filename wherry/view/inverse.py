@@ -8,6 +8,7 @@ stored as w or 1 + w), what differs is measured, and must stay within the bound 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import singledispatch
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
@@ -17,7 +18,7 @@ from wherry.families import Projected, convert_layout, families, load_family, lo
 from wherry.families.companions import config_beside
 from wherry.layout.cuts import bands
 from wherry.mover.hashing import Failure, Hashes, Measured, compare, hash_checkpoint
-from wherry.view.view import Relaid
+from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +62,7 @@ def roundtrip(
     """
     forward = _forward(source, layout)
     back = _inverse(forward, converted)
-    with Relaid(converted, back) as view:
+    with LayoutView(converted, back) as view:
         carried = {*back.targets, *back.scalars}
         dropped = {row.path for row in forward.ignored}
         for path in source.manifest.tensors:
@@ -70,36 +71,59 @@ def roundtrip(
         yield from _compared(view, source, forward, back, memory, progress, measured=measured)
 
 
-def came_back(
-    converted: Checkpoint,
-    view: Relaid,
-    paths: set[KeyPath],
+@singledispatch
+def differences(
+    source: Checkpoint,
+    written: Checkpoint,
+    pairs: Mapping[KeyPath, KeyPath],
+    found: Hashes,
     known: Mapping[KeyPath, str] | None = None,
     *,
     memory: int,
     progress: OnProgress | None = None,
-) -> Iterator[Failure]:
-    """The same for some tensors of a target that has just been written from a view.
+) -> list[Failure]:
+    """The tensors of a target that has just been written which are not what they were made of.
+
+    A source that is hashed as it is seen is compared digest by digest.
 
     Args:
-        converted: what was written, opened.
-        view: what it was written from.
-        paths: tensors of the target.
-        known: digests of the source's tensors; it is read again where they are not known.
+        source: the source of the conversion, or the view of it through the target's layout.
+        written: the target, opened.
+        pairs: key path in the target → in the source, of the tensors in question.
+        found: their digests as the target has them.
+        known: digests of the source's own tensors, where `source` is a view of it; read again where they are not known.
         memory: budget for reading.
         progress: called a few times a second.
     """
-    forward = view.projected
-    wanted = {piece.parameter for path in paths for piece in forward.targets[path].pieces}
-    whole = _inverse(forward, converted)
+    del written, known
+    theirs = hash_checkpoint(source, memory=memory, progress=progress, paths=list(pairs.values()))
+    expected = {path: theirs.digests[taken] for path, taken in pairs.items()}
+    return compare(found, expected, {path: theirs.leaves[taken] for path, taken in pairs.items()})
+
+
+@differences.register(LayoutView)
+def _(
+    source: LayoutView,
+    written: Checkpoint,
+    pairs: Mapping[KeyPath, KeyPath],
+    _found: Hashes,
+    known: Mapping[KeyPath, str] | None = None,
+    *,
+    memory: int,
+    progress: OnProgress | None = None,
+) -> list[Failure]:
+    """What was written through another layout is read back through the inverse one."""
+    forward = source.projected
+    wanted = {piece.parameter for path in pairs for piece in forward.targets[path].pieces}
+    whole = _inverse(forward, written)
     held = {
         path: stored
         for path, stored in whole.targets.items()
         if any(piece.parameter in wanted for piece in stored.pieces)
     }
     back = replace(whole, targets=held, scalars={})
-    with Relaid(converted, back) as inverse:
-        yield from _compared(inverse, view.original, forward, back, memory, progress, known)
+    with LayoutView(written, back) as inverse:
+        return list(_compared(inverse, source.original, forward, back, memory, progress, known))
 
 
 def _compared(

@@ -18,9 +18,8 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families import convert_layout, tree_family
 from wherry.families.trees import SYSTEM
-from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.format import Opened
 from wherry.layout.layout import parse_layout
+from wherry.view.view import View, view_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import AxisName, TensorSpec
     from wherry.families import Projected
+    from wherry.formats.checkpoint import Checkpoint
     from wherry.layout.copies import Stored
 
 ARROW = "->"
@@ -122,11 +122,9 @@ def scanned_view(checkpoint: Checkpoint, text: str) -> Checkpoint:
         WherryError: see `scanned`.
         UnrepresentableError: a leaf within the layers is no tensor, or the layers hold different empty nodes.
     """
-    from wherry.view.view import Relaid  # which imports the families; nothing else here needs a reader
-
     scan, source = parse_scan(text), checkpoint.manifest
     projected = scanned(source, scan)
-    view = Relaid(checkpoint, projected)
+    manifest = view_manifest(checkpoint, projected)
     moves = _Moves(scan, projected.source.solved.sizes[_LAYER])
     for path in source.values:
         if moves.place(path) is not None:
@@ -136,7 +134,7 @@ def scanned_view(checkpoint: Checkpoint, text: str) -> Checkpoint:
                 cure="leave it behind: --ignore values",
             )
     manifest = replace(
-        view.manifest,
+        manifest,
         values=source.values,
         empties=moves.empties(source.empties),
         lists=frozenset(new for path in source.lists for new in moves.moved(path)),
@@ -144,20 +142,7 @@ def scanned_view(checkpoint: Checkpoint, text: str) -> Checkpoint:
         custom=source.custom,
         origin={**source.origin, "scan": {"asked": scan.text, "inverse": scan.inverse.text}},
     )
-    return Scanned(Opened(checkpoint.detection, manifest, view.reader), checkpoint)
-
-
-class Scanned(Checkpoint):
-    """The view; what is written from it is compared with it tensor by tensor, also under other names."""
-
-    def __init__(self, opened: Opened, source: Checkpoint) -> None:
-        super().__init__(opened)
-        self._source = source
-
-    @property
-    def original(self) -> Checkpoint:
-        """The checkpoint that is seen."""
-        return self._source
+    return View(checkpoint, projected, manifest)
 
 
 def fits(manifest: Manifest, scan: Scan) -> bool:

@@ -23,12 +23,12 @@ from wherry.families.companions import config_file, facts_beside, outfit, source
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
-from wherry.view.view import Relaid
+from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.core.request import Wish
+    from wherry.core.request import LayoutRequest
     from wherry.families.schema import Family, System
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
@@ -52,8 +52,8 @@ def table(family: str | None = None, family_file: str | None = None) -> dict[str
 
 
 def view(
-    checkpoint: Checkpoint, row: Format, asked: Mapping[str, str], wish: Wish, only: str | None
-) -> Relaid | None:
+    checkpoint: Checkpoint, row: Format, asked: Mapping[str, str], wish: LayoutRequest, only: str | None
+) -> LayoutView | None:
     """The view that `wherry.view.choose.relaid` gives; None where the tree stays as it is.
 
     Args:
@@ -86,7 +86,7 @@ def view(
     )  # fmt: skip
     given = config if source is target else target_config(family, target, wish.config)
     made = outfit(projected, given, checkpoint, wish.assets)
-    return Relaid(checkpoint, projected, made, wish.dtype, only)
+    return LayoutView(checkpoint, projected, made, wish.dtype, only)
 
 
 def _require_options(asked: Mapping[str, str], source: System, target: System, row: Format) -> None:
@@ -101,7 +101,7 @@ def _require_options(asked: Mapping[str, str], source: System, target: System, r
 
 
 def _needed(
-    source: System, target: System, row: Format, checkpoint: Checkpoint, wish: Wish, *, asked: bool
+    source: System, target: System, row: Format, checkpoint: Checkpoint, wish: LayoutRequest, *, asked: bool
 ) -> bool:
     if asked or wish.explicit:
         return True
@@ -109,7 +109,7 @@ def _needed(
     return source is not target and not plain
 
 
-def _config(checkpoint: Checkpoint, wish: Wish) -> dict[str, Any] | None:
+def _config(checkpoint: Checkpoint, wish: LayoutRequest) -> dict[str, Any] | None:
     """A config of Hugging Face, which names the model: given, or beside the source, whatever its system is."""
     if wish.config:
         return config_file(wish.config)
@@ -125,7 +125,7 @@ def _config(checkpoint: Checkpoint, wish: Wish) -> dict[str, Any] | None:
 
 
 def _family(
-    checkpoint: Checkpoint, row: Format, wish: Wish, config: Mapping[str, Any] | None,
+    checkpoint: Checkpoint, row: Format, wish: LayoutRequest, config: Mapping[str, Any] | None,
     written: Mapping[str, str], *, asked: bool,
 ) -> Family | None:  # fmt: skip
     if wish.family == NONE:
@@ -189,7 +189,9 @@ def _fits(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
     return True
 
 
-def _systems(family: Family, checkpoint: Checkpoint, row: Format, wish: Wish) -> tuple[System, System] | None:
+def _systems(
+    family: Family, checkpoint: Checkpoint, row: Format, wish: LayoutRequest
+) -> tuple[System, System] | None:
     source = system_of_format(family, checkpoint.detection.format)
     target = system_of_format(family, row.name)
     if source is not None and target is not None:

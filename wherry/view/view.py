@@ -1,4 +1,4 @@
-"""Relaid: a checkpoint seen through another system's layout, as if it had been written there.
+"""View: a checkpoint seen through another system's layout, as if it had been written there.
 
 The view has the target's key paths, shapes and dtypes; its reader gathers any region out of the source. So the same
 plan, mover, journal and verification carry a conversion between systems as one between containers. Where a tensor's
@@ -11,45 +11,90 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.account import Ignored
-from wherry.core.manifest import Companion
+from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import GRID, Region, TensorSpec, region_shape
 from wherry.families import Projected, target_manifest
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.detect import ReckoningReader
-from wherry.formats.format import Absent, Extent, Opened
-from wherry.formats.reader import RegionReader
+from wherry.formats.format import Opened
+from wherry.formats.reader import Absent, Access, BaseReader, Extent
 from wherry.layout.copies import held_bytes, taken_by
 from wherry.layout.cuts import cut_multiples, stacked_grid
 from wherry.layout.runs import cut, runs
-from wherry.mover.decoded import SMALL, CanonicalReader, Decoded
+from wherry.mover.decoded import DecodedReader
 from wherry.mover.regions import fill_region, raw_bytes
 from wherry.storage.location import Entry, Location
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     import numpy as np
 
     from wherry.core.account import Bound
     from wherry.core.keypath import KeyPath
     from wherry.families.companions import Outfit
+    from wherry.formats.reader import Reader
     from wherry.layout.copies import Pieces, Stored
 
 _OTHER_SYSTEM = "a file of the source's system, of no use to the target's"
 _BAND = 8 << 20  # what is gathered at a time: the unit of raw moves
 
 
-class Relaid(Checkpoint):
-    """The view; the source stays open as long as it is used.
+class View(Checkpoint):
+    """A checkpoint of which every tensor is made of tensors of another; that stays open as long as it is used.
 
     Attributes:
-        original: the source.
-        projected: what it is in the target's layout.
+        projected: what the source is in the target's layout.
+    """
+
+    is_view = True
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        projected: Projected,
+        manifest: Manifest,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Look at a source.
+
+        Args:
+            source: it.
+            projected: what it is in the target's layout.
+            manifest: what the view holds.
+            files: companion files that are made anew, by name.
+        """
+        self._source = source
+        self._files = files or {}
+        self.projected = projected
+        super().__init__(Opened(source.detection, manifest, self.reader_over(DecodedReader(source.reader))))
+
+    @property
+    def original(self) -> Checkpoint:
+        """The source itself."""
+        return self._source
+
+    def made_of(self, path: KeyPath) -> Collection[KeyPath]:
+        """The source tensors that a tensor is made of."""
+        taken = self.projected.scalars.get(path)
+        if taken is not None:
+            return {taken}
+        return set(taken_by(self.projected.targets[path], self.projected.pieces))
+
+    def reader_over(self, reader: Reader) -> Reader:
+        """A reader of the view over one of the source."""
+        return ViewReader(self._source, reader, self.projected, self._files)
+
+
+class LayoutView(View):
+    """A source in another system's layout.
+
+    Attributes:
         ignored: its tensors that are not carried, each with its rule.
         lossy: key path → what there and back can change.
         notes: what could not be carried or made, in words.
@@ -74,66 +119,67 @@ class Relaid(Checkpoint):
             only: `params` if the optimizer's state was left behind because that was asked for; recorded too.
         """
         files, carried = (made.files, made.carried) if made else ({}, ())
-        manifest = target_manifest(projected, source.manifest)
-        specs = {
-            path: _hinted(_banded(path, spec, projected), projected)
-            for path, spec in manifest.tensors.items()
-        }
+        manifest = view_manifest(source, projected)
         kept = [one for one in source.manifest.companions if one.name in carried and one.name not in files]
         new = [Companion(name, len(data)) for name, data in files.items()]
-        manifest = replace(manifest, tensors=specs, companions=(*kept, *new))
+        manifest = replace(manifest, companions=(*kept, *new))
         asked = {name: text for name, text in (("dtype", dtype), ("only", only)) if text}
         if asked:
             layout = {**manifest.origin["layout"], **asked}
             manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
-        reader = RelaidReader(source, projected, files)
-        super().__init__(Opened(source.detection, manifest, reader))
-        self._source = source
-        self.projected = projected
+        super().__init__(source, projected, manifest, files)
         left = tuple(Ignored((name,), "companions", _OTHER_SYSTEM) for name in (made.left if made else ()))
         self.ignored: tuple[Ignored, ...] = (*projected.ignored, *left)
         self.lossy: Mapping[KeyPath, Bound] = projected.lossy
         self.notes: tuple[str, ...] = made.warnings if made else ()
         self.snippet: str = made.snippet if made else ""
 
-    @property
-    def original(self) -> Checkpoint:
-        """The source itself."""
-        return self._source
+
+def view_manifest(source: Checkpoint, projected: Projected) -> Manifest:
+    """What a source is in the target's layout, with the grids on which its tensors should be cut."""
+    manifest = target_manifest(projected, source.manifest)
+    specs = {
+        path: _hinted(_banded(path, spec, projected), projected) for path, spec in manifest.tensors.items()
+    }
+    return replace(manifest, tensors=specs)
 
 
-class RelaidReader:
-    """Reads target tensors out of a source; see Reader.
+class ViewReader(BaseReader):
+    """Reads target tensors out of a source."""
 
-    Attributes:
-        decoded: the source's tensors that do not lie raw.
-        canonical: a reader of the source's own tensors, which decodes them once for itself and for the view.
-    """
+    def __init__(
+        self, source: Checkpoint, reader: Reader, projected: Projected, files: Mapping[str, bytes]
+    ) -> None:
+        """Read nothing yet.
 
-    def __init__(self, source: Checkpoint, projected: Projected, files: Mapping[str, bytes]) -> None:
+        Args:
+            source: the checkpoint that is seen.
+            reader: the way to its bytes, which is closed with this one.
+            projected: what the source is in the target's layout.
+            files: companion files that are made anew, by name.
+        """
         self._source = source
+        self._reader = reader
         self._projected = projected
         self._files = files
         self._own = threading.local()
-        self.decoded = Decoded(source.reader)
-        self.canonical = CanonicalReader(source.reader, self.decoded)
 
-    def needs(self, path: KeyPath) -> set[KeyPath]:
-        """The source tensors that a target tensor is made of."""
-        taken = self._projected.scalars.get(path)
-        if taken is not None:
-            return {taken}
-        return set(taken_by(self._projected.targets[path], self._projected.pieces))
+    def access(self, spec: TensorSpec) -> Access:
+        """Raw where the source's bytes follow one another as the target's do, else by region."""
+        extents = self.extents(spec)
+        if extents is None:
+            return Access("regions", computes=True)
+        return Access("raw", extents, gridded=False, computes=True)
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader."""
+        """The elements of a region, gathered from the source."""
         taken = self._projected.scalars.get(spec.path)
         if taken is not None:
-            return self._source.reader.read(self._source.spec(taken), region)
+            return self._reader.read(self._source.spec(taken), region)
         return self._projected.gather(spec.path, region, self._part)
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """See FillingReader."""
+        """Gather a region into a buffer."""
         import numpy as np
 
         out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
@@ -143,78 +189,64 @@ class RelaidReader:
             self._projected.gather(spec.path, region, self._part, out)
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
-        """See FillingReader: the largest part of the source that is read for a region, and its cast."""
+        """The largest part of the source that is read for a region, and its cast."""
         stored = self._projected.targets.get(spec.path)
         if stored is None:
             return 0
         own = dtypes.canonical_size(spec.dtype, math.prod(region_shape(region)))
         return held_bytes(stored, region, self._projected.pieces) - own
 
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
-        return self.read(spec, spec.whole).tobytes()
-
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader: where the source's bytes follow one another as the target's do."""
+        """Where the source's bytes follow one another as the target's do."""
         taken = self._projected.scalars.get(spec.path)
         if taken is not None:
-            return self._source.reader.extents(self._source.spec(taken))
+            return self._reader.extents(self._source.spec(taken))
         stored = self._projected.targets[spec.path]
         spans = runs(stored, self._projected.pieces)
         if spans is None:
             return None
         found: list[Extent] = []
         for source, span in spans:
-            extents = self._source.reader.extents(source)
+            extents = self._reader.extents(source)
             if extents is None:
                 return None
             found += cut(extents, span)
         return tuple(found)
 
     def absent(self) -> Iterator[Absent]:
-        """See Reader: what the source lacks of what is carried."""
+        """What the source lacks of what is carried."""
         used = {spec.path for held in self._projected.pieces.held.values() for spec, _piece in held.values()}
         used |= set(self._projected.scalars.values())
         return (piece for piece in self._source.reader.absent() if piece.path in used)
 
     def shortfall(self) -> str | None:
-        """See ReckoningReader: what is missing of the source, where its reader can tell."""
-        reader = self._source.reader
-        return reader.shortfall() if isinstance(reader, ReckoningReader) else None
+        """What is missing of the source, where its reader can tell."""
+        return self._source.reader.shortfall()
 
     def companion(self, name: str) -> Location:
-        """See Reader."""
+        """Where a companion lies: in memory, or with the source."""
         if name in self._files:
             return Location(_Made(files=self._files), name)
         return self._source.reader.companion(name)
 
-    def members(self) -> Iterator[Entry]:
-        """See Reader: the source's files."""
-        return iter(self._source.reader.members())
+    def members(self) -> Iterable[Entry]:
+        """The source's files."""
+        return self._source.reader.members()
 
     def close(self) -> None:
-        """See Reader; the source is closed by who opened it."""
-        self.decoded.close()
+        """Remove what was decoded; the source is closed by who opened it."""
+        self._reader.close()
 
     def _part(self, path: KeyPath, region: Region) -> np.ndarray:
         """A region of a source tensor, valid until this thread reads the next one."""
         spec = self._source.manifest.tensors[path]
-        reader = self._source.reader
-        extents = reader.extents(spec)
-        if extents is None and spec.nbytes <= SMALL:
-            return reader.read(spec, region)
-        if extents is None and isinstance(reader, RegionReader) and reader.cheap(spec):
-            return self._array(spec, region, lambda out: reader.region(spec, region, out))
-        if extents is not None:
-            return self._raw(spec, extents, region)
-        held = self.decoded.array(spec, region)
-        if held is not None:
-            return held
-        return self._array(spec, region, lambda out: self.decoded.fill(spec, region, out))
-
-    def _raw(self, spec: TensorSpec, extents: tuple[Extent, ...], region: Region) -> np.ndarray:
-        read = raw_bytes(extents, spec)
-        return self._array(spec, region, lambda out: fill_region(spec, region, read, out))
+        access = self._reader.access(spec)
+        if access.raw is not None:
+            read = raw_bytes(access.raw, spec)
+            return self._array(spec, region, partial(fill_region, spec, region, read))
+        if access.kind == "regions":
+            return self._array(spec, region, partial(self._reader.fill, spec, region))
+        return self._reader.read(spec, region)
 
     def _array(self, spec: TensorSpec, region: Region, fill: Callable[[memoryview], None]) -> np.ndarray:
         import numpy as np

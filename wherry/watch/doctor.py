@@ -42,7 +42,7 @@ _EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at: its name, state, what was seen, and the cure where something is wrong."""
 
     name: str
@@ -51,7 +51,7 @@ class Finding:
     cure: str | None = None
 
 
-def diagnose() -> list[Finding]:
+def diagnose() -> list[Diagnosis]:
     """Look at everything; an examination that fails is itself a finding."""
     return [
         _tensorstore(),
@@ -65,12 +65,12 @@ def diagnose() -> list[Finding]:
     ]
 
 
-def _extra(name: str) -> Finding:
+def _extra(name: str) -> Diagnosis:
     cure = f"pip install 'wherry[{name}]'"
     absent = [package for module, package in _EXTRAS[name] if not _importable(module)]
     if absent:
-        return Finding(f"extra {name}", "missing", f"{', '.join(absent)} not installed", cure)
-    return Finding(f"extra {name}", "ok", ", ".join(f"{p} {_version(p)}" for _module, p in _EXTRAS[name]))
+        return Diagnosis(f"extra {name}", "missing", f"{', '.join(absent)} not installed", cure)
+    return Diagnosis(f"extra {name}", "ok", ", ".join(f"{p} {_version(p)}" for _module, p in _EXTRAS[name]))
 
 
 def _importable(module: str) -> bool:
@@ -90,7 +90,7 @@ def _version(package: str) -> str:
         return "(version unknown)"
 
 
-def _fastapi() -> Iterator[Finding]:
+def _fastapi() -> Iterator[Diagnosis]:
     """Prefect 3.8 declares fastapi < 1, but its server does not start with 0.155 and later."""
     if not (_importable("prefect") and _importable("fastapi")):
         return
@@ -98,33 +98,33 @@ def _fastapi() -> Iterator[Finding]:
     capped = any("fastapi" in row and "<0.151" in row for row in requires("prefect") or [])
     if (major, minor) >= (0, 151) and not capped:
         detail = f"fastapi {_version('fastapi')}: the server of Prefect {_version('prefect')} does not start with it"
-        yield Finding("prefect server", "broken", detail, "pip install 'fastapi<0.151'")
+        yield Diagnosis("prefect server", "broken", detail, "pip install 'fastapi<0.151'")
 
 
-def _tensorstore() -> Finding:
+def _tensorstore() -> Diagnosis:
     try:
         import tensorstore  # pyright: ignore[reportUnusedImport]  # noqa: F401  whether it loads is the question
     except ImportError as error:
-        return Finding(
+        return Diagnosis(
             "tensorstore", "broken", f"does not load: {error}", "pip install --force-reinstall tensorstore"
         )
-    return Finding("tensorstore", "ok", _version("tensorstore"))
+    return Diagnosis("tensorstore", "ok", _version("tensorstore"))
 
 
-def _home() -> Finding:
+def _home() -> Diagnosis:
     cure = "set WHERRY_HOME to a folder that can be written"
     try:
         folder = ensure_home()
     except WherryError as error:
-        return Finding("home", "broken", error.what, cure)
+        return Diagnosis("home", "broken", error.what, cure)
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Finding("home", "broken", f"{folder} cannot be written", cure)
+        return Diagnosis("home", "broken", f"{folder} cannot be written", cure)
     if folder.stat().st_mode & 0o077:
-        return Finding("home", "broken", f"{folder} is open to other users", f"chmod 700 {folder}")
-    return Finding("home", "ok", str(folder))
+        return Diagnosis("home", "broken", f"{folder} is open to other users", f"chmod 700 {folder}")
+    return Diagnosis("home", "ok", str(folder))
 
 
-def _ledger() -> Finding:
+def _ledger() -> Diagnosis:
     from wherry.ledger.record import check_chain, open_ledger
 
     try:
@@ -132,25 +132,27 @@ def _ledger() -> Finding:
             chain = check_chain(ledger)
             uri = ledger.uri
     except WherryError as error:
-        return Finding("ledger", "broken", error.what, error.cure)
+        return Diagnosis("ledger", "broken", error.what, error.cure)
     if chain.altered is not None:
         cure = (
             "restore the file from a backup; the sidecars beside the checkpoints still tell each conversion"
         )
-        return Finding("ledger", "broken", f"{uri}: {chain.altered}", cure)
-    return Finding(
+        return Diagnosis("ledger", "broken", f"{uri}: {chain.altered}", cure)
+    return Diagnosis(
         "ledger", "ok", f"{uri}: {chain.statements} statements, chain whole, head {short(chain.head)}"
     )
 
 
-def _prefect() -> Iterator[Finding]:
+def _prefect() -> Iterator[Diagnosis]:
     """The API that flows would use; without one each flow starts a temporary server, which is slow but works."""
     if not _importable("prefect"):
         return
     url = os.environ.get("PREFECT_API_URL") or _prefect_profile_url()
     if not url:
         cure = "start `prefect server start` and set PREFECT_API_URL"
-        yield Finding("prefect api", "missing", "not configured; every flow starts a temporary server", cure)
+        yield Diagnosis(
+            "prefect api", "missing", "not configured; every flow starts a temporary server", cure
+        )
         return
     cure = "start the server, or unset PREFECT_API_URL"
     yield _answers("prefect api", url, f"{url.rstrip('/')}/health", cure)
@@ -171,7 +173,7 @@ def _prefect_profile_url() -> str | None:
     return url if isinstance(url, str) else None
 
 
-def _mlflow() -> Iterator[Finding]:
+def _mlflow() -> Iterator[Diagnosis]:
     if not _importable("mlflow"):
         return
     stores = {"mlflow tracking": mlflow_tracking_uri(), "mlflow registry": mlflow_registry_uri()}
@@ -181,27 +183,27 @@ def _mlflow() -> Iterator[Finding]:
         yield _mlflow_store(name, uri)
 
 
-def _mlflow_store(name: str, uri: str) -> Finding:
+def _mlflow_store(name: str, uri: str) -> Diagnosis:
     file = sqlite_file(uri)
     if file is not None:
         return _writable(name, file)
     if uri.startswith(("http://", "https://")):
         cure = "start the server, or check MLFLOW_TRACKING_URI and MLFLOW_REGISTRY_URI"
         return _answers(name, uri, f"{uri.rstrip('/')}/health", cure)
-    return Finding(name, "ok", f"{without_secrets(uri)} (not asked)")
+    return Diagnosis(name, "ok", f"{without_secrets(uri)} (not asked)")
 
 
-def _writable(name: str, file: Path) -> Finding:
+def _writable(name: str, file: Path) -> Diagnosis:
     """A SQLite store: the file, or where it is not there yet the nearest folder above, can be written."""
     place = next(path for path in (file, *file.parents) if path.exists())
     if os.access(place, os.W_OK) and (place == file or place.is_dir()):
-        return Finding(name, "ok", str(file) if place == file else f"{file} (made on first use)")
-    return Finding(
+        return Diagnosis(name, "ok", str(file) if place == file else f"{file} (made on first use)")
+    return Diagnosis(
         name, "broken", f"{file} cannot be written", "check its rights, or set MLFLOW_TRACKING_URI"
     )
 
 
-def _answers(name: str, uri: str, health: str, cure: str) -> Finding:
+def _answers(name: str, uri: str, health: str, cure: str) -> Diagnosis:
     """One request, no retry. An answer of any kind, even 401, says that the server is there."""
     from urllib.error import HTTPError, URLError
     from urllib.request import urlopen
@@ -209,18 +211,18 @@ def _answers(name: str, uri: str, health: str, cure: str) -> Finding:
     shown = without_secrets(uri)
     try:
         with urlopen(health, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310  the user's own setting
-            return Finding(name, "ok", f"{shown} answers ({answer.status})")
+            return Diagnosis(name, "ok", f"{shown} answers ({answer.status})")
     except HTTPError as error:
         state: State = "broken" if error.code >= 500 else "ok"  # noqa: PLR2004  the server's own fault
-        return Finding(name, state, f"{shown} answers {error.code}", cure if state == "broken" else None)
+        return Diagnosis(name, state, f"{shown} answers {error.code}", cure if state == "broken" else None)
     except (URLError, OSError, ValueError) as error:
-        return Finding(name, "broken", f"{shown} does not answer: {getattr(error, 'reason', error)}", cure)
+        return Diagnosis(name, "broken", f"{shown} does not answer: {getattr(error, 'reason', error)}", cure)
 
 
-def _disk() -> Finding:
+def _disk() -> Diagnosis:
     place = next(path for path in (home(), *home().parents) if path.exists())
     free = shutil.disk_usage(place).free
     detail = f"{show_size(free)} free at {place}"
     if free < _LOW_SPACE:
-        return Finding("disk", "broken", detail, "free some space")
-    return Finding("disk", "ok", detail)
+        return Diagnosis("disk", "broken", detail, "free some space")
+    return Diagnosis("disk", "ok", detail)

@@ -2,7 +2,7 @@
 
 Every file is created and its space allocated before the first byte, so that a full disk fails early. Whole blocks go
 to the device past the page cache, where the file system allows it and the memory lies as the file does (see
-`PlacingWriter`); parts of blocks are gathered in `Blocks`. Everything else takes the page cache, and `sync` drops it
+`Writer.place`); parts of blocks are gathered in `Blocks`. Everything else takes the page cache, and `sync` drops it
 from there, so that a read-back comes from storage. `sync` makes durable everything whose `write` had returned. A
 bounded number of files is open (see `Descriptors`), whatever the number of shards. Once the storage has failed to
 sync, every later `sync` fails too: the kernel forgets such pages, and a second fsync would lie.
@@ -16,6 +16,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, storage_error
+from wherry.formats.writer import BaseWriter
 from wherry.integrations.containers.flat.blocks import Blocks
 from wherry.storage.descriptors import Descriptors
 from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
@@ -211,3 +212,21 @@ def _allocate(descriptor: int, size: int) -> None:
 def _settle(descriptor: int) -> None:
     os.fdatasync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # pages used again cost less than fresh ones
+
+
+class FlatFilesWriter(BaseWriter):
+    """A writer into flat files, which take any span of any tensor."""
+
+    _files: FlatFiles
+
+    def sync(self) -> None:
+        """Make durable what was written."""
+        self._files.sync()
+
+    def finish(self) -> None:
+        """Make the files and their names durable."""
+        self._files.finish()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()

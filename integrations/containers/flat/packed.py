@@ -7,22 +7,22 @@ safetensors specification and of torch's float4_e2m1fn_x2), one byte per element
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Span, TensorSpec, region_shape
 from wherry.errors import UnrepresentableError
-from wherry.mover.regions import read_span
+from wherry.mover.regions import fill_region, raw_bytes, read_span
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from wherry.core.tensorspec import Region
-    from wherry.formats.format import Extent
+    from wherry.formats.reader import Extent
 
 PACKED = "float4_e2m1fn"
-_BAND = 1 << 20
 _NIBBLE = 0x0F
 
 
@@ -33,9 +33,6 @@ def stored_size(spec: TensorSpec) -> int:
 
 def read_region(spec: TensorSpec, region: Region, extents: tuple[Extent, ...]) -> np.ndarray:
     """Read a region of a tensor that lies raw.
-
-    Runs that are contiguous are read straight into the result; where the runs are short, a band of at most
-    1 MiB that covers many of them is read once and cut.
 
     Args:
         spec: the tensor.
@@ -52,8 +49,8 @@ def read_region(spec: TensorSpec, region: Region, extents: tuple[Extent, ...]) -
     import numpy as np
 
     result = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
-    if result.size:
-        _Source(spec, extents).fill(result.reshape(result.shape or (1,)), region or (slice(0, 1),), 0, 0)
+    read = _unpacked(spec, extents) if spec.dtype == PACKED else raw_bytes(extents, spec)
+    fill_region(spec, region, read, result.reshape(-1).view("u1").data)
     return result
 
 
@@ -64,43 +61,16 @@ def read_stored(spec: TensorSpec, extents: tuple[Extent, ...]) -> bytes:
     return bytes(buffer)
 
 
-class _Source:
-    """One tensor in its files, addressed by element."""
+def _unpacked(spec: TensorSpec, extents: tuple[Extent, ...]) -> Callable[[int, memoryview], None]:
+    """What fills a buffer from an element on, each of which takes a byte there and half of one in the file."""
 
-    def __init__(self, spec: TensorSpec, extents: tuple[Extent, ...]) -> None:
-        self._spec = spec
-        self._extents = extents
-        self._shape = spec.shape or (1,)
-
-    def fill(self, out: np.ndarray, region: Region, axis: int, base: int) -> None:
-        """Fill `out` from the block of `shape[axis:]` that begins at element `base`."""
-        import numpy as np
-
-        inner = math.prod(self._shape[axis + 1 :])
-        rows, rest = region[axis], region[axis + 1 :]
-        first, count = base + rows.start * inner, (rows.stop - rows.start) * inner
-        if all(part == slice(0, extent) for part, extent in zip(rest, self._shape[axis + 1 :], strict=True)):
-            self._elements(first, out.reshape(-1))
-        elif count * out.itemsize <= _BAND:
-            band = np.empty(count, out.dtype)
-            self._elements(first, band)
-            out[...] = band.reshape(-1, *self._shape[axis + 1 :])[(slice(None), *rest)]
-        else:
-            for index in range(out.shape[0]):
-                self.fill(out[index], region, axis + 1, first + index * inner)
-
-    def _elements(self, first: int, flat: np.ndarray) -> None:
-        stop = first + flat.size
-        if self._spec.dtype != PACKED:
-            width = flat.itemsize
-            self._bytes(Span(first * width, stop * width), flat.view("u1").data)
-            return
+    def read(first: int, buffer: memoryview) -> None:
+        stop = first + len(buffer)
         stored = bytearray((stop + 1) // 2 - first // 2)
-        self._bytes(Span(first // 2, (stop + 1) // 2), memoryview(stored))
-        flat.view("u1")[:] = unpack_nibbles(stored)[first % 2 : first % 2 + flat.size]
+        read_span(extents, Span(first // 2, (stop + 1) // 2), memoryview(stored), spec)
+        buffer[:] = unpack_nibbles(stored)[first % 2 : first % 2 + len(buffer)].data
 
-    def _bytes(self, span: Span, buffer: memoryview) -> None:
-        read_span(self._extents, span, buffer, self._spec)
+    return read
 
 
 def unpack_nibbles(stored: bytes | bytearray | memoryview) -> np.ndarray:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError
+from wherry.formats.reader import BaseReader, Extent
 from wherry.integrations.containers.flat.packed import PACKED, read_region, read_stored, unpack_nibbles
 
 if TYPE_CHECKING:
@@ -19,12 +20,36 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.format import Absent, Extent
+    from wherry.formats.reader import Extent
     from wherry.storage.location import Entry, Location
 
 
+class FilesReader(BaseReader):
+    """A reader of some files of one folder, in which opening has found everything; no descriptor is held between calls.
+
+    Attributes:
+        location: the checkpoint: a folder, or one file.
+        files: every file of the checkpoint, names relative to the location.
+        companions: the names among them that hold no tensors.
+    """
+
+    __slots__ = ()
+
+    location: Location
+    files: tuple[Entry, ...]
+    companions: frozenset[str] = frozenset()
+
+    def companion(self, name: str) -> Location:
+        """Where a companion lies: with the files."""
+        return companion_location(self.location, name, self.companions)
+
+    def members(self) -> Iterable[Entry]:
+        """The files."""
+        return self.files
+
+
 @dataclass(frozen=True, slots=True)
-class FlatReader:
+class FlatReader(FilesReader):
     """Reads tensors that lie raw.
 
     Attributes:
@@ -40,32 +65,17 @@ class FlatReader:
     companions: frozenset[str] = frozenset()
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader."""
+        """The elements of a region, read with as few bytes as it needs."""
         return read_region(spec, region, self.places[spec.path])
 
     def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
+        """The stored bytes; four-bit floats unpacked."""
         stored = read_stored(spec, self.places[spec.path])
         return unpack_nibbles(stored)[: spec.size].tobytes() if spec.dtype == PACKED else stored
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader. Packed four-bit floats must be decoded."""
+        """Where the stored bytes lie. Packed four-bit floats must be decoded."""
         return None if spec.dtype == PACKED else self.places[spec.path]
-
-    def absent(self) -> Iterable[Absent]:
-        """See Reader."""
-        return ()
-
-    def companion(self, name: str) -> Location:
-        """See Reader."""
-        return companion_location(self.location, name, self.companions)
-
-    def members(self) -> Iterable[Entry]:
-        """See Reader."""
-        return self.files
-
-    def close(self) -> None:
-        """See Reader; nothing is held."""
 
 
 def companion_location(location: Location, name: str, companions: frozenset[str]) -> Location:

@@ -15,17 +15,16 @@ from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import Region, TensorSpec
 from wherry.errors import CorruptError, HostileError
-from wherry.formats.format import Extent
+from wherry.formats.reader import Extent
 from wherry.integrations.containers.flat.packed import read_region, read_stored
-from wherry.integrations.containers.flat.reader import companion_location
+from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
 
-    from wherry.formats.format import Absent
     from wherry.storage.location import Entry, Location
 
 _PIECE = 1 << 20
@@ -85,7 +84,7 @@ class PlacedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class TorchReader:
+class TorchReader(FilesReader):
     """Reads tensors of one or several archives.
 
     Attributes:
@@ -103,7 +102,7 @@ class TorchReader:
     sound: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader."""
+        """The elements of a region, raw or through strides."""
         extents = self.extents(spec)
         if extents is not None:
             return read_region(spec, region, extents)
@@ -112,7 +111,7 @@ class TorchReader:
         return words.view(dtypes.numpy_dtype(spec.dtype)).reshape(words.shape[:-1])
 
     def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
+        """Canonical bytes, raw or through strides."""
         extents = self.extents(spec)
         if extents is not None:
             return read_stored(spec, extents)
@@ -120,28 +119,13 @@ class TorchReader:
         return _words(self.placed[spec.path], spec.whole, spec).tobytes()
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader."""
+        """The one range of a raw tensor, with the CRC of its storage where it is all of it."""
         tensor = self.placed[spec.path]
         if not tensor.raw:
             return None
         width = dtypes.bits(tensor.dtype) // 8
         crc = tensor.crc if tensor.crc and tensor.whole else None
         return (Extent(tensor.file, tensor.start + tensor.offset * width, spec.nbytes, crc),)
-
-    def absent(self) -> Iterable[Absent]:
-        """See Reader; opening has found every storage whole."""
-        return ()
-
-    def companion(self, name: str) -> Location:
-        """See Reader."""
-        return companion_location(self.location, name, self.companions)
-
-    def members(self) -> Iterable[Entry]:
-        """See Reader."""
-        return self.files
-
-    def close(self) -> None:
-        """See Reader; nothing is held."""
 
     def _require_crc(self, tensor: PlacedTensor, spec: TensorSpec) -> None:
         """Compare the CRC of the storage of a tensor that no extent names, the first time that it is read."""

@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING, TypeAlias
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import TensorSpec
-from wherry.formats.format import Extent
+from wherry.formats.reader import Extent
 from wherry.integrations.containers.flat.packed import PACKED, read_region
-from wherry.integrations.containers.flat.reader import companion_location
+from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.msgpack.heads import EMPTY_MARKS
 from wherry.integrations.containers.msgpack.index import Array, Blob, Node, Scalar, Sequence, Table, canonical
 from wherry.integrations.containers.msgpack.tree import SCALAR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     import numpy as np
 
     from wherry.core.manifest import Value
     from wherry.core.tensorspec import Region
-    from wherry.formats.format import Absent
     from wherry.storage.location import Entry, Location
 
 Place: TypeAlias = "tuple[Extent, ...] | bytes"
@@ -119,7 +118,7 @@ def _number(node: Scalar, path: KeyPath, found: Contents) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedReader:
+class PlacedReader(FilesReader):
     """Reads tensors that lie raw in msgpack files, and those whose bytes are at hand.
 
     Attributes:
@@ -135,7 +134,7 @@ class PlacedReader:
     companions: frozenset[str] = frozenset()
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader."""
+        """The elements of a region, in the file or at hand."""
         import numpy as np
 
         place, wanted = self.places[spec.path], dtypes.numpy_dtype(spec.dtype)
@@ -147,26 +146,7 @@ class PlacedReader:
         bytewise = TensorSpec(spec.path, spec.shape, "uint8")
         return read_region(bytewise, region, place).view(wanted)
 
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
-        return self.read(spec, spec.whole).tobytes()
-
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader; numbers that msgpack encodes itself have none."""
+        """Where the bytes lie; numbers that msgpack encodes itself have none."""
         place = self.places[spec.path]
         return None if isinstance(place, bytes) else place
-
-    def absent(self) -> Iterable[Absent]:
-        """See Reader; the index has found every byte within the file."""
-        return ()
-
-    def companion(self, name: str) -> Location:
-        """See Reader."""
-        return companion_location(self.location, name, self.companions)
-
-    def members(self) -> Iterable[Entry]:
-        """See Reader."""
-        return self.files
-
-    def close(self) -> None:
-        """See Reader; nothing is held."""

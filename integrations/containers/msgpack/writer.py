@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError
-from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.msgpack.layout import lay_out
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 
-class FlaxWriter:
-    """A writer of the engine's protocol over one msgpack file."""
+class FlaxWriter(FlatFilesWriter):
+    """Writes one msgpack file."""
 
     def __init__(
         self, staging: Location, manifest: Manifest, encoded: Mapping[KeyPath, bytes] | None = None
@@ -48,13 +48,8 @@ class FlaxWriter:
         for offset, run in plan.runs:
             self._files.write(self._name, offset, run)
 
-    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """See Writer: any span can be written."""
-        assert path in self._slots
-        return None
-
     def place(self, path: KeyPath, where: Region | Span) -> int:
-        """See PlacingWriter; of a span across chunks, where its first part lies."""
+        """Where a span lies in the file; of a span across chunks, where its first part lies."""
         slots = self._slots[path]
         if not slots or not isinstance(where, Span):
             return 0
@@ -62,7 +57,7 @@ class FlaxWriter:
         return slot.offset + where.start - slot.start
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """See Writer; a span may lie across the chunks of an array.
+        """Write a span, which may lie across the chunks of an array.
 
         Raises:
             UsageError: `where` is not a span of this tensor, or does not agree with the data.
@@ -87,15 +82,3 @@ class FlaxWriter:
     def _first(self, path: KeyPath, start: int) -> int:
         """The number of the chunk that holds the byte at an offset."""
         return max(bisect_right(self._slots[path], start, key=lambda slot: slot.start) - 1, 0)
-
-    def sync(self) -> None:
-        """See Writer."""
-        self._files.sync()
-
-    def finish(self) -> None:
-        """See Writer."""
-        self._files.finish()
-
-    def close(self) -> None:
-        """See Writer."""
-        self._files.close()

@@ -10,7 +10,8 @@ from zlib import crc32
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.formats.format import Block
+from wherry.formats.reader import Access, BaseReader, Block
+from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strided import PlacedTensor, TorchReader
 from wherry.integrations.containers.npz.inflate import HELD, Deflated, beginning, checked_sizes
 from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
@@ -20,13 +21,13 @@ from wherry.mover.checksums import combine
 from wherry.mover.output import as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
-    from wherry.formats.format import Absent, Extent
+    from wherry.formats.reader import Extent
     from wherry.integrations.containers.zip.read import Member
     from wherry.storage.location import Entry, Location
 
@@ -135,7 +136,7 @@ def _text(header: NpyHeader, member: Member, start: int, location: Location) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class NpzReader:
+class NpzReader(FilesReader):
     """Reads one archive.
 
     Attributes:
@@ -149,7 +150,7 @@ class NpzReader:
     files: tuple[Entry, ...]
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader. A stored member that is read whole is held against its CRC, a deflated one always."""
+        """A region; a stored member is held against its CRC where it is read whole, a deflated one always."""
         import numpy as np
 
         member = self.contents.deflated.get(spec.path)
@@ -163,12 +164,12 @@ class NpzReader:
             _copy_shared(result, region, elements, box)
         return result
 
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
-        return self.read(spec, spec.whole).tobytes()
+    def access(self, spec: TensorSpec) -> Access:
+        """Deflated members come in bands, stored ones raw or through strides."""
+        return Access("stream") if spec.path in self.contents.deflated else BaseReader.access(self, spec)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader."""
+        """Where a stored member lies, with its CRC."""
         if spec.path not in self.contents.placed:
             return None
         crc = self.contents.placed[spec.path].crc or None
@@ -176,30 +177,15 @@ class NpzReader:
         return extents and tuple(replace(extent, crc32=crc) for extent in extents)
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """See StreamingReader."""
+        """What inflating holds."""
         del cell
         return HELD if spec.path in self.contents.deflated else None
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """See StreamingReader; the one cell is the whole tensor."""
+        """The bands of a deflated member; the one cell is the whole tensor."""
         del cell
         for region, elements in self.contents.deflated[spec.path].bands(spec):
             yield Block(region, iter([as_bytes(elements)]))
-
-    def absent(self) -> Iterable[Absent]:
-        """See Reader; opening has found every member whole."""
-        return ()
-
-    def companion(self, name: str) -> Location:
-        """See Reader."""
-        return self._raw.companion(name)
-
-    def members(self) -> Iterable[Entry]:
-        """See Reader."""
-        return self.files
-
-    def close(self) -> None:
-        """See Reader; nothing is held."""
 
     @property
     def _raw(self) -> TorchReader:

@@ -19,7 +19,7 @@ from zlib import crc32
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError, storage_error
-from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.npz.npy import ALIGNMENT, build_header
 from wherry.mover.checksums import PieceCrc, combine
 
@@ -56,8 +56,8 @@ class _Member(NamedTuple):
         return len(self.head) + self.crc.size
 
 
-class NpzWriter:
-    """A writer of the engine's protocol over one archive."""
+class NpzWriter(FlatFilesWriter):
+    """Writes one archive."""
 
     def __init__(self, target: Location, specs: Sequence[TensorSpec]) -> None:
         """Create the file.
@@ -83,17 +83,12 @@ class NpzWriter:
         size = position + len(b"".join(self._ending(dict.fromkeys(self._members, 0))))
         self._files = FlatFiles(self._file.parent, {self._file.name: size})
 
-    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """See Writer: any span of any tensor can be written."""
-        assert path in self._members
-        return None
-
     def place(self, path: KeyPath, where: Region | Span) -> int:
-        """See PlacingWriter."""
+        """Where a span lies in the archive."""
         return self._members[path].data + where.start if isinstance(where, Span) else 0
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """See Writer.
+        """Write a span.
 
         Raises:
             UsageError: `where` is not a span of this tensor, or does not agree with the data.
@@ -108,21 +103,13 @@ class NpzWriter:
             member.crc.update(where.start, data)
             self._files.write(self._file.name, member.data + where.start, data)
 
-    def sync(self) -> None:
-        """See Writer."""
-        self._files.sync()
-
     def finish(self) -> None:
-        """See Writer."""
+        """Write the local headers and the directory, which need all CRCs."""
         crcs = {path: self._crc(member) for path, member in self._members.items()}
         for path, member in self._members.items():
             self._files.write(self._file.name, member.at, _local(member, crcs[path]) + member.head)
         self._files.write(self._file.name, self._directory, b"".join(self._ending(crcs)))
         self._files.finish()
-
-    def close(self) -> None:
-        """See Writer."""
-        self._files.close()
 
     def _crc(self, member: _Member) -> int:
         """CRC of a record; pieces that an earlier process wrote are read from the staged file."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.format import Block
+    from wherry.formats.reader import Block
     from wherry.integrations.containers.msgpack.contents import PlacedReader
     from wherry.integrations.containers.zarr.reader import StoredArray
     from wherry.storage.location import Location
@@ -64,7 +64,7 @@ class UnmergedReader(OrbaxReader):
         ]
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader."""
+        """The elements of a region, each chunk from the database that has it."""
         import numpy  # noqa: ICN001  as in OrbaxReader
 
         if self.inline is not None and spec.path in self.inline.places:
@@ -83,16 +83,16 @@ class UnmergedReader(OrbaxReader):
         return result
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """See StreamingReader."""
+        """As the database says that has the chunk."""
         part = self._part(spec, cell) if spec.path in self.arrays else None
         return part and part.held(spec, cell)
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """See StreamingReader."""
+        """The chunk, from the database that has it."""
         return (self._part(spec, cell) or self._parts[0]).stream(spec, cell)
 
     def close(self) -> None:
-        """See Reader."""
+        """Let the open arrays of all databases go."""
         super().close()
         for part in self._parts:
             part.close()

@@ -9,22 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from wherry.formats.reader import ReaderOver
 from wherry.integrations.containers.zarr.shortfall import shortfall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    import numpy as np
-
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, Sharding, TensorSpec
-    from wherry.formats.format import Absent, Block, Extent
+    from wherry.core.tensorspec import Sharding, TensorSpec
+    from wherry.formats.reader import Absent, Access, Extent
     from wherry.integrations.containers.zarr.reader import OrbaxReader
     from wherry.storage.location import Entry, Location
 
 
-class WithinReader:
-    """Reads one item within a checkpoint; see Reader and StreamingReader."""
+class WithinReader(ReaderOver):
+    """Reads one item within a checkpoint."""
 
     def __init__(
         self,
@@ -51,48 +50,37 @@ class WithinReader:
         self._padded = padded or {}
         self._prefix = inner.location.path[len(home.path.rstrip("/")) :].strip("/")
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader."""
-        return self._inner.read(self._stored(spec), region)
+    def inner(self, spec: TensorSpec) -> tuple[OrbaxReader, TensorSpec]:
+        """The item's reader; what lies beyond a padded tensor's edge is padding there and here."""
+        return self._inner, self._padded.get(spec.path, spec)
 
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
-        return self.read(spec, spec.whole).tobytes()
+    def access(self, spec: TensorSpec) -> Access:
+        """As the item's reader says; a padded array's bytes are not the tensor's."""
+        reader, stored = self.inner(spec)
+        return reader.access_in_chunks(stored) if spec.path in self._padded else reader.access(stored)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader; a padded array's bytes are not the tensor's."""
+        """As the item's reader says; a padded array's bytes are not the tensor's."""
         return None if spec.path in self._padded else self._inner.extents(spec)
 
-    def cheap(self, spec: TensorSpec) -> bool:
-        """See RegionReader."""
-        return self._inner.cheap(self._stored(spec))
-
-    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """See RegionReader."""
-        self._inner.region(self._stored(spec), region, buffer)
-
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """See StreamingReader."""
-        return self._inner.held(self._stored(spec), cell)
-
-    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """See StreamingReader; what lies beyond the tensor's edge is padding there and here."""
-        return self._inner.stream(self._stored(spec), cell)
+    def read_bytes(self, spec: TensorSpec) -> bytes:
+        """Canonical bytes without the padding."""
+        return self.read(spec, spec.whole).tobytes()
 
     def absent(self) -> Iterable[Absent]:
-        """See Reader."""
+        """Chunks of the item that are not there."""
         return self._inner.absent()
 
     def shortfall(self) -> str | None:
-        """See ReckoningReader."""
+        """What is missing of the item, and whose share it is."""
         return shortfall(self._inner, self._shardings)
 
     def companion(self, name: str) -> Location:
-        """See Reader."""
+        """Where a companion of the item lies."""
         return self._inner.companion(name)
 
     def members(self) -> Iterator[Entry]:
-        """See Reader."""
+        """The item's files, and those beside it."""
         prefix = f"{self._prefix}/" if self._prefix else ""
         for entry in self._inner.members():
             yield replace(entry, name=f"{prefix}{entry.name}")
@@ -102,8 +90,5 @@ class WithinReader:
                 yield replace(entry, name=name)
 
     def close(self) -> None:
-        """See Reader."""
+        """Close the item's reader."""
         self._inner.close()
-
-    def _stored(self, spec: TensorSpec) -> TensorSpec:
-        return self._padded.get(spec.path, spec)

@@ -66,16 +66,16 @@ class OrbaxWriter:
         self._store = self._open_store()
 
     def grid(self, path: KeyPath) -> tuple[int, ...]:
-        """See Writer: extents of the tensor's chunk."""
+        """Extents of the tensor's chunk."""
         return self._chunks[path]
 
     def place(self, path: KeyPath, where: Region | Span) -> int | None:
-        """See PlacingWriter: large chunks begin on a block of their file."""
+        """Large chunks begin on a block of their file."""
         del path, where
         return 0 if self._encoder.plain else None
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """See Writer.
+        """Write one chunk.
 
         Raises:
             UsageError: the region is not one whole chunk (shorter at the edge).
@@ -91,12 +91,12 @@ class OrbaxWriter:
         self._store.put(key, self._encoder.encode(data, where, chunks, spec.dtype), size)
 
     def sync(self) -> None:
-        """See Writer; a second call waits for the first, which may have taken over what it asks for."""
+        """Make durable what was written; a second call waits for the first, which may have taken its share over."""
         with self._syncing:
             self._store.sync()
 
     def finish(self) -> None:
-        """See Writer: completes the store, writes the small files, syncs everything."""
+        """Complete the store, writes the small files, syncs everything."""
         if self._finished:
             return
         if values := dict(self._values()):
@@ -110,7 +110,7 @@ class OrbaxWriter:
         self._finished = True
 
     def close(self) -> None:
-        """See Writer."""
+        """Close the store."""
         self._store.close()
 
     def _open_store(self) -> ChunkStore:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.opaque import allowed_opaque
 from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.values import (
     Attributes,
@@ -55,7 +54,6 @@ class Machine:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
-        self._opaque = allowed_opaque()
         self._far = rules.far or MAX_PIECE
         self._work = 0
 
@@ -175,7 +173,7 @@ class Machine:
             self.rules.survey(Global(str(module)[:_MAX_NAME], str(name)[:_MAX_NAME]), self.position)
         elif type(module) is not str or type(name) is not str:
             raise CorruptError("the pickle imports something whose name is no text", cure="restore the file")
-        elif wanted not in self.rules.allowed and str(wanted) not in self._opaque:
+        elif wanted not in self.rules.allowed and str(wanted) not in self.rules.opaque:
             raise self.rules.refusal(wanted) or HostileError(
                 f"the pickle wants {str(wanted)[:_MAX_NAME]!r} (at byte {self.position}), which is not allowed",
                 cure="do not load this file with pickle or torch, it could run code; `wherry inspect --pickles` lists"

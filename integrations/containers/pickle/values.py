@@ -125,6 +125,7 @@ class Rules:
         persistent: makes a value of a persistent id; None where the format has none.
         refusal: a better error than `HostileError` for a global that is not allowed, or None.
         far: byte strings and texts of at least so many bytes stay where they lie, as `Far`; None for none.
+        opaque: names of further classes whose objects become opaque values.
         survey: called with every global; given, all globals are allowed and all calls are recorded, so that a
             list can be made of what a hostile pickle wants.
     """
@@ -133,6 +134,7 @@ class Rules:
     persistent: Callable[[Any], Any] | None = None
     refusal: Callable[[Global], WherryError | None] = lambda _wanted: None
     far: int | None = None
+    opaque: frozenset[str] = frozenset()
     survey: Callable[[Global, int], None] | None = None
 
 

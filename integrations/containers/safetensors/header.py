@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.core.keypath import render
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnrepresentableError, UnsupportedError
-from wherry.formats.format import Extent
+from wherry.formats.reader import Extent
 from wherry.runtime.threads import uncollected
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.formats.format import Option
-from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.flat.packed import PACKED, pack_nibbles
 from wherry.integrations.containers.safetensors import header
 
@@ -35,7 +35,7 @@ class _Place(NamedTuple):
     packed: bool
 
 
-class SafetensorsWriter:
+class SafetensorsWriter(FlatFilesWriter):
     """A writer of the engine's protocol over one or several safetensors files in a folder."""
 
     def __init__(
@@ -77,18 +77,13 @@ class SafetensorsWriter:
         for name, (head, _) in headers.items():
             self._files.write(name, 0, head)
 
-    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """See Writer: any span can be written."""
-        assert path in self._places
-        return None
-
     def place(self, path: KeyPath, where: Region | Span) -> int:
-        """See PlacingWriter."""
+        """Where a span lies in its file, unless it is packed on the way."""
         place = self._places[path]
         return place.start + where.start if isinstance(where, Span) and not place.packed else 0
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """See Writer.
+        """Write a span.
 
         Raises:
             UsageError: `where` is not a span of this tensor, or does not agree with the data.
@@ -106,12 +101,8 @@ class SafetensorsWriter:
             raise UsageError(f"span {where} is not inside the tensor", path=name)
         self._files.write(place.file, place.start + start, data)
 
-    def sync(self) -> None:
-        """See Writer."""
-        self._files.sync()
-
     def finish(self) -> None:
-        """See Writer."""
+        """Put the index once everything that it names is durable."""
         self._files.sync()
         if self._index is not None:
             self._put_index(*self._index)
@@ -123,10 +114,6 @@ class SafetensorsWriter:
             place.store.put(place.path, data)
         except OSError as error:
             raise storage_error(error, place.uri) from error
-
-    def close(self) -> None:
-        """See Writer."""
-        self._files.close()
 
 
 def kept_metadata(custom: Mapping[str, object], metadata_format: str) -> dict[str, str]:

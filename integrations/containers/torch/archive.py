@@ -11,7 +11,7 @@ Source: torch/serialization.py of 1.6 to 2.15, and the archives that these wrote
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
@@ -138,7 +138,7 @@ def read_object(location: Location, directory: Directory, known: dict[bytes, Tre
 
 
 def _tree(data: bytes, location: Location) -> Tree:
-    value, end = load(data, RULES, location.uri)
+    value, end = load(data, replace(RULES, opaque=location.opaque), location.uri)
     if end != len(data):
         raise CorruptError(
             f"{len(data) - end} bytes after the pickle", uri=location.uri, cure="restore the file"

@@ -75,20 +75,20 @@ def read_legacy(location: Location) -> Archive:
 
 
 def _pickles(data: Source, seen: _Seen, location: Location) -> tuple[Tree, list[str], int]:
-    uri = location.uri
-    magic, end = load(data, _PLAIN, uri)
-    protocol, end = load(data, _PLAIN, uri, end)
+    uri, plain = location.uri, replace(_PLAIN, opaque=location.opaque)
+    magic, end = load(data, plain, uri)
+    protocol, end = load(data, plain, uri, end)
     if magic != MAGIC_NUMBER or protocol != PROTOCOL:
         raise UnsupportedError(f"a torch stream of protocol {protocol!r:.40}", uri=uri)
-    system, start = load(data, _PLAIN, uri, end)
+    system, start = load(data, plain, uri, end)
     if not isinstance(system, dict):
         raise _corrupt("its third pickle does not say which system wrote it", location)
     if cast("dict[str, Any]", system).get("little_endian") is not True:
         raise UnsupportedError(
             "a legacy torch file of a big-endian machine", uri=uri, cure="save it again there"
         )
-    root, end = load(data, replace(RULES, persistent=seen), uri, start)
-    keys, after = load(data, _PLAIN, uri, end)
+    root, end = load(data, replace(RULES, persistent=seen, opaque=location.opaque), uri, start)
+    keys, after = load(data, plain, uri, end)
     if type(keys) is not list or any(type(key) is not str for key in keys) or len(set(keys)) != len(keys):
         raise _corrupt("its fifth pickle is no list of storage keys", location)
     return flatten(root, end - start), keys, after

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError, storage_error
-from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.containers.zip.write import ALIGNMENT, ArchivePlan, Record, frame, lay_out, small
 from wherry.mover.checksums import PieceCrc
@@ -106,7 +106,7 @@ class _Place(NamedTuple):
     crc: PieceCrc
 
 
-class ArchivesWriter:
+class ArchivesWriter(FlatFilesWriter):
     """A writer of the engine's protocol over the archives of one or several files in a folder."""
 
     def __init__(self, folder: Location, files: Mapping[str, tuple[Sequence[ArchivePlan], int]]) -> None:
@@ -133,18 +133,13 @@ class ArchivesWriter:
         }
         self._files = FlatFiles(self._folder, {name: size for name, (_, size) in files.items()})
 
-    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """See Writer: any span of any tensor can be written."""
-        del path
-        return None
-
     def place(self, path: KeyPath, where: Region | Span) -> int:
-        """See PlacingWriter."""
+        """Where a span lies in its archive."""
         place = self._places.get(path)  # tensors without elements have none
         return place.start + where.start if place and isinstance(where, Span) else 0
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """See Writer.
+        """Write a span.
 
         Raises:
             UsageError: `where` is not a span of this tensor, or does not agree with the data.
@@ -160,22 +155,14 @@ class ArchivesWriter:
         place.crc.update(where.start, data)
         self._files.write(place.file, place.start + where.start, data)
 
-    def sync(self) -> None:
-        """See Writer."""
-        self._files.sync()
-
     def finish(self) -> None:
-        """See Writer."""
+        """Write the frames of the archives, which need all CRCs."""
         crcs = {path: self._crc(place) for path, place in self._places.items()}
         for name, plans in self._plans.items():
             for plan in plans:
                 for offset, run in frame(plan, crcs):
                     self._files.write(name, offset, run)
         self._files.finish()
-
-    def close(self) -> None:
-        """See Writer."""
-        self._files.close()
 
     def _crc(self, place: _Place) -> int:
         """The CRC of a tensor; pieces that an earlier process wrote are read from the staged file."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec, region_shape, region_within
-from wherry.formats.format import Extent
+from wherry.formats.reader import Extent
 from wherry.mover.move import cells
 from wherry.mover.regions import fill_region, raw_bytes
 

@@ -17,7 +17,7 @@ from wherry.core import dtypes
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError, HostileError, IncompleteError
-from wherry.formats.format import Absent, Extent
+from wherry.formats.reader import Absent, Access, BaseReader, Extent
 from wherry.integrations.containers.zarr import kvstore, raw
 from wherry.integrations.containers.zarr import stream as zarr_stream
 from wherry.integrations.containers.zarr.listing import ASSETS
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import tensorstore as ts
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.format import Block
+    from wherry.formats.reader import Block
     from wherry.integrations.containers.msgpack.contents import PlacedReader
     from wherry.integrations.containers.zarr.listing import Listing
     from wherry.integrations.containers.zarr.metadata import JsonObject
@@ -62,8 +62,8 @@ class StoredArray:
         return (prefix + key for key in self.zarr.keys(region))
 
 
-class OrbaxReader:
-    """Reads one item; see Reader.
+class OrbaxReader(BaseReader):
+    """Reads one item.
 
     Attributes:
         location: the item folder.
@@ -98,7 +98,7 @@ class OrbaxReader:
         self._handles: OrderedDict[str, kvstore.Array] = OrderedDict()
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader.
+        """The elements of a region.
 
         Raises:
             IncompleteError: a chunk of it is not there.
@@ -116,7 +116,7 @@ class OrbaxReader:
         self._require(array, region, spec)
         if raw.readable(array, self.listing):
             out = numpy.empty(shape, wanted)
-            self.region(spec, region, out.reshape(-1).view("u1").data)
+            self.fill(spec, region, out.reshape(-1).view("u1").data)
             return out
         handle = self._handle(array, spec)
         try:
@@ -125,12 +125,20 @@ class OrbaxReader:
             raise kvstore.translated(error, self.location.uri, spec.name) from error
         return data if data.dtype == wanted else data.view(wanted)
 
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
-        return self.read(spec, spec.whole).tobytes()
+    def access(self, spec: TensorSpec) -> Access:
+        """Raw where the chunks in order are the tensor's bytes, else as `access_in_chunks`."""
+        extents = self.extents(spec)
+        return self.access_in_chunks(spec) if extents is None else Access("raw", extents, gridded=False)
+
+    def access_in_chunks(self, spec: TensorSpec) -> Access:
+        """By region where the chunks lie raw, else as they are encoded."""
+        array = self.arrays.get(spec.path)
+        if array is not None and raw.readable(array, self.listing):
+            return Access("regions", gridded=False)
+        return Access("stream" if array is not None and array.zarr.streams else "whole")
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader: raw chunks that in order are the tensor's bytes, none of them inside a B-tree node."""
+        """Raw chunks that in order are the tensor's bytes, none of them inside a B-tree node."""
         if self.inline is not None and spec.path in self.inline.places:
             return self.inline.extents(spec)
         array = self.arrays[spec.path]
@@ -153,27 +161,24 @@ class OrbaxReader:
             extents.append(Extent(self.location.member(value.file), value.offset, length))
         return tuple(extents)
 
-    def cheap(self, spec: TensorSpec) -> bool:
-        """See RegionReader."""
+    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Fill a buffer with a region, of raw chunks without the rest of them."""
         array = self.arrays.get(spec.path)
-        return array is not None and raw.readable(array, self.listing)
-
-    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """See RegionReader."""
-        array = self.arrays[spec.path]
+        if array is None or self.listing is None or not raw.readable(array, self.listing):
+            super().fill(spec, region, buffer)
+            return
         self._require(array, region, spec)
-        assert self.listing is not None
         raw.fill(array, self.listing, self.location, spec, region, buffer)
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """See StreamingReader."""
+        """What decoding the one chunk of a cell holds."""
         array = self.arrays.get(spec.path)
         if array is None:
             return None
         return zarr_stream.held(array.zarr, self._stored(array, spec, cell)) if array.zarr.streams else None
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """See StreamingReader.
+        """The one chunk of a cell, decoded piece by piece.
 
         Raises:
             IncompleteError: the chunk is not there.
@@ -196,7 +201,7 @@ class OrbaxReader:
         return zarr_stream.Stored(None, 0, len(data), key, data)
 
     def absent(self) -> Iterator[Absent]:
-        """See Reader; of one tensor at most a thousand chunks are named, the rest is counted."""
+        """Chunks that are not there; of one tensor at most a thousand chunks are named, the rest is counted."""
         yield from (Absent(path, "metadata", reason) for path, reason in self.lost.items())
         for path, array in self.arrays.items():
             expected = array.zarr.chunk_count
@@ -211,15 +216,15 @@ class OrbaxReader:
                 yield Absent(path, f"(up to {expected - named} more)", "not looked at one by one")
 
     def companion(self, name: str) -> Location:
-        """See Reader."""
+        """Where a companion lies: among the assets."""
         return self.location.join(ASSETS).member(name)
 
     def members(self) -> Iterator[Entry]:
-        """See Reader; sidecar and signature are not part of the checkpoint."""
+        """The files of the folder; sidecar and signature are not part of the checkpoint."""
         return (entry for entry in self.location.walk() if entry.name not in (FOLDER_NAME, SIGNATURE_NAME))
 
     def close(self) -> None:
-        """See Reader."""
+        """Let the open arrays go."""
         with self._lock:
             self._handles.clear()
 

@@ -22,7 +22,7 @@ from zlib_ng import zlib_ng as zlib  # inflates twice as fast
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.format import Block
+from wherry.formats.reader import Block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

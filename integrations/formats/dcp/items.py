@@ -18,14 +18,13 @@ from wherry.integrations.containers.torch.archive import Archive, read_object
 from wherry.integrations.containers.zip.read import read_directory
 from wherry.integrations.formats.dcp.alike import Alike
 from wherry.integrations.formats.dcp.transforms import Inflated
-from wherry.storage.location import Entry, Location
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.flat.strided import PlacedTensor
     from wherry.integrations.containers.torch.values import Tree
     from wherry.integrations.containers.zip.read import Directory
     from wherry.integrations.formats.dcp.metadata import Stored
-    from wherry.storage.location import Store
+    from wherry.storage.location import Entry, Location, Store
 
 HEAD, TAIL = 1 << 10, 1 << 11
 _REMEMBERED = 10_000
@@ -105,7 +104,7 @@ class Items:
         file = self._file(stored, name)
         if stored.transforms:
             inside = Inflated(file, stored, most)
-            return self._interpret(Location(inside, file.path), 0, inside.size, name)[1]
+            return self._interpret(replace(file, store=inside), 0, inside.size, name)[1]
         return self._in_window(file, stored, *self._ends(file, stored), name)[1]
 
     def tensor(self, stored: Stored, name: str, nbytes: int) -> PlacedTensor:
@@ -154,7 +153,7 @@ class Items:
     ) -> tuple[Directory, Archive]:
         window = _Window(file, stored, self._files[stored.file], head, tail)
         stop = stored.offset + stored.length
-        return self._interpret(Location(window, file.path), stored.offset, stop, name)
+        return self._interpret(replace(file, store=window), stored.offset, stop, name)
 
     def _interpret(self, window: Location, start: int, stop: int, name: str) -> tuple[Directory, Archive]:
         if len(self._known) > _REMEMBERED:

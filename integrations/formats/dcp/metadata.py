@@ -12,7 +12,7 @@ Source: torch/distributed/checkpoint/metadata.py, default_planner.py, filesystem
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wherry.errors import CorruptError, UnsupportedError
@@ -111,7 +111,7 @@ def load_state(location: Location) -> dict[str, Any]:
         CorruptError: it is not one object of that class.
     """
     with _metadata(location) as data:
-        root, end = load(data, METADATA_RULES, location.uri)
+        root, end = load(data, replace(METADATA_RULES, opaque=location.opaque), location.uri)
         if end != len(data):
             raise _corrupt(f"{len(data) - end} bytes after the pickle", location.uri)
     return state_of(root, "Metadata")

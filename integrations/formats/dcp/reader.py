@@ -15,16 +15,16 @@ from zlib import crc32
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.format import Absent, Block, Extent
-from wherry.integrations.containers.flat.reader import companion_location
+from wherry.formats.reader import Absent, Access, Block, Extent
+from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strided import TorchReader
 from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered, with_elements
 from wherry.integrations.formats.dcp.metadata import Chunk
 from wherry.integrations.formats.dcp.transforms import HELD, Inflated
-from wherry.mover.carrier import as_bytes
+from wherry.mover.output import as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
 
@@ -44,8 +44,8 @@ class Piece(NamedTuple):
     placed: PlacedTensor
 
 
-class DcpReader:
-    """A reader of the engine's protocol."""
+class DcpReader(FilesReader):
+    """Reads one checkpoint."""
 
     def __init__(
         self,
@@ -66,30 +66,35 @@ class DcpReader:
             inner: tensors that lie inside objects, by key path.
             companions: the names among the files that hold no tensors.
         """
-        self._location = location
+        self.location = location
         self._index = index
         self._items = items
-        self._files = files
-        self._companions = companions
+        self.files = files
+        self.companions = companions
         self._pieces: dict[KeyPath, tuple[Piece, ...]] = {
             path: (Piece(Chunk((0,) * len(placed.shape), placed.shape), placed),)
             for path, placed in inner.items()
         }
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader."""
+        """The elements of a region, assembled from the chunks that have some of them."""
         words = self._assemble(spec, region, dtypes.numpy_dtype(spec.dtype))
         return words.reshape(region_shape(region))
 
     def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
+        """Canonical bytes, assembled from all chunks."""
         import numpy as np
 
         width = dtypes.bits(spec.dtype) // 8
         return self._assemble(spec, spec.whole, np.dtype(f"V{width}")).tobytes()
 
+    def access(self, spec: TensorSpec) -> Access:
+        """Raw, or as it turns out once its items are looked at."""
+        extents = self.extents(spec)
+        return Access("stream") if extents is None else Access("raw", extents, gridded=False)
+
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader."""
+        """Where the chunks lie, if they follow one another as the tensor's bytes do."""
         if not spec.size:
             return ()
         if spec.path not in self._pieces and not self._maybe_raw(spec):
@@ -102,18 +107,18 @@ class DcpReader:
         return tuple(_extent(piece) for piece in pieces)
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """See StreamingReader: only items that a transform went over are decoded piece by piece."""
+        """What inflating holds: only items that a transform went over are decoded piece by piece."""
         piece = self._cell(spec, cell)
         return HELD if piece is not None and piece.placed.decoded and piece.placed.contiguous else None
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """See StreamingReader."""
+        """The bytes of an item that a transform went over, as they come."""
         piece = self._cell(spec, cell)
         assert piece is not None
         yield Block(cell, self._inflated(piece.placed, spec))
 
     def absent(self) -> Iterator[Absent]:
-        """See Reader: chunks and objects without an item or file, and parts that no chunk covers."""
+        """Chunks and objects without an item or file, and parts that no chunk covers."""
         for name in self._index.objects:
             reason = self._missing(name, None)
             if reason is not None:
@@ -126,17 +131,6 @@ class DcpReader:
                 reason = self._missing(name, chunk.offsets)
                 if reason is not None:
                     yield Absent((name,), _text(region_of(chunk)), reason)
-
-    def companion(self, name: str) -> Location:
-        """See Reader."""
-        return companion_location(self._location, name, self._companions)
-
-    def members(self) -> Iterable[Entry]:
-        """See Reader."""
-        return self._files
-
-    def close(self) -> None:
-        """See Reader; nothing is held."""
 
     def _cell(self, spec: TensorSpec, cell: Region) -> Piece | None:
         """The chunk that is one cell of a tensor's grid."""
@@ -191,7 +185,7 @@ class DcpReader:
             raise CorruptError(
                 f"its chunk at {chunk.offsets} is {placed.dtype}{list(placed.shape)} in {stored.file}, not "
                 f"{spec.dtype}{list(chunk.sizes)}: files of two saves are mixed",
-                uri=self._location.uri,
+                uri=self.location.uri,
                 path=spec.name,
                 cure="take another checkpoint",
             )
@@ -206,7 +200,7 @@ class DcpReader:
             for piece in self._placed(spec):
                 filled += self._fill(result, region, piece, spec)
         if filled != result.size:
-            raise IncompleteError("no chunk covers a part of it", uri=self._location.uri, path=spec.name)
+            raise IncompleteError("no chunk covers a part of it", uri=self.location.uri, path=spec.name)
         return result
 
     def _fill(self, result: np.ndarray, region: Region, piece: Piece, spec: TensorSpec) -> int:
@@ -223,7 +217,7 @@ class DcpReader:
         import numpy as np
 
         chunk = TensorSpec(spec.path, piece.chunk.sizes, spec.dtype)
-        reader = TorchReader(self._location, {spec.path: piece.placed}, ())
+        reader = TorchReader(self.location, {spec.path: piece.placed}, ())
         if dtypes.opaque(spec.dtype):
             data = np.frombuffer(reader.read_bytes(chunk), dtype).reshape(chunk.shape)[inside]
         else:

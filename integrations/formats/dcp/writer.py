@@ -30,7 +30,7 @@ class DcpWriter(ArchivesWriter):
         self._place = folder.join(METADATA)
 
     def finish(self) -> None:
-        """See Writer: the metadata comes when everything else is durable."""
+        """Complete the files; the metadata comes when everything else is durable."""
         super().finish()
         try:
             self._place.store.put(self._place.path, self._metadata)

@@ -13,6 +13,7 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.format import Opened
+from wherry.formats.reader import ReaderOver
 from wherry.integrations.containers.msgpack.contents import Contents, PlacedReader, gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.orbax.tree import kind_of
@@ -20,13 +21,10 @@ from wherry.integrations.formats.flax.names import ARRAYS_SUFFIX, COMMITTED, PLA
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import numpy as np
+    from collections.abc import Iterable
 
     from wherry.core.detection import Detection
-    from wherry.core.tensorspec import Region
-    from wherry.formats.format import Absent, Block, Extent
+    from wherry.formats.reader import Absent, Reader
     from wherry.integrations.containers.zarr.reader import OrbaxReader
     from wherry.storage.location import Location
 
@@ -168,7 +166,7 @@ def _member(location: Location) -> Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class MixedReader:
+class MixedReader(ReaderOver):
     """Reads the tensors of the msgpack file itself, and those of the zarr arrays beside it.
 
     Attributes:
@@ -186,42 +184,23 @@ class MixedReader:
         """The checkpoint: the file."""
         return self.inline.location
 
-    def _of(self, spec: TensorSpec) -> PlacedReader | OrbaxReader:
-        return self.arrays if spec.path in self.arrays.arrays else self.inline
-
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader."""
-        return self._of(spec).read(spec, region)
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
-        return self._of(spec).read_bytes(spec)
-
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader."""
-        return self._of(spec).extents(spec)
-
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """See StreamingReader."""
-        return self.arrays.held(spec, cell) if spec.path in self.arrays.arrays else None
-
-    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """See StreamingReader."""
-        return self.arrays.stream(spec, cell)
+    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
+        """The reader of the folder, or of the file."""
+        return (self.arrays if spec.path in self.arrays.arrays else self.inline), spec
 
     def absent(self) -> Iterable[Absent]:
-        """See Reader."""
+        """Chunks of the arrays that are not there."""
         return self.arrays.absent()
 
     def companion(self, name: str) -> Location:
-        """See Reader."""
+        """Where a companion lies: with the file."""
         return self.inline.companion(name)
 
     def members(self) -> Iterable[Entry]:
-        """See Reader; the folder's files by their paths from the file's own folder."""
+        """The file and its companions; the folder's files by their paths from the file's own folder."""
         below = (replace(entry, name=f"{self.beside.name}/{entry.name}") for entry in self.beside.walk())
         return chain(self.inline.members(), below)
 
     def close(self) -> None:
-        """See Reader."""
+        """Release the arrays."""
         self.arrays.close()

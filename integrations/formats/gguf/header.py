@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.formats.format import Extent
+from wherry.formats.reader import Extent
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.format import Extent
+    from wherry.formats.reader import Extent
     from wherry.integrations.containers.msgpack.contents import Place
     from wherry.integrations.formats.huggingface.weights import Weights
     from wherry.storage.location import Location

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import storage_error
+from wherry.formats.writer import WriterOver
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax.small_files import WRITTEN, checkpoint_json
 from wherry.integrations.containers.orbax.writer import OrbaxWriter
@@ -23,9 +24,7 @@ from wherry.storage.folders import sync_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import Region, Span
     from wherry.formats.format import Options
     from wherry.storage.location import Location
 
@@ -42,8 +41,8 @@ class _ItemWriter(OrbaxWriter):
         return {**super()._notes(), "format": NAME}
 
 
-class MaxTextWriter:
-    """Writes one step folder; see Writer."""
+class MaxTextWriter(WriterOver):
+    """Writes one step folder."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
         self._staging = staging
@@ -56,20 +55,8 @@ class MaxTextWriter:
             raise storage_error(error, staging.uri) from error
         self._item = _ItemWriter(staging.join(ITEM), self._manifest, options)
 
-    def grid(self, path: KeyPath) -> tuple[int, ...]:
-        """See Writer."""
-        return self._item.grid(path)
-
-    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """See Writer."""
-        self._item.write(path, where, data)
-
-    def sync(self) -> None:
-        """See Writer."""
-        self._item.sync()
-
     def finish(self) -> None:
-        """See Writer: completes the item, then the step folder."""
+        """Complete the item, then the step folder."""
         if self._finished:
             return
         self._item.finish()
@@ -81,10 +68,6 @@ class MaxTextWriter:
         except OSError as error:
             raise storage_error(error, self._staging.uri) from error
         self._finished = True
-
-    def close(self) -> None:
-        """See Writer."""
-        self._item.close()
 
 
 def scan_form(manifest: Manifest) -> bool | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.errors import storage_error
+from wherry.formats.writer import WriterOver
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
 from wherry.integrations.containers.orbax.small_files import WRITTEN
@@ -53,8 +54,8 @@ class _FlatStateWriter(_StateWriter):
     kept = frozenset({orbax.STRINGS})
 
 
-class PaxWriter:
-    """Writes one checkpoint folder; see Writer."""
+class PaxWriter(WriterOver):
+    """Writes one checkpoint folder."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
         self._staging = staging
@@ -70,27 +71,23 @@ class PaxWriter:
             raise storage_error(error, staging.uri) from error
         inner = manifest if self._flat is None else flat_manifest(manifest, self._flat)
         kind = _StateWriter if self._flat is None else _FlatStateWriter
-        self._state = kind(staging.join(STATE), inner, state_options(options))
+        self._item = kind(staging.join(STATE), inner, state_options(options))
 
-    def grid(self, path: KeyPath) -> tuple[int, ...]:
-        """See Writer."""
-        return self._state.grid(self._inner(path))
+    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
+        """Extents of the chunk of the tensor in the state."""
+        return super().grid(self._inner(path))
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """See Writer."""
-        self._state.write(self._inner(path), where, data)
-
-    def sync(self) -> None:
-        """See Writer."""
-        self._state.sync()
+        """Write a chunk of the state, under the name that it has there."""
+        super().write(self._inner(path), where, data)
 
     def finish(self) -> None:
-        """See Writer: completes the state, then writes the item `metadata`."""
+        """Complete the state, then write the item `metadata`."""
         if self._finished:
             return
         if self._placeholders:
             self._staging.join(STATE).join(orbax.MSGPACK).put(self._placeholders)
-        self._state.finish()
+        self._item.finish()
         item = metadata.build(float(self._version), self._manifest.tensors, self._notes())
         self._staging.join(metadata.FILE).put(json.dumps(item).encode())
         self._staging.join(COMMITTED).put(WRITTEN)
@@ -100,10 +97,6 @@ class PaxWriter:
         except OSError as error:
             raise storage_error(error, self._staging.uri) from error
         self._finished = True
-
-    def close(self) -> None:
-        """See Writer."""
-        self._state.close()
 
     def _inner(self, path: KeyPath) -> KeyPath:
         return path if self._flat is None else self._flat[path]

@@ -107,7 +107,7 @@ def detect_orbax(glimpse: Glimpse) -> Detection | None:
     claim = orbax.detect(glimpse)
     if claim is None:
         return None
-    place = replace(locate(claim.uri), store=location.store)  # what may be read was said of that one
+    place = replace(location, path=locate(claim.uri).path)  # what may be read was said of that one
     home, seen = item.home_of(place), item.holds_train_state(place)
     named = item.names_handler(home)
     if (seen is None and not named) or detect_legacy(Glimpse(place)) is not None:

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.errors import NotFoundError
+from wherry.formats.reader import ReaderOver
+from wherry.integrations.containers.flat.reader import companion_location
 from wherry.integrations.containers.zarr.shortfall import shortfall
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
-
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, Sharding, TensorSpec
-    from wherry.formats.format import Absent, Block, Extent
+    from wherry.core.tensorspec import Sharding, TensorSpec
+    from wherry.formats.reader import Absent
     from wherry.integrations.containers.zarr.reader import OrbaxReader
     from wherry.storage.location import Entry, Location
 
 
-class T5xReader:
-    """Reads one checkpoint; see Reader and StreamingReader.
+class T5xReader(ReaderOver):
+    """Reads one checkpoint.
 
     Attributes:
         home: the checkpoint: its folder, or its one file.
@@ -46,56 +45,28 @@ class T5xReader:
         self.companions = companions
         self.shardings = shardings or {}
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """See Reader."""
-        return self.arrays.read(spec, region)
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """See Reader."""
-        return self.arrays.read_bytes(spec)
-
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """See Reader."""
-        return self.arrays.extents(spec)
-
-    def cheap(self, spec: TensorSpec) -> bool:
-        """See RegionReader."""
-        return self.arrays.cheap(spec)
-
-    def region(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """See RegionReader."""
-        self.arrays.region(spec, region, buffer)
-
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """See StreamingReader."""
-        return self.arrays.held(spec, cell)
-
-    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """See StreamingReader."""
-        return self.arrays.stream(spec, cell)
+    def inner(self, spec: TensorSpec) -> tuple[OrbaxReader, TensorSpec]:
+        """The reader of the arrays."""
+        return self.arrays, spec
 
     def absent(self) -> Iterator[Absent]:
-        """See Reader."""
+        """Chunks that are not there."""
         return self.arrays.absent()
 
     def shortfall(self) -> str | None:
-        """See ReckoningReader."""
+        """What is missing, and whose share it is."""
         return shortfall(self.arrays, self.shardings)
 
     def companion(self, name: str) -> Location:
-        """See Reader.
+        """Where a companion lies: in the folder.
 
         Raises:
             NotFoundError: the checkpoint has no such companion.
         """
-        if name not in self.companions:
-            raise NotFoundError(
-                f"no companion file {name!r}", uri=self.home.uri, cure="`wherry inspect` lists them"
-            )
-        return self.home.member(name)
+        return companion_location(self.home, name, self.companions)
 
     def members(self) -> Iterator[Entry]:
-        """See Reader; sidecar and signature are not part of the checkpoint."""
+        """The files of the folder, or the file and its arrays; sidecar and signature are not part of the checkpoint."""
         entry = self.home.entry
         if entry is not None and not entry.is_dir:
             yield entry
@@ -105,5 +76,5 @@ class T5xReader:
         yield from (found for found in self.home.walk() if found.name not in (FOLDER_NAME, SIGNATURE_NAME))
 
     def close(self) -> None:
-        """See Reader."""
+        """Close the reader of the arrays."""
         self.arrays.close()

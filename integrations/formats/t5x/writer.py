@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.manifest import Manifest
 from wherry.errors import UsageError, storage_error
+from wherry.formats.writer import BaseWriter, WriterOver
 from wherry.integrations.containers.msgpack.writer import FlaxWriter
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.small_files import WRITTEN, checkpoint_json
@@ -41,7 +42,7 @@ class _Arrays(OrbaxWriter):
         return iter(())
 
 
-class LegacyWriter:
+class LegacyWriter(BaseWriter):
     """Writes a folder with the msgpack file `checkpoint` and zarr arrays; see Writer."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
@@ -69,11 +70,11 @@ class LegacyWriter:
         self._file = FlaxWriter(staging.join(layout.MSGPACK), enveloped(manifest, staging.uri), encoded)
 
     def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """See Writer: the chunk of an array, None for a tensor in the msgpack file."""
+        """The chunk of an array, None for a tensor in the msgpack file."""
         return self._arrays.grid((self._names[path],)) if path in self._names else None
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """See Writer.
+        """Write a chunk of an array, or a span of a tensor in the msgpack file.
 
         Raises:
             UsageError: the region is not one chunk of an array, or no span of a tensor in the msgpack file.
@@ -85,24 +86,24 @@ class LegacyWriter:
             self._file.write((layout.OPTIMIZER, *path), where, data)
 
     def sync(self) -> None:
-        """See Writer."""
+        """Make durable what was written of both."""
         self._arrays.sync()
         self._file.sync()
 
     def finish(self) -> None:
-        """See Writer: the metadata of the arrays, then the msgpack file, as T5X does."""
+        """Write the metadata of the arrays, then the msgpack file, as T5X does."""
         self._arrays.finish()
         self._file.finish()
         _sync(self._staging)
 
     def close(self) -> None:
-        """See Writer."""
+        """Close both."""
         self._arrays.close()
         self._file.close()
 
 
-class TrainStateWriter:
-    """Writes a step folder with the Orbax item `state`; see Writer."""
+class TrainStateWriter(WriterOver):
+    """Writes a step folder with the Orbax item `state`."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
         """Make the folders.
@@ -120,20 +121,8 @@ class TrainStateWriter:
         make_folder(staging)
         self._item = OrbaxWriter(staging.join(ITEM), manifest, {**options, "zarr": "2"})
 
-    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """See Writer."""
-        return self._item.grid(path)
-
-    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """See Writer; raises what the item's writer raises."""
-        self._item.write(path, where, data)
-
-    def sync(self) -> None:
-        """See Writer."""
-        self._item.sync()
-
     def finish(self) -> None:
-        """See Writer: completes the item, then the step folder with the folder of the dataset iterator."""
+        """Complete the item, then the step folder with the folder of the dataset iterator."""
         if self._finished:
             return
         self._item.finish()
@@ -146,10 +135,6 @@ class TrainStateWriter:
         self._staging.join(orbax.COMMITTED).put(WRITTEN)
         _sync(self._staging)
         self._finished = True
-
-    def close(self) -> None:
-        """See Writer."""
-        self._item.close()
 
 
 def require_step_of_name(staging: Location, manifest: Manifest) -> None:

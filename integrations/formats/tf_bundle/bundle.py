@@ -17,7 +17,7 @@ from google_crc32c import value as crc32c
 
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.formats.format import Extent
+from wherry.formats.reader import Extent
 from wherry.integrations.formats.tf_bundle.sstable import Bytes, corrupt, masked, read_table
 
 if TYPE_CHECKING:

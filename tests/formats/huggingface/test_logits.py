@@ -11,7 +11,7 @@ import pytest
 import wherry
 from tests.support.corpus import CORPUS, needs
 from tests.support.tiny_models import CLASSES, MODELS, STATED, TARGETS
-from wherry.core.request import Wish
+from wherry.core.request import LayoutRequest
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -120,7 +120,7 @@ def test_there_and_back_computes_the_same(saved, label, to, tmp_path):
 @pytest.mark.parametrize("label", ["llama-3.1", "t5-1.1", "gemma3"])
 def test_another_dtype_is_written_into_the_config(saved, label, tmp_path):
     wherry.convert(
-        saved(label), tmp_path / "out", to="huggingface", lineage=False, wish=Wish(dtype="bfloat16")
+        saved(label), tmp_path / "out", to="huggingface", lineage=False, wish=LayoutRequest(dtype="bfloat16")
     )
     model = loaded(tmp_path / "out")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
