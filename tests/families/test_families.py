@@ -207,7 +207,7 @@ def test_the_gate_is_what_each_system_calls_so():
     for name in families():
         table = side_by_side(load_family(name))
         for gate in (parameter for parameter in table if parameter.split("_")[-1] == "gate"):
-            up = next(one for one in (gate[:-4] + "up", gate[:-4] + "gated_up") if one in table)
+            up = next(one for one in (gate[:-4] + "gated_up", gate[:-4] + "up") if one in table)
             for parameter, own, other in ((gate, GATE, UP), (up, UP, GATE)):
                 for text in (text for texts in table[parameter].values() for text in texts):
                     assert own.search(text), f"{name}: {parameter} is {text}"
