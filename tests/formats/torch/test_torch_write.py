@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,19 @@ def test_the_layout_is_torch_s_own(tmp_path):
         assert [getattr(mine, one) for one in traits] == [getattr(other, one) for one in traits]
     data = (tmp_path / "b.pt").read_bytes()
     assert data.index(b"\0\0\x80?" * 100) % 64 == 0
+
+
+def test_the_descriptor_behind_each_member_says_what_the_directory_says(tmp_path):
+    """Readers of a stream have no directory yet: they go by the CRC and sizes behind the bytes."""
+    torch.save({"a": torch.arange(100.0), "b": torch.zeros(3)}, tmp_path / "a.pt")
+    copy(opened(tmp_path / "a.pt", "torch-zip"), tmp_path / "b.pt", "torch-zip")
+    data = (tmp_path / "b.pt").read_bytes()
+    for info in zipfile.ZipFile(tmp_path / "b.pt").infolist():
+        names, extra = struct.unpack_from("<2H", data, info.header_offset + 26)
+        start = info.header_offset + 30 + names + extra
+        assert zlib.crc32(data[start : start + info.file_size]) == info.CRC
+        found = struct.unpack_from("<4s3I", data, start + info.file_size)
+        assert found == (b"PK\x07\x08", info.CRC, info.file_size, info.file_size)
 
 
 def test_conversions_are_reproducible(tmp_path):
