@@ -20,6 +20,7 @@ from tests.support.torch import as_bytes, every_dtype, same, torch
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
+from wherry.formats.registry import find_format
 from wherry.integrations.containers.pickle.writer import PickleWriter
 from wherry.integrations.containers.zip import write
 from wherry.mover import checksums
@@ -121,6 +122,13 @@ def test_what_no_dict_can_hold_is_refused(tmp_path):
         PickleWriter().value(b"bytes")
     with pytest.raises(UnsupportedError):
         PickleWriter().value(1 << 3000)
+
+
+def test_what_no_dict_can_hold_is_refused_by_the_plan():
+    """Before any byte moves: a plan prepares the manifest, and only then a writer is made."""
+    specs = {path: TensorSpec(path, (2,), "int8") for path in (("a",), ("a", "b"))}
+    with pytest.raises(UnrepresentableError, match="leaf and a node"):
+        find_format("torch-zip").prepare(Manifest(tensors=specs), {})
 
 
 BIG = TensorSpec(("w",), (9 << 20,), "uint8")
