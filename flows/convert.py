@@ -23,7 +23,7 @@ from wherry.core.request import SourceRequest
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
-from wherry.ledger.recording import registration_of, verification_of
+from wherry.ledger.outcomes import registration_of, verification_of
 from wherry.storage.stores import limits_of
 from wherry.tasks.assets import asset_events
 from wherry.tasks.common import show_failure

@@ -15,7 +15,7 @@ _FORMATS = ["safetensors", "huggingface", "orbax", "dcp", "maxtext", "t5x", "fla
 
 
 @with_options("form", TargetRequest)
-class _Target(BaseModel):
+class _TargetFields(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     target: str = Field(
@@ -26,7 +26,7 @@ class _Target(BaseModel):
     )
 
 
-class TargetSpec(_Target):
+class TargetSpec(_TargetFields):
     """One target: where it is written, as what, and everything that the files do not tell."""
 
     model_name: str | None = Field(

@@ -8,7 +8,7 @@ from prefect import task
 
 from wherry.core.request import SourceRequest
 from wherry.formats.detect import detect_source
-from wherry.ledger.named import named
+from wherry.ledger.open import named
 from wherry.tasks.common import STEP, run_logger
 
 

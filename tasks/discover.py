@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import task
 
-from wherry.formats.discover import Skipped
+from wherry.formats.discover import SkippedPath
 from wherry.formats.discover import discover as find
 from wherry.tasks.common import STEP, run_logger
 
@@ -20,7 +20,7 @@ def discover(root: str) -> list[dict[str, Any]]:
     """
     log = run_logger()
 
-    def passed_over(skipped: Skipped) -> None:
+    def passed_over(skipped: SkippedPath) -> None:
         log.info("passed over %s: %s", skipped.uri, skipped.reason)
 
     found = [detection.to_json() for detection in find(root, on_skip=passed_over)]

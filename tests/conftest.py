@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
         "MLFLOW_TRACKING_URI": f"sqlite:///{home.name}/mlflow.db",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # half a dozen processes that import all of MLflow
         "WHERRY_HOME": f"{home.name}/wherry",
         "WHERRY_SETTLE_SECONDS": "0",  # sources that a test has just made are not waited for
         "DO_NOT_TRACK": "1",

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from wherry.errors import WherryError as WherryError
     from wherry.formats.checkpoint import Checkpoint as Checkpoint
     from wherry.formats.discover import discover as discover
-    from wherry.ledger.named import detect_named, open_named
+    from wherry.ledger.open import detect_named, open_named
     from wherry.ledger.resolve import resolve_model
     from wherry.lineage.answers import impact as impact
     from wherry.lineage.answers import why as why
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from wherry.live.handle import Export as Export
     from wherry.live.restore import Restored as Restored
     from wherry.live.restore import restore as restore
-    from wherry.live.store import Store as Store
+    from wherry.live.store import RunStore
     from wherry.models.fetch import fetch as fetch
     from wherry.models.promote import promote as promote
     from wherry.models.promote import rollback as rollback
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from wherry.verifier.verify import Verification as Verification
     from wherry.verifier.verify import verify as verify
 
+    Store = RunStore
     resolve = resolve_model
     detect = detect_named
     open = open_named  # noqa: A001  the door's word, as in DESIGN
@@ -81,20 +82,20 @@ _DOOR = {
     "Plan": "wherry.converter.plan:Plan",
     "Receipt": "wherry.core.receipt:Receipt",
     "Restored": "wherry.live.restore:Restored",
-    "Store": "wherry.live.store:Store",
+    "Store": "wherry.live.store:RunStore",
     "TensorSpec": "wherry.core.tensorspec:TensorSpec",
     "Verification": "wherry.verifier.verify:Verification",
     "WherryError": "wherry.errors:WherryError",
     "audit": "wherry.auditor.audit:audit",
     "convert": "wherry.converter.convert:convert",
-    "detect": "wherry.ledger.named:detect_named",
+    "detect": "wherry.ledger.open:detect_named",
     "discover": "wherry.formats.discover:discover",
     "emit": "wherry.core.emit:emit",
     "export": "wherry.live.export:export",
     "fetch": "wherry.models.fetch:fetch",
     "impact": "wherry.lineage.answers:impact",
     "inspect": "wherry.verifier.inspect:inspect",
-    "open": "wherry.ledger.named:open_named",
+    "open": "wherry.ledger.open:open_named",
     "plan": "wherry.converter.plan:plan",
     "promote": "wherry.models.promote:promote",
     "prune": "wherry.routes.prune:prune",

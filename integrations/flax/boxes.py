@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.errors import MismatchError, NotFoundError, missing_extra
-from wherry.ledger.named import open_named
+from wherry.ledger.open import open_named
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.tree.axes import BOX_TAG, BOXES, Rules, mesh_axes

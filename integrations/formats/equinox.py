@@ -17,7 +17,7 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.flat.strided import PlacedTensor, TorchReader
+from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.npy import MAGIC, NpyHeader, read_header
 from wherry.storage.location import Entry
 
@@ -88,7 +88,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     manifest = Manifest(tensors=specs, step=detection.step, kind="params", custom=custom)
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(specs)} records, known by their numbers only")
-    return Opened(detection.seen(seen), manifest, TorchReader(location, placed, (member,)))
+    return Opened(detection.seen(seen), manifest, StridedReader(location, placed, (member,)))
 
 
 def _hyperparameters(location: Location) -> tuple[dict[str, Any], int]:

@@ -20,7 +20,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Companion, Manifest, Value
 from wherry.errors import IncompleteError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.flat.strided import PlacedTensor, TorchReader
+from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.formats.huggingface.folder import surroundings
 from wherry.integrations.formats.huggingface.weights import find_weights
@@ -79,7 +79,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     manifest = Manifest(tensors=specs, values=values, kind="params", companions=companions)
     own = [Entry(name, entries[name].size, is_dir=False, mark=entries[name].mark) for name in names]
     files = (*own, *beside.companions)
-    reader = TorchReader(location, placed, files, frozenset(one.name for one in companions))
+    reader = StridedReader(location, placed, files, frozenset(one.name for one in companions))
     params = Evidence(_PARAMS, "there" if _PARAMS in entries else "missing: the model's sizes are not stated")
     return Opened(replace(detection, kind="params").seen(params, *beside.left), manifest, reader)
 

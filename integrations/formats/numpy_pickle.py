@@ -18,13 +18,13 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, NotACheckpointError
 from wherry.formats.format import HEAD_BYTES, Format, Holds, Opened
-from wherry.integrations.containers.flat.strided import TorchReader
+from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.pickle.arrays import placed_array
 from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES, PickledArray
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.source import walked
 from wherry.integrations.containers.pickle.survey import one_stream
-from wherry.integrations.containers.pickle.tree import Tree, plant
+from wherry.integrations.containers.pickle.tree import PickleTree, plant
 from wherry.integrations.containers.torch.legacy import is_legacy
 from wherry.integrations.containers.torch.values import kind_of
 from wherry.storage.location import Entry
@@ -110,7 +110,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(placed)} arrays, {len(tree.values)} other values")
     precise = replace(detection, kind=kind, step=manifest.step).seen(seen)
-    return Opened(precise, manifest, TorchReader(location, placed, (member,)))
+    return Opened(precise, manifest, StridedReader(location, placed, (member,)))
 
 
 def _specs(arrays: dict[KeyPath, PickledArray]) -> dict[KeyPath, TensorSpec]:
@@ -123,7 +123,7 @@ def _specs(arrays: dict[KeyPath, PickledArray]) -> dict[KeyPath, TensorSpec]:
     return specs
 
 
-def _step(tree: Tree) -> int | None:
+def _step(tree: PickleTree) -> int | None:
     """The training step, where a number at the top says so."""
     for name in _STEPS:
         said: Any = tree.values.get((name,))
@@ -136,7 +136,7 @@ def _step(tree: Tree) -> int | None:
     return None
 
 
-def _kind(tree: Tree) -> Kind:
+def _kind(tree: PickleTree) -> Kind:
     """`train-state` where an optimizer or a step lies beside the parameters; see `torch_tree.kind_of`."""
     tops = {path[0] for path in (*tree.tensors, *tree.values) if path}
     named = any(path[-1] in _PARAMETERS for path in tree.tensors if path)

@@ -16,7 +16,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.flat.strided import TorchReader
+from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, read_archive, roots
 from wherry.integrations.containers.torch.legacy import is_legacy, is_tar, read_legacy
 from wherry.integrations.containers.torch.objects import build, pickled
@@ -84,7 +84,7 @@ def _opened(location: Location, detection: Detection, archive: Archive) -> Opene
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(archive.placed)} tensors, {len(tree.values)} other values")
     precise = replace(detection, kind=kind).seen(seen)
-    return Opened(precise, manifest, TorchReader(location, archive.placed, (member,)))
+    return Opened(precise, manifest, StridedReader(location, archive.placed, (member,)))
 
 
 def _prepare(manifest: Manifest, _options: Options) -> Manifest:

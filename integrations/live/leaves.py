@@ -15,7 +15,7 @@ from wherry.errors import UnsupportedError
 from wherry.integrations.live.nodes import is_torch
 
 if TYPE_CHECKING:
-    from wherry.integrations.live.nodes import Facts
+    from wherry.integrations.live.nodes import WrapperFacts
 
 _PLAIN = (bool, int, float, str)
 
@@ -62,7 +62,7 @@ def region_bytes(dtype: str | None, region: Region) -> int:
     return dtypes.canonical_size(dtype or "uint8", math.prod(region_shape(region)))
 
 
-def sharding_of(value: Any, facts: Facts) -> Sharding | None:
+def sharding_of(value: Any, facts: WrapperFacts) -> Sharding | None:
     """How an array lies over devices, and the rules that its box has; None where nothing is known."""
     mesh, spec = _torch_mesh(value) if is_torch(value) else _jax_mesh(value)
     if not mesh and not facts.rules:

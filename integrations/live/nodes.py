@@ -28,7 +28,7 @@ _NNX_OBJECTS = ("Module", "Optimizer", "Pytree", "Object")
 _NNX_VARIABLES = ("Variable", "VariableState")
 
 
-class Facts(NamedTuple):
+class WrapperFacts(NamedTuple):
     """What the wrappers around an array say of it.
 
     Attributes:
@@ -56,7 +56,7 @@ class Node(NamedTuple):
         remake: gives the node with other children, in the order of `children`.
         kind: `dict`, `list`, `tuple` or `none`; what it counts as where it has no children.
         wrapper: whether it only says something of its one child, so that its part is no part of the parameter's name.
-        facts: what it says, by the names of `Facts`.
+        facts: what it says, by the names of `WrapperFacts`.
         variable: whether it is a mutable Penzai variable, known by its label wherever it stands.
     """
 

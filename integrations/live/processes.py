@@ -18,7 +18,7 @@ _LONGEST = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """The processes that hold one state together.
 
     Attributes:
@@ -32,7 +32,7 @@ class Group:
     broadcast: Callable[[str], str]
 
 
-def group(distributed: str) -> Group:
+def group(distributed: str) -> ProcessGroup:
     """The processes among which a state is shared.
 
     Args:
@@ -46,7 +46,7 @@ def group(distributed: str) -> Group:
         return _torch()
     if distributed == "jax":
         return _jax()
-    return Group(_own_rank(), 1, str)
+    return ProcessGroup(_own_rank(), 1, str)
 
 
 def _own_rank() -> int:
@@ -58,7 +58,7 @@ def _own_rank() -> int:
     return 0
 
 
-def _torch() -> Group:
+def _torch() -> ProcessGroup:
     distributed = sys.modules["torch"].distributed
 
     def broadcast(text: str) -> str:
@@ -66,10 +66,10 @@ def _torch() -> Group:
         distributed.broadcast_object_list(told, src=0)
         return told[0]
 
-    return Group(distributed.get_rank(), distributed.get_world_size(), broadcast)
+    return ProcessGroup(distributed.get_rank(), distributed.get_world_size(), broadcast)
 
 
-def _jax() -> Group:
+def _jax() -> ProcessGroup:
     def broadcast(text: str) -> str:
         import numpy as np
         from jax.experimental import multihost_utils
@@ -81,4 +81,4 @@ def _jax() -> Group:
         return np.asarray(told).tobytes().decode().rstrip()
 
     jax = sys.modules["jax"]
-    return Group(jax.process_index(), jax.process_count(), broadcast)
+    return ProcessGroup(jax.process_index(), jax.process_count(), broadcast)

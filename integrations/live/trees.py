@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import UnrepresentableError
 from wherry.integrations.live.leaves import dtype_of, is_plain, prng_of, shape_of, sharding_of
-from wherry.integrations.live.nodes import Facts, Node, is_penzai, is_torch, opened
+from wherry.integrations.live.nodes import Node, WrapperFacts, is_penzai, is_torch, opened
 from wherry.live.match import LABEL as _LABEL
 from wherry.live.match import Leaf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Leaf", "Tree", "flatten", "rebuilt", "survey"]
+__all__ = ["Leaf", "StateTree", "flatten", "rebuilt", "survey"]
 
 
 @dataclass(slots=True)
-class Tree:
+class StateTree:
     """A live state, laid out.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tree:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _StateWalk:
     """What one walk has seen.
 
     Attributes:
@@ -76,10 +76,10 @@ def flatten(state: Any) -> Iterator[Leaf]:
     yield from survey(state).leaves
 
 
-def survey(state: Any) -> Tree:
+def survey(state: Any) -> StateTree:
     """The leaves with the empty nodes and sequences around them; raises what `flatten` does."""
-    tree = Tree()
-    _survey(state, (), (), Facts(), tree, _Walk())
+    tree = StateTree()
+    _survey(state, (), (), WrapperFacts(), tree, _StateWalk())
     return tree
 
 
@@ -93,10 +93,12 @@ def rebuilt(state: Any, change: Callable[[Leaf], Any]) -> Any:
     Returns:
         A new tree of JAX; torch modules, optimizers and NNX modules themselves, changed when all their leaves are made.
     """
-    return _rebuilt(state, (), (), Facts(), change, _Walk())
+    return _rebuilt(state, (), (), WrapperFacts(), change, _StateWalk())
 
 
-def _survey(node: Any, path: KeyPath, stored: KeyPath, facts: Facts, tree: Tree, walk: _Walk) -> None:
+def _survey(
+    node: Any, path: KeyPath, stored: KeyPath, facts: WrapperFacts, tree: StateTree, walk: _StateWalk
+) -> None:
     found = opened(node)
     if found is None:
         tree.leaves.append(_leaf(node, path, stored, facts, walk))
@@ -113,7 +115,12 @@ def _survey(node: Any, path: KeyPath, stored: KeyPath, facts: Facts, tree: Tree,
 
 
 def _rebuilt(
-    node: Any, path: KeyPath, stored: KeyPath, facts: Facts, change: Callable[[Leaf], Any], walk: _Walk
+    node: Any,
+    path: KeyPath,
+    stored: KeyPath,
+    facts: WrapperFacts,
+    change: Callable[[Leaf], Any],
+    walk: _StateWalk,
 ) -> Any:
     found = opened(node)
     if found is None:
@@ -133,8 +140,8 @@ def _rebuilt(
 
 
 def _below(
-    found: Node, part: str, path: KeyPath, stored: KeyPath, facts: Facts
-) -> tuple[KeyPath, KeyPath, Facts]:
+    found: Node, part: str, path: KeyPath, stored: KeyPath, facts: WrapperFacts
+) -> tuple[KeyPath, KeyPath, WrapperFacts]:
     """Both key paths of a child, and what is known of it."""
     told = facts._replace(**found.facts) if found.facts else facts
     if found.variable:
@@ -143,11 +150,11 @@ def _below(
     return (path if found.wrapper else (*path, part)), (*stored, part), told
 
 
-def _within(node: Any, path: KeyPath, facts: Facts) -> Facts:
+def _within(node: Any, path: KeyPath, facts: WrapperFacts) -> WrapperFacts:
     return facts._replace(root=path) if facts.root is None and is_penzai(node) else facts
 
 
-def _seen(node: Any, found: Node, walk: _Walk) -> bool:
+def _seen(node: Any, found: Node, walk: _StateWalk) -> bool:
     """Whether a mutable variable was met before; it may stand at several places, but no other may have its label."""
     label: str = found.facts[_LABEL]
     if label not in walk.variables:
@@ -158,7 +165,7 @@ def _seen(node: Any, found: Node, walk: _Walk) -> bool:
     return True
 
 
-def _leaf(value: Any, path: KeyPath, stored: KeyPath, facts: Facts, walk: _Walk) -> Leaf:
+def _leaf(value: Any, path: KeyPath, stored: KeyPath, facts: WrapperFacts, walk: _StateWalk) -> Leaf:
     name = render(path)
     if stored in walk.taken:
         raise UnrepresentableError("two leaves of the state have this key path", path=render(stored))

@@ -19,14 +19,14 @@ from wherry.integrations.mlflow.project import projection
 from wherry.integrations.mlflow.promote import (
     CANDIDATE,
     CHAMPION,
-    Move,
+    AliasMove,
     previous_of,
     promoting,
     rollback_target,
     rolling_back,
 )
 from wherry.integrations.mlflow.read import (
-    Registered,
+    RegisteredVersion,
     find_digest,
     identity,
     look_up,
@@ -38,7 +38,7 @@ from wherry.integrations.mlflow.read import (
 from wherry.integrations.mlflow.versions import Version, registering
 
 __all__ = [
-    "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "EXPERIMENT", "Move", "Registered", "Version",
+    "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "EXPERIMENT", "AliasMove", "RegisteredVersion", "Version",
     "find_digest", "identity", "look_up", "mark_deleted", "page", "previous_of", "projection", "promoting",
     "registered", "registering", "rollback_target", "rolling_back", "unmark_deleted", "unregister",
 ]  # fmt: skip

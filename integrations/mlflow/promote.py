@@ -28,7 +28,7 @@ _REPLACED_TAG = "wherry.replaced."  # with the alias
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class AliasMove:
     """What a promotion or a rollback did to an alias.
 
     Attributes:
@@ -50,7 +50,7 @@ def previous_of(alias: str) -> str:
 @contextmanager
 def promoting(
     name: str, version: str, alias: str, *, tags: Mapping[str, str], tracking_uri: str, registry_uri: str
-) -> Generator[Move]:
+) -> Generator[AliasMove]:
     """Put an alias on a version, for as long as the block does not fail.
 
     Args:
@@ -68,7 +68,7 @@ def promoting(
         held = aliases(client, name)
         before = held.get(alias)
         if before == version:
-            yield Move(version, before, already=True)
+            yield AliasMove(version, before, already=True)
             return
         moves: dict[str, str | None] = {previous_of(alias): before} if before else {}
         moves[alias] = (
@@ -81,7 +81,7 @@ def promoting(
             tagged(client, name, version, {**tags, **memory}),
             moved(client, name, moves, expected=held),
         ):
-            yield Move(version, before, already=False)
+            yield AliasMove(version, before, already=False)
 
 
 def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: str) -> tuple[str, str | None]:
@@ -103,7 +103,7 @@ def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: s
 @contextmanager
 def rolling_back(
     name: str, alias: str, target: str, now: str | None, *, when: str, tracking_uri: str, registry_uri: str
-) -> Generator[Move]:
+) -> Generator[AliasMove]:
     """Put an alias back on what stood under it before, for as long as the block does not fail.
 
     Args:
@@ -124,10 +124,10 @@ def rolling_back(
         moves = {alias: target, keeper: older if older and _is_there(client, name, older) else None}
         with moved(client, name, moves, expected=seen):
             if now is None:
-                yield Move(target, None, already=False)
+                yield AliasMove(target, None, already=False)
                 return
             with tagged(client, name, now, {"wherry.rolled_back": when}):
-                yield Move(target, now, already=False)
+                yield AliasMove(target, now, already=False)
 
 
 def _is_there(client: MlflowClient, name: str, version: str) -> bool:

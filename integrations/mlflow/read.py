@@ -32,7 +32,7 @@ _TIMEOUT_SECONDS = 30
 _OK, _REFUSED = 200, (401, 403)  # statuses of HTTP
 
 
-class Registered(NamedTuple):
+class RegisteredVersion(NamedTuple):
     """A registered version: the model's name, its number, its tags and the aliases that are on it."""
 
     name: str
@@ -41,7 +41,7 @@ class Registered(NamedTuple):
     aliases: tuple[str, ...]
 
 
-def registered(tracking_uri: str, registry_uri: str) -> Iterator[Registered]:
+def registered(tracking_uri: str, registry_uri: str) -> Iterator[RegisteredVersion]:
     """Every version that is a checkpoint of ours, by two searches, a thousand rows each a request.
 
     Raises:
@@ -55,7 +55,7 @@ def registered(tracking_uri: str, registry_uri: str) -> Iterator[Registered]:
             for row in found:
                 if DIGEST_TAG in row.tags:
                     number = str(row.version)
-                    yield Registered(row.name, number, row.tags, named.get((row.name, number), ()))
+                    yield RegisteredVersion(row.name, number, row.tags, named.get((row.name, number), ()))
             token = found.token
             if not token:
                 return
@@ -63,7 +63,7 @@ def registered(tracking_uri: str, registry_uri: str) -> Iterator[Registered]:
 
 def look_up(
     name: str, *, tracking_uri: str, registry_uri: str, version: str | None = None, alias: str | None = None
-) -> Registered:
+) -> RegisteredVersion:
     """The version of a registered model with a number or an alias.
 
     Raises:
@@ -78,12 +78,12 @@ def look_up(
                 f"{name} has no alias {alias}", cure=f"it has: {there}" if there else "it has none at all"
             )
         row = client.get_model_version(name, number)
-        return Registered(row.name, str(row.version), row.tags, _of(named, str(row.version)))
+        return RegisteredVersion(row.name, str(row.version), row.tags, _of(named, str(row.version)))
 
 
 def find_digest(
     digest: str, *, tracking_uri: str, registry_uri: str, name: str | None = None
-) -> Registered | None:
+) -> RegisteredVersion | None:
     """The lowest version with a checkpoint digest, of one model or of any."""
     with opened(Stores(tracking_uri, registry_uri)) as client:
         if name is not None:
@@ -94,7 +94,7 @@ def find_digest(
         if row is None:
             return None
         number = str(row.version)
-        return Registered(row.name, number, row.tags, _of(aliases(client, row.name), number))
+        return RegisteredVersion(row.name, number, row.tags, _of(aliases(client, row.name), number))
 
 
 def unregister(name: str, version: str, *, tracking_uri: str, registry_uri: str) -> None:

@@ -40,7 +40,7 @@ _LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RunRecord:
     """What one attempt to register has recorded, and how to take it back.
 
     Attributes:
@@ -59,7 +59,7 @@ class Recorded:
             self.undo.pop()()
 
 
-def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar: Sidecar) -> Recorded:
+def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar: Sidecar) -> RunRecord:
     """A finished run with manifest and receipt, from the source's logged model to a new one.
 
     Args:
@@ -71,7 +71,7 @@ def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar
     experiment = _experiment(client)
     run = client.create_run(experiment, run_name=f"register {name}", tags=dict(tags))
     run_id: str = run.info.run_id
-    recorded = Recorded(run_id, {}, [lambda: client.delete_run(run_id)])
+    recorded = RunRecord(run_id, {}, [lambda: client.delete_run(run_id)])
     try:
         client.log_dict(run_id, sidecar.manifest.to_json(), "manifest.json")
         if sidecar.receipt is not None:
@@ -81,7 +81,7 @@ def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar
     except BaseException:
         recorded.take_back()
         raise
-    return Recorded(run_id, links, recorded.undo)
+    return RunRecord(run_id, links, recorded.undo)
 
 
 def forget_run(client: MlflowClient, run_id: str | None, tags: Mapping[str, str]) -> None:
@@ -99,7 +99,7 @@ def _link(
     name: str,
     tags: Mapping[str, str],
     sidecar: Sidecar,
-    recorded: Recorded,
+    recorded: RunRecord,
 ) -> dict[str, str]:
     """Make the run's input and output; returns the tags that name them."""
     subject, receipt = sidecar.checkpoint, sidecar.receipt
@@ -114,7 +114,7 @@ def _link(
 
 
 def _source_model(
-    client: MlflowClient, experiment: str, source: CheckpointRef, attempt: str, recorded: Recorded
+    client: MlflowClient, experiment: str, source: CheckpointRef, attempt: str, recorded: RunRecord
 ) -> str:
     """The logged model of a source: the one that is there, so that all that was made of it hangs together."""
     wanted = f"tags.`{DIGEST_TAG}` = {quoted(source.checkpoint_digest)}"
@@ -137,7 +137,7 @@ def _logged_model(
     name: str,
     subject: CheckpointRef,
     tags: Mapping[str, str],
-    recorded: Recorded,
+    recorded: RunRecord,
     *,
     run_id: str | None,
 ) -> str:

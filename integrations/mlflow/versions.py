@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-    from wherry.integrations.mlflow.runs import Recorded
+    from wherry.integrations.mlflow.runs import RunRecord
     from wherry.storage.sidecar import Sidecar
 
 ADOPTED_TAG = "wherry.adopted"
@@ -136,8 +136,8 @@ def _versions(client: MlflowClient, name: str, digest: str) -> list[ModelVersion
 
 
 def _settled(
-    client: MlflowClient, name: str, digest: str, create: Callable[[], tuple[ModelVersion, Recorded]]
-) -> tuple[ModelVersion, Recorded | None]:
+    client: MlflowClient, name: str, digest: str, create: Callable[[], tuple[ModelVersion, RunRecord]]
+) -> tuple[ModelVersion, RunRecord | None]:
     """The one version, and what this attempt recorded where the version is its own."""
     for _round in range(_ROUNDS):
         winner = lowest(client, name, digest)
@@ -162,7 +162,7 @@ def _settled(
 
 def _create(
     client: MlflowClient, name: str, source: str, tags: Mapping[str, str], sidecar: Sidecar
-) -> tuple[ModelVersion, Recorded]:
+) -> tuple[ModelVersion, RunRecord]:
     recorded = record_run(client, name, tags, sidecar)
     try:
         version = colliding(
@@ -232,7 +232,7 @@ def _revive(client: MlflowClient, version: ModelVersion, uri: str) -> None:
         client.delete_model_version_tag(version.name, str(version.version), DELETED_TAG)
 
 
-def _withdraw(client: MlflowClient, version: ModelVersion, recorded: Recorded, error: BaseException) -> None:
+def _withdraw(client: MlflowClient, version: ModelVersion, recorded: RunRecord, error: BaseException) -> None:
     """Delete a version of this attempt and what was recorded with it, unless another attempt has adopted it."""
     name, number = version.name, str(version.version)
     try:

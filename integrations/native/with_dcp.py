@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wherry.core.tensorspec import TensorSpec
-    from wherry.integrations.formats.dcp.metadata import Index
+    from wherry.integrations.formats.dcp.metadata import DcpIndex
 
 
 def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
@@ -34,7 +34,7 @@ def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
     index = read_contents(locate(str(folder))).index
     metadata = _metadata(index)
 
-    class Reader(checkpoint.FileSystemReader):
+    class InertReader(checkpoint.FileSystemReader):
         """torch's reader, with metadata that it does not unpickle."""
 
         def read_metadata(self, *_args: Any, **_how: Any) -> Any:
@@ -44,11 +44,11 @@ def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
         name: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device())
         for name, tensor in index.tensors.items()
     }
-    checkpoint.load(state, storage_reader=Reader(folder), no_dist=True)
+    checkpoint.load(state, storage_reader=InertReader(folder), no_dist=True)
     return state
 
 
-def _metadata(index: Index) -> Any:
+def _metadata(index: DcpIndex) -> Any:
     """The object that torch would have unpickled, of the tensors of an index."""
     import torch
 

@@ -23,7 +23,7 @@ from wherry.config.config import load_config
 from wherry.config.file import config_file
 from wherry.errors import NotFoundError, StorageError, UsageError, storage_error
 from wherry.integrations.prefect.automations import ensure_automations, notification_block, read_automations
-from wherry.integrations.prefect.pools import Outcome, Pool, ensure_pools, read_pools
+from wherry.integrations.prefect.pools import Outcome, WorkPool, ensure_pools, read_pools
 from wherry.runtime import child
 from wherry.watch import preflight
 
@@ -40,7 +40,7 @@ _SECONDS, _MEMORY = 600, 4 << 30  # default limits of the command
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeployPlan:
     """What shall be deployed.
 
     Attributes:
@@ -61,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployed:
+class DeployReport:
     """What was done, by name."""
 
     api: str
@@ -75,7 +75,7 @@ class Deployed:
         return {"schema": 1, **asdict(self)}
 
 
-def deploy(plan: Plan) -> Deployed:
+def deploy(plan: DeployPlan) -> DeployReport:
     """Carry out a plan against the server of `PREFECT_API_URL` (or of Prefect's profile).
 
     Raises:
@@ -105,7 +105,7 @@ def deploy(plan: Plan) -> Deployed:
         raise StorageError(
             f"the Prefect server did not take it: {error}", uri=api, cure=cure, retryable=True
         ) from error
-    return Deployed(api, made, dict(plan.limits), ids, outcomes)
+    return DeployReport(api, made, dict(plan.limits), ids, outcomes)
 
 
 def read_deployments(file: Path) -> list[dict[str, Any]]:
@@ -155,7 +155,9 @@ def require_independent(file: Path) -> None:
             )  # fmt: skip
 
 
-def pools_of(entries: list[dict[str, Any]], pools: tuple[Pool, ...], override: str | None) -> dict[str, Pool]:
+def pools_of(
+    entries: list[dict[str, Any]], pools: tuple[WorkPool, ...], override: str | None
+) -> dict[str, WorkPool]:
     """Deployment → its pool.
 
     Raises:
@@ -171,7 +173,7 @@ def pools_of(entries: list[dict[str, Any]], pools: tuple[Pool, ...], override: s
     return {name: known[pool] for name, pool in named.items()}
 
 
-def check(entries: list[dict[str, Any]], chosen: Mapping[str, Pool]) -> None:
+def check(entries: list[dict[str, Any]], chosen: Mapping[str, WorkPool]) -> None:
     """Preflight: what would be lost in a container, and slices that no node could take.
 
     This looks from where it runs: what the workers' own environment will say is checked again by each run.
@@ -201,7 +203,7 @@ def _routed() -> dict[str, str]:
 
 
 async def _prepare(
-    plan: Plan, pools: tuple[Pool, ...]
+    plan: DeployPlan, pools: tuple[WorkPool, ...]
 ) -> tuple[dict[str, Outcome], Sequence[AutomationCore]]:
     """What the deployments need: pools and limits; and the automations, as Prefect reads them."""
     from prefect.client.orchestration import get_client

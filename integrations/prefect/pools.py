@@ -28,7 +28,7 @@ _FIELDS = {"schema", "name", "type", "description", "concurrency_limit", "variab
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class WorkPool:
     """A work pool as its file states it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Pool:
     job_configuration: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def read_pools(folder: Path) -> tuple[Pool, ...]:
+def read_pools(folder: Path) -> tuple[WorkPool, ...]:
     """The pools of a folder, by name.
 
     Raises:
@@ -61,7 +61,7 @@ def read_pools(folder: Path) -> tuple[Pool, ...]:
     return pools
 
 
-def read_pool(path: Path) -> Pool:
+def read_pool(path: Path) -> WorkPool:
     """One pool.
 
     Raises:
@@ -82,10 +82,10 @@ def read_pool(path: Path) -> Pool:
         raise UsageError(f"work pool: {what}", uri=str(path), cure=f"fields: {', '.join(sorted(_FIELDS))}")
     fields: dict[str, Any] = {"description": "", **data}
     del fields["schema"]
-    return Pool(**fields)
+    return WorkPool(**fields)
 
 
-def template(pool: Pool, published: dict[str, Any]) -> dict[str, Any]:
+def template(pool: WorkPool, published: dict[str, Any]) -> dict[str, Any]:
     """The base job template of a pool.
 
     Args:
@@ -119,7 +119,7 @@ async def published_template(client: PrefectClient, pool_type: str) -> dict[str,
     )
 
 
-async def ensure_pools(client: PrefectClient, pools: Sequence[Pool]) -> dict[str, Outcome]:
+async def ensure_pools(client: PrefectClient, pools: Sequence[WorkPool]) -> dict[str, Outcome]:
     """Create or update pools.
 
     Raises:
@@ -128,7 +128,7 @@ async def ensure_pools(client: PrefectClient, pools: Sequence[Pool]) -> dict[str
     return {pool.name: await _ensure(client, pool) for pool in pools}
 
 
-async def _ensure(client: PrefectClient, pool: Pool) -> Outcome:
+async def _ensure(client: PrefectClient, pool: WorkPool) -> Outcome:
     from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
     from prefect.exceptions import ObjectNotFound
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from wherry.core.progress import OnProgress
     from wherry.storage.location import Location
 
-__all__ = ["Signed", "identity", "load_key", "load_public_key", "require", "sign", "verify"]
+__all__ = ["SignatureCheck", "identity", "load_key", "load_public_key", "require", "sign", "verify"]
 
 _IGNORED = (
     ".git",
@@ -54,7 +54,7 @@ _THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
+class SignatureCheck:
     """What came of checking a signature whose mathematics are right.
 
     Attributes:
@@ -133,7 +133,7 @@ def verify(
     *,
     signature: str | os.PathLike[str] | None = None,
     progress: OnProgress | None = None,
-) -> Signed:
+) -> SignatureCheck:
     """Check a signature and every file that it names.
 
     Args:
@@ -163,7 +163,7 @@ def verify(
     sidecar = read_sidecar(location) if identity else None
     if sidecar and sidecar.checkpoint.checkpoint_digest != identity.get("checkpoint_digest"):
         failed.append(("the sidecar", "names another checkpoint digest than was signed"))
-    return Signed(location.uri, place.uri, hint(public), len(signed), tuple(sorted(failed)), identity)
+    return SignatureCheck(location.uri, place.uri, hint(public), len(signed), tuple(sorted(failed)), identity)
 
 
 def identity(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> dict[str, Any]:

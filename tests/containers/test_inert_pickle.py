@@ -21,7 +21,7 @@ from wherry.errors import WherryError
 from wherry.integrations.containers.pickle.harmless import HARMLESS
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.tree import plant
-from wherry.integrations.containers.pickle.values import Record, Rules, dict_of
+from wherry.integrations.containers.pickle.values import CallRecord, Rules, dict_of
 
 
 def load_all(data, rules) -> None:
@@ -107,7 +107,7 @@ def test_calls_become_records():
     made, _ = load(
         b"\x80\x02cm\nf\nK\x01\x85R}X\x01\x00\x00\x00xK\x02sb.", Rules(allowed={("m", "f"): None}), "x"
     )
-    assert isinstance(made, Record)
+    assert isinstance(made, CallRecord)
     assert (str(made.kind), made.args, made.state) == ("m.f", (1,), {"x": 2})
 
 

@@ -16,7 +16,7 @@ from wherry.integrations.containers.msgpack.contents import gather
 from wherry.integrations.containers.msgpack.index import (
     Array,
     Blob,
-    Piece,
+    BytePiece,
     Scalar,
     canonical,
     glance,
@@ -192,4 +192,4 @@ def test_glance_follows_the_head_only():
     assert glance(packed[:5000], 5000).state == "cut"
     assert glance(b"\x80\x02}q\x00.", 6) is None
     assert glance(b"PK\x03\x04", 4) is None
-    assert Piece(0, 1) == (0, 1)
+    assert BytePiece(0, 1) == (0, 1)

@@ -237,7 +237,7 @@ def test_which_chunks_stream():
 def test_stored_bytes_of_a_file_that_shrinks(tmp_path):
     file = tmp_path / "chunk"
     file.write_bytes(bytes(100))
-    shrunk = stream.Stored(locate(file), 0, 200, "0.0")
+    shrunk = stream.StoredChunk(locate(file), 0, 200, "0.0")
     for codec in ("none", "zstd", "gzip"):
         with pytest.raises(CorruptError, match=r"chunk 0\.0"):
             list(stream._pieces(codec, shrunk, 200))

@@ -20,7 +20,8 @@ import pytest
 
 import wherry
 from tests.support.formats import CORPUS, expected, place
-from wherry.errors import HostileError, UsageError, WherryError
+from wherry.errors import HostileError, MismatchError, UsageError, WherryError
+from wherry.formats.pin import take_pin
 from wherry.integrations.containers.pickle.survey import survey
 
 EXIT = {"ok": 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "not-a-checkpoint": 4, "unsupported": 4}
@@ -207,6 +208,17 @@ def test_opaque_values_are_not_written_but_can_be_left(tmp_path):
     assert done.returncode == 0, done.stderr
     with wherry.open(tmp_path / "b.pt") as found:
         assert set(found.manifest.tensors) == {("w",)}
+
+
+def test_a_source_with_opaque_values_is_looked_at_again_on_the_same_terms(tmp_path):
+    (tmp_path / "hf").mkdir()
+    torch_file(tmp_path / "hf" / "pytorch_model.bin", {"config": Config()}, legacy=False)
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    with wherry.open(tmp_path / "hf", allow_opaque=[NAME]) as found:
+        pin = take_pin(found)
+        (tmp_path / "hf" / "notes.txt").write_text("a companion more")
+        with pytest.raises(MismatchError, match="a file was added"):  # and not that it does not open
+            pin.require_unchanged(found)
 
 
 def test_the_survey_of_a_file_lists_all_streams(tmp_path, monkeypatch):

@@ -252,11 +252,11 @@ def test_requests_that_make_no_sense_are_usage_errors(model, tmp_path, wrong):
 
 
 def test_several_targets_are_made_in_one_pass(model, tmp_path, monkeypatch):
-    from wherry.mover import carrier
+    from wherry.mover import source
 
     read = []
-    real = carrier.read_span
-    monkeypatch.setattr(carrier, "read_span", lambda *a, **k: (read.append(a[1].nbytes), real(*a, **k)))
+    real = source.read_span
+    monkeypatch.setattr(source, "read_span", lambda *a, **k: (read.append(a[1].nbytes), real(*a, **k)))
     targets = [
         TargetRequest(str(tmp_path / "a"), "orbax"),
         TargetRequest(str(tmp_path / "b"), "hf", {"max_shard_size": "1MB"}),

@@ -52,7 +52,7 @@ def tree(tmp_path):
     ignore = shutil.ignore_patterns("__pycache__")
     for name in (*ROOMS, "docs", "infra"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
-    (copy / "tests").mkdir()
+    (copy / "tests" / "support").mkdir(parents=True)
     for path in (*ROOT.glob("tests/support/hooks_*.py"), ROOT / "pyproject.toml", ROOT / "README.md"):
         shutil.copy(path, copy / path.relative_to(ROOT))
     return copy

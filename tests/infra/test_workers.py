@@ -21,7 +21,7 @@ from prefect.workers.base import BaseJobConfiguration
 
 from tests.support.infra import INFRA
 from wherry.errors import UsageError
-from wherry.integrations.prefect.pools import Pool, read_pool, read_pools, template
+from wherry.integrations.prefect.pools import WorkPool, read_pool, read_pools, template
 
 POOLS = {pool.name: pool for pool in read_pools(INFRA / "pools")}
 KUBERNETES = [name for name, pool in POOLS.items() if pool.type == "kubernetes"]
@@ -224,5 +224,5 @@ def test_lists_of_named_things_are_merged_by_name():
         "variables": {"properties": {}},
     }
     over = {"c": [{"name": "x", "b": 2}, {"name": "y"}], "l": [2]}
-    made = template(Pool("p", "process", "", job_configuration=over), published)
+    made = template(WorkPool("p", "process", "", job_configuration=over), published)
     assert made["job_configuration"] == {"c": [{"name": "x", "a": 1, "b": 2}, {"name": "y"}], "l": [2]}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from wherry.core.tensorspec import TensorSpec, region_shape
 from wherry.errors import UsageError
-from wherry.layout.copies import Piece, Pieces, Stored, copies, gather
+from wherry.layout.copies import Pieces, StoredTensor, TensorPiece, copies, gather
 from wherry.layout.cuts import bands, stacked_grid
 from wherry.layout.layout import parse_layout, skeleton, skeletons
 from wherry.layout.runs import runs
@@ -38,8 +38,8 @@ def stored(layout, sizes, dtype="float32"):
         hidden = {
             name: 0 for one in layout.dimensions if one not in layout.present(sizes) for name in one.names
         }
-        yield Stored(
-            spec, (Piece(("params", "p"), tuple({**at, **hidden}.items()), groups, (0,) * len(groups)),)
+        yield StoredTensor(
+            spec, (TensorPiece(("params", "p"), tuple({**at, **hidden}.items()), groups, (0,) * len(groups)),)
         )
 
 
@@ -195,14 +195,14 @@ def test_concatenated_and_padded_pieces():
         extent = math.prod(sizes[axis] for axis in axes)
         arrays[(name,)] = np.random.default_rng(start).random((extent, 5), "float32")
         pieces.add(
-            Stored(
+            StoredTensor(
                 TensorSpec((name,), (extent, 5), "float32"),
-                (Piece(("params", name), (), (axes, ("embed",)), (0, 0)),),
+                (TensorPiece(("params", name), (), (axes, ("embed",)), (0, 0)),),
             )
         )
-        parts.append(Piece(("params", name), (), (axes, ("embed",)), (start, 0)))
+        parts.append(TensorPiece(("params", name), (), (axes, ("embed",)), (start, 0)))
         start += extent
-    fused = Stored(TensorSpec(("qkv",), (28, 5), "float32"), tuple(parts))
+    fused = StoredTensor(TensorSpec(("qkv",), (28, 5), "float32"), tuple(parts))
     wanted = np.concatenate([*arrays.values(), np.zeros((4, 5), "float32")])
 
     def read(path, region):
@@ -217,7 +217,7 @@ def test_concatenated_and_padded_pieces():
     for name, array in arrays.items():
         spec, piece = pieces.held[("params", *name)][()]
         made = gather(
-            Stored(spec, (piece,)),
+            StoredTensor(spec, (piece,)),
             spec.whole,
             back,
             lambda _path, region: np.ascontiguousarray(wanted[region]),

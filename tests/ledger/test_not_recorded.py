@@ -20,8 +20,8 @@ from wherry.converter.convert import convert_all
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import CorruptError, MismatchError, NotRecordedError, StorageError, UsageError
 from wherry.formats.checkpoint import present_fingerprint
+from wherry.ledger import outcomes
 from wherry.ledger import record as ledgers
-from wherry.ledger import recording
 from wherry.ledger.record import has_conversion, open_ledger
 from wherry.ledger.statements import statements
 from wherry.lineage.lineage import show
@@ -144,8 +144,8 @@ def test_the_cure_records_the_fingerprint_of_the_copy(source, tmp_path, monkeypa
     shutil.copytree(made, tmp_path / "copy", copy_function=shutil.copyfile)
     seen = []
     monkeypatch.setattr(ledgers, "record_sighting", lambda _ledger, subject: seen.append(subject))
-    recording.record_sidecar(made)
-    recording.record_sidecar(tmp_path / "copy")
+    outcomes.record_sidecar(made)
+    outcomes.record_sidecar(tmp_path / "copy")
     marks = []
     for place in (made, tmp_path / "copy"):
         with wherry.open(place) as opened:
@@ -273,11 +273,11 @@ def test_the_other_processes_of_an_export_learn_that_it_is_not_recorded(source, 
     with pytest.raises(NotRecordedError) as caught:
         wherry.convert(source, tmp_path / "out", to="orbax")
     with pytest.raises(NotRecordedError, match="the ledger cannot be used") as told:
-        recording.require_recorded(caught.value.result)
+        outcomes.require_recorded(caught.value.result)
     assert told.value.result == caught.value.result
     broken.mend()
-    receipt = recording.record(caught.value.result)
-    assert recording.require_recorded(receipt) is receipt
+    receipt = outcomes.record(caught.value.result)
+    assert outcomes.require_recorded(receipt) is receipt
 
 
 def test_an_unexpected_failure_of_an_export_is_a_bug():
@@ -378,8 +378,8 @@ def test_what_failed_counts_before_what_is_not_recorded():
 
 
 def test_only_the_registry_and_the_ledger_are_excused():
-    with pytest.raises(MismatchError), recording.registration_of("u", "m"):
+    with pytest.raises(MismatchError), outcomes.registration_of("u", "m"):
         raise MismatchError("other bytes")
-    with pytest.raises(NotRecordedError) as caught, recording.registration_of("u", "m"):
+    with pytest.raises(NotRecordedError) as caught, outcomes.registration_of("u", "m"):
         raise UsageError("MLflow does not take this")
     assert cure_of(caught.value.cure) == "wherry register u --name m"

@@ -81,8 +81,8 @@ def test_a_deleted_target_is_not_stale(chain, safetensors_source):
 def test_other_rules_make_another_plan(chain, monkeypatch):
     real = lineage_stale._planned
 
-    def changed(row, *rest):
-        return "f" * 64 if row.format == "orbax" else real(row, *rest)
+    def changed(made, *rest):
+        return "f" * 64 if made.row.format == "orbax" else real(made, *rest)
 
     monkeypatch.setattr(lineage_stale, "_planned", changed)
     assert kinds(stale()) == {"orbax": ["plan-changed"], "last.npz": ["upstream-stale"]}

@@ -11,7 +11,7 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.errors import StorageError
 from wherry.live import run
 from wherry.live.checkpoint import LiveReader
-from wherry.live.snapshot import Placed, Snapshot
+from wherry.live.snapshot import PlacedBox, Snapshot
 
 
 def test_tied_weights_are_copied_once_and_said_to_be_tied(tmp_path):
@@ -48,7 +48,7 @@ def test_tied_weights_are_copied_once_and_said_to_be_tied(tmp_path):
 
 def test_parts_that_overlap_are_no_whole():
     spec = TensorSpec(("w",), (4,), "float32")
-    placed = {("w",): (Placed((0,), (2,), "f", 0), Placed((0,), (2,), "f", 8))}
+    placed = {("w",): (PlacedBox((0,), (2,), "f", 0), PlacedBox((0,), (2,), "f", 8))}
     assert [piece.reason for piece in LiveReader({spec.path: spec}, placed, "m").absent()] == [
         "two processes gave the same part"
     ]

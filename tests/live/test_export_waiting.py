@@ -51,7 +51,7 @@ def as_rank(monkeypatch, folder):
     told = Ticket("0123abcd", str(folder)).to_text()
 
     def become(rank, count=2):
-        group = processes.Group(rank, count, (lambda _: told) if rank else str)
+        group = processes.ProcessGroup(rank, count, (lambda _: told) if rank else str)
         monkeypatch.setattr(processes, "group", lambda _: group)
 
     return become

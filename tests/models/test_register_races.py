@@ -143,6 +143,7 @@ def test_a_withdrawal_of_a_dead_process_is_ended(receipt, client, name, monkeypa
 
 ABANDONED = """
 import os, sys, wherry
+from wherry.integrations import mlflow_versions as versions
 calls = []
 def blind(*given):
     calls.append(1)

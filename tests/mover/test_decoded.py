@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import wherry
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
-from wherry.mover.decoded import DecodedReader
+from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime.threads import StoppedError
 

@@ -85,7 +85,7 @@ def test_since_leaves_what_is_older(tmp_path):
 @pytest.mark.parametrize(
     ("select", "module", "name", "error"),
     [
-        ("latest", "wherry.formats.discover", "discover", StorageError("it does not answer", retryable=True)),
+        ("latest", "wherry.formats.discover", "walk", StorageError("it does not answer", retryable=True)),
         (
             "since 2026-03-02",
             "wherry.storage.ages",

@@ -24,7 +24,7 @@ def rule_sets() -> dict[str, Rules]:
     found: dict[str, Rules] = {}
     for path in sorted((ROOT / "integrations").rglob("*.py")):
         text = path.read_text()
-        if "Rules" in text:
+        if "containers.pickle.values import" in text:
             label = ".".join(path.relative_to(ROOT / "integrations").with_suffix("").parts)
             module = import_module(f"wherry.integrations.{label}")
             found |= {f"{label}:{name}": getattr(module, name) for name in assigned(text, Rules, module)}

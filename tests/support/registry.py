@@ -97,11 +97,11 @@ def mlflow_server(folder: Path, *arguments: str, environment: dict[str, str] | N
 
 
 def await_health(url: str, process: subprocess.Popen) -> None:
-    for _ in range(240):
+    for _ in range(600):
         assert process.poll() is None, "the MLflow server ended"
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except OSError:
             time.sleep(0.5)
-    pytest.fail("the MLflow server did not come up in two minutes")
+    pytest.fail("the MLflow server did not come up in five minutes")

@@ -10,7 +10,7 @@ import pytest
 
 import wherry
 from wherry.errors import UnsupportedError
-from wherry.verifier.native import NoAnswerError, Seen
+from wherry.verifier.native import NativeReport, NoAnswerError
 
 EIGHT = "--xla_force_host_platform_device_count=8"
 
@@ -47,7 +47,7 @@ def test_jax_targets_lie_sharded_over_eight_devices(source, tmp_path, eight, to)
     target = made(source, tmp_path / "target", to, split=".")
     found = wherry.verify(target, level="native")
     assert found.ok, found
-    assert isinstance(found.native, Seen)
+    assert isinstance(found.native, NativeReport)
     assert found.native.checked == 3
     assert found.native.sharded == 1
     assert "8 cpu devices" in found.native.devices

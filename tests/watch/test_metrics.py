@@ -17,7 +17,7 @@ from wherry.auditor.audit import audit
 from wherry.cli.audit import metrics as command
 from wherry.errors import StorageError
 from wherry.ledger.record import open_ledger, record_event
-from wherry.watch.metrics import HELP, Sample, after_run, measure, note_run, text, write
+from wherry.watch.metrics import HELP, MetricSample, after_run, measure, note_run, text, write
 
 _LINE = re.compile(r'[a-z_]+(\{([a-z_]+="([^"\\\n]|\\.)*",?)+\})? -?[\d.e+-]+')
 
@@ -102,7 +102,7 @@ def test_what_waits_by_the_routes(tmp_path, monkeypatch):
 
 def test_the_text_is_what_prometheus_reads(tmp_path):
     support.converted(tmp_path)
-    odd = Sample("wherry_unconverted", (("root", 'a"b\\c\nd'),), 3)
+    odd = MetricSample("wherry_unconverted", (("root", 'a"b\\c\nd'),), 3)
     lines = text([*measure([str(tmp_path)]), odd]).splitlines()
     assert r'wherry_unconverted{root="a\"b\\c\nd"} 3' in lines
     rows = [line for line in lines if not line.startswith("#")]
@@ -115,7 +115,7 @@ def test_the_text_is_what_prometheus_reads(tmp_path):
 def test_the_client_library_of_prometheus_reads_the_same_numbers(tmp_path):
     parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
     support.converted(tmp_path)
-    odd = Sample("wherry_unconverted", (("root", 'a"b\\c\nd, {e="f"} ä'),), 1780000000.123456)
+    odd = MetricSample("wherry_unconverted", (("root", 'a"b\\c\nd, {e="f"} ä'),), 1780000000.123456)
     samples = [*measure([str(tmp_path)]), odd]
     read = [*parser.text_string_to_metric_families(text(samples))]
     found = {(one.name, *sorted(one.labels.items())): one.value for family in read for one in family.samples}

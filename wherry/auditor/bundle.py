@@ -27,7 +27,7 @@ from wherry.storage.stores import locate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from wherry.auditor.check import Checked
+    from wherry.auditor.check import CheckReport
     from wherry.auditor.report import AuditReport
     from wherry.ledger.record import Ledger
     from wherry.storage.sidecar import Sidecar
@@ -124,7 +124,7 @@ def write_bundle(path: Path, report: AuditReport, markdown: str, records: Path, 
     return digest
 
 
-def check_bundle(bundle: str | os.PathLike[str], anchor: str | None = None) -> Checked:
+def check_bundle(bundle: str | os.PathLike[str], anchor: str | None = None) -> CheckReport:
     """Check a bundle offline; `anchor` is a hash, or a file that `wherry ledger anchor` wrote.
 
     Raises:

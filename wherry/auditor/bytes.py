@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wherry.auditor.places import PlaceAudit
-    from wherry.auditor.report import AuditRow
+    from wherry.auditor.report import CheckpointAudit
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import CheckpointRef
     from wherry.ledger.record import Ledger
@@ -200,7 +200,7 @@ def outcome_of(looked: PlaceAudit) -> dict[str, Any]:
     }
 
 
-def _failures(row: AuditRow, outcome: Verification) -> Iterator[Finding]:
+def _failures(row: CheckpointAudit, outcome: Verification) -> Iterator[Finding]:
     """Damage that a verification found, as findings; the leaf also in bytes."""
     kind = "altered" if outcome.ok else outcome.verdict
     for failure in outcome.failed:
@@ -211,7 +211,7 @@ def _failures(row: AuditRow, outcome: Verification) -> Iterator[Finding]:
 
 
 def _without_sidecar(
-    row: AuditRow, subject: CheckpointRecord, memory: int, progress: OnProgress | None
+    row: CheckpointAudit, subject: CheckpointRecord, memory: int, progress: OnProgress | None
 ) -> Iterator[Finding]:
     """Take its digest anew, as the conversion did that read it, and compare it with the ledger's."""
     with open_checkpoint(row.uri, format=row.format) as checkpoint:
@@ -321,7 +321,7 @@ def _findings(one: PlaceAudit, key: str) -> Iterator[Finding]:
         yield _broken(row, what)
 
 
-def _broken(row: AuditRow, what: str, **more: str) -> Finding:
+def _broken(row: CheckpointAudit, what: str, **more: str) -> Finding:
     again = f"wherry sign {shlex.quote(row.uri)} --key KEY"
     cure = f"find out who changed or signed it; if it is sound, sign it again: {again}"
     return about(row, "signature", what, cure=cure, **more)

@@ -48,7 +48,7 @@ _LISTED = 100  # problems that are listed; the rest is counted
 
 
 @dataclass
-class Checked:
+class CheckReport:
     """What came of the check.
 
     Attributes:
@@ -93,7 +93,7 @@ class Checked:
 
 
 @dataclass
-class _Stated:
+class _ChainContents:
     """What the chain states: checkpoints, and (checkpoint, model version) pairs; and the hash of each statement."""
 
     digests: set[str] = field(default_factory=set[str])
@@ -101,14 +101,14 @@ class _Stated:
     hashes: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def check(bundle: str, anchor: str | None = None) -> Checked:
+def check(bundle: str, anchor: str | None = None) -> CheckReport:
     """Check a bundle; damage of any kind is a problem, never an exception, as long as the file can be read.
 
     Args:
         bundle: path of the zip file.
         anchor: hash of a statement that was kept elsewhere; the chain must have it.
     """
-    checked = Checked(bundle)
+    checked = CheckReport(bundle)
     with open(bundle, "rb") as file:  # noqa: PTH123  a module that stands alone
         checked.sha256 = _digest(file)
     try:
@@ -119,7 +119,7 @@ def check(bundle: str, anchor: str | None = None) -> Checked:
     return checked
 
 
-def _check(archive: zipfile.ZipFile, checked: Checked, anchor: str | None) -> None:
+def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -> None:
     index = _json(archive, INDEX)
     if index["schema"] > SCHEMA:
         checked.say(f"{INDEX}: schema {index['schema']} is newer than this check knows")
@@ -138,7 +138,7 @@ def _check(archive: zipfile.ZipFile, checked: Checked, anchor: str | None) -> No
     _check_counts(report, checked)
 
 
-def _check_files(archive: zipfile.ZipFile, files: dict[str, Any], checked: Checked) -> None:
+def _check_files(archive: zipfile.ZipFile, files: dict[str, Any], checked: CheckReport) -> None:
     names = archive.namelist()
     checked.files = len(files)
     for name in sorted(name for name, count in Counter(names).items() if count > 1):
@@ -151,8 +151,8 @@ def _check_files(archive: zipfile.ZipFile, files: dict[str, Any], checked: Check
                 checked.say(f"{name}: its bytes are not those that the index states")
 
 
-def _check_chain(archive: zipfile.ZipFile, checked: Checked) -> _Stated:
-    stated = _Stated()
+def _check_chain(archive: zipfile.ZipFile, checked: CheckReport) -> _ChainContents:
+    stated = _ChainContents()
     with archive.open(LEDGER) as file:
         while line := file.readline(_LINE_MAX):
             row = json.loads(line)
@@ -182,7 +182,7 @@ def _fault(row: dict[str, Any], prev: str, seq: int) -> str | None:
     return None
 
 
-def _check_anchor(report: dict[str, Any], kept: dict[str, Any], checked: Checked) -> None:
+def _check_anchor(report: dict[str, Any], kept: dict[str, Any], checked: CheckReport) -> None:
     chain = report["chain"]
     if (chain["head"], chain["statements"]) != (checked.head, checked.statements):
         checked.say(
@@ -193,7 +193,11 @@ def _check_anchor(report: dict[str, Any], kept: dict[str, Any], checked: Checked
 
 
 def _check_row(
-    row: dict[str, Any], names: set[str], archive: zipfile.ZipFile, stated: _Stated, checked: Checked
+    row: dict[str, Any],
+    names: set[str],
+    archive: zipfile.ZipFile,
+    stated: _ChainContents,
+    checked: CheckReport,
 ) -> None:
     digest = row["checkpoint_digest"]
     checked.checkpoints += 1
@@ -214,7 +218,7 @@ def _check_row(
     checked.manifests += 1
 
 
-def _check_counts(report: dict[str, Any], checked: Checked) -> None:
+def _check_counts(report: dict[str, Any], checked: CheckReport) -> None:
     for finding in report["findings"]:
         severity = finding["severity"]
         checked.findings[severity] = checked.findings.get(severity, 0) + 1

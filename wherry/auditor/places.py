@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.auditor.report import AuditRow, Finding, gravity
+from wherry.auditor.report import CheckpointAudit, Finding, gravity
 from wherry.core.digest import checkpoint_digest
 from wherry.core.keypath import render
 from wherry.core.units import short
@@ -54,7 +54,7 @@ class PlaceAudit(NamedTuple):
         fingerprint: of its files now; empty where it did not open.
     """
 
-    row: AuditRow
+    row: CheckpointAudit
     findings: tuple[Finding, ...] = ()
     recorded: bool = False
     fingerprint: str = ""
@@ -95,7 +95,7 @@ def look_at(
     """
     clock = time.monotonic()
     subject = known.checkpoints[place.checkpoint_digest]
-    row = AuditRow(
+    row = CheckpointAudit(
         uri=place.uri,
         checkpoint_digest=place.checkpoint_digest,
         format=subject.format,
@@ -228,7 +228,7 @@ class _Look:
         )
 
 
-def troubled(place: PlaceRecord | AuditRow, error: WherryError) -> Finding:
+def troubled(place: PlaceRecord | CheckpointAudit, error: WherryError) -> Finding:
     """What an error means that stopped the look."""
     kind = "unreadable"
     if isinstance(error, HostileError | DamagedError):
@@ -240,6 +240,6 @@ def troubled(place: PlaceRecord | AuditRow, error: WherryError) -> Finding:
     return about(place, kind, error.what, path=error.path, cure=error.cure)
 
 
-def about(place: PlaceRecord | AuditRow, kind: str, what: str, **more: Any) -> Finding:
+def about(place: PlaceRecord | CheckpointAudit, kind: str, what: str, **more: Any) -> Finding:
     """A finding about what lies at a place."""
     return Finding(kind, what, uri=place.uri, checkpoint_digest=place.checkpoint_digest, **more)

@@ -126,7 +126,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditRow:
+class CheckpointAudit:
     """One checkpoint at one place.
 
     Attributes:
@@ -209,7 +209,7 @@ class AuditReport:
     seconds: float
     wherry: str
     chain: ChainProof
-    checkpoints: tuple[AuditRow, ...] = ()
+    checkpoints: tuple[CheckpointAudit, ...] = ()
     findings: tuple[Finding, ...] = ()
     registry: str | None = None
     versions: int = 0

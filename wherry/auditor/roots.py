@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.auditor.report import Finding
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
-from wherry.formats.discover import Skipped, discover, is_folder_link
+from wherry.formats.discover import SkippedPath, discover, is_folder_link
 from wherry.storage.ages import age_of
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import read_sidecar, sidecar_name, signature_name
@@ -64,7 +64,7 @@ class RootSurvey:
     found: list[Detection] = field(default_factory=list["Detection"])
     waiting: list[UnconvertedCheckpoint] = field(default_factory=list[UnconvertedCheckpoint])
     unrecorded: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    skipped: list[Skipped] = field(default_factory=list[Skipped])
+    skipped: list[SkippedPath] = field(default_factory=list[SkippedPath])
     unknown: list[str] = field(default_factory=list[str])
     unlisted: int = 0
 

@@ -86,9 +86,9 @@ def cli() -> None:
 def discover(root: str, json_: bool, **which: Any) -> None:
     """Find the checkpoints below ROOT."""
     from wherry.cli import console
-    from wherry.formats.discover import Skipped, discover
+    from wherry.formats.discover import SkippedPath, discover
 
-    skipped: list[Skipped] = []
+    skipped: list[SkippedPath] = []
     console.show_found(discover(root, on_skip=skipped.append, **which), skipped, json_=json_)
 
 
@@ -100,7 +100,7 @@ def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
     """Say what lies at URI, and why."""
     from wherry.cli import console
     from wherry.formats.detect import detect_source
-    from wherry.ledger.named import named
+    from wherry.ledger.open import named
 
     found = detect_source(named(SourceRequest(uri, **given)))
     console.show_detection(found, json_=json_)

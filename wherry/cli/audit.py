@@ -14,7 +14,7 @@ from wherry.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wherry.auditor.check import Checked
+    from wherry.auditor.check import CheckReport
     from wherry.auditor.report import AuditReport
 
 _ALTERED = 9  # exit code of intact data that differs from what was expected
@@ -133,7 +133,7 @@ def _show(report: AuditReport, *, json_: bool) -> None:
         click.echo(f"and {len(report.findings) - _SHOWN} more; see --json or --markdown")
 
 
-def _show_checked(checked: Checked, *, json_: bool) -> None:
+def _show_checked(checked: CheckReport, *, json_: bool) -> None:
     from wherry.cli import console
 
     if json_:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.progress import OnProgress, Progress
     from wherry.core.receipt import GroupReceipt, Receipt
-    from wherry.formats.discover import Skipped
+    from wherry.formats.discover import SkippedPath
     from wherry.lineage.lineage import LineageTree
     from wherry.models.register import Registration
-    from wherry.staging.clean import Cleaned
+    from wherry.staging.clean import CleanReport
     from wherry.verifier.inspect import Inspection
     from wherry.verifier.verify import Verification
     from wherry.watch.doctor import Diagnosis
@@ -101,7 +101,7 @@ def committed(show: Callable[..., None], *, json_: bool) -> Generator[None]:
         raise
 
 
-def show_found(found: Iterable[Detection], skipped: list[Skipped], *, json_: bool) -> None:
+def show_found(found: Iterable[Detection], skipped: list[SkippedPath], *, json_: bool) -> None:
     """The checkpoints below a root, as they are found; JSON is one object a line."""
     for detection in found:
         if json_:
@@ -276,7 +276,7 @@ def show_lineage(tree: LineageTree, *, json_: bool) -> None:
         click.echo(render(tree))
 
 
-def show_cleaned(rows: list[Cleaned], *, dry_run: bool, json_: bool) -> None:
+def show_cleaned(rows: list[CleanReport], *, dry_run: bool, json_: bool) -> None:
     """What was removed, or would be."""
     if json_:
         print_json([row._asdict() for row in rows])

@@ -143,7 +143,7 @@ def record_(uris: Sequence[str], url: str | None, json_: bool) -> None:
     What the ledger has already is left as it is.
     """
     from wherry.cli import console
-    from wherry.ledger.recording import record_sidecar
+    from wherry.ledger.outcomes import record_sidecar
 
     rows = [record_sidecar(uri, ledger=url) for uri in uris]
     if json_:

@@ -12,7 +12,7 @@ from wherry.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wherry.models.fetch import Fetched
+    from wherry.models.fetch import FetchReport
     from wherry.models.promote import Promotion
 
 _tracking = click.option("--tracking-uri", help="MLflow tracking store; embedded SQLite by default.")
@@ -123,7 +123,7 @@ def fetch(uri: str, target: str, json_: bool, quiet: bool, **arguments: Any) -> 
     _show_fetched(done, json_=json_)
 
 
-def _show_fetched(done: Fetched, *, json_: bool) -> None:
+def _show_fetched(done: FetchReport, *, json_: bool) -> None:
     from wherry.cli import console
     from wherry.core.units import show_seconds, show_size
 

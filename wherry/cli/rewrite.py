@@ -12,7 +12,7 @@ from wherry.core.option import options_of
 from wherry.core.request import RewriteRequest, SourceRequest
 
 if TYPE_CHECKING:
-    from wherry.converter.rewrite_plan import Rewriting, Rewritten
+    from wherry.converter.rewrite_plan import RewritePlan, Rewritten
 
 
 @click.command()
@@ -52,7 +52,7 @@ def rewrite(
     _show_rewritten(done, json_=json_)
 
 
-def _show_rewriting(rewriting: Rewriting, *, json_: bool) -> None:
+def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
     from wherry.cli import console
     from wherry.core.units import show_size
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from wherry.routes.prune import Pruning
+    from wherry.routes.prune import PruneReport
 
 
 def _located(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,7 +168,7 @@ def prune(names: tuple[str, ...], config: str | None, env: str | None, yes: bool
     sys.exit(10 if any(one.action == "failed" for one in done.checkpoints) else 0)
 
 
-def _show(done: Pruning, *, dry_run: bool) -> None:
+def _show(done: PruneReport, *, dry_run: bool) -> None:
     from wherry.core.units import show_size
 
     for one in done.checkpoints:

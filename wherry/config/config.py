@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from wherry.config.schema import Route, Settings
-    from wherry.config.values import Stated
+    from wherry.config.values import FieldStatement
 
 
 # setting → the environment variable that wins over the file; a list is separated as PATH is.
@@ -74,7 +74,7 @@ class Config:
     settings: Settings
     routes: tuple[Route, ...]
     origins: Mapping[str, str]
-    stated: tuple[Stated, ...] = ()
+    stated: tuple[FieldStatement, ...] = ()
     text: str = field(default="", repr=False)
 
     def rows(self) -> Iterator[tuple[str, str, str]]:

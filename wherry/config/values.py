@@ -141,7 +141,7 @@ _DEPTH = 2  # parts of the path of one route
 _OURS = "name"  # which the loader gives each route; the file has it as the name of the table
 
 
-class Stated(NamedTuple):
+class FieldStatement(NamedTuple):
     """A field that a route states.
 
     Attributes:
@@ -160,7 +160,7 @@ class Stated(NamedTuple):
         return printed(self.at)
 
 
-def stated(data: Mapping[str, Any], over: Mapping[str, Any], section: Path) -> tuple[Stated, ...]:
+def stated(data: Mapping[str, Any], over: Mapping[str, Any], section: Path) -> tuple[FieldStatement, ...]:
     """The fields that routes state, in the order of the file.
 
     Args:
@@ -169,10 +169,10 @@ def stated(data: Mapping[str, Any], over: Mapping[str, Any], section: Path) -> t
         section: its table, as `("env", "prod")`.
     """
     fields = _fields(data.get(_TOP, {}), (_TOP,))
-    return tuple(Stated(at, value, section if _has(over, at) else ()) for at, value in fields)
+    return tuple(FieldStatement(at, value, section if _has(over, at) else ()) for at, value in fields)
 
 
-def origin(field: Stated, text: str, file: str | None) -> str:
+def origin(field: FieldStatement, text: str, file: str | None) -> str:
     """Where a field comes from: file, line and the environment's table.
 
     Args:

@@ -91,16 +91,13 @@ def _stated(how: str, value: Any, target: TargetRequest | None) -> Any:
 
 def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: TargetRequest) -> ConvertRequest:
     """A conversion as it was asked for, of this source to this target; see `stated`."""
-    words = {
-        name: asked[name]["name"] if name in _FILES else asked[name] for name in _OPTIONS if name in asked
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value["name"] if name in _FILES else value
+        for name, value in asked.items()
+        if name in _OPTIONS and name not in (*_CHOSEN, "into")
     }
-    rest: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in words.items()
-        if name not in (*_CHOSEN, "into")
-    }
-    rest["opaque"] = (*source.opaque, *rest.get("opaque", ()))
-    return convert_request(source.uri, [target], **{**rest, "format": source.format})
+    given |= {"format": source.format, "opaque": (*source.opaque, *given.get("opaque", ()))}
+    return convert_request(source.uri, [target], **given)
 
 
 def command(receipt: Receipt, *, source: str | None = None, target: str | None = None) -> str:

@@ -13,12 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.command import stated
-from wherry.converter.existing import existing_result
+from wherry.converter.if_exists import existing_result
 from wherry.converter.job import Job
 from wherry.converter.passes import run
 from wherry.converter.plan import plan_target
 from wherry.core.digest import sha256_of
-from wherry.core.progress import Running
+from wherry.core.progress import RunContext
 from wherry.core.receipt import GroupReceipt, Receipt, software
 from wherry.core.request import ConvertRequest, TargetRequest, convert_request
 from wherry.core.services import service
@@ -27,8 +27,8 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.formats.registry import find_format
 from wherry.ledger.deliver import report_failure
-from wherry.ledger.named import named
-from wherry.ledger.recording import LEFT_OUT, record_all
+from wherry.ledger.open import named
+from wherry.ledger.outcomes import LEFT_OUT, record_all
 from wherry.staging.in_use import in_use
 from wherry.staging.staging import tidy
 from wherry.storage.sidecar import signature_location
@@ -96,7 +96,7 @@ def convert_all(request: ConvertRequest, *, progress: OnProgress | None = None) 
         NotRecordedError: the targets are committed, but the ledger cannot be used; `result` is the GroupReceipt.
         WherryError: the first error of any target, after the others were made; these are in its `committed`.
     """
-    running, sign = Running.begun(progress), request.sign
+    running, sign = RunContext.begun(progress), request.sign
     if sign is not None:
         service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
     with _failures_told(request, running.started):
@@ -108,7 +108,7 @@ def convert_all(request: ConvertRequest, *, progress: OnProgress | None = None) 
     return group
 
 
-def convert_opened(checkpoint: Checkpoint, request: ConvertRequest, running: Running) -> GroupReceipt:
+def convert_opened(checkpoint: Checkpoint, request: ConvertRequest, running: RunContext) -> GroupReceipt:
     """Convert what is already open, a live training state among it; see `convert_all`."""
     jobs, lineage = plan_jobs(checkpoint, request, running), request.lineage
     threading.Thread(target=_ahead, args=(lineage,), name="wherry-ahead", daemon=True).start()
@@ -173,7 +173,7 @@ def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) ->
             service("signing").sign(receipt.target.uri, key, progress=progress)
 
 
-def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: Running) -> list[Job]:
+def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: RunContext) -> list[Job]:
     """Plan every target; nothing is written."""
     pin = take_pin(checkpoint)
     jobs = [_job(checkpoint, target, request, running, pin) for target in request.targets]
@@ -182,7 +182,7 @@ def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: Running)
 
 
 def _job(
-    checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest, running: Running, pin: Pin
+    checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest, running: RunContext, pin: Pin
 ) -> Job:
     row = find_format(target.to)
     committed, place = _places(locate(target.uri), row, checkpoint, target, request.as_step)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Companion, Manifest
-    from wherry.core.progress import Running
+    from wherry.core.progress import RunContext
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Format, Writer
     from wherry.formats.pin import Pin
@@ -63,7 +63,7 @@ class Job:
     row: Format
     target: Location
     committed: Location
-    running: Running
+    running: RunContext
     meta: Mapping[str, str]
     pin: Pin
     group: str = ""
@@ -72,7 +72,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedJob:
     """A job with its staging area open.
 
     Attributes:
@@ -92,7 +92,7 @@ class Staged:
     output: Output
 
 
-def stage(job: Job, stack: ExitStack) -> Staged:
+def stage(job: Job, stack: ExitStack) -> StagedJob:
     """Open a job's staging area and writer, taking up what an interrupted run left; `stack` closes them.
 
     Raises:
@@ -118,10 +118,10 @@ def stage(job: Job, stack: ExitStack) -> Staged:
     writer = job.row.create(staged, job.plan.manifest, job.plan.options)
     stack.callback(writer.close)
     staging.sync_names()
-    return Staged(job, staging, staged, journal, companions, Output(writer, _by_source(job.plan), journal))
+    return StagedJob(job, staging, staged, journal, companions, Output(writer, _by_source(job.plan), journal))
 
 
-def complete(staged: Staged, hashes: Hashes) -> Receipt:
+def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     """Finish, read back, write the sidecar and commit.
 
     Args:
@@ -172,7 +172,7 @@ def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
     )
 
 
-def _boxed(staged: Staged, ours: Hashes) -> Hashes:
+def _boxed(staged: StagedJob, ours: Hashes) -> Hashes:
     """The digests of tensors that were carried in boxes, of which only the written target can be hashed.
 
     Raises:
@@ -201,7 +201,7 @@ def _boxed(staged: Staged, ours: Hashes) -> Hashes:
     return found
 
 
-def _read_back(staged: Staged, expected: Hashes) -> dict[str, Any]:
+def _read_back(staged: StagedJob, expected: Hashes) -> dict[str, Any]:
     clock, job = time.monotonic(), staged.job
     with _opened(job, staged.staged) as written:
         _require_structure(job, written.manifest)
@@ -245,7 +245,7 @@ def _require_structure(job: Job, found: Manifest) -> None:
 
 
 def _sidecar(
-    staged: Staged, ours: Hashes, hashes: Hashes, verification: dict[str, Any] | None
+    staged: StagedJob, ours: Hashes, hashes: Hashes, verification: dict[str, Any] | None
 ) -> tuple[Sidecar, Receipt]:
     job, plan = staged.job, staged.job.plan
     origin = {**plan.manifest.origin, **({"meta": dict(job.meta)} if job.meta else {})}

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.converter.job import Job, Staged, complete, stage
+from wherry.converter.job import Job, StagedJob, complete, stage
 from wherry.converter.plan import joint_moves
 from wherry.converter.references import agree_with_source
 from wherry.core.progress import Meter
@@ -62,7 +62,7 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
         return [_outcome(one, hashes) for one in staged]
 
 
-def _outcome(staged: Staged, hashes: Hashes) -> Receipt | WherryError:
+def _outcome(staged: StagedJob, hashes: Hashes) -> Receipt | WherryError:
     taken = {source: hashes.digests[source] for source in staged.output.targets if source in hashes.digests}
     mine = Hashes(taken, {source: hashes.leaves[source] for source in taken})
     try:
@@ -71,7 +71,7 @@ def _outcome(staged: Staged, hashes: Hashes) -> Receipt | WherryError:
         return staged.staging.failed(error)
 
 
-def _move(jobs: list[Job], staged: list[Staged]) -> tuple[Hashes, Hashes | None]:
+def _move(jobs: list[Job], staged: list[StagedJob]) -> tuple[Hashes, Hashes | None]:
     """The digests of what was read, and where that is a view, those of what it is a view of."""
     seen, memory, progress = jobs[0].checkpoint, jobs[0].plan.memory, jobs[0].running.progress
     moves = joint_moves([job.plan for job in jobs])

@@ -23,20 +23,20 @@ from wherry.errors import IncompleteError, UnsupportedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_format
-from wherry.ledger.named import named
+from wherry.ledger.open import named
 from wherry.mover.move import JointMoves, Move, Way
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
 from wherry.runtime.threads import carrier_count
 from wherry.storage.stores import locate
 from wherry.tree.axes import settled
-from wherry.tree.mapping import TREE_OPTIONS, Mapped, map_tree, require_held
+from wherry.tree.mapping import TREE_OPTIONS, MappedTree, map_tree, require_held
 from wherry.view.choose import relaid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from wherry.core.account import Bound, Ignored
+    from wherry.core.account import Bound, IgnoredEntry
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
@@ -165,7 +165,7 @@ def _writable(to: str) -> Format:
     return row
 
 
-def _left_by(mapped: Mapped, source: Manifest) -> Callable[[KeyPath], bool]:
+def _left_by(mapped: MappedTree, source: Manifest) -> Callable[[KeyPath], bool]:
     """Whether a leaf is left behind, and so may be missing; also one of which not even the shape is there."""
     carried = set(mapped.pairs.values())
     roots = {path[:1] for path in carried}
@@ -182,7 +182,7 @@ def _require_present(checkpoint: Checkpoint, *, left: Callable[[KeyPath], bool] 
 
 
 def _digest(
-    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], prepared: Manifest, mapped: Mapped
+    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], prepared: Manifest, mapped: MappedTree
 ) -> str:
     source = checkpoint.detection
     return sha256_of(
@@ -237,7 +237,7 @@ class Plan:
     manifest: Manifest
     source_manifest: Manifest
     pairs: Mapping[KeyPath, KeyPath]
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[IgnoredEntry, ...]
     ways: Mapping[KeyPath, Way]
     parameters: int
     expected_parameters: int | None

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from wherry.converter.rewrite_plan import Rewriting
+    from wherry.converter.rewrite_plan import RewritePlan
     from wherry.core.detection import Detection
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Companion, Manifest
-    from wherry.core.progress import OnProgress, Running
+    from wherry.core.progress import OnProgress, RunContext
     from wherry.core.request import RewriteRequest
     from wherry.formats.format import Change
     from wherry.storage.location import Location
@@ -59,7 +59,7 @@ class ProofRequest:
 
     request: RewriteRequest
     memory: int
-    running: Running
+    running: RunContext
     asked: Mapping[str, Any]
     folder: Path | None = None
 
@@ -70,7 +70,7 @@ class ProofRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class SourceFacts:
     """What is known of the source's bytes before anything is changed.
 
     Attributes:
@@ -84,7 +84,7 @@ class Known:
     reference: CheckpointRef
 
 
-def know(checkpoint: Checkpoint, wanted: ProofRequest) -> Known | None:
+def know(checkpoint: Checkpoint, wanted: ProofRequest) -> SourceFacts | None:
     """Read the source, or take its sidecar's word where it is not to be read; None where there is none.
 
     Raises:
@@ -97,16 +97,16 @@ def know(checkpoint: Checkpoint, wanted: ProofRequest) -> Known | None:
     agree_with_source(checkpoint, hashes)
     companions = _digested(checkpoint)
     node = source_reference(checkpoint, hashes.digests, companions, wanted.memory, wanted.folder)
-    return Known(hashes, companions, node)
+    return SourceFacts(hashes, companions, node)
 
 
 def prove(
     checkpoint: Checkpoint,
     change: Change,
-    known: Known | None,
+    known: SourceFacts | None,
     written: Location,
     wanted: ProofRequest,
-    rewriting: Rewriting,
+    rewriting: RewritePlan,
 ) -> Sidecar | None:
     """Open what was written, compare it with the source, and say so in a sidecar.
 
@@ -237,7 +237,7 @@ def _require_companions(found: tuple[Companion, ...], known: tuple[Companion, ..
 def _receipt(
     source: CheckpointRef,
     target: CheckpointRef,
-    rewriting: Rewriting,
+    rewriting: RewritePlan,
     wanted: ProofRequest,
     verification: dict[str, Any] | None,
 ) -> Receipt:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.command import stated
-from wherry.converter.existing import existing_result
+from wherry.converter.if_exists import existing_result
 from wherry.converter.in_place import changed, replace_sidecar
 from wherry.converter.proof import ProofRequest, know, prove
-from wherry.converter.rewrite_plan import Rewriting, Rewritten
+from wherry.converter.rewrite_plan import RewritePlan, Rewritten
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import render
-from wherry.core.progress import Meter, Running
+from wherry.core.progress import Meter, RunContext
 from wherry.core.request import RewriteRequest, SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_size
 from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, UsageError
@@ -28,8 +28,8 @@ from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import absence, resolve_source
 from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pin
 from wherry.formats.registry import rewrites
-from wherry.ledger.named import named
-from wherry.ledger.recording import LEFT_OUT, record
+from wherry.ledger.open import named
+from wherry.ledger.outcomes import LEFT_OUT, record
 from wherry.staging.staging import Staging, tidy
 from wherry.storage.copy import carry, listed
 from wherry.storage.sidecar import FOLDER_NAME, encode
@@ -50,7 +50,7 @@ VERIFY = ("digest", "none")
 class _Ready:
     """A rewrite whose source has been looked at."""
 
-    rewriting: Rewriting
+    rewriting: RewritePlan
     change: Change
     source: Location
     target: Location
@@ -58,7 +58,7 @@ class _Ready:
     pin: Pin
 
 
-def plan_rewrite(request: RewriteRequest) -> Rewriting:
+def plan_rewrite(request: RewriteRequest) -> RewritePlan:
     """Say what a rewrite would do, after looking for everything that the result needs; nothing is written.
 
     Raises: as `rewrite`.
@@ -117,7 +117,7 @@ def carry_out(request: RewriteRequest, *, progress: OnProgress | None = None) ->
     """Carry out a rewrite as it is requested; see `rewrite`."""
     if request.verify not in VERIFY:
         raise UsageError(f"verify={request.verify} is not possible", cure=f"choose {' or '.join(VERIFY)}")
-    wanted = ProofRequest(request, parse_size(request.memory), Running.begun(progress), stated(request))
+    wanted = ProofRequest(request, parse_size(request.memory), RunContext.begun(progress), stated(request))
     with _ready(request) as ready:
         there = None if request.in_place else _existing(ready, request.if_exists)
         done = there or (_in_place if request.in_place else _staged)(ready, wanted)
@@ -149,11 +149,11 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
     name, _, value = request.as_.partition("=")
     row = _find(detection.format, name, location)
     with settled_checkpoint(
-        lambda: Checkpoint(row.plan(location, detection, value or None).opened)
+        lambda: Checkpoint(row.plan(location, detection, value or None).opened, opaque=location.opaque)
     ) as settled:
         pin = take_pin(settled)
     change = row.plan(location, detection, value or None)
-    with Checkpoint(change.opened) as checkpoint:
+    with Checkpoint(change.opened, opaque=location.opaque) as checkpoint:
         if in_place and change.staged_only:
             raise UnsupportedError(change.staged_only, uri=location.uri, cure="name a target instead")
         missing = absence(checkpoint.reader)
@@ -176,12 +176,12 @@ def _find(format: str, name: str, location: Location) -> Rewrite:
 
 def _rewriting(
     change: Change, source: Location, target: Location, asked: tuple[str, str | None], *, in_place: bool
-) -> Rewriting:
+) -> RewritePlan:
     sizes = listed(source)
     renamed = {render(old): render(new) for old, new in sorted(change.renamed.items())}
     # Contents are left out: a time of commit in them would make every request another one.
     named = [*asked, in_place, sorted(change.carried.items()), sorted(change.files), renamed]
-    return Rewriting(
+    return RewritePlan(
         source=source.uri,
         format=change.opened.detection.format,
         target=target.uri,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewriting:
+class RewritePlan:
     """What a rewrite would do.
 
     Attributes:
@@ -70,7 +70,7 @@ class Rewritten:
         ways: `reflink` and `copy` → bytes that went over so.
     """
 
-    rewriting: Rewriting
+    rewriting: RewritePlan
     receipt: Receipt | None
     ways: Mapping[str, int] = field(default_factory=dict[str, int])
 

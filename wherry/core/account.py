@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
+class IgnoredEntry:
     """A source entry that is not carried.
 
     Attributes:

@@ -70,7 +70,7 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunContext:
     """A conversion or rewrite that is under way.
 
     Attributes:
@@ -84,7 +84,7 @@ class Running:
     clock: float
 
     @classmethod
-    def begun(cls, progress: OnProgress | None = None) -> Running:
+    def begun(cls, progress: OnProgress | None = None) -> RunContext:
         """One that begins now."""
         return cls(progress, utc_now(), time.monotonic())
 

@@ -22,7 +22,7 @@ _UNFINISHED: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-class Step(NamedTuple):
+class StepFolder(NamedTuple):
     """A step folder: its number and its name."""
 
     number: int
@@ -40,10 +40,10 @@ def step_number(name: str, *, any_prefix: bool = False) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def steps_among(names: list[str]) -> list[Step]:
+def steps_among(names: list[str]) -> list[StepFolder]:
     """The step folders among the children of a run, newest first."""
     found = [(step_number(name, any_prefix=True), name) for name in names]
-    return sorted((Step(number, name) for number, name in found if number is not None), reverse=True)
+    return sorted((StepFolder(number, name) for number, name in found if number is not None), reverse=True)
 
 
 def unfinished(name: str) -> str | None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UsageError
-from wherry.families.bind import Bound, bind
+from wherry.families.bind import BoundFamily, bind
 from wherry.families.facts import conventions_of, forms_told, require_accepted, tell
 from wherry.families.parse import family_of
-from wherry.families.project import Projected, project, target_manifest
+from wherry.families.project import Projection, project, target_manifest
 from wherry.families.templates import form_choices, templates
 from wherry.families.trees import tree_family
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from wherry.families.schema import Family, System
 
 __all__ = [
-    "Bound",
-    "Projected",
+    "BoundFamily",
+    "Projection",
     "convert_layout",
     "families",
     "family_of_config",
@@ -131,7 +131,7 @@ def convert_layout(
     target_format: str | None = None,
     pads: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
-) -> Projected:
+) -> Projection:
     """From one system's checkpoint to another's, by metadata alone.
 
     Args:

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING
 
 from wherry.core.keypath import render
 from wherry.errors import AmbiguousError, UnrepresentableError, WherryError
-from wherry.families.match import Matching, match_tensors
+from wherry.families.match import FamilyMatch, match_tensors
 from wherry.families.pieces import require_complete, stored_tensors
-from wherry.families.scalars import Sorted, concrete_slots, sort_tensors
+from wherry.families.scalars import SortedTensors, concrete_slots, sort_tensors
 from wherry.families.sizes import solved_sizes
 from wherry.families.templates import Template, form_choices, templates
-from wherry.layout.copies import Pieces, Stored
+from wherry.layout.copies import Pieces, StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.core.account import Ignored
+    from wherry.core.account import IgnoredEntry
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
-    from wherry.families.facts import Told
+    from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
-    from wherry.layout.sizes import Solved
+    from wherry.layout.sizes import SolvedSizes
 
 _SHOWN = 8  # so many unmatched key paths are listed
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundFamily:
     """A checkpoint whose every tensor is accounted for.
 
     Attributes:
@@ -55,12 +55,12 @@ class Bound:
     system: System
     chosen: Mapping[str, str]
     optimizer: str | None
-    solved: Solved
-    told: Told
-    stored: Mapping[KeyPath, Stored]
+    solved: SolvedSizes
+    told: ConfigFacts
+    stored: Mapping[KeyPath, StoredTensor]
     present: Mapping[str, frozenset[str]]
     scalars: Mapping[str, KeyPath]
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[IgnoredEntry, ...]
     specs: Mapping[KeyPath, TensorSpec]
 
     @property
@@ -79,8 +79,8 @@ class _Candidate:
     forms: Mapping[str, str]
     optimizer: str | None
     templates: list[Template]
-    sorted: Sorted
-    matching: Matching
+    sorted: SortedTensors
+    matching: FamilyMatch
 
 
 def bind(
@@ -88,11 +88,11 @@ def bind(
     system: System,
     manifest: Manifest,
     *,
-    told: Told,
+    told: ConfigFacts,
     conventions: Mapping[str, str],
     forms: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
-) -> Bound:
+) -> BoundFamily:
     """Account for every tensor of a checkpoint.
 
     Args:
@@ -110,7 +110,7 @@ def bind(
         IncompleteError: a layer or parameter is missing.
         AmbiguousError: a size or form cannot be told; the cure says how to state it.
     """
-    fits: list[Bound] = []
+    fits: list[BoundFamily] = []
     failures: list[WherryError] = []
     for candidate in _candidates(family, system, manifest, dict(conventions), dict(forms or {})):
         try:
@@ -167,7 +167,7 @@ def _unmatched(family: Family, system: System, candidate: _Candidate) -> Unrepre
     )
 
 
-def _ambiguous(system: System, fits: list[Bound]) -> AmbiguousError:
+def _ambiguous(system: System, fits: list[BoundFamily]) -> AmbiguousError:
     differing = [name for name in system.forms if len({one.chosen[name] for one in fits}) > 1]
     choices = "; ".join(", ".join(f"{name}={one.chosen[name]}" for name in differing) for one in fits)
     return AmbiguousError(
@@ -180,18 +180,18 @@ def _bound(
     family: Family,
     system: System,
     candidate: _Candidate,
-    told: Told,
+    told: ConfigFacts,
     conventions: dict[str, str],
     sizes: Mapping[str, int],
     specs: Mapping[KeyPath, TensorSpec],
-) -> Bound:
+) -> BoundFamily:
     solved, matches = solved_sizes(family, system, candidate.matching, told, sizes)
     stored = stored_tensors(system, matches, solved.sizes, told)
     own = system.optimizers.get(candidate.optimizer or "")
     present = require_complete(
         family, candidate.templates, stored, solved.sizes, sparse=bool(own and own.filler)
     )
-    return Bound(
+    return BoundFamily(
         family=family,
         system=system,
         chosen={**candidate.forms, **conventions},

@@ -23,7 +23,7 @@ from wherry.storage.stores import locate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.families.project import Projected
+    from wherry.families.project import Projection
     from wherry.families.schema import Family, System
     from wherry.formats.checkpoint import Checkpoint
 
@@ -83,7 +83,7 @@ class Outfit:
 
 
 def outfit(
-    projected: Projected, config: Mapping[str, Any] | None, checkpoint: Checkpoint, assets: str | None = None
+    projected: Projection, config: Mapping[str, Any] | None, checkpoint: Checkpoint, assets: str | None = None
 ) -> Outfit:
     """Make what a target needs beside its tensors.
 
@@ -163,7 +163,7 @@ def facts_beside(checkpoint: Checkpoint, family: Family, source: System) -> dict
     return facts
 
 
-def _require_same_model(projected: Projected, checkpoint: Checkpoint) -> None:
+def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
     """A config of another model that lies beside the source must not complete this one."""
     sizes = projected.source.solved.sizes
     for system in projected.source.family.systems.values():
@@ -265,7 +265,7 @@ def _tokenizer(checkpoint: Checkpoint, names: list[str], files: Mapping[str, byt
     return "sp" if head == b"\n" else "tiktoken"
 
 
-def _lacking(projected: Projected, names: list[str]) -> list[str]:
+def _lacking(projected: Projection, names: list[str]) -> list[str]:
     if any(matches(name, _TOKENIZERS) for name in names):
         return []
     text = f"no tokenizer lies beside the source: {projected.system.name} will ask for one; --assets names a folder"

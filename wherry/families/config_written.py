@@ -16,13 +16,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
-from wherry.families.facts import Told, tell
+from wherry.families.facts import ConfigFacts, tell
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.families.project import Projected
+    from wherry.families.project import Projection
     from wherry.families.schema import Cases, System
 
 
@@ -44,7 +44,7 @@ class Written:
 
 
 def written_config(
-    projected: Projected,
+    projected: Projection,
     given: Mapping[str, Any] | None = None,
     source: str = "the config",
     *,
@@ -87,7 +87,7 @@ def written_config(
     return Written(config, table, names, tuple(warnings))
 
 
-def known_names(projected: Projected) -> dict[str, Any]:
+def known_names(projected: Projection) -> dict[str, Any]:
     """What expressions may name."""
     bound = projected.source
     there = bound.present["params"]
@@ -114,7 +114,7 @@ def _choice(text: str) -> str | int | bool:
     return int(text) if text.isdecimal() else text
 
 
-def _dtype(projected: Projected) -> str:
+def _dtype(projected: Projection) -> str:
     """The element type of most of the parameters."""
     counted: Counter[str] = Counter()
     for one in projected.targets.values():
@@ -229,7 +229,7 @@ def _require_same(system: System, config: Mapping[str, Any], names: Mapping[str,
         )
 
 
-def contradictions(told: Told, system: System, names: Mapping[str, Any]) -> list[str]:
+def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) -> list[str]:
     """What a config says otherwise than the tensors and the source's config; a tie is seen in the tensors."""
     sizes = [
         f"{axis} is {extent} ({system.config.sizes[axis]}), where the tensors have {names[axis]}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ConfigFacts:
     """What a config says.
 
     Attributes:
@@ -31,7 +31,7 @@ class Told:
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def tell(system: System, config: Mapping[str, Any] | None, source: str = "the config") -> Told:
+def tell(system: System, config: Mapping[str, Any] | None, source: str = "the config") -> ConfigFacts:
     """Read a system's config.
 
     Raises:
@@ -39,7 +39,7 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
         UsageError: a size is no whole number.
     """
     if config is None:
-        return Told()
+        return ConfigFacts()
     table = config.get(system.config.table) if system.config.table is not None else None
     attributes: Mapping[str, Any] = config if table is None else table
     read = Read(attributes)
@@ -61,7 +61,7 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
             f"{source} has attributes that are not understood: {', '.join(unknown)}",
             cure="declare them in a --family-file: what they size, or that they do not concern the weights",
         )
-    return Told(attributes, source, sizes, facts)
+    return ConfigFacts(attributes, source, sizes, facts)
 
 
 def _size(read: Read, axis: str, text: str, source: str) -> int | None:
@@ -71,7 +71,7 @@ def _size(read: Read, axis: str, text: str, source: str) -> int | None:
     return value
 
 
-def forms_told(system: System, told: Told) -> dict[str, str]:
+def forms_told(system: System, told: ConfigFacts) -> dict[str, str]:
     """The forms that the config states."""
     return {
         name: _word(value)
@@ -81,7 +81,7 @@ def forms_told(system: System, told: Told) -> dict[str, str]:
 
 
 def conventions_of(
-    system: System, given: Mapping[str, str], told: Told, facts: Mapping[str, Any], *, alike: bool
+    system: System, given: Mapping[str, str], told: ConfigFacts, facts: Mapping[str, Any], *, alike: bool
 ) -> dict[str, str]:
     """An answer to each of a system's conventions.
 

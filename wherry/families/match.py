@@ -32,7 +32,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Matching:
+class FamilyMatch:
     """What the key paths say.
 
     Attributes:
@@ -44,7 +44,7 @@ class Matching:
     unmatched: tuple[KeyPath, ...]
 
 
-def match_tensors(specs: Iterable[TensorSpec], templates: Iterable[Template]) -> Matching:
+def match_tensors(specs: Iterable[TensorSpec], templates: Iterable[Template]) -> FamilyMatch:
     """Find the templates of every tensor."""
     index: defaultdict[str, list[Template]] = defaultdict(list)
     for template in templates:
@@ -62,4 +62,4 @@ def match_tensors(specs: Iterable[TensorSpec], templates: Iterable[Template]) ->
             found[spec.path] = matches
         else:
             unmatched.append(spec.path)
-    return Matching(found, tuple(unmatched))
+    return FamilyMatch(found, tuple(unmatched))

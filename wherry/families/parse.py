@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wherry.errors import UsageError
 from wherry.families.schema import (
     Cases,
-    Config,
+    ConfigRules,
     Convention,
     Family,
     Form,
@@ -83,7 +83,7 @@ def _system(name: str, row: Mapping[str, Any], where: str) -> System:
         names=_texts(row.get("names", {})),
         ignore=tuple((str(pattern), str(reason)) for pattern, reason in row.get("ignore", [])),
         accepts=tuple((str(rule), str(reason)) for rule, reason in row.get("accepts", [])),
-        config=Config(
+        config=ConfigRules(
             sizes=_texts(config.get("sizes", {})),
             facts=_texts(config.get("facts", {})),
             require=tuple((str(rule), str(reason)) for rule, reason in config.get("require", [])),

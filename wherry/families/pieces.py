@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, MismatchError, UsageError
 from wherry.families.sizes import dimensions_of
-from wherry.layout.copies import Piece, Stored
+from wherry.layout.copies import StoredTensor, TensorPiece
 from wherry.layout.expr import evaluate
 from wherry.layout.words import Scale, parse_word
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
-    from wherry.families.facts import Told
+    from wherry.families.facts import ConfigFacts
     from wherry.families.match import Match
     from wherry.families.schema import Family, System
     from wherry.families.templates import Template
@@ -29,24 +29,24 @@ MOMENTS = {"mu": 1, "nu": 2}
 
 
 def stored_tensors(
-    system: System, matches: Sequence[Match], sizes: Mapping[str, int], told: Told
-) -> dict[KeyPath, Stored]:
+    system: System, matches: Sequence[Match], sizes: Mapping[str, int], told: ConfigFacts
+) -> dict[KeyPath, StoredTensor]:
     """Every tensor as pieces.
 
     Raises:
         MismatchError: its shape is not what the sizes make it.
     """
     return {
-        match.spec.path: Stored(match.spec, tuple(_pieces(system, match, sizes, told.facts)))
+        match.spec.path: StoredTensor(match.spec, tuple(_pieces(system, match, sizes, told.facts)))
         for match in matches
     }
 
 
 def _pieces(
     system: System, match: Match, sizes: Mapping[str, int], facts: Mapping[str, object]
-) -> Iterable[Piece]:
+) -> Iterable[TensorPiece]:
     template = match.template
-    pieces: list[Piece] = []
+    pieces: list[TensorPiece] = []
     start = 0
     for name, layout in zip(template.parameters, template.layouts, strict=True):
         dimensions = dimensions_of(system, layout, match) or layout.present(sizes)
@@ -71,7 +71,7 @@ def piece_of(
     at: Mapping[str, int],
     start: int,
     words: tuple[Elementwise, ...],
-) -> Piece:
+) -> TensorPiece:
     """A parameter as a piece of one tensor; axes that it has no dimension for have size 1."""
     shown = {axis for one in dimensions for axis in one.names}
     hidden = {axis: 0 for axis in layout.held if axis not in shown}
@@ -80,7 +80,7 @@ def piece_of(
         for dimension in range(len(dimensions))
     )
     groups = tuple(one.names for one in dimensions)
-    return Piece((template.slot, name), tuple({**at, **hidden}.items()), groups, place, words)
+    return TensorPiece((template.slot, name), tuple({**at, **hidden}.items()), groups, place, words)
 
 
 def words_of(
@@ -103,7 +103,7 @@ def words_of(
     return tuple(word for word in words if word != Scale(1.0))
 
 
-def _check_shape(match: Match, pieces: Sequence[Piece], sizes: Mapping[str, int], total: int) -> None:
+def _check_shape(match: Match, pieces: Sequence[TensorPiece], sizes: Mapping[str, int], total: int) -> None:
     template = match.template
     dimensions = dimensions_of_piece(pieces[0], sizes)
     if len(pieces) > 1:
@@ -125,7 +125,7 @@ def _check_shape(match: Match, pieces: Sequence[Piece], sizes: Mapping[str, int]
         )
 
 
-def dimensions_of_piece(piece: Piece, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def dimensions_of_piece(piece: TensorPiece, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Extents of a piece."""
     return tuple(prod(sizes[name] for name in names) for names in piece.groups)
 
@@ -133,7 +133,7 @@ def dimensions_of_piece(piece: Piece, sizes: Mapping[str, int]) -> tuple[int, ..
 def require_complete(
     family: Family,
     templates: Sequence[Template],
-    stored: Mapping[KeyPath, Stored],
+    stored: Mapping[KeyPath, StoredTensor],
     sizes: Mapping[str, int],
     *,
     sparse: bool,

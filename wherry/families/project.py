@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from wherry.core.account import Ignored
+from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import parse
 from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError, UsageError
@@ -18,7 +18,7 @@ from wherry.families.scalars import scalar_texts
 from wherry.families.targets import fillers, placed, repeated, sized, tied, written, zeros
 from wherry.families.templates import Template, form_choices, replaced, templates
 from wherry.layout import words
-from wherry.layout.copies import Pieces, Stored, gather
+from wherry.layout.copies import Pieces, StoredTensor, gather
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region
-    from wherry.families.bind import Bound
+    from wherry.families.bind import BoundFamily
     from wherry.families.schema import Optimizer, System
     from wherry.layout.copies import Read
 
@@ -35,7 +35,7 @@ _ONLY = "only params"
 
 
 @dataclass(frozen=True, slots=True)
-class Projected:
+class Projection:
     """A target, tensor by tensor.
 
     Attributes:
@@ -50,15 +50,15 @@ class Projected:
         lossy: target key path → what there and back can change.
     """
 
-    source: Bound
+    source: BoundFamily
     system: System
     chosen: Mapping[str, str]
-    targets: Mapping[KeyPath, Stored]
+    targets: Mapping[KeyPath, StoredTensor]
     pieces: Pieces
     scalars: Mapping[KeyPath, KeyPath]
     lists: frozenset[KeyPath] = frozenset()
     empties: Mapping[KeyPath, str] = field(default_factory=dict["KeyPath", str])
-    ignored: tuple[Ignored, ...] = ()
+    ignored: tuple[IgnoredEntry, ...] = ()
     lossy: Mapping[KeyPath, words.Bound] = field(default_factory=dict["KeyPath", words.Bound])
 
     def gather(self, path: KeyPath, region: Region, read: Read, out: np.ndarray | None = None) -> np.ndarray:
@@ -67,7 +67,7 @@ class Projected:
 
 
 def project(
-    bound: Bound,
+    bound: BoundFamily,
     system: System,
     *,
     conventions: Mapping[str, str],
@@ -75,7 +75,7 @@ def project(
     only: str | None = None,
     dtype: str | None = None,
     pads: Mapping[str, int] | None = None,
-) -> Projected:
+) -> Projection:
     """What a system would store a checkpoint as.
 
     Args:
@@ -109,7 +109,7 @@ def project(
     empties = tree.empties if tree else system.empties
     if not tree:
         targets.update(zeros(system, scalars))
-    return Projected(
+    return Projection(
         source=bound,
         system=system,
         chosen=chosen,
@@ -123,7 +123,7 @@ def project(
     )
 
 
-def target_manifest(projected: Projected, source: Manifest) -> Manifest:
+def target_manifest(projected: Projection, source: Manifest) -> Manifest:
     """What the target holds, before its format prepares it: tensors, the run's numbers, lists and empty nodes.
 
     The family, both systems and every form and convention are recorded in `origin`.
@@ -149,12 +149,12 @@ def target_manifest(projected: Projected, source: Manifest) -> Manifest:
     )
 
 
-def _slots(projected: Projected) -> set[str]:
+def _slots(projected: Projection) -> set[str]:
     return {piece.parameter[0] for stored in projected.targets.values() for piece in stored.pieces}
 
 
 def _placed(
-    bound: Bound,
+    bound: BoundFamily,
     system: System,
     slots: Mapping[str, tuple[str, ...]],
     conventions: Mapping[str, str],
@@ -189,7 +189,7 @@ def _checked(system: System, given: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _optimizer(
-    system: System, moments: set[str], only: str | None, bound: Bound
+    system: System, moments: set[str], only: str | None, bound: BoundFamily
 ) -> tuple[str | None, str | None]:
     """The optimizer under which the moments are written, or why they are dropped."""
     if not moments:
@@ -211,7 +211,7 @@ def _optimizer(
     )
 
 
-def _wanted(template: Template, bound: Bound) -> bool:
+def _wanted(template: Template, bound: BoundFamily) -> bool:
     there = bound.present.get(template.slot, frozenset[str]())
     names = set(template.parameters)
     if names & there and not names <= there:
@@ -221,7 +221,7 @@ def _wanted(template: Template, bound: Bound) -> bool:
     return names <= there
 
 
-def _require_place(bound: Bound, system: System, kept: list[Template]) -> None:
+def _require_place(bound: BoundFamily, system: System, kept: list[Template]) -> None:
     placed = {(one.slot, name) for one in kept for name in one.parameters}
     slots = {slot for slot, _name in placed}
     for slot in slots:
@@ -234,34 +234,34 @@ def _require_place(bound: Bound, system: System, kept: list[Template]) -> None:
 
 
 def _scalars(
-    bound: Bound, system: System, optimizer: str | None, chosen: Mapping[str, str]
-) -> tuple[dict[KeyPath, KeyPath], list[Ignored]]:
+    bound: BoundFamily, system: System, optimizer: str | None, chosen: Mapping[str, str]
+) -> tuple[dict[KeyPath, KeyPath], list[IgnoredEntry]]:
     texts = scalar_texts(system, optimizer, chosen)
     own = system.optimizers[optimizer].written if optimizer else {}
     texts.update({name: tuple(text for text in own[name] if text[0] != "+") for name in texts if name in own})
     carried: dict[KeyPath, KeyPath] = {}
-    ignored: list[Ignored] = []
+    ignored: list[IgnoredEntry] = []
     for name, path in bound.scalars.items():
         places = [text for text in texts.get(name, ()) if "*" not in text]
         carried.update({parse(replaced(text, system, chosen)): path for text in places})
         if not places:
             ignored.append(
-                Ignored(path, f"no {name}", f"{system.name} does not store it with what is carried")
+                IgnoredEntry(path, f"no {name}", f"{system.name} does not store it with what is carried")
             )
     return carried, ignored
 
 
-def _dropped(bound: Bound, reason: str | None) -> list[Ignored]:
+def _dropped(bound: BoundFamily, reason: str | None) -> list[IgnoredEntry]:
     if reason is None:
         return []
     return [
-        Ignored(path, _ONLY, reason)
+        IgnoredEntry(path, _ONLY, reason)
         for path, one in bound.stored.items()
         if all(piece.parameter[0] != "params" for piece in one.pieces)
     ]
 
 
-def _loss(target: Stored, pieces: Pieces) -> words.Bound | None:
+def _loss(target: StoredTensor, pieces: Pieces) -> words.Bound | None:
     """What the worst of a tensor's copies can change."""
     found = [
         words.loss(words.chain(held.words, piece.words), spec.dtype, target.spec.dtype)

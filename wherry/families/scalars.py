@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from wherry.core.account import Ignored
+from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import render
 from wherry.families.templates import replaced
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
+class SortedTensors:
     """The tensors of a checkpoint before they are matched.
 
     Attributes:
@@ -31,7 +31,7 @@ class Sorted:
 
     rest: tuple[KeyPath, ...]
     scalars: Mapping[str, KeyPath]
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[IgnoredEntry, ...]
 
 
 def scalar_texts(
@@ -47,10 +47,10 @@ def scalar_texts(
 
 def sort_tensors(
     manifest: Manifest, system: System, optimizer: str | None, chosen: Mapping[str, str]
-) -> Sorted:
+) -> SortedTensors:
     """Take out what is no parameter."""
     rest: list[KeyPath] = []
-    ignored: list[Ignored] = []
+    ignored: list[IgnoredEntry] = []
     copies: dict[str, dict[int, list[KeyPath]]] = {}
     texts = scalar_texts(system, optimizer, chosen)
     rules = [(replaced(pattern, system, chosen), reason) for pattern, reason in system.ignore]
@@ -64,23 +64,25 @@ def sort_tensors(
                        for rank, text in enumerate(ranks) if glob(text).fullmatch(name)), None)  # fmt: skip
         rule = next(((text, reason) for text, reason in rules if glob(text).fullmatch(name)), None)
         if any(pattern.fullmatch(name) for pattern in fillers) and manifest.tensors[path].shape == (1,):
-            ignored.append(Ignored(path, "filler", "stands for a moment that the parameter has not"))
+            ignored.append(IgnoredEntry(path, "filler", "stands for a moment that the parameter has not"))
         elif scalar:
             copies.setdefault(scalar[0], {}).setdefault(scalar[1], []).append(path)
         elif name in tied:
             ignored.append(
-                Ignored(path, f"tied {tied[name]}", "a second copy of the parameter that it is tied to")
+                IgnoredEntry(path, f"tied {tied[name]}", "a second copy of the parameter that it is tied to")
             )
         elif rule:
-            ignored.append(Ignored(path, f"{system.name}: {rule[0]}", rule[1]))
+            ignored.append(IgnoredEntry(path, f"{system.name}: {rule[0]}", rule[1]))
         else:
             rest.append(path)
     scalars: dict[str, KeyPath] = {}
     for name, ranks in copies.items():
         first, *others = [path for rank in sorted(ranks) for path in ranks[rank]]
         scalars[name] = first
-        ignored += [Ignored(path, f"copies of {name}", f"another copy of {render(first)}") for path in others]
-    return Sorted(tuple(rest), scalars, tuple(ignored))
+        ignored += [
+            IgnoredEntry(path, f"copies of {name}", f"another copy of {render(first)}") for path in others
+        ]
+    return SortedTensors(tuple(rest), scalars, tuple(ignored))
 
 
 def _slot_pattern(text: str) -> re.Pattern[str]:

@@ -149,7 +149,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class ConfigRules:
     """What a system's config says, attribute by attribute.
 
     Attributes:
@@ -227,7 +227,7 @@ class System:
     names: Mapping[str, str]
     ignore: tuple[tuple[str, str], ...]
     accepts: tuple[tuple[str, str], ...]
-    config: Config
+    config: ConfigRules
     write: Write
 
 

@@ -6,13 +6,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError
-from wherry.layout.sizes import Equation, Solved, Stated, solve
+from wherry.layout.sizes import Equation, SolvedSizes, StatedSize, solve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from wherry.families.facts import Told
-    from wherry.families.match import Match, Matching
+    from wherry.families.facts import ConfigFacts
+    from wherry.families.match import FamilyMatch, Match
     from wherry.families.schema import Family, System
     from wherry.families.templates import Template
     from wherry.layout.layout import Dimension, Layout
@@ -21,18 +21,18 @@ _CURE = "give the model's config with --config"
 
 
 def solved_sizes(
-    family: Family, system: System, matching: Matching, told: Told, given: Mapping[str, int]
-) -> tuple[Solved, list[Match]]:
+    family: Family, system: System, matching: FamilyMatch, told: ConfigFacts, given: Mapping[str, int]
+) -> tuple[SolvedSizes, list[Match]]:
     """The size of every axis that this checkpoint needs, and the one template of each tensor.
 
     Raises:
         MismatchError, AmbiguousError, IncompleteError, UnrepresentableError: see `binding.bind`.
     """
     stated = [
-        *(Stated(axis, value, "the family") for axis, value in family.constants.items()),
-        *(Stated(axis, value, "the user") for axis, value in given.items()),
+        *(StatedSize(axis, value, "the family") for axis, value in family.constants.items()),
+        *(StatedSize(axis, value, "the user") for axis, value in given.items()),
         *(
-            Stated(axis, value, f"{told.source} ({system.config.sizes[axis]})")
+            StatedSize(axis, value, f"{told.source} ({system.config.sizes[axis]})")
             for axis, value in told.sizes.items()
         ),
     ]

@@ -12,13 +12,13 @@ from wherry.errors import UsageError
 from wherry.families.pieces import piece_of, words_of
 from wherry.families.scalars import tied_keys
 from wherry.families.templates import replaced, templates
-from wherry.layout.copies import Piece, Stored
+from wherry.layout.copies import StoredTensor, TensorPiece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
-    from wherry.families.bind import Bound
+    from wherry.families.bind import BoundFamily
     from wherry.families.schema import Optimizer, System
     from wherry.families.templates import Template
     from wherry.layout.copies import Pieces
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def placed(
-    bound: Bound,
+    bound: BoundFamily,
     system: System,
     kept: list[Template],
     pieces: Pieces,
     dtype: str | None,
     pads: Mapping[str, int],
-) -> Iterator[Stored]:
+) -> Iterator[StoredTensor]:
     """The tensors that hold parameters and moments."""
     sizes = bound.solved.sizes
     for template in kept:
@@ -49,10 +49,10 @@ def placed(
                 shape[template.along] = start
             axes = axis_names(system, template.layouts[0].present(sizes), sizes)
             spec = TensorSpec(template.layouts[0].path(at, sizes), tuple(shape), own, axes=axes)
-            yield Stored(spec, tuple(made))
+            yield StoredTensor(spec, tuple(made))
 
 
-def _absent(bound: Bound, template: Template) -> dict[str, int]:
+def _absent(bound: BoundFamily, template: Template) -> dict[str, int]:
     """Axes that indices begin after and that no parameter of this model has: 0 layers of that kind."""
     there = {axis for name in bound.present["params"] for axis in bound.family.parameters[name].axes}
     offsets = {axis for index in template.layouts[0].indices for axis in index.offset}
@@ -93,12 +93,12 @@ def axis_names(
 
 
 def fillers(
-    bound: Bound,
+    bound: BoundFamily,
     system: System,
     chosen: Mapping[str, str],
     optimizer: Optimizer,
-    targets: Mapping[KeyPath, Stored],
-) -> Iterator[tuple[KeyPath, Stored]]:
+    targets: Mapping[KeyPath, StoredTensor],
+) -> Iterator[tuple[KeyPath, StoredTensor]]:
     """Zeros of shape [1] for every moment that a parameter has not."""
     slots = {slot: texts[:1] for slot, texts in optimizer.slots.items()}
     for template in templates(bound.family, system, chosen, slots):
@@ -106,7 +106,7 @@ def fillers(
             for at in template.layouts[0].places(bound.solved.sizes):
                 path = template.layouts[0].path(at, bound.solved.sizes)
                 if path not in targets:
-                    yield path, Stored(TensorSpec(path, (1,), str(optimizer.filler)), ())
+                    yield path, StoredTensor(TensorSpec(path, (1,), str(optimizer.filler)), ())
 
 
 def _dtype(template: Template, pieces: Pieces, dtype: str | None) -> str:
@@ -115,8 +115,8 @@ def _dtype(template: Template, pieces: Pieces, dtype: str | None) -> str:
 
 
 def tied(
-    bound: Bound, system: System, chosen: Mapping[str, str], targets: Mapping[KeyPath, Stored]
-) -> Iterator[Stored]:
+    bound: BoundFamily, system: System, chosen: Mapping[str, str], targets: Mapping[KeyPath, StoredTensor]
+) -> Iterator[StoredTensor]:
     """Second copies that the target stores of what a lacking parameter is tied to."""
     for name in system.tied:
         tie = bound.family.parameters[name].tie
@@ -137,8 +137,8 @@ def sized(texts: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def repeated(
-    bound: Bound, system: System, chosen: Mapping[str, str], optimizer: Optimizer, pieces: Pieces
-) -> Iterator[tuple[KeyPath, Stored]]:
+    bound: BoundFamily, system: System, chosen: Mapping[str, str], optimizer: Optimizer, pieces: Pieces
+) -> Iterator[tuple[KeyPath, StoredTensor]]:
     """Numbers of the run that the target stores once more for every layer of a stack."""
     stacks = [stack for stack in system.stacks.values() if stack.form is None or chosen[stack.form] == "true"]
     for name, source in bound.scalars.items():
@@ -146,15 +146,18 @@ def repeated(
         for stack in stacks if texts else []:
             spec = bound.specs[source]
             parameter = ("scalars", name)
-            pieces.add(Stored(spec, (Piece(parameter, (), (), ()),)))
-            piece = Piece(parameter, (), ((stack.axis,),), (0,))
+            pieces.add(StoredTensor(spec, (TensorPiece(parameter, (), (), ()),)))
+            piece = TensorPiece(parameter, (), ((stack.axis,),), (0,))
             for text in sized(tuple(texts), bound.solved.sizes):
                 path = parse(replaced(text, system, chosen))
-                yield path, Stored(TensorSpec(path, (bound.solved.sizes[stack.axis],), spec.dtype), (piece,))
+                yield (
+                    path,
+                    StoredTensor(TensorSpec(path, (bound.solved.sizes[stack.axis],), spec.dtype), (piece,)),
+                )
 
 
-def zeros(system: System, scalars: Mapping[KeyPath, KeyPath]) -> Iterator[tuple[KeyPath, Stored]]:
+def zeros(system: System, scalars: Mapping[KeyPath, KeyPath]) -> Iterator[tuple[KeyPath, StoredTensor]]:
     """Numbers that are 0 in a target without moments, where the source gives no other."""
     for text, dtype in system.zeros.items():
         if parse(text) not in scalars:
-            yield parse(text), Stored(TensorSpec(parse(text), (), dtype), ())
+            yield parse(text), StoredTensor(TensorSpec(parse(text), (), dtype), ())

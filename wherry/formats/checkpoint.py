@@ -21,7 +21,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import NotFoundError, UsageError
-from wherry.storage.pinned import PinnedStore
+from wherry.storage.pinned_store import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, locate
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.core.account import Bound, Ignored
+    from wherry.core.account import Bound, IgnoredEntry
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Opened
@@ -47,26 +47,32 @@ class Checkpoint:
         manifest: what it holds.
         reader: the format's reader; the mover's way to the bytes.
         ignored: entries of the source that a view of it leaves behind; none in a checkpoint itself.
+        opaque: names of the pickle classes that were read as opaque values.
         lossy: key path → what a view's values lose there and back.
         notes: what a view could not carry, in words.
         snippet: how the software that a view is for loads it.
         is_view: whether it is a view of another checkpoint.
     """
 
-    ignored: tuple[Ignored, ...] = ()
+    ignored: tuple[IgnoredEntry, ...] = ()
     lossy: Mapping[KeyPath, Bound] = {}
+    opaque: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     snippet: str = ""
     is_view: bool = False
 
-    def __init__(self, opened: Opened, files: PinnedStore | None = None) -> None:
+    def __init__(
+        self, opened: Opened, files: PinnedStore | None = None, opaque: Collection[str] = ()
+    ) -> None:
         """Take what a format opened.
 
         Args:
             opened: detection, manifest and reader.
             files: the store of its files, which is closed with the checkpoint.
+            opaque: names of the pickle classes that were read as opaque values.
         """
         self._files = files
+        self.opaque = tuple(opaque)
         self.detection: Detection = opened.detection
         self.manifest: Manifest = opened.manifest
         self.reader: Reader = opened.reader
@@ -184,7 +190,7 @@ def open_source(source: SourceRequest) -> Checkpoint:
     store = location.store
     files = PinnedStore(store.root) if isinstance(store, LocalStore) else None
     place = replace(location, store=files or store)
-    return Checkpoint(find_format(detection.format).open(place, detection), files)
+    return Checkpoint(find_format(detection.format).open(place, detection), files, source.opaque)
 
 
 def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = True) -> str:

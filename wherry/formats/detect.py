@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
-from wherry.core.steps import Step, step_number, steps_among
+from wherry.core.steps import StepFolder, step_number, steps_among
 from wherry.errors import (
     AmbiguousError,
     IncompleteError,
@@ -208,7 +208,7 @@ def _in_run(location: Location, rows: Mapping[str, Format]) -> Detection | None:
     return _empty_step(location, rows)
 
 
-def _newest_complete(root: Location, steps: list[Step], rows: Mapping[str, Format]) -> Detection | None:
+def _newest_complete(root: Location, steps: list[StepFolder], rows: Mapping[str, Format]) -> Detection | None:
     passed: list[Evidence] = []
     newest: Detection | None = None
     for step in steps:

@@ -41,7 +41,7 @@ _NANOSECONDS = 1_000_000_000
 NEWER_STEP = "a newer step of this run is complete"  # the one reason that is a choice of the caller
 
 
-class Skipped(NamedTuple):
+class SkippedPath(NamedTuple):
     """Something below the root that is not reported as a checkpoint, and why."""
 
     uri: str
@@ -51,7 +51,7 @@ class Skipped(NamedTuple):
 def discover(
     root: str | os.PathLike[str],
     *,
-    on_skip: Callable[[Skipped], None] | None = None,
+    on_skip: Callable[[SkippedPath], None] | None = None,
     min_age: float = 0.0,
     newest: bool = False,
 ) -> Iterator[Detection]:
@@ -74,7 +74,7 @@ def discover(
 
 
 def walk(
-    location: Location, on_skip: Callable[[Skipped], None] | None, min_age: float, *, newest: bool
+    location: Location, on_skip: Callable[[SkippedPath], None] | None, min_age: float, *, newest: bool
 ) -> Iterator[Detection]:
     """The checkpoints below a location; see `discover`."""
     if location.entry is None:
@@ -92,7 +92,7 @@ class _Walk:
     """One walk: what is asked for, and where it tells what it passes over."""
 
     rows: Mapping[str, Format]
-    on_skip: Callable[[Skipped], None]
+    on_skip: Callable[[SkippedPath], None]
     min_age: float
     newest: bool
 
@@ -206,7 +206,7 @@ class _Walk:
         return any(times.get(name) == last for name in (*markers, *OWN_NAMES))
 
     def _skip(self, location: Location, reason: str) -> None:
-        self.on_skip(Skipped(location.uri, reason))
+        self.on_skip(SkippedPath(location.uri, reason))
 
 
 def _passed_over(folder: Glimpse, place: Location, entry: Entry) -> str | None:
@@ -223,5 +223,5 @@ def _passed_over(folder: Glimpse, place: Location, entry: Entry) -> str | None:
     return unfinished(entry.name)
 
 
-def _ignore(_skipped: Skipped) -> None:
+def _ignore(_skipped: SkippedPath) -> None:
     """Nobody asked for what is passed over."""

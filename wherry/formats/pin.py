@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from wherry.core.digest import sha256_of
+from wherry.core.request import SourceRequest
 from wherry.errors import MismatchError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, open_checkpoint
+from wherry.formats.checkpoint import Checkpoint, open_source
 from wherry.storage.folders import is_staging
-from wherry.storage.pinned import CHANGED_CURE
+from wherry.storage.pinned_store import CHANGED_CURE
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import is_live, locate
 
@@ -36,7 +37,7 @@ _MOST_SETTLE_SECONDS = 86_400.0
 _MOST_LOOKS = 30
 
 
-class _Looked(TypedDict):
+class _Observation(TypedDict):
     members: Mapping[str, Entry]
     around: frozenset[str]
 
@@ -81,7 +82,10 @@ class Pin:
     def _require_no_more(self, checkpoint: Checkpoint) -> None:
         """Files appeared in the checkpoint's folders: none of them may belong to it."""
         try:
-            with open_checkpoint(checkpoint.uri, format=checkpoint.detection.format) as again:
+            which = SourceRequest(
+                checkpoint.uri, checkpoint.detection.format, opaque=checkpoint.original.opaque
+            )
+            with open_source(which) as again:
                 new = sorted(_names(again) - set(self.members))
         except WherryError as error:  # what appeared spoils it, or it only opens in another way
             raise _changed("files were added to the source", self.base) from error
@@ -146,7 +150,7 @@ def _names(checkpoint: Checkpoint) -> set[str]:
     return {entry.name for entry in checkpoint.reader.members()} - set(OWN_NAMES)
 
 
-def _look(base: Location, names: Iterable[str], *, whole: bool) -> _Looked:
+def _look(base: Location, names: Iterable[str], *, whole: bool) -> _Observation:
     """What the store says of members, and which names are around them.
 
     Args:

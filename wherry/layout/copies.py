@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.layout.boxes import Box, Groups, bounding, boxes_of, dense_boxes, fused_strides
-from wherry.layout.words import Elementwise, Step, applied, chain
+from wherry.layout.words import Elementwise, WordStep, applied, chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ _SLACK = 4  # a copy may read so many times what it takes, before it is cut into
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """What a stored tensor holds of a parameter.
 
     Attributes:
@@ -52,7 +52,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """One stored tensor and what it holds; what no piece covers is padding.
 
     Attributes:
@@ -61,7 +61,7 @@ class Stored:
     """
 
     spec: TensorSpec
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Copy:
     source_strides: tuple[int, ...]
     target_strides: tuple[int, ...]
     offset: int
-    steps: tuple[Step, ...]
+    steps: tuple[WordStep, ...]
 
     @property
     def nbytes(self) -> int:
@@ -104,18 +104,18 @@ class Pieces:
 
     sizes: Sizes
     unrolled: dict[Parameter, tuple[str, ...]] = field(default_factory=dict[Parameter, tuple[str, ...]])
-    held: dict[Parameter, dict[tuple[int, ...], tuple[TensorSpec, Piece]]] = field(
-        default_factory=dict[Parameter, dict[tuple[int, ...], tuple[TensorSpec, Piece]]]
+    held: dict[Parameter, dict[tuple[int, ...], tuple[TensorSpec, TensorPiece]]] = field(
+        default_factory=dict[Parameter, dict[tuple[int, ...], tuple[TensorSpec, TensorPiece]]]
     )
 
-    def add(self, stored: Stored) -> None:
+    def add(self, stored: StoredTensor) -> None:
         """Note what a tensor holds."""
         for piece in stored.pieces:
             self.unrolled[piece.parameter] = tuple(name for name, _index in piece.at)
             place = tuple(index for _name, index in piece.at)
             self.held.setdefault(piece.parameter, {})[place] = (stored.spec, piece)
 
-    def holding(self, parameter: Parameter, box: Box) -> Iterator[tuple[TensorSpec, Piece, Box]]:
+    def holding(self, parameter: Parameter, box: Box) -> Iterator[tuple[TensorSpec, TensorPiece, Box]]:
         """The tensors that hold parts of a box, each with its part."""
         names = self.unrolled[parameter]
         for place in _indices([box[name] for name in names]):
@@ -133,7 +133,7 @@ def _indices(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
             yield (index, *rest)
 
 
-def copies(target: Stored, region: Region, sources: Pieces) -> Iterator[Copy]:
+def copies(target: StoredTensor, region: Region, sources: Pieces) -> Iterator[Copy]:
     """What fills a region of a target tensor; elements that no copy names are zero.
 
     Args:
@@ -152,7 +152,7 @@ def copies(target: Stored, region: Region, sources: Pieces) -> Iterator[Copy]:
                     yield _copy(spec, held, piece, dense, region, sources.sizes)
 
 
-def taken_by(target: Stored, sources: Pieces) -> Iterator[KeyPath]:
+def taken_by(target: StoredTensor, sources: Pieces) -> Iterator[KeyPath]:
     """The source tensors that a target tensor is made of."""
     for piece in target.pieces:
         box = {name: (0, sources.sizes[name]) for names in piece.groups for name in names}
@@ -160,7 +160,7 @@ def taken_by(target: Stored, sources: Pieces) -> Iterator[KeyPath]:
         yield from (spec.path for spec, _piece, _box in sources.holding(piece.parameter, box))
 
 
-def _inside(region: Region, piece: Piece, sizes: Sizes) -> Region | None:
+def _inside(region: Region, piece: TensorPiece, sizes: Sizes) -> Region | None:
     """The part of a target region that a piece covers, counted from the piece's start."""
     parts: list[slice] = []
     for bounds, start, names in zip(region, piece.start, piece.groups, strict=True):
@@ -172,7 +172,9 @@ def _inside(region: Region, piece: Piece, sizes: Sizes) -> Region | None:
     return tuple(parts)
 
 
-def _copy(spec: TensorSpec, held: Piece, piece: Piece, box: Box, region: Region, sizes: Sizes) -> Copy:
+def _copy(
+    spec: TensorSpec, held: TensorPiece, piece: TensorPiece, box: Box, region: Region, sizes: Sizes
+) -> Copy:
     inner = bounding(box, held.groups, sizes)
     read = tuple(
         slice(part.start + start, part.stop + start) for part, start in zip(inner, held.start, strict=True)
@@ -223,7 +225,7 @@ def _merged(
     )
 
 
-def held_bytes(target: Stored, region: Region, sources: Pieces) -> int:
+def held_bytes(target: StoredTensor, region: Region, sources: Pieces) -> int:
     """Bytes in memory while a region is gathered: the region, the largest part that is read for it, and its cast."""
     own = dtypes.canonical_size(target.spec.dtype, math.prod(region_shape(region)))
     largest = 0
@@ -235,7 +237,7 @@ def held_bytes(target: Stored, region: Region, sources: Pieces) -> int:
 
 
 def gather(
-    target: Stored, region: Region, sources: Pieces, read: Read, out: np.ndarray | None = None
+    target: StoredTensor, region: Region, sources: Pieces, read: Read, out: np.ndarray | None = None
 ) -> np.ndarray:
     """The elements of a region of a target tensor.
 
@@ -284,7 +286,7 @@ def _word(flat: np.ndarray) -> np.ndarray:
     return flat.view(words[flat.itemsize])
 
 
-def _covered(target: Stored, region: Region, sizes: Sizes) -> bool:
+def _covered(target: StoredTensor, region: Region, sizes: Sizes) -> bool:
     """Whether every element of a region belongs to a piece."""
     covered = 0
     for piece in target.pieces:

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wherry.core.tensorspec import Span
-    from wherry.layout.copies import Piece, Pieces, Stored
+    from wherry.layout.copies import Pieces, StoredTensor, TensorPiece
     from wherry.layout.layout import Sizes
 
 
-def bands(target: Stored, limit: int, sources: Pieces) -> Iterator[tuple[Region, Span]]:
+def bands(target: StoredTensor, limit: int, sources: Pieces) -> Iterator[tuple[Region, Span]]:
     """Cut a target tensor into C-contiguous regions of at most `limit` bytes that fall on whole inner axes.
 
     A cut within a fused dimension falls on a multiple of the largest run of inner axes that fits, so that a region
@@ -25,7 +25,7 @@ def bands(target: Stored, limit: int, sources: Pieces) -> Iterator[tuple[Region,
     yield from row_bands(target.spec, limit, cut_multiples(target, limit, sources.sizes))
 
 
-def cut_multiples(target: Stored, limit: int, sizes: Sizes) -> tuple[int, ...]:
+def cut_multiples(target: StoredTensor, limit: int, sizes: Sizes) -> tuple[int, ...]:
     """For each dimension, on whose multiples it may be cut."""
     shape = target.spec.shape
     multiples = [1] * len(shape)
@@ -37,7 +37,7 @@ def cut_multiples(target: Stored, limit: int, sizes: Sizes) -> tuple[int, ...]:
     return tuple(multiples)
 
 
-def _run(pieces: tuple[Piece, ...], dimension: int, room: int, sizes: Sizes) -> int:
+def _run(pieces: tuple[TensorPiece, ...], dimension: int, room: int, sizes: Sizes) -> int:
     """The largest run of inner axes of a dimension that fits; 1 where several pieces share the tensor."""
     if len(pieces) != 1:
         return 1
@@ -49,7 +49,7 @@ def _run(pieces: tuple[Piece, ...], dimension: int, room: int, sizes: Sizes) -> 
     return run
 
 
-def stacked_grid(target: Stored, sources: Pieces, limit: int) -> tuple[int, ...]:
+def stacked_grid(target: StoredTensor, sources: Pieces, limit: int) -> tuple[int, ...]:
     """A chunk grid with which each source tensor fills whole chunks: extent 1 along the axes that it unrolls.
 
     Args:

@@ -41,7 +41,7 @@ _DIMENSION = re.compile(r"\(([^()]*)\)([~?]?)|([a-z0-9_]+)([~?]?)")
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class IndexSlot:
     """A place in a template where indices are spelled.
 
     Attributes:
@@ -88,14 +88,14 @@ class Layout:
         text: as it was written, for messages.
     """
 
-    key: tuple[tuple[str | Index, ...], ...]
+    key: tuple[tuple[str | IndexSlot, ...], ...]
     dimensions: tuple[Dimension, ...]
     text: str
 
     @property
-    def indices(self) -> tuple[Index, ...]:
+    def indices(self) -> tuple[IndexSlot, ...]:
         """The indices of the template, in order."""
-        return tuple(piece for part in self.key for piece in part if isinstance(piece, Index))
+        return tuple(piece for part in self.key for piece in part if isinstance(piece, IndexSlot))
 
     @property
     def unrolled(self) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class Layout:
             found = pattern.fullmatch(text)
             if found is None:
                 return None
-            indices = [piece for piece in part if isinstance(piece, Index)]
+            indices = [piece for piece in part if isinstance(piece, IndexSlot)]
             numbers += [_number(index, word) for index, word in zip(indices, found.groups(), strict=True)]
         return tuple(numbers)
 
@@ -201,13 +201,13 @@ def skeleton(path: KeyPath) -> str:
     return re.sub(r"\d+", "#", keypath.render(path))
 
 
-def _choices(piece: str | Index) -> tuple[str, ...]:
+def _choices(piece: str | IndexSlot) -> tuple[str, ...]:
     return (piece,) if isinstance(piece, str) else piece.words or ("0",)
 
 
-def _part(text: str, where: str) -> tuple[str | Index, ...]:
+def _part(text: str, where: str) -> tuple[str | IndexSlot, ...]:
     literals = _BRACE.split(text)
-    pieces: list[str | Index] = []
+    pieces: list[str | IndexSlot] = []
     for place, piece in enumerate(literals):
         if place % 2:
             pieces.append(_index(piece, where))
@@ -218,10 +218,10 @@ def _part(text: str, where: str) -> tuple[str | Index, ...]:
     return tuple(pieces)
 
 
-def _index(text: str, where: str) -> Index:
+def _index(text: str, where: str) -> IndexSlot:
     spelled, _, words = text.partition("=")
     names, _, offset = spelled.partition("+")
-    index = Index(
+    index = IndexSlot(
         tuple(names.split()),
         tuple(words.split("|")) if words else (),
         tuple(part.strip() for part in offset.split("*")) if offset else (),
@@ -247,7 +247,7 @@ def _dimensions(axes: str, where: str) -> tuple[Dimension, ...]:
     return dimensions
 
 
-def _spelled(piece: str | Index, at: At, sizes: Sizes) -> str:
+def _spelled(piece: str | IndexSlot, at: At, sizes: Sizes) -> str:
     if isinstance(piece, str):
         return piece
     number = 0
@@ -256,16 +256,16 @@ def _spelled(piece: str | Index, at: At, sizes: Sizes) -> str:
     return piece.words[number] if piece.words else str(number + piece.first(sizes))
 
 
-def _number(index: Index, word: str) -> int:
+def _number(index: IndexSlot, word: str) -> int:
     return index.words.index(word) if index.words else int(word)
 
 
 @cache
-def _patterns(key: tuple[tuple[str | Index, ...], ...]) -> tuple[re.Pattern[str], ...]:
+def _patterns(key: tuple[tuple[str | IndexSlot, ...], ...]) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile("".join(_pattern(piece) for piece in part)) for part in key)
 
 
-def _pattern(piece: str | Index) -> str:
+def _pattern(piece: str | IndexSlot) -> str:
     if isinstance(piece, str):
         return re.escape(piece)
     if piece.words:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
 from wherry.formats.reader import Extent
-from wherry.layout.copies import Copy, Pieces, Stored, copies
+from wherry.layout.copies import Copy, Pieces, StoredTensor, copies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def runs(stored: Stored, pieces: Pieces) -> list[tuple[TensorSpec, Span]] | None:
+def runs(stored: StoredTensor, pieces: Pieces) -> list[tuple[TensorSpec, Span]] | None:
     """A target tensor as spans of source tensors, in order; None where elements change places or values."""
     found: list[tuple[int, Copy]] = []
     for copy in copies(stored, stored.spec.whole, pieces):

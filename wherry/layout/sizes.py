@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class StatedSize:
     """A size that someone states.
 
     Attributes:
@@ -53,7 +53,7 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
+class SolvedSizes:
     """Sizes and where each comes from.
 
     Attributes:
@@ -66,8 +66,8 @@ class Solved:
 
 
 def solve(
-    stated: Iterable[Stated], equations: Sequence[Equation], *, wanted: Iterable[str], cure: str
-) -> Solved:
+    stated: Iterable[StatedSize], equations: Sequence[Equation], *, wanted: Iterable[str], cure: str
+) -> SolvedSizes:
     """Find every size.
 
     Args:
@@ -94,7 +94,7 @@ def solve(
     for one in distinct:
         _check(one, sizes, sources)
     _complete(wanted, distinct, sizes, cure)
-    return Solved(sizes, sources)
+    return SolvedSizes(sizes, sources)
 
 
 def _unknown(equation: Equation, sizes: Mapping[str, int]) -> list[str]:

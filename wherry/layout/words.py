@@ -154,7 +154,7 @@ def parse_word(text: str, value: float) -> Elementwise:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WordStep:
     """One word of a chain, in one direction."""
 
     word: Elementwise
@@ -165,7 +165,7 @@ class Step:
         return self.word.forward(values) if self.forward else self.word.inverse(values)
 
 
-def chain(source: Iterable[Elementwise], target: Iterable[Elementwise]) -> tuple[Step, ...]:
+def chain(source: Iterable[Elementwise], target: Iterable[Elementwise]) -> tuple[WordStep, ...]:
     """From a value stored by one system to the value stored by another: undo the source's words, then the target's.
 
     Words that both systems have cancel, innermost first.
@@ -174,13 +174,13 @@ def chain(source: Iterable[Elementwise], target: Iterable[Elementwise]) -> tuple
     while undo and do and undo[0] == do[0]:
         del undo[0], do[0]
     steps = [
-        *(Step(word, forward=False) for word in reversed(undo)),
-        *(Step(word, forward=True) for word in do),
+        *(WordStep(word, forward=False) for word in reversed(undo)),
+        *(WordStep(word, forward=True) for word in do),
     ]
     return tuple(step for step in steps if step.word not in (Scale(1.0), Shift(0.0)))
 
 
-def applied(steps: Sequence[Step], values: np.ndarray, target: str) -> np.ndarray:
+def applied(steps: Sequence[WordStep], values: np.ndarray, target: str) -> np.ndarray:
     """The values after a chain, in another element type.
 
     Args:
@@ -205,7 +205,7 @@ def applied(steps: Sequence[Step], values: np.ndarray, target: str) -> np.ndarra
         return wider.astype(dtypes.numpy_dtype(target))
 
 
-def loss(steps: Sequence[Step], source: str, target: str) -> Bound | None:
+def loss(steps: Sequence[WordStep], source: str, target: str) -> Bound | None:
     """What there and back through a chain can change; None where it is exact."""
     words = [step.word for step in steps]
     if all(word.exact(source, target) for word in words) and (words or widens(source, target)):

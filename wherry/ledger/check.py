@@ -79,7 +79,7 @@ def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
         anchor: a statement that must be in it as it was.
     """
     with ledger.read() as connection:
-        head, count, expected = tables.GENESIS, 0, _Expected()
+        head, count, expected = tables.GENESIS, 0, _ExpectedRows()
         anchored = 0 if anchor == _BEFORE_ALL else None
         for row in _statements(connection):
             fault = _fault(row, head, count + 1) or expected.take(row)
@@ -115,7 +115,7 @@ def _rows(row: RowMapping) -> list[Row]:
     return list(rows_of(BareStatement(row["kind"], json.loads(row["body"]), row["seq"], row["time"])))
 
 
-class _Expected:
+class _ExpectedRows:
     """The rows that must be there, as digests of their keys and contents: the memory of a long ledger is small."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class _Expected:
         return frozenset(self._rows[table.name])
 
 
-def _row_fault(connection: Connection, expected: _Expected) -> str | None:
+def _row_fault(connection: Connection, expected: _ExpectedRows) -> str | None:
     for table in tables.KEYS:
         for row in connection.execution_options(yield_per=_PAGE).execute(select(table)).mappings():
             fault = expected.fault(table, row)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from wherry.formats.discover import Skipped
+    from wherry.formats.discover import SkippedPath
 
 SCHEMA = 1
 _TAG = "wherry."
@@ -147,7 +147,7 @@ def _gather(root: str | os.PathLike[str], found: _Found) -> None:
     """The sidecars of what is found below a root, damaged checkpoints included."""
     from wherry.formats.discover import discover
 
-    skipped: list[Skipped] = []
+    skipped: list[SkippedPath] = []
     uris = [one.uri for one in discover(root, on_skip=skipped.append)]
     seen = {uri for uri, _sidecar in found.sidecars}
     for uri in (*uris, *(row.uri for row in skipped)):

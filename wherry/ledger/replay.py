@@ -333,9 +333,9 @@ class _Draft:
             if row["checkpoint_digest"] not in self._checkpoints:
                 self._checkpoints[intern(row["checkpoint_digest"])] = CheckpointRecord(**interned(row))
         elif table == "location":
-            place = PlaceRecord(**interned(row))
-            self._places[place.uri] = place
-            self._tombstones.pop((place.checkpoint_digest, place.uri), None)  # seen again
+            uri, digest, mark = (intern(row[name]) for name in ("uri", "checkpoint_digest", "fingerprint"))
+            self._places[uri] = PlaceRecord(uri, digest, mark, row["statement"], row["seen"])
+            self._tombstones.pop((digest, uri), None)  # seen again
         elif table == "tombstone":
             self._tombstones[row["checkpoint_digest"], row["uri"]] = row["time"]
         elif table == "registration":
@@ -427,7 +427,7 @@ class _Draft:
 
 def interned(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row whose strings are held once in the process: digests and URIs occur in many statements."""
-    return {name: intern(value) if isinstance(value, str) else value for name, value in row.items()}
+    return {name: intern(value) if type(value) is str else value for name, value in row.items()}
 
 
 def _damage(time: str, outcome: Mapping[str, Any]) -> DamageRecord:

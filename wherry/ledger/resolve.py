@@ -61,7 +61,7 @@ class ResolvedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ModelQuery:
     """A version as the registry has it, or a digest alone."""
 
     uri: str
@@ -97,7 +97,7 @@ def resolve_model(
     if named is not None:
         asked = _by_name(text, named.groupdict(), stores)
     elif digest is not None:
-        asked = _Asked(text, digest["digest"])
+        asked = _ModelQuery(text, digest["digest"])
     else:
         raise UsageError(f"not a model URI: {text}", cure=f"write {_FORMS}", stage="resolve")
     return _placed(asked, stores)
@@ -115,7 +115,7 @@ def stores_of(tracking_uri: str | None, registry_uri: str | None) -> dict[str, s
     return {"tracking_uri": tracking, "registry_uri": registry}
 
 
-def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, str]) -> _Asked:
+def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, str]) -> _ModelQuery:
     name, alias = unquote(parts["name"] or ""), parts["alias"]
     row = service("mlflow").look_up(name, version=parts["version"], alias=alias, **stores)
     deleted = row.tags.get(DELETED_TAG)
@@ -129,10 +129,10 @@ def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, st
             cure="register the checkpoint: `wherry register URI --name NAME`",
             stage="resolve",
         )
-    return _Asked(text, digest, row, alias)
+    return _ModelQuery(text, digest, row, alias)
 
 
-def _placed(asked: _Asked, stores: Mapping[str, str]) -> ResolvedModel:
+def _placed(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
     """The first place that holds the checkpoint; the registry's word counts before the ledger's."""
     tried: list[str] = []
     failed: list[WherryError] = []
@@ -198,7 +198,7 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
     return sidecar
 
 
-def _another(asked: _Asked, place: str) -> MismatchError:
+def _another(asked: _ModelQuery, place: str) -> MismatchError:
     return MismatchError(
         f"another checkpoint than the registered {short(asked.digest)} lies there",
         uri=place,
@@ -207,7 +207,7 @@ def _another(asked: _Asked, place: str) -> MismatchError:
     )
 
 
-def _places(asked: _Asked, stores: Mapping[str, str]) -> Iterator[str]:
+def _places(asked: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
     from wherry.ledger.nodes import nodes
     from wherry.ledger.record import open_ledger
 
@@ -232,7 +232,7 @@ def _at(uri: str) -> tuple[Location, Sidecar] | None:
     return None if sidecar is None else (location, sidecar)
 
 
-def _resolved(asked: _Asked, uri: str, sidecar: Sidecar) -> ResolvedModel:
+def _resolved(asked: _ModelQuery, uri: str, sidecar: Sidecar) -> ResolvedModel:
     row = asked.row
     return ResolvedModel(
         uri=uri,

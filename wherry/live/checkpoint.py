@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.live.snapshot import Placed
+    from wherry.live.snapshot import PlacedBox
     from wherry.storage.location import Location
 
 FORMAT = "live"
@@ -42,7 +42,7 @@ class LiveReader(BaseReader):
     """Reads the boxes of snapshots."""
 
     def __init__(
-        self, specs: Mapping[KeyPath, TensorSpec], placed: Mapping[KeyPath, tuple[Placed, ...]], mark: str
+        self, specs: Mapping[KeyPath, TensorSpec], placed: Mapping[KeyPath, tuple[PlacedBox, ...]], mark: str
     ) -> None:
         """Take what the processes have.
 
@@ -130,7 +130,7 @@ class LiveReader(BaseReader):
         if filled != out.size:
             raise IncompleteError("no process gave a part of it", path=spec.name)
 
-    def _view(self, spec: TensorSpec, box: Placed) -> np.ndarray:
+    def _view(self, spec: TensorSpec, box: PlacedBox) -> np.ndarray:
         import numpy as np
 
         dtype, elements = dtypes.numpy_dtype(spec.dtype), math.prod(box.sizes)
@@ -152,7 +152,7 @@ class LiveReader(BaseReader):
 
 def live_checkpoint(
     manifest: Manifest,
-    placed: Mapping[KeyPath, tuple[Placed, ...]],
+    placed: Mapping[KeyPath, tuple[PlacedBox, ...]],
     *,
     name: str,
     mark: str,
@@ -192,7 +192,7 @@ def _kind(manifest: Manifest) -> Any:
     return manifest.kind
 
 
-def _first(shape: tuple[int, ...], box: Placed) -> int | None:
+def _first(shape: tuple[int, ...], box: PlacedBox) -> int | None:
     """The place of a box's first element in C order, where its elements follow one another; else None."""
     cut = next((axis for axis, size in enumerate(box.sizes) if size > 1), len(shape))
     if box.sizes[cut + 1 :] != shape[cut + 1 :]:

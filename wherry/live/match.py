@@ -98,7 +98,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class TemplateMatch:
     """A template laid over a checkpoint.
 
     Attributes:
@@ -118,7 +118,7 @@ class Matched:
 
 def match(
     leaves: Sequence[Leaf], manifest: Manifest, names: Mapping[KeyPath, KeyPath], *, cast: bool, named: bool
-) -> Matched:
+) -> TemplateMatch:
     """Lay a template over a checkpoint.
 
     Args:
@@ -143,7 +143,7 @@ def match(
             pairs.append(pair)
             wrong += [f"{leaf.name}: {reason}" for reason in reasons]
     unexpected = tuple(path for path in names if path not in used)
-    return Matched(tuple(pairs), missing, unexpected, tuple(wrong), tuple(notes))
+    return TemplateMatch(tuple(pairs), missing, unexpected, tuple(wrong), tuple(notes))
 
 
 def _found(

@@ -34,8 +34,8 @@ from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, 
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import describe_absent
 from wherry.formats.registry import find_format
-from wherry.ledger.named import open_named
-from wherry.live.match import Matched, match
+from wherry.ledger.open import open_named
+from wherry.live.match import TemplateMatch, match
 from wherry.runtime import threads
 from wherry.staging.in_use import in_use
 from wherry.tree.forms import rule_texts
@@ -141,11 +141,11 @@ def restore(
 
 
 def _restored(
-    into: Any, matched: Matched, seen: Checkpoint, live: Any, how: tuple[int, OnProgress | None]
+    into: Any, matched: TemplateMatch, seen: Checkpoint, live: Any, how: tuple[int, OnProgress | None]
 ) -> Restored:
     """Read and fill what was found to fit."""
     total = sum(pair.source.nbytes for pair in matched.pairs if pair.source)
-    filling = Filling(seen, how[0], Meter("restore", total, how[1]))
+    filling = FillPass(seen, how[0], Meter("restore", total, how[1]))
     made = filled(matched.pairs, filling, live)
 
     def change(leaf: Leaf) -> Any:
@@ -202,7 +202,7 @@ def _chosen(manifest: Manifest, only: str | None, uri: str) -> list[KeyPath]:
     return found
 
 
-def _require(matched: Matched, seen: Checkpoint, *, strict: bool) -> None:
+def _require(matched: TemplateMatch, seen: Checkpoint, *, strict: bool) -> None:
     """Say everything that does not fit, before a byte is read."""
     lost = [f"{leaf.name}: the checkpoint lacks it" for leaf in matched.missing] if strict else []
     left = [f"{render(path)}: the template lacks it" for path in matched.unexpected] if strict else []
@@ -224,7 +224,7 @@ def _require(matched: Matched, seen: Checkpoint, *, strict: bool) -> None:
             )  # fmt: skip
 
 
-def _cure(matched: Matched) -> str:
+def _cure(matched: TemplateMatch) -> str:
     if not matched.pairs:
         return (
             "does the template have another system's names? say whose: to='huggingface' (or maxtext, t5x, …)"
@@ -235,7 +235,7 @@ def _cure(matched: Matched) -> str:
 
 
 @dataclass(slots=True)
-class Filling:
+class FillPass:
     """One pass: what is read, and how much of it may be in memory at once.
 
     Attributes:
@@ -266,7 +266,7 @@ class Filling:
                 self.free.notify_all()
 
 
-def filled(pairs: Sequence[Pair], filling: Filling, live: Any) -> dict[KeyPath, Any]:
+def filled(pairs: Sequence[Pair], filling: FillPass, live: Any) -> dict[KeyPath, Any]:
     """Fill every leaf, several at a time.
 
     Args:
@@ -302,7 +302,7 @@ def filled(pairs: Sequence[Pair], filling: Filling, live: Any) -> dict[KeyPath, 
     return made
 
 
-def _fill(pair: Pair, filling: Filling, live: Any) -> Any:
+def _fill(pair: Pair, filling: FillPass, live: Any) -> Any:
     spec = pair.source
     if spec is None:
         return live.of_value(pair.leaf, pair.value)
@@ -316,7 +316,7 @@ def _fill(pair: Pair, filling: Filling, live: Any) -> Any:
     return live.fill(pair.leaf, read, room, filling.memory)
 
 
-def _read(pair: Pair, region: Region, filling: Filling) -> np.ndarray:
+def _read(pair: Pair, region: Region, filling: FillPass) -> np.ndarray:
     """A region of the leaf out of the checkpoint, in its element type; a new C-order array."""
     import numpy as np
 
@@ -337,7 +337,7 @@ def _read(pair: Pair, region: Region, filling: Filling) -> np.ndarray:
     return made if alone else made.copy()  # the reader of a view uses its memory again
 
 
-def _require_equal(pair: Pair, kept: Any, filling: Filling, live: Any) -> None:
+def _require_equal(pair: Pair, kept: Any, filling: FillPass, live: Any) -> None:
     """Refuse two tensors of a checkpoint for what is one tensor in the template, unless they are equal."""
     if pair.source is None:
         return

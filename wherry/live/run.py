@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.converter.convert import convert_opened, existing, plan_jobs
 from wherry.core.keypath import render
 from wherry.core.manifest import Manifest
-from wherry.core.progress import Running
+from wherry.core.progress import RunContext
 from wherry.core.receipt import from_json
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error
-from wherry.ledger.recording import record, require_recorded
+from wherry.ledger.outcomes import record, require_recorded
 from wherry.live.checkpoint import live_checkpoint
 from wherry.live.request import spool_of
 from wherry.live.shares import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from wherry.core.receipt import Receipt
     from wherry.formats.checkpoint import Checkpoint
     from wherry.live.request import ExportRequest
-    from wherry.live.snapshot import Placed
+    from wherry.live.snapshot import PlacedBox
 
 log = logging.getLogger("wherry.export")
 _PARAMETERS = ("params", "target", "model")
@@ -136,7 +136,7 @@ def _planned(
     request, manifest = ready
     try:
         with _checkpoint(manifest, {}, request, ticket.mark, "") as checkpoint:
-            job = plan_jobs(checkpoint, request.convert, Running.begun())[0]
+            job = plan_jobs(checkpoint, request.convert, RunContext.begun())[0]
             there = existing(job, request.convert.if_exists)
         if there is not None:
             return replace(ticket, stop=_THERE), there
@@ -231,7 +231,7 @@ def _finish(
         if folder is not None and others:
             placed = gather_shares(folder, placed, manifest.tensors, others, patience=request.patience)
         with _checkpoint(manifest, placed, request, mark, framework) as checkpoint:
-            group = convert_opened(checkpoint, request.convert, Running.begun())
+            group = convert_opened(checkpoint, request.convert, RunContext.begun())
         receipt = group.receipts[0]
     except NotRecordedError as error:
         receipt = error.result = error.result.receipts[0]
@@ -258,7 +258,7 @@ def _tell(folder: Path | None, others: range, receipt: Receipt | None, failure: 
 
 def _checkpoint(
     manifest: Manifest,
-    placed: Mapping[KeyPath, tuple[Placed, ...]],
+    placed: Mapping[KeyPath, tuple[PlacedBox, ...]],
     request: ExportRequest,
     mark: str,
     framework: str,

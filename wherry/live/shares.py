@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import parse, render
 from wherry.errors import IncompleteError, MismatchError, StorageError, WherryError, storage_error
-from wherry.live.snapshot import Placed
+from wherry.live.snapshot import PlacedBox
 from wherry.staging.lease_watch import Verdict, Watch
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def put_share(
     folder: Path,
     rank: int,
     specs: Mapping[KeyPath, TensorSpec],
-    placed: Mapping[KeyPath, tuple[Placed, ...]],
+    placed: Mapping[KeyPath, tuple[PlacedBox, ...]],
 ) -> None:
     """Say what a process has; its bytes must be readable by now.
 
@@ -111,12 +111,12 @@ def put_failure(folder: Path, rank: int, error: BaseException) -> None:
 
 def gather_shares(
     folder: Path,
-    mine: Mapping[KeyPath, tuple[Placed, ...]],
+    mine: Mapping[KeyPath, tuple[PlacedBox, ...]],
     specs: Mapping[KeyPath, TensorSpec],
     ranks: Iterable[int],
     *,
     patience: float,
-) -> dict[KeyPath, tuple[Placed, ...]]:
+) -> dict[KeyPath, tuple[PlacedBox, ...]]:
     """Wait for the shares of the other processes.
 
     Args:
@@ -245,9 +245,9 @@ def _not_there(folder: Path) -> StorageError:
     return StorageError("the folder of the export is not there", uri=str(folder), cure=_CURE)
 
 
-def _placed(row: list[Any]) -> Placed:
+def _placed(row: list[Any]) -> PlacedBox:
     offsets, sizes, file, start = row
-    return Placed(tuple(offsets), tuple(sizes), file, start)
+    return PlacedBox(tuple(offsets), tuple(sizes), file, start)
 
 
 def _require_same(specs: Mapping[KeyPath, TensorSpec], found: Mapping[str, Any], rank: int) -> None:

@@ -43,7 +43,7 @@ class Box(NamedTuple):
     load: Callable[[], memoryview]
 
 
-class Placed(NamedTuple):
+class PlacedBox(NamedTuple):
     """A box of a snapshot: where it lies in the tensor, and where its bytes lie."""
 
     offsets: tuple[int, ...]
@@ -88,7 +88,7 @@ class Snapshot:
         """
         self._path = path
         self._public: Path | None = None
-        self.placed: dict[KeyPath, tuple[Placed, ...]] = {}
+        self.placed: dict[KeyPath, tuple[PlacedBox, ...]] = {}
         self.nbytes = 0
         try:
             self._descriptor, self.file = _in_memory() if path is None else _in_folder(path)
@@ -109,7 +109,7 @@ class Snapshot:
             except OSError as error:
                 raise storage_error(error, self.file) from error
 
-    def publish(self, path: Path) -> Mapping[KeyPath, tuple[Placed, ...]]:
+    def publish(self, path: Path) -> Mapping[KeyPath, tuple[PlacedBox, ...]]:
         """The boxes as another process can read them; a snapshot in memory is copied to `path` for that.
 
         Raises:
@@ -143,9 +143,9 @@ class Snapshot:
             if alias in self.placed:
                 self.placed[spec.path] = self.placed[alias]
                 continue
-            placed: list[Placed] = []
+            placed: list[PlacedBox] = []
             for box in boxes:
-                placed.append(Placed(box.offsets, box.sizes, self.file, self.nbytes))
+                placed.append(PlacedBox(box.offsets, box.sizes, self.file, self.nbytes))
                 length = dtypes.canonical_size(spec.dtype, math.prod(box.sizes))
                 yield box, self.nbytes, length
                 self.nbytes += -(-length // _ALIGNED) * _ALIGNED

@@ -34,7 +34,7 @@ _METRIC = "metric."
 _MODES = {"min": min, "max": max}
 
 
-class Store:
+class RunStore:
     """The checkpoints of one run.
 
     Attributes:

@@ -23,7 +23,7 @@ from wherry.errors import (
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.formats.registry import find_format
-from wherry.ledger.recording import RECORDED, REFUSED, not_recorded
+from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import checkpoint_uri, proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
 from wherry.staging.in_use import in_use
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchReport:
     """What a fetch did.
 
     Attributes:
@@ -114,7 +114,7 @@ def fetch(
     *,
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
-) -> Fetched:
+) -> FetchReport:
     """Copy a checkpoint and verify the copy.
 
     Args:
@@ -148,7 +148,7 @@ def fetch(
     seconds = round(time.monotonic() - clock, 3)
     count = len(subject.files)
     return _record(
-        subject, Fetched(subject.location.uri, home.uri, digest, count, nbytes, resumed, seconds, already)
+        subject, FetchReport(subject.location.uri, home.uri, digest, count, nbytes, resumed, seconds, already)
     )
 
 
@@ -248,7 +248,7 @@ def _carry_signature(subject: _Subject, place: Location) -> None:
         put(target, signature.read_whole(MOST_SIDECAR))
 
 
-def _record(subject: _Subject, done: Fetched) -> Fetched:
+def _record(subject: _Subject, done: FetchReport) -> FetchReport:
     """Tell the ledger of the second place."""
     from wherry.ledger.record import open_ledger, record_sighting
 

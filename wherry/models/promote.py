@@ -21,7 +21,7 @@ from wherry.core.receipt import utc_now
 from wherry.core.services import service
 from wherry.errors import IncompleteError, MismatchError, NotFoundError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_checkpoint
-from wherry.ledger.recording import record_outcome
+from wherry.ledger.outcomes import record_outcome
 from wherry.ledger.replay import passed
 from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
 from wherry.storage.home import user_name, without_secrets

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from wherry.formats.reader import Extent
 
 
-class _Watched(NamedTuple):
+class _WatchedExtent(NamedTuple):
     extent: Extent
     spec: TensorSpec
     crc: PieceCrc
 
 
-class Recorded:
+class ContainerChecksums:
     """The extents of one pass whose CRC is known; safe from several threads."""
 
     def __init__(self) -> None:
-        self._watched: dict[tuple[str, int], _Watched] = {}
+        self._watched: dict[tuple[str, int], _WatchedExtent] = {}
         self._left: dict[tuple[str, int], int] = {}
         self._lock = threading.Lock()
 
@@ -75,7 +75,7 @@ class Recorded:
         with self._lock:
             watched = self._watched.get(key)
             if watched is None:
-                watched = self._watched[key] = _Watched(extent, spec, PieceCrc(extent.length))
+                watched = self._watched[key] = _WatchedExtent(extent, spec, PieceCrc(extent.length))
                 self._left[key] = extent.length
         watched.crc.update(start, piece)
         with self._lock:
@@ -84,7 +84,7 @@ class Recorded:
         if complete:
             self._compare(watched)
 
-    def _compare(self, watched: _Watched) -> None:
+    def _compare(self, watched: _WatchedExtent) -> None:
         extent = watched.extent
         found = watched.crc.value(lambda start, stop: _read(extent, start, stop))
         if found != extent.crc32:

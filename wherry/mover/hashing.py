@@ -38,7 +38,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredError:
     """What came back changed, and by how much; every conversion that is not exact says so before it runs.
 
     Attributes:

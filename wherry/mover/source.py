@@ -20,7 +20,7 @@ from wherry.core import dtypes
 from wherry.core.units import show_size
 from wherry.errors import UsageError
 from wherry.formats.reader import Block, Extent
-from wherry.mover.checksums import Recorded
+from wherry.mover.checksums import ContainerChecksums
 from wherry.mover.move import DECODE_FACTOR, Way, cells, common_grid, on_grid
 from wherry.mover.output import as_bytes
 from wherry.mover.regions import band_at, file_offset, fill_region, place, raw_bytes, read_span
@@ -79,7 +79,7 @@ class Source:
         """
         self.reader = reader
         self.stopped = stopped or threading.Event()
-        self.recorded = Recorded()
+        self.recorded = ContainerChecksums()
         self.pool = pool
         self.straight = straight
         self._limit = max(pool.budget // _SHARE, _LEAST)

@@ -39,7 +39,7 @@ _LOOK_SECONDS = 0.2
 
 
 @dataclass(slots=True)
-class Shared:
+class SharedWork:
     """What several workers make together.
 
     Attributes:
@@ -92,7 +92,7 @@ class Shared:
 
 
 @dataclass(slots=True, kw_only=True)
-class SpillFile(Shared):
+class SpillFile(SharedWork):
     """One file.
 
     Attributes:

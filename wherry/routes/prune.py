@@ -29,7 +29,7 @@ from wherry.errors import TargetInUseError, UsageError, WherryError
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.ledger.resolve import DIGEST_TAG
 from wherry.routes.removal import removing, strangers
-from wherry.staging.clean import Cleaned, clean
+from wherry.staging.clean import CleanReport, clean
 from wherry.staging.in_use import used
 from wherry.storage.home import sqlite_file, user_name, without_secrets
 from wherry.storage.stores import locate
@@ -65,11 +65,11 @@ class PrunedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruning:
+class PruneReport:
     """Outcome of `prune`: the checkpoints and the staging areas that killed conversions left."""
 
     checkpoints: tuple[PrunedCheckpoint, ...]
-    staging: tuple[Cleaned, ...]
+    staging: tuple[CleanReport, ...]
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +86,7 @@ class _Product:
     node: LineageNode
 
 
-def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None = None) -> Pruning:
+def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None = None) -> PruneReport:
     """Remove what the retention of these routes does not keep.
 
     Args:
@@ -113,7 +113,7 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
             _row(one, "keep", reason) if reason else _remove(ledger, one, registry, dry_run=dry_run)
             for one, reason in _judged(ledger, products, registry, ruled)
         ]
-    return Pruning(tuple(rows), tuple(_staging(chosen, dry_run=dry_run)))
+    return PruneReport(tuple(rows), tuple(_staging(chosen, dry_run=dry_run)))
 
 
 def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
@@ -243,7 +243,7 @@ def _row(one: _Product, action: Any, reason: str) -> PrunedCheckpoint:
     )
 
 
-def _staging(routes: Iterable[Route], *, dry_run: bool) -> list[Cleaned]:
+def _staging(routes: Iterable[Route], *, dry_run: bool) -> list[CleanReport]:
     """Stale staging areas below the fixed part of the targets' places."""
     folders: set[str] = set()
     for route in routes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.detect import examine
-from wherry.formats.discover import NEWER_STEP, Skipped, walk
+from wherry.formats.discover import NEWER_STEP, SkippedPath, walk
 from wherry.routes.routes import Whereabouts, refusal, whereabouts
 from wherry.routes.scores import score
 from wherry.storage.ages import modified
@@ -105,7 +105,7 @@ Placed = tuple["Detection", Whereabouts, "float | None"]
 def _placed(
     route: Route, products: Collection[str], tell: Callable[[Omission], None]
 ) -> Iterator[tuple[Detection, Whereabouts]]:
-    def skipped(one: Skipped) -> None:
+    def skipped(one: SkippedPath) -> None:
         tell(Omission(one.uri, "not taken" if one.reason == NEWER_STEP else "not settled", one.reason))
 
     latest = route.selection.choice == "latest"

@@ -70,7 +70,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ChildResult:
     """How a child process ended.
 
     Attributes:
@@ -108,7 +108,7 @@ def run(
     limits: Limits,
     text: str = "",
     variables: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> ChildResult:
     """Run a module in a child process and wait until it ends.
 
     Args:
@@ -138,7 +138,7 @@ def run(
             _watch(process, limits, (stdout, stderr), purpose)
         finally:
             code = _end(process)
-        return Outcome(code, _text(stdout), _text(stderr, _TAIL))
+        return ChildResult(code, _text(stdout), _text(stderr, _TAIL))
 
 
 @contextmanager

@@ -36,7 +36,7 @@ _YOUNG = "changed within the hour; may be in use"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Cleaned(NamedTuple):
+class CleanReport(NamedTuple):
     """A staging area: where it is, its bytes, and whether it was removed (or why not)."""
 
     uri: str
@@ -47,7 +47,7 @@ class Cleaned(NamedTuple):
 
 def clean(
     root: str | os.PathLike[str], *, dry_run: bool = False, min_age: float = _QUIET_SECONDS
-) -> list[Cleaned]:
+) -> list[CleanReport]:
     """Remove stale staging areas below a root.
 
     Args:
@@ -129,7 +129,7 @@ def _lease_of(area: Path) -> Path | None:
 
 def _clean_one(
     area: _Area, judged: dict[Path, Judgement], min_age: float, *, dry_run: bool
-) -> Cleaned | None:
+) -> CleanReport | None:
     """Remove an area where that may be done; None where it is gone already."""
     judgement = judged[area.lease] if area.lease and area.is_quiet else None
     if not area.is_quiet:
@@ -151,7 +151,7 @@ def _clean_one(
 
 def _remove(
     area: _Area, min_age: float, put_away: Callable[[Path], Path] = lambda path: path
-) -> Cleaned | None:
+) -> CleanReport | None:
     """Remove an area if it is still as stale as when it was judged: another run may have had it meanwhile."""
     if area.path != area.lease:  # else who has taken it frees it
         now = _look(area.path, min_age)
@@ -160,10 +160,10 @@ def _remove(
         if not now.is_quiet:
             return _kept(area, _YOUNG)
         remove(put_away(area.path))
-    return Cleaned(str(area.path), area.nbytes, removed=True, reason="stale")
+    return CleanReport(str(area.path), area.nbytes, removed=True, reason="stale")
 
 
-def _remove_on_full_disk(area: _Area, judgement: Judgement | None, min_age: float) -> Cleaned | None:
+def _remove_on_full_disk(area: _Area, judgement: Judgement | None, min_age: float) -> CleanReport | None:
     """Remove an area without the lease, for which there is no space; a rename, which excludes others, needs none."""
     if area.lease is None or judgement is None or see(area.lease) != judgement.sighting:
         return _kept(area, _HELD)
@@ -175,5 +175,5 @@ def _remove_on_full_disk(area: _Area, judgement: Judgement | None, min_age: floa
         return None  # another run has taken it up
 
 
-def _kept(area: _Area, reason: str) -> Cleaned:
-    return Cleaned(str(area.path), area.nbytes, removed=False, reason=reason)
+def _kept(area: _Area, reason: str) -> CleanReport:
+    return CleanReport(str(area.path), area.nbytes, removed=False, reason=reason)

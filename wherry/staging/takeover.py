@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Opening:
+class AreaHistory:
     """What became of earlier runs when an area was opened.
 
     Attributes:
@@ -50,7 +50,7 @@ class Opening:
     discarded: str | None = None
 
 
-def open_area(area: Path, name: str, identity: str | None, lease: Lease) -> Opening:
+def open_area(area: Path, name: str, identity: str | None, lease: Lease) -> AreaHistory:
     """Take up an earlier area under a new name, or make the area; other runs are excluded by the caller.
 
     Args:
@@ -63,7 +63,7 @@ def open_area(area: Path, name: str, identity: str | None, lease: Lease) -> Open
         UsageError: the key of the journals is too short.
         OSError: the storage failed.
     """
-    opening = Opening()
+    opening = AreaHistory()
     same = [left for left in left_for(area.parent, name) if left.identity and left.identity == identity]
     for left in sorted(same, key=lambda left: _progress(left, lease), reverse=True):
         with suppress(FileNotFoundError):  # a former owner that woke up has removed it
@@ -82,7 +82,7 @@ def open_area(area: Path, name: str, identity: str | None, lease: Lease) -> Open
     return opening
 
 
-def complete(opening: Opening, area: Path) -> None:
+def complete(opening: AreaHistory, area: Path) -> None:
     """Remove what was discarded, copy what must be copied, and remove what is never kept for a later run.
 
     Raises:
@@ -107,7 +107,7 @@ def _progress(left: Left, lease: Lease) -> tuple[int, bool]:
     return len(lines), left.is_abandoned(lease.dead)
 
 
-def _discard(left: Left, lease: Lease, opening: Opening) -> None:
+def _discard(left: Left, lease: Lease, opening: AreaHistory) -> None:
     """Put aside what another conversion to this target left: the lease says that nobody works on it."""
     if left.path.lstat().st_uid not in (os.geteuid(), lease.uid):
         opening.discarded = f"{left.path.name} belongs to another user and was left"

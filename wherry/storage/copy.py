@@ -212,7 +212,7 @@ _TIMED = ("file",)  # stores whose change marks are times in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
-class _Copying:
+class _CopyState:
     """What the threads of one copy share."""
 
     meter: Meter
@@ -233,7 +233,7 @@ def copy_files(files: Sequence[tuple[Location, Location, Entry]], progress: OnPr
         IncompleteError: a file became shorter meanwhile.
         StorageError: the storage failed.
     """
-    copying = _Copying(Meter("fetch", sum(entry.size for _source, _target, entry in files), progress))
+    copying = _CopyState(Meter("fetch", sum(entry.size for _source, _target, entry in files), progress))
     with threads.executor(_THREADS, "wherry-fetch", numbers=False) as pool:
         try:
             begun = [
@@ -247,7 +247,7 @@ def copy_files(files: Sequence[tuple[Location, Location, Entry]], progress: OnPr
             raise
 
 
-def _copy_file(source: Location, target: Path, entry: Entry, copying: _Copying) -> int:
+def _copy_file(source: Location, target: Path, entry: Entry, copying: _CopyState) -> int:
     try:
         make_folders(target.parent)
         there = target.stat().st_size if target.exists() else 0
@@ -268,7 +268,7 @@ def _copy_file(source: Location, target: Path, entry: Entry, copying: _Copying) 
     return done
 
 
-def _append(source: Location, file: BinaryIO, entry: Entry, done: int, copying: _Copying) -> None:
+def _append(source: Location, file: BinaryIO, entry: Entry, done: int, copying: _CopyState) -> None:
     buffer = memoryview(bytearray(min(_BUFFER, max(entry.size - done, 1))))
     while done < entry.size and not copying.stop.is_set():
         part = buffer[: min(len(buffer), entry.size - done)]

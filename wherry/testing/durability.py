@@ -56,19 +56,19 @@ class Broken(NamedTuple):
     call: str
 
 
-class Kept(NamedTuple):
+class KeptEntry(NamedTuple):
     """A file or folder that is left: its mode, the time of its last change, and its contents or entries."""
 
     mode: int
     changed: int
-    held: bytes | dict[str, Kept]
+    held: bytes | dict[str, KeptEntry]
 
 
-Tree: TypeAlias = "dict[str, Kept]"
+Tree: TypeAlias = "dict[str, KeptEntry]"
 
 
 @dataclass(slots=True)
-class _Node:
+class _FileNode:
     """A file or folder as the model knows it.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Node:
     """
 
     contents: bytes = _LOST
-    names: Mapping[str, _Node] = field(default_factory=dict[str, "_Node"])
+    names: Mapping[str, _FileNode] = field(default_factory=dict[str, "_FileNode"])
     mode: int = 0
     changed: int = 0
 
@@ -86,8 +86,8 @@ class _Node:
     def is_folder(self) -> bool:
         return stat.S_ISDIR(self.mode)
 
-    def kept(self, entries: Tree | None = None) -> Kept:
-        return Kept(stat.S_IMODE(self.mode), self.changed, self.contents if entries is None else entries)
+    def kept(self, entries: Tree | None = None) -> KeptEntry:
+        return KeptEntry(stat.S_IMODE(self.mode), self.changed, self.contents if entries is None else entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Disk:
         self._root = root.resolve()
         self._targets = [root.resolve() / target.relative_to(root) for target in targets]
         self._keeps = keeps or _never
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, _FileNode] = {}
         self._interned: dict[bytes, bytes] = {}
         self._committed: dict[Path, dict[str, bytes]] = {}
         self._seen: set[object] = set()
@@ -236,7 +236,7 @@ class Disk:
             if stat.S_ISDIR(found.st_mode):
                 self._differing(path, self._node(found), "names", call)
 
-    def _differing(self, folder: Path, node: _Node, rule: str, call: str) -> None:
+    def _differing(self, folder: Path, node: _FileNode, rule: str, call: str) -> None:
         """Names of a folder that are not durable, or durably there and gone."""
         now = self._listed(folder)
         for name in {*now, *node.names}:
@@ -269,12 +269,12 @@ class Disk:
                     continue
                 yield from self._all(Path(entry.path), found, visible=visible)
 
-    def _node(self, status: os.stat_result) -> _Node:
-        node = self._nodes.setdefault(status.st_ino, _Node())
+    def _node(self, status: os.stat_result) -> _FileNode:
+        node = self._nodes.setdefault(status.st_ino, _FileNode())
         node.mode, node.changed = status.st_mode, status.st_mtime_ns
         return node
 
-    def _adopt(self, path: Path) -> _Node:
+    def _adopt(self, path: Path) -> _FileNode:
         """Take what is there as durable."""
         status = path.lstat()
         node = self._node(status)
@@ -284,7 +284,7 @@ class Disk:
             node.contents = self._bytes(path)
         return node
 
-    def _listed(self, folder: Path) -> dict[str, _Node]:
+    def _listed(self, folder: Path) -> dict[str, _FileNode]:
         return {entry.name: self._node(entry.stat(follow_symlinks=False)) for entry in _scanned(folder)}
 
     def _contents(self, target: Path) -> dict[str, bytes]:
@@ -322,7 +322,7 @@ class Disk:
                 for durable in (True, False):
                     yield self._tree(self._root, folder, found, durable=durable)
 
-    def _tree(self, at: Path, folder: Path, entries: Mapping[str, _Node], *, durable: bool) -> Tree:
+    def _tree(self, at: Path, folder: Path, entries: Mapping[str, _FileNode], *, durable: bool) -> Tree:
         """The tree in which the chosen folder has the given entries; `durable` says which names the others have."""
         now = {id(self._node(entry.stat(follow_symlinks=False))): Path(entry.path) for entry in _scanned(at)}
         tree: Tree = {}
@@ -333,7 +333,7 @@ class Disk:
                 tree[name] = _durable(node) if durable or id(node) not in now else self._named(now[id(node)])
         return tree
 
-    def _named(self, path: Path) -> Kept:
+    def _named(self, path: Path) -> KeptEntry:
         """A file or folder with the names that it has now, and the contents that are durable."""
         node = self._node(path.lstat())
         if not node.is_folder:
@@ -345,11 +345,13 @@ def _never(_name: str, _path: Path) -> bool:
     return False
 
 
-def _changes(then: Mapping[str, _Node], now: Mapping[str, _Node]) -> list[dict[str, _Node | None]]:
+def _changes(
+    then: Mapping[str, _FileNode], now: Mapping[str, _FileNode]
+) -> list[dict[str, _FileNode | None]]:
     """The changes from some names to others, each a mapping of names; a rename is one change."""
     changed = {name for name in {*now, *then} if now.get(name) is not then.get(name)}
     moved = {id(then[name]): name for name in changed if name in then}
-    found: list[dict[str, _Node | None]] = []
+    found: list[dict[str, _FileNode | None]] = []
     for name in sorted(changed & {*now}):
         left = moved.pop(id(now[name]), name)
         moved = {key: other for key, other in moved.items() if other != name}
@@ -357,7 +359,7 @@ def _changes(then: Mapping[str, _Node], now: Mapping[str, _Node]) -> list[dict[s
     return [*found, *({name: None} for name in sorted(moved.values()) if name not in now)]
 
 
-def _durable(node: _Node) -> Kept:
+def _durable(node: _FileNode) -> KeptEntry:
     if not node.is_folder:
         return node.kept()
     return node.kept({name: _durable(inner) for name, inner in node.names.items()})

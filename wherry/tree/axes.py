@@ -39,7 +39,7 @@ _CURE = "write for example rules=embed:data,mlp:fsdp+model"
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class AxisStatement:
     """What a file states.
 
     Attributes:
@@ -169,7 +169,7 @@ def _parsed(path: str) -> dict[str, Any]:
     return data
 
 
-def _stated(data: Mapping[str, Any]) -> Stated:
+def _stated(data: Mapping[str, Any]) -> AxisStatement:
     unknown = sorted(set(data) - {"axes", "boxes", "rules"})
     if unknown:
         raise UsageError(f"axes: {', '.join(unknown)} is not understood", cure="it has axes, boxes and rules")
@@ -179,10 +179,10 @@ def _stated(data: Mapping[str, Any]) -> Stated:
     if not isinstance(boxes, dict) or not all(kind in BOXES for kind in boxes.values()):
         raise UsageError("axes: boxes is no table of classes", cure=f"choose {' or '.join(BOXES)}")
     names = {pattern: tuple(axis_name(name) for name in some) for pattern, some in rows.items()}
-    return Stated(names, boxes, rules_of(data["rules"]) if "rules" in data else ())
+    return AxisStatement(names, boxes, rules_of(data["rules"]) if "rules" in data else ())
 
 
-def _with_names(tensors: Any, stated: Stated) -> list[TensorSpec]:
+def _with_names(tensors: Any, stated: AxisStatement) -> list[TensorSpec]:
     used: set[str] = set()
     named_ = [_with_name(spec, stated, used) for spec in tensors]
     for pattern in (*stated.axes, *stated.boxes):
@@ -194,7 +194,7 @@ def _with_names(tensors: Any, stated: Stated) -> list[TensorSpec]:
     return named_
 
 
-def _with_name(spec: TensorSpec, stated: Stated, used: set[str]) -> TensorSpec:
+def _with_name(spec: TensorSpec, stated: AxisStatement, used: set[str]) -> TensorSpec:
     found = _first(spec, stated.axes, used)
     kind = _first(spec, stated.boxes, used)
     tags = dict(spec.tags or {})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wherry.core import dtypes
-from wherry.core.account import Ignored
+from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.tree.axes import AXIS_OPTIONS, named
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wherry.formats.format import Format
 
 
-__all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "Mapped", "map_tree", "recut"]
+__all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"]
 
 # Options of every target: how the tree is spelled. They are given through --set like a format's own.
 TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
@@ -51,7 +51,7 @@ _Held = TypeVar("_Held")
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class MappedTree:
     """A source manifest as the target's tree.
 
     Attributes:
@@ -62,7 +62,7 @@ class Mapped:
 
     manifest: Manifest
     pairs: Mapping[KeyPath, KeyPath]
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[IgnoredEntry, ...]
 
 
 def map_tree(
@@ -74,7 +74,7 @@ def map_tree(
     ignore: Iterable[str],
     uri: str,
     renames: Iterable[str] = (),
-) -> Mapped:
+) -> MappedTree:
     """Map a checkpoint onto the same tree in another container.
 
     Args:
@@ -116,8 +116,8 @@ def map_tree(
     )
     manifest, more = _apply_rules(manifest, rules, only, row)
     reason = "a sequence whose items have other names now: a mapping"
-    gone = tuple(Ignored(path, "lists", reason) for path in lost)
-    return Mapped(manifest, {names[path]: path for path in kept}, (*ignored, *gone, *more))
+    gone = tuple(IgnoredEntry(path, "lists", reason) for path in lost)
+    return MappedTree(manifest, {names[path]: path for path in kept}, (*ignored, *gone, *more))
 
 
 def _lookup(names: Mapping[KeyPath, KeyPath]) -> Callable[[KeyPath], KeyPath]:
@@ -139,7 +139,7 @@ def parameters_of(source: Manifest, uri: str) -> list[KeyPath]:
     return _select(source, "params", uri)[0]
 
 
-def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath], tuple[Ignored, ...]]:
+def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath], tuple[IgnoredEntry, ...]]:
     paths = sorted(source.tensors)
     if only is None:
         return paths, ()
@@ -156,7 +156,7 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
         )
     chosen = set(kept)
     reason = "not a parameter: only the parameters were asked for"
-    return kept, tuple(Ignored(path, "only params", reason) for path in paths if path not in chosen)
+    return kept, tuple(IgnoredEntry(path, "only params", reason) for path in paths if path not in chosen)
 
 
 def _root(path: KeyPath, source: Manifest) -> str | None:
@@ -194,31 +194,35 @@ def _carried(held: Mapping[KeyPath, _Held], rename: Callable[[KeyPath], KeyPath]
 
 def _apply_rules(
     manifest: Manifest, rules: frozenset[str], only: str | None, row: Format
-) -> tuple[Manifest, tuple[Ignored, ...]]:
-    ignored: list[Ignored] = []
+) -> tuple[Manifest, tuple[IgnoredEntry, ...]]:
+    ignored: list[IgnoredEntry] = []
     if "values" in rules or only:
-        ignored += [Ignored(path, "values", "a non-tensor leaf, left by name") for path in manifest.values]
+        ignored += [
+            IgnoredEntry(path, "values", "a non-tensor leaf, left by name") for path in manifest.values
+        ]
         manifest = replace(manifest, values={})
     if "empties" in rules or only:
-        ignored += [Ignored(path, "empties", "an empty node, left by name") for path in manifest.empties]
+        ignored += [IgnoredEntry(path, "empties", "an empty node, left by name") for path in manifest.empties]
         manifest = replace(manifest, empties={})
     if "companions" in rules or not row.holds.companions:
         reason = "left by name" if "companions" in rules else f"{row.name} is one file and holds no others"
-        ignored += [Ignored((companion.name,), "companions", reason) for companion in manifest.companions]
+        ignored += [
+            IgnoredEntry((companion.name,), "companions", reason) for companion in manifest.companions
+        ]
         manifest = replace(manifest, companions=())
     if not row.holds.types and isinstance(pickled := manifest.custom.get(_PICKLED), dict):
         ignored += _plain(pickled, row)
     return manifest, tuple(ignored)
 
 
-def _plain(pickled: Mapping[str, Mapping[str, Any]], row: Format) -> list[Ignored]:
+def _plain(pickled: Mapping[str, Mapping[str, Any]], row: Format) -> list[IgnoredEntry]:
     """What a pickle knew and the target has no words for: the contents stay, their class goes."""
     types = [
-        Ignored((path,), "types", f"a {name}, which {row.name} holds as a plain value")
+        IgnoredEntry((path,), "types", f"a {name}, which {row.name} holds as a plain value")
         for path, name in pickled.get("types", {}).items()
     ]
     keys = [
-        Ignored((path,), "types", f"the key {key!r}, which {row.name} holds as text")
+        IgnoredEntry((path,), "types", f"the key {key!r}, which {row.name} holds as text")
         for path, key in pickled.get("keys", {}).items()
     ]
     return [*types, *keys]

@@ -22,7 +22,7 @@ from wherry.errors import IncompleteError, TargetExistsError, storage_error
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digested
 from wherry.formats.pin import settled_checkpoint, take_pin
-from wherry.ledger.named import named
+from wherry.ledger.open import named
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Hashes, flat_hashes, hash_checkpoint
 from wherry.staging.staging import rename_without_replacing

@@ -41,7 +41,7 @@ _MEMORY, _COPIES, _LEAST_MEMORY = 4 << 30, 6, 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class NativeReport:
     """What the other software said.
 
     Attributes:
@@ -77,7 +77,7 @@ class Seen:
 
 def said(
     level: str, checkpoint: Checkpoint, against: str | None, *, family_file: str | None, memory: int
-) -> Seen:
+) -> NativeReport:
     """Run the check of a level, `native` or `logits`; raises what these do."""
     seen = (
         native(checkpoint, memory=memory)
@@ -87,7 +87,7 @@ def said(
     return replace(seen, nbytes=checkpoint.manifest.nbytes)
 
 
-def native(checkpoint: Checkpoint, *, memory: int) -> Seen:
+def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
     """Load a checkpoint with its system's own library and compare what lies on the devices.
 
     Args:
@@ -121,7 +121,7 @@ def native(checkpoint: Checkpoint, *, memory: int) -> Seen:
     return replace(_seen(_ask(request, checkpoint.manifest.nbytes)), evidence=loader.evidence)
 
 
-def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | None = None) -> Seen:
+def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | None = None) -> NativeReport:
     """Compare what a model computes before and after.
 
     Args:
@@ -141,7 +141,7 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
     source = against or (sidecar.receipt.source.uri if sidecar and sidecar.receipt else None)
     if source is None:
         raise UsageError("level logits compares with the source", cure="say which: --against SOURCE")
-    from wherry.ledger.named import open_named
+    from wherry.ledger.open import open_named
 
     with (
         tempfile.TemporaryDirectory(prefix=".wherry-logits.") as folder,
@@ -224,10 +224,12 @@ def _memory(nbytes: int) -> int:
     return wanted if free is None else max(_LEAST_MEMORY, min(wanted, free))
 
 
-def _seen(answer: dict[str, Any]) -> Seen:
+def _seen(answer: dict[str, Any]) -> NativeReport:
     if "refused" in answer:
-        return Seen((Failure("", f"the library refused it: {answer['refused']}"),), True, answer["devices"])
-    return Seen(
+        return NativeReport(
+            (Failure("", f"the library refused it: {answer['refused']}"),), True, answer["devices"]
+        )
+    return NativeReport(
         tuple(Failure(path, reason) for path, reason in answer["failed"]),
         False,
         answer["devices"],

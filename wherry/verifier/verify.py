@@ -44,10 +44,10 @@ from wherry.errors import (
 from wherry.formats.checkpoint import open_source
 from wherry.formats.companions import digested
 from wherry.formats.detect import describe_absent, resolve_source
-from wherry.ledger.named import named
-from wherry.ledger.recording import RECORDED, record_outcome
+from wherry.ledger.open import named
+from wherry.ledger.outcomes import RECORDED, record_outcome
 from wherry.mover.checksums import without_checksum
-from wherry.mover.hashing import Failure, Measured, compare, hash_checkpoint
+from wherry.mover.hashing import Failure, MeasuredError, compare, hash_checkpoint
 from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.storage.stores import locate
 from wherry.tree.mapping import parameters_of
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.mover.hashing import Hashes
     from wherry.storage.sidecar import Sidecar
-    from wherry.verifier.native import Seen
+    from wherry.verifier.native import NativeReport
 
 
 LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
@@ -97,8 +97,8 @@ class Verification:
     failed: tuple[Failure, ...]
     seconds: float = 0.0
     nbytes: int = 0
-    measured: Measured | None = None
-    native: Seen | None = None
+    measured: MeasuredError | None = None
+    native: NativeReport | None = None
     against: str | None = None
 
     @property
@@ -203,7 +203,7 @@ class _Other:
 
     source: SourceRequest
     family_file: str | None
-    measured: Measured = field(default_factory=Measured)
+    measured: MeasuredError = field(default_factory=MeasuredError)
 
 
 def _look(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from wherry.core.progress import Meter
 from wherry.mover.carrier import Carrier, digest_moves
-from wherry.mover.decoded import DecodedReader
+from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import Hashes
 from wherry.mover.source import Source
 from wherry.runtime import threads
@@ -37,7 +37,7 @@ GROUP_BYTES = 256 << 20  # of source tensors; one that is larger is a group of i
 KEPT_BYTES = 8 << 20  # what is decoded into memory; a thread may hold so much
 
 
-class Group(NamedTuple):
+class MoveGroup(NamedTuple):
     """Source tensors, and everything that is made of them and of nothing else."""
 
     sources: list[KeyPath]
@@ -46,7 +46,7 @@ class Group(NamedTuple):
 
 def groups(
     needs: Mapping[KeyPath, Collection[KeyPath]], sizes: Mapping[KeyPath, int], limit: int = GROUP_BYTES
-) -> Iterator[Group]:
+) -> Iterator[MoveGroup]:
     """Put together what hangs together, in the order of the targets; small groups are joined up to a limit.
 
     Args:
@@ -54,12 +54,12 @@ def groups(
         sizes: source → bytes; what no target is made of comes last.
         limit: bytes of a joined group.
     """
-    held, room = Group([], []), limit
+    held, room = MoveGroup([], []), limit
     for one in _connected(needs, sizes):
         nbytes = sum(sizes[path] for path in one.sources)
         if held.sources and nbytes > room:
             yield held
-            held, room = Group([], []), limit
+            held, room = MoveGroup([], []), limit
         held.sources.extend(one.sources)
         held.targets.extend(one.targets)
         room -= nbytes
@@ -67,7 +67,9 @@ def groups(
         yield held
 
 
-def _connected(needs: Mapping[KeyPath, Collection[KeyPath]], sizes: Mapping[KeyPath, int]) -> Iterator[Group]:
+def _connected(
+    needs: Mapping[KeyPath, Collection[KeyPath]], sizes: Mapping[KeyPath, int]
+) -> Iterator[MoveGroup]:
     head: dict[KeyPath, KeyPath] = {path: path for path in sizes}
 
     def first(path: KeyPath) -> KeyPath:
@@ -79,12 +81,12 @@ def _connected(needs: Mapping[KeyPath, Collection[KeyPath]], sizes: Mapping[KeyP
         ends = [first(path) for path in taken]
         for end in ends[1:]:
             head[first(end)] = first(ends[0])
-    found: dict[KeyPath | None, Group] = {}
+    found: dict[KeyPath | None, MoveGroup] = {}
     for target, taken in needs.items():
         key = first(next(iter(taken))) if taken else None
-        found.setdefault(key, Group([], [])).targets.append(target)
+        found.setdefault(key, MoveGroup([], [])).targets.append(target)
     for source in sizes:
-        found.setdefault(first(source), Group([], [])).sources.append(source)
+        found.setdefault(first(source), MoveGroup([], [])).sources.append(source)
     yield from found.values()
 
 
@@ -216,7 +218,7 @@ class ViewPass:
             if all(output.error for output in carrier.outputs):
                 return
 
-    def _work(self, group: Group) -> _Work:
+    def _work(self, group: MoveGroup) -> _Work:
         decodes = self._decoded.decodes
         taken = {path for target in group.targets for path in self._needs[target]}
         used = [self._specs[path] for path in group.sources if path in taken]

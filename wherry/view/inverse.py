@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.keypath import render
 from wherry.errors import UsageError
-from wherry.families import Projected, convert_layout, families, load_family, load_family_file
+from wherry.families import Projection, convert_layout, families, load_family, load_family_file
 from wherry.families.companions import config_beside
 from wherry.layout.cuts import bands
-from wherry.mover.hashing import Failure, Hashes, Measured, compare, hash_checkpoint
+from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
 from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import Region
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.layout.copies import Stored
+    from wherry.layout.copies import StoredTensor
 
 _BAND = 8 << 20
 
@@ -43,7 +43,7 @@ def roundtrip(
     *,
     memory: int,
     progress: OnProgress | None = None,
-    measured: Measured | None = None,
+    measured: MeasuredError | None = None,
 ) -> Iterator[Failure]:
     """Every tensor of the source that does not come back, with the reason.
 
@@ -129,12 +129,12 @@ def _(
 def _compared(
     view: Checkpoint,
     source: Checkpoint,
-    forward: Projected,
-    back: Projected,
+    forward: Projection,
+    back: Projection,
     memory: int,
     progress: OnProgress | None,
     known: Mapping[KeyPath, str] | None = None,
-    measured: Measured | None = None,
+    measured: MeasuredError | None = None,
 ) -> Iterator[Failure]:
     found = hash_checkpoint(view, memory=memory, progress=progress, stage="roundtrip")
     wanted = [path for path in source.manifest.tensors if path in back.targets or path in back.scalars]
@@ -144,10 +144,10 @@ def _compared(
         theirs = Hashes({path: known[path] for path in wanted})
     bound = max(forward.lossy.values(), default=None)
     for failure in compare(found, theirs.digests, theirs.leaves):
-        yield from _measured(failure, view, source, back, bound, measured or Measured())
+        yield from _measured(failure, view, source, back, bound, measured or MeasuredError())
 
 
-def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projected:
+def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projection:
     """The projection that made a target, made again of what its manifest records."""
     declared = layout.get("family_file")
     if declared is None and layout["family"] not in families():
@@ -164,7 +164,7 @@ def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projected:
     )  # fmt: skip
 
 
-def _inverse(forward: Projected, converted: Checkpoint) -> Projected:
+def _inverse(forward: Projection, converted: Checkpoint) -> Projection:
     """From the target back to the very tensors of the source."""
     system = forward.system
     conventions = {name: text for name, text in forward.chosen.items() if name in system.conventions}
@@ -175,7 +175,7 @@ def _inverse(forward: Projected, converted: Checkpoint) -> Projected:
     return replace(held, targets=_carried(forward), scalars=_numbers(forward), ignored=(), lossy={})
 
 
-def _carried(forward: Projected) -> dict[KeyPath, Stored]:
+def _carried(forward: Projection) -> dict[KeyPath, StoredTensor]:
     """The source's own tensors, of which some target tensor holds something."""
     there = {piece.parameter for stored in forward.targets.values() for piece in stored.pieces}
     return {
@@ -185,7 +185,7 @@ def _carried(forward: Projected) -> dict[KeyPath, Stored]:
     }
 
 
-def _numbers(forward: Projected) -> dict[KeyPath, KeyPath]:
+def _numbers(forward: Projection) -> dict[KeyPath, KeyPath]:
     """Key path in the source → in the target, of the run's numbers."""
     return {source: target for target, source in forward.scalars.items()}
 
@@ -194,9 +194,9 @@ def _measured(
     failure: Failure,
     view: Checkpoint,
     source: Checkpoint,
-    back: Projected,
+    back: Projection,
     bound: Bound | None,
-    measured: Measured,
+    measured: MeasuredError,
 ) -> Iterator[Failure]:
     """The failure, unless values were meant to change and did so within the bound."""
     path = next(path for path in source.manifest.tensors if render(path) == failure.path)

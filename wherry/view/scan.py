@@ -4,7 +4,7 @@
     layers:1 -> layers_{layers}       a tensor for each layer, taken out of axis 1
 
 The arrow goes from what the source has to what the target gets. The name in braces is the logical name of the axis that
-comes or goes, where the tensors' axes have names. What comes of it is a `Projected`, as for a conversion between two
+comes or goes, where the tensors' axes have names. What comes of it is a `Projection`, as for a conversion between two
 systems of a family, so that the same plan, moves and checks carry it; the opposite text is its inverse.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import AxisName, TensorSpec
-    from wherry.families import Projected
+    from wherry.families import Projection
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.layout.copies import Stored
+    from wherry.layout.copies import StoredTensor
 
 ARROW = "->"
 HELP = (
@@ -86,7 +86,7 @@ def parse_scan(text: str) -> Scan:
     return Scan(place[1], _BRACE.sub(_AXIS, unrolled), int(place[2]), names[0], stacks)
 
 
-def scanned(manifest: Manifest, scan: Scan) -> Projected:
+def scanned(manifest: Manifest, scan: Scan) -> Projection:
     """A checkpoint with its layers stacked or taken apart.
 
     Args:
@@ -104,7 +104,7 @@ def scanned(manifest: Manifest, scan: Scan) -> Projected:
     family = tree_family(manifest, scan.stacked, scan.unrolled)
     _require_source(manifest, scan)
     projected = convert_layout(manifest, family, SYSTEM, SYSTEM, source_options=source, options=target)
-    named = _Names(manifest, scan, projected)
+    named = _AxisNames(manifest, scan, projected)
     targets = {path: replace(one, spec=named.given(one)) for path, one in projected.targets.items()}
     return replace(projected, targets=targets)
 
@@ -212,17 +212,17 @@ def _require_source(manifest: Manifest, scan: Scan) -> None:
         raise UsageError(f"scan={scan.text!r}: no key path has {wanted}", cure=_CURE)
 
 
-class _Names:
+class _AxisNames:
     """Logical names, shardings aside, of what is made of tensors with names."""
 
-    def __init__(self, manifest: Manifest, scan: Scan, projected: Projected) -> None:
+    def __init__(self, manifest: Manifest, scan: Scan, projected: Projection) -> None:
         self._scan = scan
         self._held: dict[str, list[TensorSpec]] = {}
         for path, stored in projected.source.stored.items():
             for piece in stored.pieces:
                 self._held.setdefault(piece.parameter[1], []).append(manifest.tensors[path])
 
-    def given(self, stored: Stored) -> TensorSpec:
+    def given(self, stored: StoredTensor) -> TensorSpec:
         """The tensor's spec with the names that its sources give it."""
         sources = self._held[stored.pieces[0].parameter[1]]
         axes, tags = {one.axes for one in sources}, [one.tags for one in sources]

@@ -15,17 +15,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
-from wherry.core.account import Ignored
+from wherry.core.account import IgnoredEntry
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import GRID, Region, TensorSpec, region_shape
-from wherry.families import Projected, target_manifest
+from wherry.families import Projection, target_manifest
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
 from wherry.formats.reader import Absent, Access, BaseReader, Extent
 from wherry.layout.copies import held_bytes, taken_by
 from wherry.layout.cuts import cut_multiples, stacked_grid
 from wherry.layout.runs import cut, runs
-from wherry.mover.decoded import DecodedReader
+from wherry.mover.decode import DecodedReader
 from wherry.mover.regions import fill_region, raw_bytes
 from wherry.storage.location import Entry, Location
 from wherry.storage.stores import LocalStore
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.families.companions import Outfit
     from wherry.formats.reader import Reader
-    from wherry.layout.copies import Pieces, Stored
+    from wherry.layout.copies import Pieces, StoredTensor
 
 _OTHER_SYSTEM = "a file of the source's system, of no use to the target's"
 _BAND = 8 << 20  # what is gathered at a time: the unit of raw moves
@@ -57,7 +57,7 @@ class View(Checkpoint):
     def __init__(
         self,
         source: Checkpoint,
-        projected: Projected,
+        projected: Projection,
         manifest: Manifest,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class LayoutView(View):
     def __init__(
         self,
         source: Checkpoint,
-        projected: Projected,
+        projected: Projection,
         made: Outfit | None = None,
         dtype: str | None = None,
         only: str | None = None,
@@ -128,14 +128,16 @@ class LayoutView(View):
             layout = {**manifest.origin["layout"], **asked}
             manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
         super().__init__(source, projected, manifest, files)
-        left = tuple(Ignored((name,), "companions", _OTHER_SYSTEM) for name in (made.left if made else ()))
-        self.ignored: tuple[Ignored, ...] = (*projected.ignored, *left)
+        left = tuple(
+            IgnoredEntry((name,), "companions", _OTHER_SYSTEM) for name in (made.left if made else ())
+        )
+        self.ignored: tuple[IgnoredEntry, ...] = (*projected.ignored, *left)
         self.lossy: Mapping[KeyPath, Bound] = projected.lossy
         self.notes: tuple[str, ...] = made.warnings if made else ()
         self.snippet: str = made.snippet if made else ""
 
 
-def view_manifest(source: Checkpoint, projected: Projected) -> Manifest:
+def view_manifest(source: Checkpoint, projected: Projection) -> Manifest:
     """What a source is in the target's layout, with the grids on which its tensors should be cut."""
     manifest = target_manifest(projected, source.manifest)
     specs = {
@@ -148,7 +150,7 @@ class ViewReader(BaseReader):
     """Reads target tensors out of a source."""
 
     def __init__(
-        self, source: Checkpoint, reader: Reader, projected: Projected, files: Mapping[str, bytes]
+        self, source: Checkpoint, reader: Reader, projected: Projection, files: Mapping[str, bytes]
     ) -> None:
         """Read nothing yet.
 
@@ -226,7 +228,7 @@ class ViewReader(BaseReader):
     def companion(self, name: str) -> Location:
         """Where a companion lies: in memory, or with the source."""
         if name in self._files:
-            return Location(_Made(files=self._files), name)
+            return Location(_MemoryFiles(files=self._files), name)
         return self._source.reader.companion(name)
 
     def members(self) -> Iterable[Entry]:
@@ -265,7 +267,7 @@ class ViewReader(BaseReader):
 
 
 @dataclass(frozen=True, slots=True)
-class _Made(LocalStore):
+class _MemoryFiles(LocalStore):
     """Files that exist in memory only, until they are copied beside the target."""
 
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
@@ -279,7 +281,7 @@ class _Made(LocalStore):
         return self.files[path][start:stop]
 
 
-def _banded(path: KeyPath, spec: TensorSpec, projected: Projected) -> TensorSpec:
+def _banded(path: KeyPath, spec: TensorSpec, projected: Projection) -> TensorSpec:
     """A target tensor with the grid on which it should be cut, so that no source row is read twice."""
     stored = projected.targets.get(path)
     if stored is None or spec.size == 0 or not spec.shape:
@@ -289,7 +291,7 @@ def _banded(path: KeyPath, spec: TensorSpec, projected: Projected) -> TensorSpec
     return replace(spec, chunks=(*multiples[:cut], multiples[cut], *spec.shape[cut + 1 :]))
 
 
-def _hinted(spec: TensorSpec, projected: Projected) -> TensorSpec:
+def _hinted(spec: TensorSpec, projected: Projection) -> TensorSpec:
     """A target tensor with the chunk grid in which each source tensor fills whole chunks, for formats that have chunks.
 
     It is of use where the grid is not one of runs anyway: where an unrolled axis lies behind one that is transposed.
@@ -304,7 +306,7 @@ def _hinted(spec: TensorSpec, projected: Projected) -> TensorSpec:
     return replace(spec, tags={**(spec.tags or {}), GRID: "x".join(map(str, grid))})
 
 
-def _stacks(stored: Stored, sources: Pieces) -> bool:
+def _stacks(stored: StoredTensor, sources: Pieces) -> bool:
     """Whether a target tensor holds an axis that the source spells as many tensors."""
     return any(
         name in names

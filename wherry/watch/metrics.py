@@ -42,7 +42,7 @@ _READABLE_TO_ALL = 0o644  # the collector is another user
 _log = logging.getLogger(__name__)
 
 
-def measure(roots: Sequence[str] | None = None) -> list[Sample]:
+def measure(roots: Sequence[str] | None = None) -> list[MetricSample]:
     """Count what was done and look for what waits.
 
     Args:
@@ -109,7 +109,7 @@ def after_run(flow: str, *, ok: bool, counts: Mapping[str, int]) -> str:
     return "noted"
 
 
-def text(samples: Iterable[Sample]) -> str:
+def text(samples: Iterable[MetricSample]) -> str:
     """The text format of Prometheus (version 0.0.4), metric by metric."""
     rows = list(samples)
     lines: list[str] = []
@@ -120,7 +120,7 @@ def text(samples: Iterable[Sample]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(samples: Iterable[Sample], file: str | os.PathLike[str]) -> None:
+def write(samples: Iterable[MetricSample], file: str | os.PathLike[str]) -> None:
     """Write them to a file, in one step.
 
     Raises:
@@ -133,7 +133,7 @@ def write(samples: Iterable[Sample], file: str | os.PathLike[str]) -> None:
         raise storage_error(error, str(path)) from error
 
 
-def _of_routes() -> Iterator[list[Sample]]:
+def _of_routes() -> Iterator[list[MetricSample]]:
     """What the nightly flow would find to do; nothing where there is no configuration."""
     if config_file() is None:
         return
@@ -143,11 +143,11 @@ def _of_routes() -> Iterator[list[Sample]]:
     for plan in plan_night(load_config().routes):
         works = (*plan.todo.works, *plan.todo.waiting)
         uris = [work.source.found.uri for work in works]
-        bytes_ = Sample("wherry_unconverted_bytes", (("route", plan.route.name),), plan.todo.nbytes)
+        bytes_ = MetricSample("wherry_unconverted_bytes", (("route", plan.route.name),), plan.todo.nbytes)
         yield [*_waiting("route", plan.route.name, uris, reachable=plan.error is None), bytes_]
 
 
-def _of_root(root: str, sources: set[str]) -> list[Sample]:
+def _of_root(root: str, sources: set[str]) -> list[MetricSample]:
     try:
         found = [
             one.uri for one in discover(root, newest=True) if one.uri not in sources and not _made(one.uri)
@@ -163,18 +163,18 @@ def _made(uri: str) -> bool:
     return sidecar is not None and sidecar.receipt is not None
 
 
-def _waiting(label: str, name: str, uris: Sequence[str], *, reachable: bool) -> list[Sample]:
+def _waiting(label: str, name: str, uris: Sequence[str], *, reachable: bool) -> list[MetricSample]:
     """How many wait and how long; nothing but that it could not be looked, where it could not."""
     labels = ((label, name),)
-    state = Sample("wherry_root_reachable", labels, int(reachable))
+    state = MetricSample("wherry_root_reachable", labels, int(reachable))
     if not reachable:
         return [state]
     ages = [age for uri in uris if (age := age_of(locate(uri))) is not None]
-    oldest = Sample("wherry_oldest_unconverted_age_seconds", labels, round(max(ages, default=0.0), 3))
-    return [state, Sample("wherry_unconverted", labels, len(uris)), oldest]
+    oldest = MetricSample("wherry_oldest_unconverted_age_seconds", labels, round(max(ages, default=0.0), 3))
+    return [state, MetricSample("wherry_unconverted", labels, len(uris)), oldest]
 
 
-def _line(sample: Sample) -> str:
+def _line(sample: MetricSample) -> str:
     labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
     return f"{sample.name}{f'{{{labels}}}' if labels else ''} {sample.value:.17g}"
 
@@ -211,7 +211,7 @@ HELP: dict[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One number: its metric's name, labels and value."""
 
     name: str
@@ -247,7 +247,7 @@ class _Tally:
         }
 
 
-def done(ledger: Ledger) -> tuple[list[Sample], set[str]]:
+def done(ledger: Ledger) -> tuple[list[MetricSample], set[str]]:
     """Numbers of the ledger, and the URIs that were read or written by conversions."""
     from wherry.ledger.record import head, statements
 
@@ -258,7 +258,7 @@ def done(ledger: Ledger) -> tuple[list[Sample], set[str]]:
         _count(tally, statement)
     tally.set("wherry_ledger_statements", head(ledger).seq)
     rows = sorted([*tally.totals.items(), *tally.last.items()], key=lambda row: (*HELP,).index(row[0][0]))
-    return [Sample(name, labels, value) for (name, labels), value in rows], tally.sources
+    return [MetricSample(name, labels, value) for (name, labels), value in rows], tally.sources
 
 
 def _count(tally: _Tally, statement: Statement) -> None:

@@ -32,7 +32,7 @@ POOL_TYPES = {"process": True, "docker": False, "kubernetes": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Unshared:
+class UnsharedPlace:
     """A place that a container would keep to itself.
 
     Attributes:
@@ -73,7 +73,7 @@ def stores() -> dict[str, str]:
     }
 
 
-def unshared(places: Mapping[str, str], pool_type: str, shared: Collection[str]) -> list[Unshared]:
+def unshared(places: Mapping[str, str], pool_type: str, shared: Collection[str]) -> list[UnsharedPlace]:
     """Those of the places that the workers of a pool would keep to themselves.
 
     Args:
@@ -136,12 +136,12 @@ def refuse_slice(topology: str, chips: int) -> None:
         )
 
 
-def _kept(places: Mapping[str, str], shared: Collection[str]) -> Iterator[Unshared]:
+def _kept(places: Mapping[str, str], shared: Collection[str]) -> Iterator[UnsharedPlace]:
     roots = [os.path.normpath(root) for root in shared]
     for what, uri in places.items():
         path = _local_path(uri)
         if path is not None and not any(_inside(path, root) for root in roots):
-            yield Unshared(what, home.without_secrets(uri), path)
+            yield UnsharedPlace(what, home.without_secrets(uri), path)
 
 
 def _local_path(uri: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError
 from wherry.formats.reader import BaseReader, Extent
-from wherry.integrations.containers.flat.packed import PACKED, read_region, read_stored, unpack_nibbles
+from wherry.integrations.containers.flat.pack import PACKED, read_region, read_stored, unpack_nibbles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

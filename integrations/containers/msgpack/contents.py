@@ -19,7 +19,7 @@ from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import TensorSpec
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.packed import PACKED, read_region
+from wherry.integrations.containers.flat.pack import PACKED, read_region
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.msgpack.heads import EMPTY_MARKS
 from wherry.integrations.containers.msgpack.index import Array, Blob, Node, Scalar, Sequence, Table, canonical
@@ -42,7 +42,7 @@ SCALAR_TAG = {"numpy": "scalar"}
 
 
 @dataclass(slots=True)
-class Contents:
+class MsgpackContents:
     """The leaves of a tree.
 
     Attributes:
@@ -62,7 +62,7 @@ class Contents:
     lists: set[KeyPath] = field(default_factory=set[KeyPath])
 
 
-def gather(root: Node, file: Location) -> Contents:
+def gather(root: Node, file: Location) -> MsgpackContents:
     """Sort the leaves of a tree.
 
     Args:
@@ -70,14 +70,14 @@ def gather(root: Node, file: Location) -> Contents:
         file: the file in which the arrays lie.
     """
     kind = ROOT_MARKS.get(root.mark) if isinstance(root, Table) else None
-    found = Contents(marked=kind is not None)
+    found = MsgpackContents(marked=kind is not None)
     if kind == "list":
         found.lists.add(())
     _sort(root, (), file, found)
     return found
 
 
-def _sort(node: Node, path: KeyPath, file: Location, found: Contents) -> None:
+def _sort(node: Node, path: KeyPath, file: Location, found: MsgpackContents) -> None:
     if isinstance(node, (Table, Sequence)):
         _sort_children(node, path, file, found)
     elif isinstance(node, Array):
@@ -94,7 +94,7 @@ def _sort(node: Node, path: KeyPath, file: Location, found: Contents) -> None:
         _number(node, path, found)
 
 
-def _sort_children(node: Table | Sequence, path: KeyPath, file: Location, found: Contents) -> None:
+def _sort_children(node: Table | Sequence, path: KeyPath, file: Location, found: MsgpackContents) -> None:
     if isinstance(node, Sequence):
         children = [(str(number), child) for number, child in enumerate(node.items)]
         empty = "list"
@@ -109,7 +109,7 @@ def _sort_children(node: Table | Sequence, path: KeyPath, file: Location, found:
         _sort(child, (*path, key), file, found)
 
 
-def _number(node: Scalar, path: KeyPath, found: Contents) -> None:
+def _number(node: Scalar, path: KeyPath, found: MsgpackContents) -> None:
     assert node.value is not None
     assert not isinstance(node.value, str)
     dtype, data = canonical(node.value)

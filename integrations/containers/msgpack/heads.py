@@ -97,7 +97,7 @@ class Head(NamedTuple):
         return int(self.value or 0)
 
 
-class Source:
+class MessageSource:
     """A message read in order.
 
     Attributes:
@@ -203,7 +203,7 @@ class Source:
         self._window, self._start = window, self.position
 
 
-def file_source(location: Location) -> Source:
+def file_source(location: Location) -> MessageSource:
     """A source over a file.
 
     Raises:
@@ -211,12 +211,12 @@ def file_source(location: Location) -> Source:
     """
     entry = location.stat()
     size = entry.size if entry is not None else 0
-    return Source(location.read, size, location.uri)
+    return MessageSource(location.read, size, location.uri)
 
 
-def bytes_source(data: bytes, uri: str = "") -> Source:
+def bytes_source(data: bytes, uri: str = "") -> MessageSource:
     """A source over bytes in memory."""
-    return Source(lambda start, stop: data[start:stop], len(data), uri)
+    return MessageSource(lambda start, stop: data[start:stop], len(data), uri)
 
 
 _WIDTHS = {kind: width for width, kind in EMPTY_MARKS.items()}

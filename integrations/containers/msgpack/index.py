@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.integrations.containers.msgpack.heads import Source, bytes_source, file_source
+from wherry.integrations.containers.msgpack.heads import MessageSource, bytes_source, file_source
 from wherry.integrations.containers.msgpack.tree import (
     COMPLEX,
     NDARRAY,
     SCALAR,
     Array,
     Blob,
+    BytePiece,
     Node,
-    Piece,
     Scalar,
     Sequence,
     Table,
@@ -70,7 +70,7 @@ class Walk:
         arrays: how many arrays were met.
     """
 
-    def __init__(self, source: Source, paths: list[KeyPath] | None = None) -> None:
+    def __init__(self, source: MessageSource, paths: list[KeyPath] | None = None) -> None:
         self.source = source
         self.paths = paths
         self.texts: list[str] = []
@@ -148,7 +148,7 @@ class Walk:
                 return Scalar(text)
         else:
             self.source.skip(head.length)
-        return Blob(Piece(start, head.length))
+        return Blob(BytePiece(start, head.length))
 
     def _kept(self, length: int, path: KeyPath) -> bytes:
         self.source.require(length)
@@ -188,7 +188,7 @@ class Walk:
             raise self._corrupt(f"{data.length} bytes for {dtype}{list(shape)}, which has {wanted}", path)
         self.arrays += 1
         self.source.skip(data.length)
-        return Array(shape, dtype, (Piece(start, data.length),), code)
+        return Array(shape, dtype, (BytePiece(start, data.length),), code)
 
     def _shape(self, path: KeyPath) -> tuple[int, ...]:
         head = self.source.head()
@@ -284,9 +284,9 @@ __all__ = [
     "CHUNKED",
     "Array",
     "Blob",
+    "BytePiece",
     "Glance",
     "Node",
-    "Piece",
     "Scalar",
     "Sequence",
     "State",
@@ -347,7 +347,7 @@ def glance(head: bytes, size: int) -> Glance | None:
     Returns:
         What they tell; None where they do not begin a msgpack map with a text key.
     """
-    source = Source(lambda start, stop: head[start:stop], size, "")
+    source = MessageSource(lambda start, stop: head[start:stop], size, "")
     walk = Walk(source, paths=[])
     assert walk.paths is not None
     state = _walked(walk)
@@ -365,7 +365,7 @@ def _walked(walk: Walk) -> State:
     return "whole" if isinstance(root, Table) and source.position == source.size else "wrong"
 
 
-def _whole(source: Source) -> Node:
+def _whole(source: MessageSource) -> Node:
     root = Walk(source).node((), 0)
     if source.position != source.size:
         rest = source.size - source.position

@@ -42,7 +42,7 @@ _ROOTS = {kind: width for width, kind in ROOT_MARKS.items()}
 _INTS = range(-(1 << 63), 1 << 64)
 
 
-class Slot(NamedTuple):
+class DataSlot(NamedTuple):
     """Where bytes [start, stop) of a tensor go in the file."""
 
     offset: int
@@ -61,12 +61,12 @@ class FilePlan:
     """
 
     runs: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
-    slots: dict[KeyPath, list[Slot]] = field(default_factory=dict[KeyPath, list[Slot]])
+    slots: dict[KeyPath, list[DataSlot]] = field(default_factory=dict[KeyPath, list[DataSlot]])
     size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaf:
+class _ValueLeaf:
     """A leaf that is no tensor: a value, an empty node, or what was encoded by the caller."""
 
     value: Any
@@ -75,8 +75,8 @@ class _Leaf:
 
 
 @dataclass(slots=True)
-class _Node:
-    children: dict[str, _Node | _Leaf | TensorSpec] = field(default_factory=dict[str, Any])
+class _TreeNode:
+    children: dict[str, _TreeNode | _ValueLeaf | TensorSpec] = field(default_factory=dict[str, Any])
 
 
 def lay_out(manifest: Manifest, uri: str = "", encoded: Mapping[KeyPath, bytes] | None = None) -> FilePlan:
@@ -95,27 +95,29 @@ def lay_out(manifest: Manifest, uri: str = "", encoded: Mapping[KeyPath, bytes] 
     return layout.finished()
 
 
-def _tree(manifest: Manifest, uri: str, encoded: Mapping[KeyPath, bytes]) -> _Node | _Leaf | TensorSpec:
-    rows: list[tuple[KeyPath, _Leaf | TensorSpec]] = [
-        (path, _Leaf(None, data=data)) for path, data in encoded.items()
+def _tree(
+    manifest: Manifest, uri: str, encoded: Mapping[KeyPath, bytes]
+) -> _TreeNode | _ValueLeaf | TensorSpec:
+    rows: list[tuple[KeyPath, _ValueLeaf | TensorSpec]] = [
+        (path, _ValueLeaf(None, data=data)) for path, data in encoded.items()
     ]
     rows += manifest.tensors.items()
     rows += [(path, _value(value, path, uri)) for path, value in manifest.values.items()]
-    rows += [(path, _Leaf(None, empty)) for path, empty in manifest.empties.items()]
+    rows += [(path, _ValueLeaf(None, empty)) for path, empty in manifest.empties.items()]
     if len(rows) == 1 and rows[0][0] == ():
         return rows[0][1]
-    root = _Node()
+    root = _TreeNode()
     for path, leaf in rows:
         _require_keys(path, uri)
         _insert(root, path, leaf, uri)
     return root
 
 
-def _insert(root: _Node, path: KeyPath, leaf: _Leaf | TensorSpec, uri: str) -> None:
+def _insert(root: _TreeNode, path: KeyPath, leaf: _ValueLeaf | TensorSpec, uri: str) -> None:
     node = root
     for part in path[:-1]:
-        child = node.children.setdefault(part, _Node())
-        if not isinstance(child, _Node):
+        child = node.children.setdefault(part, _TreeNode())
+        if not isinstance(child, _TreeNode):
             raise _refused("it lies below another leaf", path, uri)
         node = child
     if not path or path[-1] in node.children:
@@ -137,9 +139,9 @@ def _require_keys(path: KeyPath, uri: str) -> None:
             raise _refused(f"a part of its name has {length} bytes", path, uri)
 
 
-def _value(value: object, path: KeyPath, uri: str) -> _Leaf:
+def _value(value: object, path: KeyPath, uri: str) -> _ValueLeaf:
     if value is None:
-        return _Leaf(None, "none")
+        return _ValueLeaf(None, "none")
     if isinstance(value, int) and value not in _INTS:
         raise _refused(f"{value} has more than 64 bits", path, uri)
     if not path and not isinstance(value, str):
@@ -149,7 +151,7 @@ def _value(value: object, path: KeyPath, uri: str) -> _Leaf:
             value.encode()
         except UnicodeEncodeError:
             raise _refused("its text cannot be written as UTF-8", path, uri) from None
-    return _Leaf(value)
+    return _ValueLeaf(value)
 
 
 def _refused(why: str, path: KeyPath, uri: str) -> UnrepresentableError:
@@ -171,13 +173,13 @@ class _Layout:
         self._run = bytearray()
         self._at = 0
 
-    def node(self, node: _Node | _Leaf | TensorSpec, path: KeyPath) -> None:
+    def node(self, node: _TreeNode | _ValueLeaf | TensorSpec, path: KeyPath) -> None:
         """One object with everything in it."""
         if isinstance(node, TensorSpec):
             self._tensor(node)
-        elif isinstance(node, _Leaf) and node.data is not None:
+        elif isinstance(node, _ValueLeaf) and node.data is not None:
             self._run += node.data
-        elif isinstance(node, _Leaf):
+        elif isinstance(node, _ValueLeaf):
             self._run += scalar(node.value) if node.empty is None else empty(node.empty)
         else:
             self._run += map_head(len(node.children))
@@ -226,7 +228,7 @@ class _Layout:
         )
         self._run += ext_head(code, len(inner) + stop - start) + inner
         self._flush(stop - start)
-        self._plan.slots[spec.path].append(Slot(self._at - (stop - start), start, stop))
+        self._plan.slots[spec.path].append(DataSlot(self._at - (stop - start), start, stop))
 
     def _flush(self, room: int) -> None:
         """End a run and leave room after it."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NDARRAY, COMPLEX, SCALAR = 1, 2, 3
 
 
-class Piece(NamedTuple):
+class BytePiece(NamedTuple):
     """A byte range of the message."""
 
     offset: int
@@ -35,7 +35,7 @@ class Array:
 
     shape: tuple[int, ...]
     dtype: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BytePiece, ...]
     code: int = NDARRAY
     chunked: bool = False
 
@@ -51,7 +51,7 @@ class Scalar:
 class Blob:
     """Bytes that are no text, which were not read."""
 
-    piece: Piece
+    piece: BytePiece
 
 
 @dataclass(frozen=True, slots=True)

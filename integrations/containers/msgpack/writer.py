@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 
-class FlaxWriter(FlatFilesWriter):
+class MsgpackWriter(FlatFilesWriter):
     """Writes one msgpack file."""
 
     def __init__(

@@ -31,7 +31,7 @@ _MOST_RATIO = 1032  # a byte of deflate cannot say more
 
 
 @dataclass(frozen=True, slots=True)
-class Deflated:
+class DeflatedMember:
     """One member.
 
     Attributes:
@@ -111,7 +111,7 @@ def beginning(file: Location, start: int, size: int, count: int) -> bytes:
 class _Stream:
     """The decoded bytes of one member, in order."""
 
-    def __init__(self, member: Deflated) -> None:
+    def __init__(self, member: DeflatedMember) -> None:
         self._member = member
         self._engine = zlib.decompressobj(-zlib.MAX_WBITS)
         self._position = self._crc = self._decoded = 0

@@ -12,8 +12,8 @@ from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_with
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.formats.reader import Access, BaseReader, Block
 from wherry.integrations.containers.flat.reader import FilesReader
-from wherry.integrations.containers.flat.strided import PlacedTensor, TorchReader
-from wherry.integrations.containers.npz.inflate import HELD, Deflated, beginning, checked_sizes
+from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
+from wherry.integrations.containers.npz.inflate import HELD, DeflatedMember, beginning, checked_sizes
 from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
 from wherry.integrations.containers.npz.writer import SUFFIX
 from wherry.integrations.containers.zip.read import DEFLATED, STORED, data_offset, read_directory
@@ -35,7 +35,7 @@ _LONGEST_TEXT = 1 << 20
 
 
 @dataclass(slots=True)
-class Contents:
+class NpzContents:
     """What an archive holds.
 
     Attributes:
@@ -48,12 +48,12 @@ class Contents:
 
     specs: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", "TensorSpec"])
     placed: dict[KeyPath, PlacedTensor] = field(default_factory=dict["KeyPath", "PlacedTensor"])
-    deflated: dict[KeyPath, Deflated] = field(default_factory=dict["KeyPath", "Deflated"])
+    deflated: dict[KeyPath, DeflatedMember] = field(default_factory=dict["KeyPath", "DeflatedMember"])
     values: dict[KeyPath, Value] = field(default_factory=dict["KeyPath", "Value"])
     notes: set[str] = field(default_factory=set[str])
 
 
-def read_contents(location: Location) -> Contents:
+def read_contents(location: Location) -> NpzContents:
     """Read the headers of all members.
 
     Raises:
@@ -61,7 +61,7 @@ def read_contents(location: Location) -> Contents:
         UnsupportedError: a member is no array, or one of a type that is not read.
         HostileError: members overlap or have one name, or a size that no file has.
     """
-    contents = Contents()
+    contents = NpzContents()
     directory = read_directory(location)
     end = 0
     for member in sorted(directory.members.values(), key=lambda member: member.header):
@@ -77,7 +77,7 @@ def read_contents(location: Location) -> Contents:
     return contents
 
 
-def _add(member: Member, start: int, location: Location, contents: Contents) -> None:
+def _add(member: Member, start: int, location: Location, contents: NpzContents) -> None:
     if not member.name.endswith(SUFFIX):
         raise UnsupportedError(
             f"member {member.name!r} is no array", uri=location.uri, cure="leave it out of the archive"
@@ -99,7 +99,7 @@ def _add(member: Member, start: int, location: Location, contents: Contents) -> 
     if header.descr.endswith(("V2", "f1")):
         contents.notes.add(f"{header.descr!r}, as numpy writes the {header.dtype} of ml_dtypes")
     if member.method == DEFLATED:
-        contents.deflated[path] = Deflated(
+        contents.deflated[path] = DeflatedMember(
             location, member.name, start, member.size, member.full_size, member.crc, header
         )
         return
@@ -146,7 +146,7 @@ class NpzReader(FilesReader):
     """
 
     location: Location
-    contents: Contents
+    contents: NpzContents
     files: tuple[Entry, ...]
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
@@ -188,8 +188,8 @@ class NpzReader(FilesReader):
             yield Block(region, iter([as_bytes(elements)]))
 
     @property
-    def _raw(self) -> TorchReader:
-        return TorchReader(self.location, self.contents.placed, self.files)
+    def _raw(self) -> StridedReader:
+        return StridedReader(self.location, self.contents.placed, self.files)
 
     def _check(self, spec: TensorSpec, data: np.ndarray) -> None:
         placed = self.contents.placed[spec.path]

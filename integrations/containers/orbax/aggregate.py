@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 from wherry.core.keypath import render
 from wherry.errors import CorruptError
 from wherry.integrations.containers.orbax import tree
-from wherry.integrations.containers.orbax.layout import MSGPACK, TREE, Item, JsonObject
+from wherry.integrations.containers.orbax.layout import MSGPACK, TREE, JsonObject, OrbaxItem
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
-    from wherry.integrations.containers.msgpack.contents import Contents
-    from wherry.integrations.containers.orbax.tree import Tree
+    from wherry.integrations.containers.msgpack.contents import MsgpackContents
+    from wherry.integrations.containers.orbax.tree import ItemTree
     from wherry.storage.location import Location
 
 PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")
 
 
-def read_tree(location: Location, item: Item, metadata: JsonObject) -> Tree:
+def read_tree(location: Location, item: OrbaxItem, metadata: JsonObject) -> ItemTree:
     """The leaves of an item, from whatever states them.
 
     Args:
@@ -41,11 +41,11 @@ def read_tree(location: Location, item: Item, metadata: JsonObject) -> Tree:
     described = tree.parse_tree(metadata, location.uri) if item.tree else None
     packed = msgpack_tree(location.join(MSGPACK)) if item.msgpack else None
     if described is None or packed is None:
-        return described or packed or tree.Tree()
+        return described or packed or tree.ItemTree()
     return _joined(described, packed, location.uri)
 
 
-def msgpack_tree(file: Location) -> Tree:
+def msgpack_tree(file: Location) -> ItemTree:
     """The leaves of a msgpack tree with placeholders and aggregated arrays; no tensor is read.
 
     Raises: what `read_tree` does.
@@ -56,13 +56,13 @@ def msgpack_tree(file: Location) -> Tree:
     return from_contents(gather(index_file(file), file), file.uri)
 
 
-def from_contents(contents: Contents, uri: str) -> Tree:
+def from_contents(contents: MsgpackContents, uri: str) -> ItemTree:
     """The same for a tree that was gathered, whole or in part, by somebody else.
 
     Raises:
         CorruptError: two placeholders name one array.
     """
-    found = tree.Tree(
+    found = tree.ItemTree(
         inline=dict(contents.specs),
         places=dict(contents.places),
         empties=dict(contents.empties),
@@ -85,7 +85,7 @@ def placeholder(value: object) -> str | None:
     return next((value[len(prefix) :] for prefix in PLACEHOLDERS if value.startswith(prefix)), None)
 
 
-def _joined(described: Tree, packed: Tree, uri: str) -> Tree:
+def _joined(described: ItemTree, packed: ItemTree, uri: str) -> ItemTree:
     """`_METADATA` with the bytes of the msgpack tree, and with the leaves that only the latter has."""
     leaves = {*described.arrays, *described.strings}
     clash = next((path for path in described.empties if path in packed.inline or path in packed.arrays), None)
@@ -97,7 +97,7 @@ def _joined(described: Tree, packed: Tree, uri: str) -> Tree:
         )
     owned = set(described.arrays.values())
     new = {path: name for path, name in packed.arrays.items() if path not in leaves and name not in owned}
-    return tree.Tree(
+    return tree.ItemTree(
         arrays={
             **{
                 path: packed.arrays.get(path, name)

@@ -34,7 +34,7 @@ _TREE_FIELDS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundItem:
     """What a look at a folder gives.
 
     Attributes:
@@ -47,15 +47,15 @@ class Found:
 
     detection: Detection
     location: Location
-    item: layout.Item | None = None
+    item: layout.OrbaxItem | None = None
     metadata: layout.JsonObject = field(default_factory=dict[str, object])
-    leaves: tree.Tree | None = None
+    leaves: tree.ItemTree | None = None
 
 
-_LOOKS: WeakKeyDictionary[Glimpse, Found | None] = WeakKeyDictionary()
+_LOOKS: WeakKeyDictionary[Glimpse, FoundItem | None] = WeakKeyDictionary()
 
 
-def look(glimpse: Glimpse) -> Found | None:
+def look(glimpse: Glimpse) -> FoundItem | None:
     """An item folder, a step folder with an item in it, or the remains of a save; None where it is none of these.
 
     Raises:
@@ -66,7 +66,7 @@ def look(glimpse: Glimpse) -> Found | None:
     return _LOOKS[glimpse]
 
 
-def _look(glimpse: Glimpse) -> Found | None:
+def _look(glimpse: Glimpse) -> FoundItem | None:
     if not glimpse.is_dir:
         return None
     item = layout.look_at_item(glimpse)
@@ -77,7 +77,7 @@ def _look(glimpse: Glimpse) -> Found | None:
     return _found_step(glimpse)
 
 
-def _found_item(glimpse: Glimpse, item: layout.Item) -> Found:
+def _found_item(glimpse: Glimpse, item: layout.OrbaxItem) -> FoundItem:
     location, names = glimpse.location, set(glimpse.entries)
     marks_of_step = (layout.COMMITTED, layout.V1_MARKER, layout.CHECKPOINT)
     around = {name for name in marks_of_step if location.parent.join(name).exists()}
@@ -109,10 +109,10 @@ def _found_item(glimpse: Glimpse, item: layout.Item) -> Found:
         reason=reason,
         evidence=(*_presence(item), *evidence),
     )
-    return Found(detection, location, item, metadata, leaves)
+    return FoundItem(detection, location, item, metadata, leaves)
 
 
-def _too_new(metadata: layout.JsonObject, leaves: tree.Tree | None) -> list[Evidence]:
+def _too_new(metadata: layout.JsonObject, leaves: tree.ItemTree | None) -> list[Evidence]:
     """What no release up to the newest tested one writes, and what does not change the meaning of the rest."""
     names = sorted(metadata.keys() - _TREE_FIELDS) + sorted(leaves.unknown if leaves else ())
     return [
@@ -121,7 +121,7 @@ def _too_new(metadata: layout.JsonObject, leaves: tree.Tree | None) -> list[Evid
     ]
 
 
-def _presence(item: layout.Item) -> list[Evidence]:
+def _presence(item: layout.OrbaxItem) -> list[Evidence]:
     seen = (
         (layout.TREE, item.tree, "the tree"),
         (layout.MSGPACK, item.msgpack, "a msgpack tree"),
@@ -132,7 +132,7 @@ def _presence(item: layout.Item) -> list[Evidence]:
 
 
 def _verdict(
-    location: Location, item: layout.Item, names: set[str], around: set[str]
+    location: Location, item: layout.OrbaxItem, names: set[str], around: set[str]
 ) -> tuple[Verdict, str | None, layout.JsonObject]:
     """What names and `_METADATA` already tell of its health; a msgpack tree is whole, opening says what is read."""
     metadata: layout.JsonObject = {}
@@ -156,7 +156,7 @@ def _verdict(
     return "ok", None, metadata
 
 
-def _leaves(metadata: layout.JsonObject, location: Location) -> tree.Tree | None:
+def _leaves(metadata: layout.JsonObject, location: Location) -> tree.ItemTree | None:
     """The leaves, where the tree can be read; opening says why where it cannot."""
     try:
         return tree.parse_tree(metadata, location.uri)
@@ -164,7 +164,7 @@ def _leaves(metadata: layout.JsonObject, location: Location) -> tree.Tree | None
         return None
 
 
-def _found_step(glimpse: Glimpse) -> Found | None:
+def _found_step(glimpse: Glimpse) -> FoundItem | None:
     """The item that a step folder stands for."""
     marked = layout.CHECKPOINT in glimpse.entries or layout.V1_MARKER in glimpse.entries
     step = step_number(
@@ -203,7 +203,7 @@ def _choose(glimpse: Glimpse, names: list[str]) -> str:
     return preferred
 
 
-def _remains(glimpse: Glimpse, reason: str) -> Found:
+def _remains(glimpse: Glimpse, reason: str) -> FoundItem:
     """A folder that is Orbax's by its marks or name but has no array item."""
     seen = ", ".join(sorted(glimpse.entries)) or "nothing"
     detection = Detection(
@@ -214,7 +214,7 @@ def _remains(glimpse: Glimpse, reason: str) -> Found:
         reason=reason,
         evidence=(Evidence(".", f"named {glimpse.location.name}, holds {seen}"),),
     )
-    return Found(detection, glimpse.location)
+    return FoundItem(detection, glimpse.location)
 
 
 def step_of(location: Location, *, inside_step: bool) -> int | None:

@@ -19,7 +19,7 @@ from wherry.errors import CorruptError, IncompleteError, NotFoundError, Unsuppor
 from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.orbax import aggregate, layout, marks, partitioning, processes, tree
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
-from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
+from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -95,18 +95,18 @@ def open_item(
 
 def _reader(
     location: Location,
-    item: layout.Item,
+    item: layout.OrbaxItem,
     arrays: Arrays,
     parts: Mapping[str, Listing],
-    leaves: tree.Tree,
+    leaves: tree.ItemTree,
     *,
     zeros_stored: bool,
-) -> OrbaxReader:
+) -> ArrayReader:
     """The reader of an item; over the databases of its processes, where these were never merged."""
     inline = placed_reader(location, leaves)
     if parts:
         return processes.UnmergedReader(location, arrays.found, parts, inline)
-    return OrbaxReader(
+    return ArrayReader(
         location,
         arrays.found,
         arrays.listing,
@@ -117,7 +117,7 @@ def _reader(
     )
 
 
-def require_whole(location: Location, item: layout.Item | None) -> None:
+def require_whole(location: Location, item: layout.OrbaxItem | None) -> None:
     """Refuse what names and the listing of the folder already show to be unfinished.
 
     Raises:
@@ -138,7 +138,7 @@ def require_whole(location: Location, item: layout.Item | None) -> None:
     _require_tree(location, item)
 
 
-def rewrite_command(location: Location, item: layout.Item | None) -> str:
+def rewrite_command(location: Location, item: layout.OrbaxItem | None) -> str:
     """What makes a committed item of one that was never committed, if it is whole; empty where nothing can."""
     if item is None or not (item.tree or item.msgpack) or not location.store.capabilities.local:
         return ""
@@ -146,7 +146,7 @@ def rewrite_command(location: Location, item: layout.Item | None) -> str:
     return f"wherry rewrite {shlex.quote(location.uri)} TARGET --as {name}"
 
 
-def _require_tree(location: Location, item: layout.Item | None) -> None:
+def _require_tree(location: Location, item: layout.OrbaxItem | None) -> None:
     if item is None:
         raise IncompleteError("no Orbax item is here", uri=location.uri, cure=_FETCH_AGAIN)
     if not item.tree and not item.msgpack:
@@ -157,7 +157,7 @@ def _require_tree(location: Location, item: layout.Item | None) -> None:
         )
 
 
-def placed_reader(location: Location, leaves: tree.Tree) -> PlacedReader | None:
+def placed_reader(location: Location, leaves: tree.ItemTree) -> PlacedReader | None:
     """The reader of the tensors in the msgpack tree; None where there are none."""
     if not leaves.inline:
         return None
@@ -185,7 +185,7 @@ def own_axes(own: dict[str, Any]) -> dict[str, tuple[AxisName, ...]]:
     }
 
 
-def _no_metadata(location: Location, arrays: Arrays, leaves: tree.Tree) -> Exception:
+def _no_metadata(location: Location, arrays: Arrays, leaves: tree.ItemTree) -> Exception:
     path, name = next(iter(arrays.without.items()))
     if arrays.listing is not None and f"{name}/{layout.MANIFEST}" in arrays.listing.values:
         return UnsupportedError(
@@ -202,7 +202,7 @@ def _no_metadata(location: Location, arrays: Arrays, leaves: tree.Tree) -> Excep
 
 def _specs(
     arrays: dict[KeyPath, StoredArray],
-    leaves: tree.Tree,
+    leaves: tree.ItemTree,
     shardings: dict[str, Sharding],
     prng: dict[str, str],
     axes: dict[str, tuple[AxisName, ...]],
@@ -227,7 +227,7 @@ def _fitting(axes: tuple[AxisName, ...] | None, array: StoredArray) -> tuple[Axi
     return axes if axes is not None and len(axes) == len(array.zarr.shape) else None
 
 
-def _notes(item: layout.Item, leaves: tree.Tree, unknown: Iterable[str]) -> list[Evidence]:
+def _notes(item: layout.OrbaxItem, leaves: tree.ItemTree, unknown: Iterable[str]) -> list[Evidence]:
     """What only opening shows; the look at `_METADATA` has already said the rest."""
     notes = [] if item.tree else marks.wrappers(leaves.tensors)
     if leaves.inline:
@@ -266,7 +266,7 @@ def _custom(location: Location, glimpse: Glimpse, metadata: layout.JsonObject) -
 
 
 def _own_scalars(
-    manifest: Manifest, reader: OrbaxReader, recorded: object
+    manifest: Manifest, reader: ArrayReader, recorded: object
 ) -> tuple[Manifest, dict[KeyPath, StoredArray]]:
     """Give numbers that our writer had to store as arrays back as the values that they are."""
     names = recorded if isinstance(recorded, list) else []

@@ -65,7 +65,7 @@ _ENVELOPE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class OrbaxItem:
     """What a look at an item folder shows.
 
     Attributes:
@@ -110,10 +110,10 @@ _GENERATIONS: tuple[tuple[frozenset[str], str], ...] = (
 )
 
 
-def look_at_item(glimpse: Glimpse) -> Item | None:
+def look_at_item(glimpse: Glimpse) -> OrbaxItem | None:
     """What a folder shows of an Orbax item; None where it is none."""
     entries = glimpse.entries
-    item = Item(
+    item = OrbaxItem(
         tree=TREE in entries,
         msgpack=_is_msgpack_tree(glimpse),
         merged=MANIFEST in entries,
@@ -126,7 +126,7 @@ def look_at_item(glimpse: Glimpse) -> Item | None:
     return None
 
 
-def items_of_step(glimpse: Glimpse) -> dict[str, Item]:
+def items_of_step(glimpse: Glimpse) -> dict[str, OrbaxItem]:
     """The items of a step folder by name; those without arrays and our staging areas left out."""
     children = {
         name: Glimpse(glimpse.location.join(name))
@@ -152,7 +152,9 @@ def final_name(name: str) -> str:
     return name.split(".orbax-checkpoint-tmp", maxsplit=1)[0]
 
 
-def generation(item: Item, names: Collection[str], tree: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+def generation(
+    item: OrbaxItem, names: Collection[str], tree: Mapping[str, Any]
+) -> tuple[str, frozenset[str]]:
     """Which Orbax releases write such an item, and the marks that say so."""
     marks = {name for name in (TREE, MANIFEST, COMMITTED) if name in names}
     marks |= {f"{TREE}:{key}" for key in tree}
@@ -165,7 +167,7 @@ def generation(item: Item, names: Collection[str], tree: Mapping[str, Any]) -> t
     return "orbax-checkpoint", frozenset()
 
 
-def layout_words(item: Item, *, zarr3: bool, arrays: bool = True) -> str:
+def layout_words(item: OrbaxItem, *, zarr3: bool, arrays: bool = True) -> str:
     """The format version: how the arrays lie, and what else is there.
 
     Args:

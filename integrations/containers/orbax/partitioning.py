@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 FIELD = "flax_partitioning"
 BOXES_FIELD = "boxes"
 
-Rows: TypeAlias = "Mapping[KeyPath, Names]"
+Rows: TypeAlias = "Mapping[KeyPath, BoxNames]"
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class BoxNames:
     """What is known of one box.
 
     Attributes:
@@ -52,7 +52,7 @@ class Names:
     spec: tuple[AxisName, ...] = ()
 
 
-def noted(item: Any) -> dict[KeyPath, Names]:
+def noted(item: Any) -> dict[KeyPath, BoxNames]:
     """The rows of free metadata, by key path without the box; empty where it has none.
 
     Raises:
@@ -85,7 +85,7 @@ def with_names(manifest: Manifest) -> tuple[Manifest, tuple[Evidence, ...]]:
     return replace(manifest, tensors=tensors), (seen,)
 
 
-def placed(rows: Rows, tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, Names]:
+def placed(rows: Rows, tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, BoxNames]:
     """Which tensors the rows speak of.
 
     Args:
@@ -93,7 +93,7 @@ def placed(rows: Rows, tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, N
         tensors: of the checkpoint, boxed or not.
     """
     plain = _plain(tensors)
-    found: dict[KeyPath, Names] = {}
+    found: dict[KeyPath, BoxNames] = {}
     for some in (rows, _below(rows)):
         for root in _roots(some, plain, tensors):
             found.update({plain[(*root, *key)]: names for key, names in some.items()})
@@ -133,11 +133,11 @@ def ruled(sharding: Sharding | None) -> Sharding | None:
     return Sharding(spec=sharding.spec, rules=sharding.rules) if sharding and sharding.rules else None
 
 
-def _names(row: Any) -> Names:
+def _names(row: Any) -> BoxNames:
     box = row.get("type", row.get("box", BOXES[0])) if isinstance(row, dict) else None
     if box not in BOXES or not isinstance(row.get("names"), list):
         raise UsageError(f"{row!r} is no row of axis names", cure=f"{FIELD} maps key paths to type and names")
-    return Names(
+    return BoxNames(
         str(box),
         tuple(axis_name(name) for name in row["names"]),
         rules_of(row.get("rules") or []),
@@ -156,10 +156,10 @@ def _json(axes: tuple[AxisName, ...]) -> list[Any]:
     return [list(axis) if isinstance(axis, tuple) else axis for axis in axes]
 
 
-def _known(spec: TensorSpec) -> Names:
+def _known(spec: TensorSpec) -> BoxNames:
     """What a tensor's spec says of its box; its partition spec counts only where rules made it."""
     rules = spec.sharding.rules if spec.sharding else ()
-    return Names(
+    return BoxNames(
         _box(spec) or BOXES[0], spec.axes or (), rules, spec.sharding.spec if spec.sharding and rules else ()
     )
 
@@ -168,7 +168,7 @@ def _box(spec: TensorSpec) -> str | None:
     return (spec.tags or {}).get(BOX_TAG)
 
 
-def _named(spec: TensorSpec, names: Names | None) -> TensorSpec:
+def _named(spec: TensorSpec, names: BoxNames | None) -> TensorSpec:
     if names is None:
         return spec
     sharding = Sharding(spec=names.spec, rules=names.rules) if names.rules else spec.sharding
@@ -199,7 +199,7 @@ def _roots(
     first = next(iter(rows))
     ends = (path[: len(path) - len(first)] for path in plain if path[len(path) - len(first) :] == first)
 
-    def fits(root: KeyPath, key: KeyPath, names: Names) -> bool:
+    def fits(root: KeyPath, key: KeyPath, names: BoxNames) -> bool:
         stored = plain.get((*root, *key))
         return stored is not None and len(tensors[stored].shape) == len(names.axes)
 

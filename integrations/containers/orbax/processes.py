@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.tensorspec import region_shape
 from wherry.integrations.containers.zarr.listing import Listing, list_ocdbt
-from wherry.integrations.containers.zarr.reader import OrbaxReader
+from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.mover.move import cells
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def merged(folder: Location, listings: Mapping[str, Listing]) -> Listing:
     return together
 
 
-class UnmergedReader(OrbaxReader):
+class UnmergedReader(ArrayReader):
     """A reader over the databases of several processes; no chunk is taken for zeros that were left out."""
 
     def __init__(
@@ -55,17 +55,17 @@ class UnmergedReader(OrbaxReader):
         listings: Mapping[str, Listing],
         inline: PlacedReader | None,
     ) -> None:
-        """See OrbaxReader; `listings` as `list_processes` gives them."""
+        """See ArrayReader; `listings` as `list_processes` gives them."""
         together = merged(location, listings)
         super().__init__(location, arrays, together, None, ocdbt=True, zeros_stored=True, inline=inline)
         self._parts = [
-            OrbaxReader(location.join(name), arrays, listing, None, ocdbt=True, zeros_stored=True)
+            ArrayReader(location.join(name), arrays, listing, None, ocdbt=True, zeros_stored=True)
             for name, listing in reversed(list(listings.items()))
         ]
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """The elements of a region, each chunk from the database that has it."""
-        import numpy  # noqa: ICN001  as in OrbaxReader
+        import numpy  # noqa: ICN001  as in ArrayReader
 
         if self.inline is not None and spec.path in self.inline.places:
             return self.inline.read(spec, region)
@@ -97,7 +97,7 @@ class UnmergedReader(OrbaxReader):
         for part in self._parts:
             part.close()
 
-    def _part(self, spec: TensorSpec, region: Region) -> OrbaxReader | None:
+    def _part(self, spec: TensorSpec, region: Region) -> ArrayReader | None:
         """The database that has every chunk of a region; None where there is no such one."""
         keys = list(self.arrays[spec.path].chunk_keys(region))
         return next(

@@ -52,7 +52,7 @@ _STATE_PARTS = frozenset({"step", "rng", "rngs", "lr", "global_step", "iteration
 
 
 @dataclass(slots=True)
-class Tree:
+class ItemTree:
     """The leaves of an item.
 
     Attributes:
@@ -93,14 +93,14 @@ def stored_name(path: KeyPath) -> str:
     return ".".join(path)
 
 
-def parse_tree(metadata: JsonObject, uri: str) -> Tree:
+def parse_tree(metadata: JsonObject, uri: str) -> ItemTree:
     """Read `_METADATA`.
 
     Raises:
         CorruptError: it is not such metadata, or two leaves have one stored name.
         UnsupportedError: a leaf is of a type that is not known.
     """
-    tree = Tree()
+    tree = ItemTree()
     try:
         for row in metadata["tree_metadata"].values():
             path = _path(row["key_metadata"], tree.lists, uri)
@@ -111,7 +111,7 @@ def parse_tree(metadata: JsonObject, uri: str) -> Tree:
     return tree
 
 
-def read_strings(location: Location, tree: Tree) -> dict[KeyPath, str]:
+def read_strings(location: Location, tree: ItemTree) -> dict[KeyPath, str]:
     """The string leaves.
 
     Raises:
@@ -246,7 +246,7 @@ def _path(keys: list[JsonObject], lists: set[KeyPath], uri: str) -> KeyPath:
     return path
 
 
-def _leaf(tree: Tree, path: KeyPath, fields: JsonObject, uri: str) -> None:
+def _leaf(tree: ItemTree, path: KeyPath, fields: JsonObject, uri: str) -> None:
     word = fields["value_type"]
     tree.unknown |= fields.keys() - _ROW_FIELDS
     if word in _ARRAY_TYPES:

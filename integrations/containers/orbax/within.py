@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Sharding, TensorSpec
     from wherry.formats.reader import Absent, Access, Extent
-    from wherry.integrations.containers.zarr.reader import OrbaxReader
+    from wherry.integrations.containers.zarr.reader import ArrayReader
     from wherry.storage.location import Entry, Location
 
 
@@ -27,7 +27,7 @@ class WithinReader(ReaderOver):
 
     def __init__(
         self,
-        inner: OrbaxReader,
+        inner: ArrayReader,
         home: Location,
         *,
         shardings: Mapping[KeyPath, Sharding],
@@ -50,7 +50,7 @@ class WithinReader(ReaderOver):
         self._padded = padded or {}
         self._prefix = inner.location.path[len(home.path.rstrip("/")) :].strip("/")
 
-    def inner(self, spec: TensorSpec) -> tuple[OrbaxReader, TensorSpec]:
+    def inner(self, spec: TensorSpec) -> tuple[ArrayReader, TensorSpec]:
         """The item's reader; what lies beyond a padded tensor's edge is padding there and here."""
         return self._inner, self._padded.get(spec.path, spec)
 

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError
-from wherry.integrations.containers.flat.strided import PlacedTensor
+from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.pickle.source import PAGE
 from wherry.integrations.containers.pickle.values import Far
 from wherry.storage.location import Capabilities, Entry, Location
@@ -30,9 +30,9 @@ def placed_array(file: Location, array: PickledArray) -> PlacedTensor:
     if isinstance(data, Far) and not data.text:
         start, length, decoded = data.start, data.length, False
     elif isinstance(data, Far):
-        where, length = Location(_Held(Latin(file, data)), file.path), data.length
+        where, length = Location(_MemoryStore(Latin(file, data)), file.path), data.length
     else:
-        where, length = Location(_Held(data), file.path), len(data)
+        where, length = Location(_MemoryStore(data), file.path), len(data)
     return PlacedTensor(
         where, start, length, 0, array.shape, array.strides, array.dtype, array.big_endian, decoded=decoded
     )
@@ -86,7 +86,7 @@ class Latin:
             raise CorruptError("bytes that are spelt as no Latin-1 text", uri=self._file.uri) from error
 
 
-class _Held:
+class _MemoryStore:
     """A store of one file: bytes that are held, or that are decoded as they are asked for."""
 
     protocol = "pickle"

@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import CorruptError, UnsupportedError
-from wherry.integrations.containers.pickle.values import Attributes, Opaque, Record, dict_of, set_of
+from wherry.integrations.containers.pickle.values import Attributes, CallRecord, Opaque, dict_of, set_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ _OMEGACONF_HIDDEN = ("omegaconf.base.ContainerMetadata", "omegaconf.base.Metadat
 _DATE_BYTES, _DATETIME_BYTES, _TIME_BYTES = 4, 10, 6
 
 
-def unwrapped(record: Record) -> tuple[str, Any] | None:
+def unwrapped(record: CallRecord) -> tuple[str, Any] | None:
     """Class name and contents of an OmegaConf object; the name is empty for a plain node; None for any other."""
     kind = str(record.kind)
     state: Any = record.state
@@ -163,7 +163,7 @@ def _deque(items: Any = (), most: Any = None) -> list[Any]:
 
 def _dtype_name(dtype: Any) -> tuple[str, str]:
     """Code (`f4`) and byte order of a pickled numpy dtype."""
-    if not isinstance(dtype, Record) or not dtype.args or type(dtype.args[0]) is not str:
+    if not isinstance(dtype, CallRecord) or not dtype.args or type(dtype.args[0]) is not str:
         raise UnsupportedError("a numpy scalar of a type that is not read", cure="save plain numbers")
     state: Any = dtype.state
     order = state[1] if isinstance(state, tuple) and len(cast("tuple[Any, ...]", state)) > 1 else "|"

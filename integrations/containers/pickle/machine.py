@@ -14,10 +14,10 @@ from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryEr
 from wherry.integrations.containers.pickle.values import (
     Attributes,
     Buildable,
+    CallRecord,
     Far,
     Global,
     Opaque,
-    Record,
     Rules,
     checked_key,
 )
@@ -25,7 +25,7 @@ from wherry.integrations.containers.pickle.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wherry.integrations.containers.pickle.values import Source
+    from wherry.integrations.containers.pickle.values import PickleSource
 
 MAX_OPCODES = 20_000_000
 U1, U8 = struct.Struct("<B"), struct.Struct("<Q")
@@ -45,7 +45,7 @@ _STOP, _MEMOIZE, _BINGET, _LONG_BINGET, _BININT1, _WORD, _EMPTY_TUPLE, _TUPLE1, 
 class Machine:
     """Stack, marks and memo of one run."""
 
-    def __init__(self, data: Source, rules: Rules, start: int) -> None:
+    def __init__(self, data: PickleSource, rules: Rules, start: int) -> None:
         self.data = data
         self.rules = rules
         self.position = start
@@ -185,13 +185,13 @@ class Machine:
         """What a call gives, without calling."""
         wanted = self.stack.pop()
         if self.rules.survey is not None:
-            self.stack.append(Record(Global("", "call"), (wanted, args)))
+            self.stack.append(CallRecord(Global("", "call"), (wanted, args)))
             return
         if type(wanted) is not Global or type(args) is not tuple:
             raise CorruptError("the pickle calls something that is not a global", cure="restore the file")
         maker = self.rules.allowed.get(wanted)
         self._charge(args)
-        self.stack.append(Record(wanted, args) if maker is None else maker(args))
+        self.stack.append(CallRecord(wanted, args) if maker is None else maker(args))
 
     def _charge(self, args: tuple[Any, ...]) -> None:
         """Count what makers go through: honest pickles hand each sequence to one maker, hostile ones to many."""
@@ -210,7 +210,7 @@ class Machine:
         state = self.stack.pop()
         target = self.stack[-1]
         kind = type(target)
-        if kind is Record:
+        if kind is CallRecord:
             target.state = state
         elif kind is Attributes and type(state) is dict:
             target.update(state)
@@ -223,7 +223,7 @@ class Machine:
     def set_items(self, items: list[Any]) -> None:
         """Keys and values into the dict below."""
         target = self.stack[-1]
-        if type(target) is Record:
+        if type(target) is CallRecord:
             target.items += items
             return
         if (type(target) is not dict and type(target) is not Attributes) or len(items) % 2:
@@ -235,7 +235,7 @@ class Machine:
     def extend(self, items: list[Any]) -> None:
         """Items into the list below."""
         target = self.stack[-1]
-        if type(target) is Record:
+        if type(target) is CallRecord:
             target.items += items
         elif type(target) is Opaque and type(target.value) is list:
             target.value.extend(items)

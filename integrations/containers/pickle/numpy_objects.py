@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from wherry.core import dtypes
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.harmless import HARMLESS
-from wherry.integrations.containers.pickle.values import Far, Global, Record, Rules
+from wherry.integrations.containers.pickle.values import CallRecord, Far, Global, Rules
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.pickle.values import Allowed
@@ -107,7 +107,7 @@ class PickledArray:
 
 def _element_type(dtype: Any) -> tuple[str, bool]:
     """Our name, and whether the bytes are big endian."""
-    if not isinstance(dtype, Record) or not dtype.args:
+    if not isinstance(dtype, CallRecord) or not dtype.args:
         raise CorruptError("a numpy array without a dtype", cure="restore the file")
     code: Any = dtype.args[0]
     state: Any = dtype.state

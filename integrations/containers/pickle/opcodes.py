@@ -26,10 +26,10 @@ from wherry.integrations.containers.pickle.values import checked_key, plain_numb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wherry.integrations.containers.pickle.values import Rules, Source
+    from wherry.integrations.containers.pickle.values import PickleSource, Rules
 
 
-def load(data: Source, rules: Rules, uri: str, start: int = 0) -> tuple[Any, int]:
+def load(data: PickleSource, rules: Rules, uri: str, start: int = 0) -> tuple[Any, int]:
     """Interpret one pickle.
 
     Args:

@@ -16,7 +16,7 @@ from wherry.storage.stores import LocalStore
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from wherry.integrations.containers.pickle.values import Source
+    from wherry.integrations.containers.pickle.values import PickleSource
     from wherry.storage.location import Location
 
 PAGE = 1 << 20
@@ -72,7 +72,7 @@ class PagedFile:
 
 
 @contextmanager
-def walked(location: Location) -> Generator[Source]:
+def walked(location: Location) -> Generator[PickleSource]:
     """A file's bytes, to be looked at here and there.
 
     Raises:

@@ -18,7 +18,7 @@ from wherry.errors import NotFoundError, WherryError
 from wherry.formats.registry import formats
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.source import walked
-from wherry.integrations.containers.pickle.values import Global, Record, Rules
+from wherry.integrations.containers.pickle.values import CallRecord, Global, Rules
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, data_place, local_member, read_directory
 from wherry.storage.stores import locate
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from wherry.integrations.containers.pickle.values import Source
+    from wherry.integrations.containers.pickle.values import PickleSource
     from wherry.integrations.containers.zip.read import Member
     from wherry.storage.location import Location
 
@@ -44,7 +44,7 @@ _FAR = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedGlobal:
     """One global: its dotted name, how often and where it is first wanted, whether a reader of ours allows it."""
 
     name: str
@@ -66,7 +66,7 @@ class Stream:
 
     file: str
     start: int
-    globals: tuple[Wanted, ...]
+    globals: tuple[WantedGlobal, ...]
     error: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Stream:
 
 
 @dataclass(slots=True)
-class _Names:
+class _GlobalNames:
     """Collects what a pickle wants."""
 
     seen: dict[Global, list[int]] = field(default_factory=dict[Global, list[int]])
@@ -83,9 +83,9 @@ class _Names:
     def __call__(self, wanted: Global, position: int) -> None:
         self.seen.setdefault(wanted, []).append(position)
 
-    def wanted(self) -> tuple[Wanted, ...]:
+    def wanted(self) -> tuple[WantedGlobal, ...]:
         return tuple(
-            Wanted(str(name), places[0], len(places), known=_known(name))
+            WantedGlobal(str(name), places[0], len(places), known=_known(name))
             for name, places in self.seen.items()
         )
 
@@ -126,7 +126,7 @@ def survey_file(location: Location, name: str) -> Iterator[Stream]:
             yield from streams(data, name)
 
 
-def streams(data: Source, name: str, start: int = 0) -> Iterator[Stream]:
+def streams(data: PickleSource, name: str, start: int = 0) -> Iterator[Stream]:
     """The pickles that lie in a row from a byte on; ends where what follows is none."""
     size = len(data)
     for number in range(_MOST_STREAMS):
@@ -141,9 +141,9 @@ def streams(data: Source, name: str, start: int = 0) -> Iterator[Stream]:
         start = after
 
 
-def one_stream(data: Source, name: str, start: int = 0) -> tuple[Stream, int]:
+def one_stream(data: PickleSource, name: str, start: int = 0) -> tuple[Stream, int]:
     """One pickle, and where it ends."""
-    names = _Names()
+    names = _GlobalNames()
     rules = Rules(allowed={}, persistent=_anything, far=_FAR, survey=names)
     try:
         _, end = load(data, rules, name, start)
@@ -152,8 +152,8 @@ def one_stream(data: Source, name: str, start: int = 0) -> tuple[Stream, int]:
     return Stream(name, start, names.wanted()), end
 
 
-def _anything(persistent: Any) -> Record:
-    return Record(Global("", "persistent id"), (persistent,))
+def _anything(persistent: Any) -> CallRecord:
+    return CallRecord(Global("", "persistent id"), (persistent,))
 
 
 def _looks_pickled(head: bytes, name: str) -> bool:

@@ -16,7 +16,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Value
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.integrations.containers.pickle.harmless import unwrapped
-from wherry.integrations.containers.pickle.values import Attributes, Far, Global, Opaque, Record
+from wherry.integrations.containers.pickle.values import Attributes, CallRecord, Far, Global, Opaque
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ LONG = "bytes, not kept"
 
 
 @dataclass(slots=True)
-class Tree:
+class PickleTree:
     """The leaves of a pickled object by key path; see `Manifest` for the meaning of the first fields.
 
     Attributes:
@@ -54,7 +54,7 @@ class Tree:
         return {"pickle": found} if found else {}
 
 
-def plant(root: Any, pickle_bytes: int, tensor: type) -> Tree:
+def plant(root: Any, pickle_bytes: int, tensor: type) -> PickleTree:
     """List the leaves of an inert value.
 
     Args:
@@ -66,16 +66,16 @@ def plant(root: Any, pickle_bytes: int, tensor: type) -> Tree:
         HostileError: the tree is deeper or larger than an honest pickle of that length makes.
         CorruptError: two keys of one dict print alike, or the tree contains itself.
     """
-    walk = _Walk(pickle_bytes + _FREE_NODES, tensor)
+    walk = _TreeWalk(pickle_bytes + _FREE_NODES, tensor)
     walk.node((), root)
     return walk.tree
 
 
-class _Walk:
+class _TreeWalk:
     """One walk with its allowance of nodes."""
 
     def __init__(self, allowance: int, tensor: type) -> None:
-        self.tree = Tree()
+        self.tree = PickleTree()
         self._left = allowance
         self._tensor = tensor
         self._above: set[int] = set()
@@ -94,7 +94,7 @@ class _Walk:
             self._sequence(path, value)
         elif isinstance(value, (set, frozenset)):
             self._typed(path, type(value).__name__, sorted(value, key=repr))
-        elif isinstance(value, Record):
+        elif isinstance(value, CallRecord):
             self._record(path, value)
         elif isinstance(value, Opaque):
             self._typed(path, value.kind, value.value)
@@ -122,7 +122,7 @@ class _Walk:
         self.tree.types[path] = kind
         self.node(path, value)
 
-    def _record(self, path: KeyPath, record: Record) -> None:
+    def _record(self, path: KeyPath, record: CallRecord) -> None:
         """An object of a class that nobody looks into: its arguments, state and items, once."""
         if id(record) in self._above:
             self.tree.values[path] = f"<the {record.kind} above>"

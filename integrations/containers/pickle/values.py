@@ -29,7 +29,7 @@ class Global(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class CallRecord:
     """What a pickle would have made by a call.
 
     Attributes:
@@ -98,7 +98,7 @@ class Buildable(Protocol):
         ...
 
 
-class Source(Protocol):
+class PickleSource(Protocol):
     """The bytes of a pickle: `bytes`, a memory map, or a file that is read in pages."""
 
     def __len__(self) -> int: ...
@@ -159,7 +159,7 @@ def checked_key(key: Any) -> Any:
         HostileError: it is not.
         UnsupportedError: it is a float.
     """
-    if _cheap(key) or isinstance(key, (Record, Global)):
+    if _cheap(key) or isinstance(key, (CallRecord, Global)):
         return key
     if type(key) is tuple and len(key) <= _LONGEST_KEY and all(map(_cheap, key)):
         return key

@@ -78,7 +78,7 @@ _FIELDS = frozenset({"dtype", "shape", "data_offsets"})
 _LFS_POINTER = b"version https://git-lfs"
 
 
-class Slot(NamedTuple):
+class HeaderEntry(NamedTuple):
     """One tensor of a header; `start` and `stop` are offsets in the file."""
 
     name: str
@@ -92,7 +92,7 @@ class Slot(NamedTuple):
 class Header:
     """A header: its tensors in the order of their bytes, and its `__metadata__` (None where it has none)."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[HeaderEntry, ...]
     metadata: Mapping[str, str] | None
 
 
@@ -179,7 +179,7 @@ def _metadata(found: Any, uri: str) -> dict[str, str] | None:
     return found
 
 
-def _slot(name: str, fields: Any, uri: str) -> Slot:
+def _slot(name: str, fields: Any, uri: str) -> HeaderEntry:
     """One entry with its own fields checked; offsets are still those of the header."""
     if type(fields) is not dict or fields.keys() != _FIELDS:
         raise _corrupt("its header entry does not have exactly dtype, shape and data_offsets", uri, name)
@@ -195,7 +195,7 @@ def _slot(name: str, fields: Any, uri: str) -> Slot:
     start, stop = offsets
     if stop - start != _stored_bytes(shape, dtype, uri, name):
         raise _corrupt(f"{stop - start} bytes do not hold {dtype} of shape {shape}", uri, name)
-    return Slot(name, dtype, tuple(shape), start, stop)
+    return HeaderEntry(name, dtype, tuple(shape), start, stop)
 
 
 def _naturals(numbers: Any) -> bool:
@@ -222,7 +222,7 @@ def _stored_bytes(shape: list[int], dtype: str, uri: str, name: str) -> int:
     return bits // 8
 
 
-def _tiled(slots: list[Slot], base: int, size: int, uri: str) -> tuple[Slot, ...]:
+def _tiled(slots: list[HeaderEntry], base: int, size: int, uri: str) -> tuple[HeaderEntry, ...]:
     """The slots with offsets in the file, once they are known to tile it."""
     end = 0
     for slot in slots:
@@ -234,7 +234,7 @@ def _tiled(slots: list[Slot], base: int, size: int, uri: str) -> tuple[Slot, ...
         end = slot.stop
     if base + end != size:
         raise _corrupt(f"{size - base - end} bytes at the end belong to no tensor", uri)
-    return tuple([Slot(name, dtype, shape, base + a, base + b) for name, dtype, shape, a, b in slots])
+    return tuple([HeaderEntry(name, dtype, shape, base + a, base + b) for name, dtype, shape, a, b in slots])
 
 
 def _corrupt(what: str, uri: str, name: str | None = None) -> CorruptError:
@@ -244,7 +244,7 @@ def _corrupt(what: str, uri: str, name: str | None = None) -> CorruptError:
 
 def build(
     tensors: Iterable[TensorSpec], metadata: Mapping[str, str], uri: str
-) -> tuple[bytes, dict[str, Slot]]:
+) -> tuple[bytes, dict[str, HeaderEntry]]:
     """Lay out a file.
 
     Args:
@@ -262,10 +262,10 @@ def build(
         ((_stored_dtype(spec, uri), spec) for spec in tensors), key=lambda row: (-RANK[row[0]], row[1].path)
     )
     header: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
-    slots: list[Slot] = []
+    slots: list[HeaderEntry] = []
     end = 0
     for dtype, spec in rows:
-        slot = Slot(spec.path[0], dtype, spec.shape, end, end + _whole_bytes(spec, dtype, uri))
+        slot = HeaderEntry(spec.path[0], dtype, spec.shape, end, end + _whole_bytes(spec, dtype, uri))
         header[slot.name] = {
             "dtype": dtype,
             "shape": list(spec.shape),
@@ -278,7 +278,7 @@ def build(
     if len(text) > MAX_HEADER:
         raise UnrepresentableError(f"a header of {len(text)} bytes is too long for safetensors", uri=uri)
     base = 8 + len(text)
-    placed = {name: Slot(name, dtype, shape, base + a, base + b) for name, dtype, shape, a, b in slots}
+    placed = {name: HeaderEntry(name, dtype, shape, base + a, base + b) for name, dtype, shape, a, b in slots}
     return struct.pack("<Q", len(text)) + text, placed
 
 

@@ -15,7 +15,7 @@ from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.formats.format import Option
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
-from wherry.integrations.containers.flat.packed import PACKED, pack_nibbles
+from wherry.integrations.containers.flat.pack import PACKED, pack_nibbles
 from wherry.integrations.containers.safetensors import header
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 METADATA_FORMAT = Option("pt", "the `format` word of `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
 
 
-class _Place(NamedTuple):
+class _TensorPlace(NamedTuple):
     file: str
     start: int
     stop: int
@@ -64,7 +64,7 @@ class SafetensorsWriter(FlatFilesWriter):
         self._folder = folder
         self._index = index
         self._places = {
-            spec.path: _Place(name, slot.start, slot.stop, spec.dtype == PACKED)
+            spec.path: _TensorPlace(name, slot.start, slot.stop, spec.dtype == PACKED)
             for name, specs in shards.items()
             for spec in specs
             for slot in (headers[name][1][spec.path[0]],)

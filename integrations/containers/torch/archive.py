@@ -18,9 +18,9 @@ from zlib import crc32
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
-from wherry.integrations.containers.flat.strided import PlacedTensor, require_honest_size, specs_of
+from wherry.integrations.containers.flat.strides import PlacedTensor, require_honest_size, specs_of
 from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.torch.values import RULES, Storage, TorchTensor, Tree, flatten
+from wherry.integrations.containers.torch.values import RULES, PickleTree, Storage, TorchTensor, flatten
 from wherry.integrations.containers.zip.read import Directory, data_offset, read_directory, read_member
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ class Archive:
         version: of the container, as its `version` record says; None where it has none.
     """
 
-    tree: Tree
+    tree: PickleTree
     placed: Mapping[KeyPath, PlacedTensor]
     specs: Mapping[KeyPath, TensorSpec]
     version: str | None
 
 
-class Stored(NamedTuple):
+class PlacedStorage(NamedTuple):
     """A storage in its file: where, how many bytes, its CRC-32 (0 where none was taken), its byte order."""
 
     start: int
@@ -62,7 +62,7 @@ class Stored(NamedTuple):
     big_endian: bool = False
 
 
-def place_view(location: Location, path: KeyPath, tensor: TorchTensor, stored: Stored) -> PlacedTensor:
+def place_view(location: Location, path: KeyPath, tensor: TorchTensor, stored: PlacedStorage) -> PlacedTensor:
     """A tensor as a view of a storage that was found.
 
     Raises:
@@ -116,7 +116,7 @@ def read_archive(location: Location) -> Archive:
     return archive
 
 
-def read_object(location: Location, directory: Directory, known: dict[bytes, Tree]) -> Archive:
+def read_object(location: Location, directory: Directory, known: dict[bytes, PickleTree]) -> Archive:
     """Interpret the pickle of an archive, which may hold no tensor, and lie anywhere in its file.
 
     Args:
@@ -137,7 +137,7 @@ def read_object(location: Location, directory: Directory, known: dict[bytes, Tre
     return Archive(tree, placed, specs_of(placed), _note(directory, f"{root}/version", location))
 
 
-def _tree(data: bytes, location: Location) -> Tree:
+def _tree(data: bytes, location: Location) -> PickleTree:
     value, end = load(data, replace(RULES, opaque=location.opaque), location.uri)
     if end != len(data):
         raise CorruptError(
@@ -193,7 +193,7 @@ class _Placer:
 
     def place(self, path: KeyPath, tensor: TorchTensor) -> PlacedTensor:
         start, length, crc = self._storage(path, tensor.storage)
-        return place_view(self._location, path, tensor, Stored(start, length, crc, self._big))
+        return place_view(self._location, path, tensor, PlacedStorage(start, length, crc, self._big))
 
     def _storage(self, path: KeyPath, storage: Storage) -> tuple[int, int, int]:
         name = f"{self._root}/data/{storage.key}"

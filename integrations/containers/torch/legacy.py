@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
-from wherry.integrations.containers.flat.strided import require_honest_size, specs_of
+from wherry.integrations.containers.flat.strides import require_honest_size, specs_of
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.source import walked
 from wherry.integrations.containers.pickle.values import Rules
-from wherry.integrations.containers.torch.archive import Archive, Stored, place_view
+from wherry.integrations.containers.torch.archive import Archive, PlacedStorage, place_view
 from wherry.integrations.containers.torch.values import RULES, flatten, storage_of
 
 if TYPE_CHECKING:
-    from wherry.integrations.containers.pickle.values import Source
-    from wherry.integrations.containers.torch.values import Tree
+    from wherry.integrations.containers.pickle.values import PickleSource
+    from wherry.integrations.containers.torch.values import PickleTree
     from wherry.storage.location import Location
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
@@ -59,7 +59,7 @@ def read_legacy(location: Location) -> Archive:
         CorruptError: it is cut, or contradicts itself.
     """
     with walked(location) as data:
-        seen = _Seen(location)
+        seen = _StorageIds(location)
         tree, keys, end = _pickles(data, seen, location)
         stored = _storages(data, end, keys, seen.said, location)
     placed = {
@@ -74,7 +74,7 @@ def read_legacy(location: Location) -> Archive:
     return Archive(tree, placed, specs_of(placed), None)
 
 
-def _pickles(data: Source, seen: _Seen, location: Location) -> tuple[Tree, list[str], int]:
+def _pickles(data: PickleSource, seen: _StorageIds, location: Location) -> tuple[PickleTree, list[str], int]:
     uri, plain = location.uri, replace(_PLAIN, opaque=location.opaque)
     magic, end = load(data, plain, uri)
     protocol, end = load(data, plain, uri, end)
@@ -94,7 +94,7 @@ def _pickles(data: Source, seen: _Seen, location: Location) -> tuple[Tree, list[
     return flatten(root, end - start), keys, after
 
 
-class _Seen:
+class _StorageIds:
     """Takes persistent ids, and remembers what each storage is."""
 
     def __init__(self, location: Location) -> None:
@@ -116,9 +116,9 @@ class _Seen:
 
 
 def _storages(
-    data: Source, position: int, keys: list[str], said: dict[str, tuple[int, int]], location: Location
-) -> dict[str, Stored]:
-    found: dict[str, Stored] = {}
+    data: PickleSource, position: int, keys: list[str], said: dict[str, tuple[int, int]], location: Location
+) -> dict[str, PlacedStorage]:
+    found: dict[str, PlacedStorage] = {}
     for key in keys:
         if key not in said:
             raise _corrupt(f"storage {key} is no tensor's, so that its size is not known", location)
@@ -131,7 +131,7 @@ def _storages(
                 f"storage {key} should have {elements} elements at byte {start} of {len(data)} and says {count}",
                 location,
             )
-        found[key] = Stored(start, elements * width)
+        found[key] = PlacedStorage(start, elements * width)
     if set(said) - set(found):
         raise _corrupt(f"storage {min(set(said) - set(found))} is not in the list of keys", location)
     if position != len(data):

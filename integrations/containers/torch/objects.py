@@ -36,7 +36,7 @@ _DTYPES = frozenset(f"torch.{torch}" for torch, _, _ in DTYPES)
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class TypedObject:
     """A value or node with the class that it had."""
 
     kind: str
@@ -63,7 +63,7 @@ def require_written(path: KeyPath, kind: str, value: Any, uri: str) -> None:
     )
 
 
-def emit_typed(out: PickleWriter, typed: Typed, emit: Callable[[Any], None]) -> None:
+def emit_typed(out: PickleWriter, typed: TypedObject, emit: Callable[[Any], None]) -> None:
     """Pickle an object of a class.
 
     Args:
@@ -190,7 +190,7 @@ _EMPTIES: Mapping[str, Any] = {"dict": {}, "list": [], "tuple": (), "none": None
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaf:
+class _TensorLeaf:
     value: Any
 
 
@@ -201,9 +201,9 @@ def build(manifest: Manifest, uri: str) -> Any:
         UnrepresentableError: a leaf lies below another leaf, a list has a gap, or something was an object of a
             class that is not written.
     """
-    leaves: dict[KeyPath, _Leaf] = {path: _Leaf(spec) for path, spec in manifest.tensors.items()}
-    leaves |= {path: _Leaf(value) for path, value in manifest.values.items()}
-    leaves |= {path: _Leaf(_EMPTIES[kind]) for path, kind in manifest.empties.items()}
+    leaves: dict[KeyPath, _TensorLeaf] = {path: _TensorLeaf(spec) for path, spec in manifest.tensors.items()}
+    leaves |= {path: _TensorLeaf(value) for path, value in manifest.values.items()}
+    leaves |= {path: _TensorLeaf(_EMPTIES[kind]) for path, kind in manifest.empties.items()}
     if () in leaves and len(leaves) == 1:
         return _Finish(manifest, uri).node(leaves[()], ())
     root: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def build(manifest: Manifest, uri: str) -> Any:
     return _Finish(manifest, uri).node(root, ())
 
 
-def _insert(root: dict[str, Any], path: KeyPath, leaf: _Leaf, uri: str) -> None:
+def _insert(root: dict[str, Any], path: KeyPath, leaf: _TensorLeaf, uri: str) -> None:
     node: Any = root
     for part in path[:-1]:
         node = node.setdefault(part, {})
@@ -244,10 +244,10 @@ class _Finish:
         if not isinstance(kind, str) or isinstance(value, TensorSpec):
             return value
         require_written(path, kind, value, self._uri)
-        return Typed(kind, value)
+        return TypedObject(kind, value)
 
     def _plain(self, node: Any, path: KeyPath) -> Any:
-        if isinstance(node, _Leaf):
+        if isinstance(node, _TensorLeaf):
             return node.value
         children = {name: self.node(child, (*path, name)) for name, child in node.items()}
         if path not in self._lists:
@@ -272,7 +272,7 @@ def _emit(out: PickleWriter, node: Any, specs: list[TensorSpec]) -> None:
     if isinstance(node, TensorSpec):
         emit_tensor(out, node, str(len(specs)))
         specs.append(node)
-    elif isinstance(node, Typed):
+    elif isinstance(node, TypedObject):
         emit_typed(out, node, lambda child: _emit(out, child, specs))
     elif isinstance(node, dict):
         children = cast("dict[str, Any]", node)

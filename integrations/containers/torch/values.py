@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.harmless import HARMLESS, NUMPY_SCALARS
-from wherry.integrations.containers.pickle.tree import Tree, plant
+from wherry.integrations.containers.pickle.tree import PickleTree, plant
 from wherry.integrations.containers.pickle.values import Global, Opaque, Rules
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
 
 
-__all__ = ["Tree", "flatten", "kind_of", "tree_kind"]
+__all__ = ["PickleTree", "flatten", "kind_of", "tree_kind"]
 _OPTIMIZERS = frozenset({"optimizer", "optimizers", "optim", "opt", "opt_state"})
 _OPTIMIZER_STATES = (
     *("optimizer_state", "optimizer_states", "optimizer_state_dict", "last_optimizer_state"),
@@ -48,12 +48,12 @@ def kind_of(tensors: Collection[KeyPath], others: Collection[KeyPath]) -> Kind:
     return "params" if any(name in _PARAMETER_NAMES for name in names) else "other"
 
 
-def tree_kind(tree: Tree) -> Kind:
+def tree_kind(tree: PickleTree) -> Kind:
     """`kind_of` for a tree."""
     return kind_of(tree.tensors, (*tree.values, *tree.empties))
 
 
-def flatten(root: Any, pickle_bytes: int) -> Tree:
+def flatten(root: Any, pickle_bytes: int) -> PickleTree:
     """List the leaves of an inert value; see `inert_tree.plant`."""
     return plant(root, pickle_bytes, TorchTensor)
 

@@ -19,7 +19,14 @@ from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError, UsageError, storage_error
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.torch.values import DTYPES
-from wherry.integrations.containers.zip.write import ALIGNMENT, ArchivePlan, Record, frame, lay_out, small
+from wherry.integrations.containers.zip.write import (
+    ALIGNMENT,
+    ArchivePlan,
+    MemberRecord,
+    frame,
+    lay_out,
+    small,
+)
 from wherry.mover.checksums import PieceCrc
 
 if TYPE_CHECKING:
@@ -63,7 +70,7 @@ def emit_tensor(out: PickleWriter, spec: TensorSpec, key: str) -> None:
     out.raw(b"tR")
 
 
-def archive_records(pickle: bytes, specs: Sequence[TensorSpec]) -> list[Record]:
+def archive_records(pickle: bytes, specs: Sequence[TensorSpec]) -> list[MemberRecord]:
     """The members of an archive in torch's order; the storage of the n-th tensor is called n."""
     return [
         small(f"{ROOT}/data.pkl", pickle),
@@ -71,7 +78,7 @@ def archive_records(pickle: bytes, specs: Sequence[TensorSpec]) -> list[Record]:
         small(f"{ROOT}/.storage_alignment", b"%d" % ALIGNMENT),
         small(f"{ROOT}/byteorder", b"little"),
         *(
-            Record(f"{ROOT}/data/{index}", None, spec.nbytes, spec.path)
+            MemberRecord(f"{ROOT}/data/{index}", None, spec.nbytes, spec.path)
             if spec.nbytes
             else small(f"{ROOT}/data/{index}", b"")
             for index, spec in enumerate(specs)
@@ -100,7 +107,7 @@ def place_archives(
     return plans, end
 
 
-class _Place(NamedTuple):
+class _RecordPlace(NamedTuple):
     file: str
     start: int
     crc: PieceCrc
@@ -125,7 +132,7 @@ class ArchivesWriter(FlatFilesWriter):
         self._folder = Path(folder.path)
         self._plans = {name: plans for name, (plans, _) in files.items()}
         self._places = {
-            slot.record.path: _Place(name, plan.start + slot.data, PieceCrc(slot.record.size))
+            slot.record.path: _RecordPlace(name, plan.start + slot.data, PieceCrc(slot.record.size))
             for name, plans in self._plans.items()
             for plan in plans
             for slot in plan.slots
@@ -164,7 +171,7 @@ class ArchivesWriter(FlatFilesWriter):
                     self._files.write(name, offset, run)
         self._files.finish()
 
-    def _crc(self, place: _Place) -> int:
+    def _crc(self, place: _RecordPlace) -> int:
         """The CRC of a tensor; pieces that an earlier process wrote are read from the staged file."""
 
         def read(start: int, stop: int) -> memoryview:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 
-class Chunked(Protocol):
+class ChunkedArray(Protocol):
     """What is asked of an array."""
 
     @property
@@ -36,7 +36,7 @@ class Chunked(Protocol):
         ...
 
 
-def readable(array: Chunked, listing: Listing | None) -> bool:
+def readable(array: ChunkedArray, listing: Listing | None) -> bool:
     """Whether an array's chunks lie raw in files."""
     if not array.zarr.raw or listing is None or dtypes.opaque(array.zarr.dtype):
         return False
@@ -45,7 +45,7 @@ def readable(array: Chunked, listing: Listing | None) -> bool:
 
 
 def fill(
-    array: Chunked,
+    array: ChunkedArray,
     listing: Listing,
     location: Location,
     spec: TensorSpec,

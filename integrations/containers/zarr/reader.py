@@ -62,7 +62,7 @@ class StoredArray:
         return (prefix + key for key in self.zarr.keys(region))
 
 
-class OrbaxReader(BaseReader):
+class ArrayReader(BaseReader):
     """Reads one item.
 
     Attributes:
@@ -187,18 +187,18 @@ class OrbaxReader(BaseReader):
         array = self.arrays[spec.path]
         return zarr_stream.blocks(array.zarr, cell, self._stored(array, spec, cell))
 
-    def _stored(self, array: StoredArray, spec: TensorSpec, cell: Region) -> zarr_stream.Stored:
+    def _stored(self, array: StoredArray, spec: TensorSpec, cell: Region) -> zarr_stream.StoredChunk:
         """The stored bytes of the one chunk of a cell."""
         self._require(array, cell, spec)
         assert self.listing is not None
         (key,) = array.chunk_keys(cell)
         value = self.listing.values[key]
         if value.file is not None:
-            return zarr_stream.Stored(self.location.member(value.file), value.offset, value.length, key)
+            return zarr_stream.StoredChunk(self.location.member(value.file), value.offset, value.length, key)
         store = kvstore.store_spec(self.location, ocdbt=self.ocdbt)
         uri = self.location.uri
         data = kvstore.read_value(kvstore.open_store(store, self._context(), uri), key, uri)
-        return zarr_stream.Stored(None, 0, len(data), key, data)
+        return zarr_stream.StoredChunk(None, 0, len(data), key, data)
 
     def absent(self) -> Iterator[Absent]:
         """Chunks that are not there; of one tensor at most a thousand chunks are named, the rest is counted."""

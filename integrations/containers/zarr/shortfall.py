@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
-    from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
+    from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 
 _CHUNKS_LOOKED_AT = 1_000_000
 _SHARES_LOOKED_AT = 2_000_000
@@ -46,7 +46,7 @@ class _Count:
     files: set[str] = field(default_factory=set[str])
 
 
-def shortfall(reader: OrbaxReader, shardings: Mapping[KeyPath, Sharding]) -> str | None:
+def shortfall(reader: ArrayReader, shardings: Mapping[KeyPath, Sharding]) -> str | None:
     """Say what is missing.
 
     Args:
@@ -76,7 +76,7 @@ def shortfall(reader: OrbaxReader, shardings: Mapping[KeyPath, Sharding]) -> str
     return ", ".join([*([hosts] if hosts else []), *words])
 
 
-def _look(reader: OrbaxReader, path: KeyPath, array: StoredArray, count: _Count) -> None:
+def _look(reader: ArrayReader, path: KeyPath, array: StoredArray, count: _Count) -> None:
     whole = tuple(slice(0, extent) for extent in array.zarr.shape)
     damaged = False
     for region in cells(whole, array.zarr.chunks):
@@ -111,7 +111,7 @@ def _lost_files(files: set[str]) -> str:
     return f"data file {first}{more} missing or cut short"
 
 
-def _processes(reader: OrbaxReader, count: _Count) -> str | None:
+def _processes(reader: ArrayReader, count: _Count) -> str | None:
     """Of a merged OCDBT database: how many processes' stores are still there."""
     if reader.listing is None or not count.files:
         return None
@@ -122,7 +122,7 @@ def _processes(reader: OrbaxReader, count: _Count) -> str | None:
     return f"{len(stores) - len(lost)} of {len(stores)} hosts" if lost else None
 
 
-def _devices(reader: OrbaxReader, shardings: Mapping[KeyPath, Sharding]) -> str | None:
+def _devices(reader: ArrayReader, shardings: Mapping[KeyPath, Sharding]) -> str | None:
     """The devices whose whole share is there, where that of all others is not: the disks of some of the hosts."""
     meshes = {sharding.mesh for sharding in shardings.values()}
     if len(meshes) != 1:

@@ -42,7 +42,7 @@ _END_FRAME = zstandard.ZstdCompressor().compress(_END)
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredChunk:
     """The stored bytes of one chunk, or of one inner chunk of a shard.
 
     Attributes:
@@ -71,9 +71,9 @@ class Stored:
             return self.inline[self.offset + start : self.offset + stop]
         return self.place.read(self.offset + start, self.offset + stop) if start < stop else b""
 
-    def part(self, offset: int, length: int) -> Stored:
+    def part(self, offset: int, length: int) -> StoredChunk:
         """A part of it; the caller has checked that it lies inside."""
-        return Stored(self.place, self.offset + offset, length, self.name, self.inline)
+        return StoredChunk(self.place, self.offset + offset, length, self.name, self.inline)
 
     def corrupt(self, reason: str) -> NoReturn:
         """Raise what says that these bytes contradict themselves."""
@@ -85,7 +85,7 @@ class Stored:
         return CorruptError(f"chunk {self.name} {reason}", uri=self.uri, cure=cure)
 
 
-def held(array: ZarrArray, stored: Stored) -> int:
+def held(array: ZarrArray, stored: StoredChunk) -> int:
     """Bytes that decoding one chunk holds at a time, from the head of its first frame."""
     extents, state = array.chunks, 0
     if array.inner is not None:
@@ -96,7 +96,7 @@ def held(array: ZarrArray, stored: Stored) -> int:
     return 2 * PIECE + _CODEC_BYTES + state
 
 
-def blocks(array: ZarrArray, region: Region, stored: Stored) -> Iterator[Block]:
+def blocks(array: ZarrArray, region: Region, stored: StoredChunk) -> Iterator[Block]:
     """The elements of one chunk: one block, or one for each inner chunk of a shard.
 
     Args:
@@ -141,7 +141,7 @@ def _places(array: ZarrArray, start: tuple[int, ...]) -> Iterator[tuple[int, ...
         yield tuple(first + step for first, step in zip(start, reversed(place), strict=True))
 
 
-def _index(array: ZarrArray, stored: Stored) -> Iterator[tuple[int, int]]:
+def _index(array: ZarrArray, stored: StoredChunk) -> Iterator[tuple[int, int]]:
     """Offset and length of each inner chunk, from the shard's end; those that are not there are `_ABSENT`."""
     assert array.inner is not None
     size = _ENTRY * (math.prod(array.chunks) // math.prod(array.inner))
@@ -156,14 +156,14 @@ def _index(array: ZarrArray, stored: Stored) -> Iterator[tuple[int, int]]:
         yield offset, length
 
 
-def _pieces(codec: str, stored: Stored, nbytes: int) -> Iterator[memoryview]:
+def _pieces(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
     """Exactly so many decoded bytes; each piece is valid until the next is asked for."""
     if codec == "none":
         return _copied(stored, nbytes)
     return _inflated(stored, nbytes, _WBITS[codec]) if codec in _WBITS else _unpacked(stored, nbytes)
 
 
-def _copied(stored: Stored, nbytes: int) -> Iterator[memoryview]:
+def _copied(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
     if stored.length != nbytes:
         stored.corrupt(f"has {stored.length} bytes, not {nbytes}")
     for start in range(0, nbytes, PIECE):
@@ -173,7 +173,7 @@ def _copied(stored: Stored, nbytes: int) -> Iterator[memoryview]:
         yield memoryview(data)
 
 
-def _unpacked(stored: Stored, nbytes: int) -> Iterator[memoryview]:
+def _unpacked(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
     decoder = zstandard.ZstdDecompressor(max_window_size=max(_window(stored), 1 << 10))
     source = decoder.stream_reader(cast("IO[bytes]", _File(stored)), read_size=PIECE, read_across_frames=True)
     buffer, left = memoryview(bytearray(min(PIECE, max(nbytes, 1)))), nbytes
@@ -192,7 +192,7 @@ def _unpacked(stored: Stored, nbytes: int) -> Iterator[memoryview]:
         stored.corrupt(f"decodes to {word} than {nbytes} bytes")
 
 
-def _inflated(stored: Stored, nbytes: int, wbits: int) -> Iterator[memoryview]:
+def _inflated(stored: StoredChunk, nbytes: int, wbits: int) -> Iterator[memoryview]:
     engine, left, position, data = zlib.decompressobj(wbits), nbytes, 0, b""
     try:
         while not engine.eof:
@@ -215,7 +215,7 @@ def _inflated(stored: Stored, nbytes: int, wbits: int) -> Iterator[memoryview]:
         stored.corrupt("has bytes behind its end")
 
 
-def _window(stored: Stored) -> int:
+def _window(stored: StoredChunk) -> int:
     try:
         return zstandard.get_frame_parameters(stored.read(0, _FRAME_HEADER)).window_size
     except zstandard.ZstdError as error:
@@ -225,7 +225,7 @@ def _window(stored: Stored) -> int:
 class _File:
     """Stored bytes as zstandard reads them, with the frame behind them that shows where they ended."""
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: StoredChunk) -> None:
         self._stored = stored
         self._position = 0
 

@@ -32,7 +32,7 @@ _ZIP64, _PADDING = 0x0001, 0x4246
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class MemberRecord:
     """One member that will be written: small bytes that are known, or the data of a tensor.
 
     Attributes:
@@ -54,10 +54,10 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class MemberSlot:
     """A record with its place: offsets of local header and data from the archive's start."""
 
-    record: Record
+    record: MemberRecord
     header: int
     data: int
 
@@ -79,23 +79,23 @@ class ArchivePlan:
     """
 
     start: int
-    slots: tuple[Slot, ...]
+    slots: tuple[MemberSlot, ...]
     directory: int
     length: int
 
 
-def small(name: str, data: bytes) -> Record:
+def small(name: str, data: bytes) -> MemberRecord:
     """A record whose bytes are known."""
-    return Record(name, data, len(data))
+    return MemberRecord(name, data, len(data))
 
 
-def lay_out(records: Sequence[Record], start: int = 0) -> ArchivePlan:
+def lay_out(records: Sequence[MemberRecord], start: int = 0) -> ArchivePlan:
     """Give every record its place."""
-    slots: list[Slot] = []
+    slots: list[MemberSlot] = []
     position = 0
     for record in records:
         fixed = position + _LOCAL.size + len(record.name.encode()) + (20 if record.wide else 0) + 4
-        slots.append(Slot(record, position, -(-fixed // ALIGNMENT) * ALIGNMENT))
+        slots.append(MemberSlot(record, position, -(-fixed // ALIGNMENT) * ALIGNMENT))
         position = slots[-1].stop + len(_descriptor(record, 0))
     entries = sum(len(_entry(slot, 0)) for slot in slots)
     end = _END64.size + _LOCATOR.size + _END.size
@@ -126,7 +126,7 @@ def frame(plan: ArchivePlan, crcs: Mapping[KeyPath, int]) -> Iterator[tuple[int,
     yield plan.start + at, bytes(run + directory + _ending(plan, len(directory)))
 
 
-def _header(slot: Slot) -> bytes:
+def _header(slot: MemberSlot) -> bytes:
     record, name = slot.record, slot.record.name.encode()
     wide = struct.pack("<2H2Q", _ZIP64, 16, record.size, record.size) if record.wide else b""
     said = _FULL if record.wide else 0
@@ -135,11 +135,11 @@ def _header(slot: Slot) -> bytes:
     return _LOCAL.pack(b"PK\x03\x04", 0, _FLAGS, 0, 0, 0, 0, said, said, len(name), len(extra)) + name + extra
 
 
-def _descriptor(record: Record, crc: int) -> bytes:
+def _descriptor(record: MemberRecord, crc: int) -> bytes:
     return struct.pack("<4sI2Q" if record.wide else "<4s3I", b"PK\x07\x08", crc, record.size, record.size)
 
 
-def _entry(slot: Slot, crc: int) -> bytes:
+def _entry(slot: MemberSlot, crc: int) -> bytes:
     record, name = slot.record, slot.record.name.encode()
     far = slot.header >= _FULL
     numbers = [record.size, record.size] * record.wide + [slot.header] * far

@@ -18,7 +18,13 @@ from wherry.core.units import parse_size
 from wherry.formats.format import Format, Holds, Opened, Option
 from wherry.integrations.containers.torch.values import kind_of
 from wherry.integrations.containers.torch.writer import WRITABLE
-from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, Contents, metadata_names, read_contents
+from wherry.integrations.formats.dcp.folder import (
+    METADATA,
+    SUFFIX,
+    DcpContents,
+    metadata_names,
+    read_contents,
+)
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION, WIDEST, lay_out, metadata
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.rewrite import REWRITES
@@ -90,19 +96,19 @@ def open_folder(location: Location, detection: Detection) -> Opened:
     return Opened(precise.seen(counted), manifest, reader)
 
 
-def _nested(contents: Contents, name: str) -> tuple[str, ...]:
+def _nested(contents: DcpContents, name: str) -> tuple[str, ...]:
     """The nested path of a name; where the metadata has none, what stands before its first dot is the node."""
     parts = contents.index.nested.get(name)
     return tuple(map(str, parts)) if parts else tuple(name.split(".", 1))
 
 
-def _custom(contents: Contents) -> dict[str, Any]:
+def _custom(contents: DcpContents) -> dict[str, Any]:
     """Nested paths that say more than the flat name does, and what key paths of objects do not tell."""
     nested = {name: list(path) for name, path in contents.index.nested.items() if path != (name,)}
     return {**({NESTED: nested} if nested else {}), **contents.notes.custom}
 
 
-def _step(contents: Contents) -> int | None:
+def _step(contents: DcpContents) -> int | None:
     found = (contents.values.get((name,)) for name in _STEPS)
     return next((step for step in found if type(step) is int), None)
 

@@ -12,11 +12,11 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wherry.integrations.containers.flat.strided import PlacedTensor
+from wherry.integrations.containers.flat.strides import PlacedTensor
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.zip.read import Directory
-    from wherry.integrations.formats.dcp.metadata import Stored
+    from wherry.integrations.formats.dcp.metadata import StoredItem
     from wherry.storage.location import Location
 
 # Of an entry of the directory: its fixed part, and where in it are the CRC and the lengths of what follows (name,
@@ -51,7 +51,7 @@ class Alike:
     def __init__(self) -> None:
         self._kinds: dict[int, tuple[_Kind, ...]] = {}
 
-    def find(self, stored: Stored, head: bytes, tail: bytes, file: Location) -> PlacedTensor | None:
+    def find(self, stored: StoredItem, head: bytes, tail: bytes, file: Location) -> PlacedTensor | None:
         """The tensor of an item that is like an earlier one; None where none is.
 
         Args:
@@ -72,7 +72,7 @@ class Alike:
         return None
 
     def learn(
-        self, stored: Stored, head: bytes, tail: bytes, placed: PlacedTensor, directory: Directory
+        self, stored: StoredItem, head: bytes, tail: bytes, placed: PlacedTensor, directory: Directory
     ) -> None:
         """Remember the kind of an item that was read member by member.
 

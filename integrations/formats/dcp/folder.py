@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, IncompleteError
-from wherry.integrations.containers.torch.values import Tree
+from wherry.integrations.containers.torch.values import PickleTree
 from wherry.integrations.formats.dcp.chunks import grid_of, with_elements
 from wherry.integrations.formats.dcp.items import Items
-from wherry.integrations.formats.dcp.metadata import Index, read_index
+from wherry.integrations.formats.dcp.metadata import DcpIndex, read_index
 from wherry.integrations.formats.huggingface.weights import is_weights
 from wherry.runtime.threads import uncollected
 from wherry.storage.sidecar import OWN_NAMES
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
-    from wherry.integrations.containers.flat.strided import PlacedTensor
+    from wherry.integrations.containers.flat.strides import PlacedTensor
     from wherry.storage.stores import Entry, Location
 
 METADATA = ".metadata"
@@ -43,7 +43,7 @@ _ARRAY_MARKS = (".zarray", "zarr.json", "manifest.ocdbt")  # of arrays that anot
 
 
 @dataclass(slots=True)
-class Contents:
+class DcpContents:
     """What a checkpoint holds; see `Manifest` for the fields of that name.
 
     Attributes:
@@ -55,7 +55,7 @@ class Contents:
         companions: other files beside them.
     """
 
-    index: Index
+    index: DcpIndex
     items: Items
     files: tuple[Entry, ...]
     companions: tuple[Entry, ...]
@@ -64,7 +64,7 @@ class Contents:
     empties: dict[KeyPath, str] = field(default_factory=dict["KeyPath", str])
     lists: set[KeyPath] = field(default_factory=set["KeyPath"])
     inner: dict[KeyPath, PlacedTensor] = field(default_factory=dict["KeyPath", "PlacedTensor"])
-    notes: Tree = field(default_factory=Tree)
+    notes: PickleTree = field(default_factory=PickleTree)
 
 
 def metadata_names(names: Mapping[str, Entry]) -> list[str]:
@@ -74,7 +74,7 @@ def metadata_names(names: Mapping[str, Entry]) -> list[str]:
     return sorted(name for name in names if _OF_RANK.fullmatch(name))
 
 
-def read_contents(location: Location) -> Contents:
+def read_contents(location: Location) -> DcpContents:
     """Read the metadata and the objects of a folder.
 
     Raises:
@@ -96,12 +96,14 @@ def read_contents(location: Location) -> Contents:
         return _contents(location, index, names, marks)
 
 
-def _contents(location: Location, index: Index, names: Mapping[str, Entry], marks: list[str]) -> Contents:
+def _contents(
+    location: Location, index: DcpIndex, names: Mapping[str, Entry], marks: list[str]
+) -> DcpContents:
     files = _files(index, location, names)
     _require_inside(index, files, location)
     own = (*(names[name] for name in marks), *files.values())
     companions = tuple(_companions(location, names, set(files) | set(marks)))
-    contents = Contents(index, Items(location, files), own, companions)
+    contents = DcpContents(index, Items(location, files), own, companions)
     for name, described in index.tensors.items():
         grid = _grid(index, name)
         contents.tensors[name,] = TensorSpec((name,), described.shape, described.dtype, chunks=grid)
@@ -110,7 +112,7 @@ def _contents(location: Location, index: Index, names: Mapping[str, Entry], mark
     return contents
 
 
-def _grid(index: Index, name: str) -> tuple[int, ...] | None:
+def _grid(index: DcpIndex, name: str) -> tuple[int, ...] | None:
     """The chunk grid of a tensor whose chunks must be decoded; None where regions are read as they lie."""
     described = index.tensors[name]
     stored = index.stored.get((name, described.chunks[0].offsets)) if described.chunks else None
@@ -119,7 +121,7 @@ def _grid(index: Index, name: str) -> tuple[int, ...] | None:
     return grid_of(described.shape, with_elements(described.chunks))
 
 
-def _files(index: Index, location: Location, names: Mapping[str, Entry]) -> dict[str, Entry]:
+def _files(index: DcpIndex, location: Location, names: Mapping[str, Entry]) -> dict[str, Entry]:
     """The data files that are there, by the names that the metadata gives them."""
     found: dict[str, Entry] = {}
     for name in sorted({stored.file for stored in index.stored.values()}):
@@ -130,7 +132,7 @@ def _files(index: Index, location: Location, names: Mapping[str, Entry]) -> dict
     return found
 
 
-def _require_inside(index: Index, files: Mapping[str, Entry], location: Location) -> None:
+def _require_inside(index: DcpIndex, files: Mapping[str, Entry], location: Location) -> None:
     stored_bytes = 0
     for (name, _), stored in index.stored.items():
         entry = files.get(stored.file)
@@ -180,7 +182,7 @@ def _holds_state(name: str) -> bool:
     return bool(marks) or name.endswith(SUFFIX) or is_weights(name)
 
 
-def _read_object(contents: Contents, name: str) -> None:
+def _read_object(contents: DcpContents, name: str) -> None:
     stored = contents.index.stored.get((name, None))
     if stored is None or not contents.items.there(stored):
         return  # the reader's `absent` names it

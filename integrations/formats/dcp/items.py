@@ -17,13 +17,13 @@ from wherry.errors import CorruptError, IncompleteError, NotACheckpointError, No
 from wherry.integrations.containers.torch.archive import Archive, read_object
 from wherry.integrations.containers.zip.read import read_directory
 from wherry.integrations.formats.dcp.alike import Alike
-from wherry.integrations.formats.dcp.transforms import Inflated
+from wherry.integrations.formats.dcp.transforms import InflatedItem
 
 if TYPE_CHECKING:
-    from wherry.integrations.containers.flat.strided import PlacedTensor
-    from wherry.integrations.containers.torch.values import Tree
+    from wherry.integrations.containers.flat.strides import PlacedTensor
+    from wherry.integrations.containers.torch.values import PickleTree
     from wherry.integrations.containers.zip.read import Directory
-    from wherry.integrations.formats.dcp.metadata import Stored
+    from wherry.integrations.formats.dcp.metadata import StoredItem
     from wherry.storage.location import Entry, Location, Store
 
 HEAD, TAIL = 1 << 10, 1 << 11
@@ -42,7 +42,7 @@ class _Block(NamedTuple):
 class _Window:
     """A store that answers reads inside the two ends of an item from memory, all others from the file."""
 
-    def __init__(self, file: Location, stored: Stored, entry: Entry, head: bytes, tail: bytes) -> None:
+    def __init__(self, file: Location, stored: StoredItem, entry: Entry, head: bytes, tail: bytes) -> None:
         self.protocol = file.store.protocol
         self.capabilities = file.store.capabilities
         self._store: Store = file.store
@@ -83,12 +83,12 @@ class Items:
         self._folder = folder
         self._files = files
         self._places = {name: folder.member(name) for name in files}
-        self._known: dict[bytes, Tree] = {}
+        self._known: dict[bytes, PickleTree] = {}
         self._alike = Alike()
         self._block = _Block("", 0, b"")
         self._end = ("", 0)
 
-    def read(self, stored: Stored, name: str, most: int = _LARGEST_OBJECT) -> Archive:
+    def read(self, stored: StoredItem, name: str, most: int = _LARGEST_OBJECT) -> Archive:
         """Interpret an item.
 
         Args:
@@ -103,11 +103,11 @@ class Items:
         """
         file = self._file(stored, name)
         if stored.transforms:
-            inside = Inflated(file, stored, most)
+            inside = InflatedItem(file, stored, most)
             return self._interpret(replace(file, store=inside), 0, inside.size, name)[1]
         return self._in_window(file, stored, *self._ends(file, stored), name)[1]
 
-    def tensor(self, stored: Stored, name: str, nbytes: int) -> PlacedTensor:
+    def tensor(self, stored: StoredItem, name: str, nbytes: int) -> PlacedTensor:
         """A chunk's item.
 
         Args:
@@ -130,17 +130,17 @@ class Items:
         self._alike.learn(stored, head, tail, placed, directory)
         return placed
 
-    def at_home(self, placed: PlacedTensor, stored: Stored) -> PlacedTensor:
+    def at_home(self, placed: PlacedTensor, stored: StoredItem) -> PlacedTensor:
         """A tensor of an archive that was read through a window, as one of its file."""
         if stored.transforms:
             return replace(placed, decoded=True)
         return replace(placed, file=self._places[stored.file])
 
-    def there(self, stored: Stored) -> bool:
+    def there(self, stored: StoredItem) -> bool:
         """Whether an item's file is there."""
         return stored.file in self._files
 
-    def _file(self, stored: Stored, name: str) -> Location:
+    def _file(self, stored: StoredItem, name: str) -> Location:
         file = self._places.get(stored.file)
         if file is None:
             raise IncompleteError(
@@ -149,7 +149,7 @@ class Items:
         return file
 
     def _in_window(
-        self, file: Location, stored: Stored, head: bytes, tail: bytes, name: str
+        self, file: Location, stored: StoredItem, head: bytes, tail: bytes, name: str
     ) -> tuple[Directory, Archive]:
         window = _Window(file, stored, self._files[stored.file], head, tail)
         stop = stored.offset + stored.length
@@ -176,7 +176,7 @@ class Items:
             )
         return archive.placed[()]
 
-    def _ends(self, file: Location, stored: Stored) -> tuple[bytes, bytes]:
+    def _ends(self, file: Location, stored: StoredItem) -> tuple[bytes, bytes]:
         """The first and the last bytes of an item."""
         start, stop = stored.offset, stored.offset + stored.length
         if stored.length > _SMALL:
@@ -184,7 +184,7 @@ class Items:
         whole = self._small(file, stored)
         return whole[:HEAD], whole[-TAIL:]
 
-    def _small(self, file: Location, stored: Stored) -> bytes:
+    def _small(self, file: Location, stored: StoredItem) -> bytes:
         """A small item whole; where items are asked for in the order of the file, the next ones are read with it."""
         block = self._block  # another thread may replace it meanwhile
         start = stored.offset - block.start

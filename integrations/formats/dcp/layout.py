@@ -34,7 +34,7 @@ FORMAT = "1.0.0"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ItemPlan:
     """One item that will be written: a tensor, or an object.
 
     Attributes:
@@ -51,7 +51,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DcpLayout:
     """A checkpoint that will be written.
 
     Attributes:
@@ -59,11 +59,11 @@ class Layout:
         files: name → archives in it, and its size.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[ItemPlan, ...]
     files: dict[str, tuple[list[ArchivePlan], int]]
 
 
-def lay_out(manifest: Manifest, shard_size: int, uri: str) -> Layout:
+def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
     """Place every tensor and object.
 
     Args:
@@ -81,16 +81,16 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> Layout:
     tensors = {name: node for name, node in root.items() if isinstance(node, TensorSpec)}
     groups = _groups(tensors, shard_size)
     groups[0] = {**objects, **groups[0]}
-    items: list[Item] = []
+    items: list[ItemPlan] = []
     files: dict[str, tuple[list[ArchivePlan], int]] = {}
     for number, group in enumerate(groups):
         file = f"__{number}_0.distcp"
         files[file] = place_archives(pickled(node) for node in group.values())
         items += [
-            Item(name, node, file, plan)
+            ItemPlan(name, node, file, plan)
             for (name, node), plan in zip(group.items(), files[file][0], strict=True)
         ]
-    return Layout(tuple(items), files)
+    return DcpLayout(tuple(items), files)
 
 
 def _groups(tensors: Mapping[str, TensorSpec], most: int) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def _groups(tensors: Mapping[str, TensorSpec], most: int) -> list[dict[str, Any]
     return groups
 
 
-def metadata(layout: Layout, nested: Mapping[str, Any], profile: str) -> bytes:
+def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> bytes:
     """The bytes of `.metadata`.
 
     Args:
@@ -138,7 +138,7 @@ def _path(name: str, nested: Mapping[str, Any]) -> tuple[str | int, ...]:
     return parts if parts and ".".join(map(str, parts)) == name else (name,)
 
 
-def _described(out: PickleWriter, item: Item, profile: str) -> None:
+def _described(out: PickleWriter, item: ItemPlan, profile: str) -> None:
     spec = item.content
     if not isinstance(spec, TensorSpec):
         out.state(names.METADATA, "BytesStorageMetadata", ())
@@ -195,7 +195,7 @@ def size(out: PickleWriter, extents: tuple[int, ...]) -> None:
     out.raw(b"\x85R")
 
 
-def _key(out: PickleWriter, item: Item) -> None:
+def _key(out: PickleWriter, item: ItemPlan) -> None:
     spec = item.content
     fields: dict[str, Callable[[], None]] = {"fqn": lambda: out.value(item.name)}
     if isinstance(spec, TensorSpec):
@@ -204,7 +204,7 @@ def _key(out: PickleWriter, item: Item) -> None:
     out.state(names.METADATA, "MetadataIndex", fields.items())
 
 
-def _info(out: PickleWriter, item: Item) -> None:
+def _info(out: PickleWriter, item: ItemPlan) -> None:
     fields: dict[str, Callable[[], None]] = {
         "length": lambda: out.value(item.plan.length),
         "offset": lambda: out.value(item.plan.start),

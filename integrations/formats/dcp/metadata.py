@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from wherry.errors import CorruptError, UnsupportedError
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.source import walked
-from wherry.integrations.containers.pickle.values import Global, Record
+from wherry.integrations.containers.pickle.values import CallRecord, Global
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.formats.dcp.rules import METADATA_RULES, OLD_PROPERTIES, STRIDED
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from wherry.integrations.containers.pickle.values import Source
+    from wherry.integrations.containers.pickle.values import PickleSource
     from wherry.storage.location import Location
 
 _OURS = {torch: ours for torch, ours, _ in DTYPES}
@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
     sizes: tuple[int, ...]
 
 
-class Stored(NamedTuple):
+class StoredItem(NamedTuple):
     """An item: bytes [offset, offset + length) of a file of the checkpoint, and what was done to them."""
 
     file: str
@@ -53,7 +53,7 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class DescribedTensor:
     """A tensor as the metadata has it; `dtype` is our name."""
 
     dtype: str
@@ -62,7 +62,7 @@ class Described:
 
 
 @dataclass(slots=True)
-class Index:
+class DcpIndex:
     """The contents of one or several metadata files.
 
     Attributes:
@@ -73,14 +73,16 @@ class Index:
         writer: the oldest torch that writes such metadata.
     """
 
-    tensors: dict[str, Described] = field(default_factory=dict[str, Described])
+    tensors: dict[str, DescribedTensor] = field(default_factory=dict[str, DescribedTensor])
     objects: list[str] = field(default_factory=list[str])
-    stored: dict[tuple[str, Offsets], Stored] = field(default_factory=dict[tuple[str, Offsets], Stored])
+    stored: dict[tuple[str, Offsets], StoredItem] = field(
+        default_factory=dict[tuple[str, Offsets], StoredItem]
+    )
     nested: dict[str, tuple[str | int, ...]] = field(default_factory=dict[str, tuple[str | int, ...]])
     writer: str = ""
 
 
-def read_index(locations: list[Location]) -> Index:
+def read_index(locations: list[Location]) -> DcpIndex:
     """Read the metadata of a checkpoint.
 
     Args:
@@ -91,7 +93,7 @@ def read_index(locations: list[Location]) -> Index:
         UnsupportedError: dtypes, layouts or transforms that are not read.
         CorruptError: it contradicts itself.
     """
-    index = Index()
+    index = DcpIndex()
     for location in locations:
         try:
             _merge(index, load_state(location))
@@ -118,7 +120,7 @@ def load_state(location: Location) -> dict[str, Any]:
 
 
 @contextmanager
-def _metadata(location: Location) -> Generator[Source]:
+def _metadata(location: Location) -> Generator[PickleSource]:
     """The bytes of a metadata file: held where that is little, as held ones are the fastest to interpret."""
     entry = location.stat()
     if entry is None or entry.size <= _HELD:
@@ -128,12 +130,12 @@ def _metadata(location: Location) -> Generator[Source]:
             yield data
 
 
-def _merge(index: Index, state: dict[str, Any]) -> None:
+def _merge(index: DcpIndex, state: dict[str, Any]) -> None:
     traits: set[str] = {"storage_meta"} & set(state)
     if state.get("version") is not None:
         traits.add("version")
     saved = state.get("storage_meta")
-    if isinstance(saved, Record) and "modules" in state_of(saved, "StorageMeta"):
+    if isinstance(saved, CallRecord) and "modules" in state_of(saved, "StorageMeta"):
         traits.add("modules")
     for name, described in state["state_dict_metadata"].items():
         if described.kind.name == "BytesStorageMetadata":
@@ -147,7 +149,7 @@ def _merge(index: Index, state: dict[str, Any]) -> None:
     index.writer = _writer(traits)
 
 
-def _add_tensor(index: Index, name: str, state: dict[str, Any], traits: set[str]) -> None:
+def _add_tensor(index: DcpIndex, name: str, state: dict[str, Any], traits: set[str]) -> None:
     dtype = _dtype(state["properties"], traits)
     shape, chunks = _extents(state["size"]), tuple(_chunk(chunk) for chunk in state["chunks"])
     for chunk in chunks:
@@ -160,7 +162,7 @@ def _add_tensor(index: Index, name: str, state: dict[str, Any], traits: set[str]
         if (known.dtype, known.shape) != (dtype, shape):
             raise _corrupt(f"two ranks describe {name!r} differently")
         chunks = tuple(dict.fromkeys((*known.chunks, *chunks)))
-    index.tensors[name] = Described(dtype, shape, chunks)
+    index.tensors[name] = DescribedTensor(dtype, shape, chunks)
 
 
 def _chunk(record: Any) -> Chunk:
@@ -178,7 +180,7 @@ def _extents(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(record: Any, traits: set[str]) -> str:
-    if not isinstance(record, Record) or record.kind.name != "TensorProperties":
+    if not isinstance(record, CallRecord) or record.kind.name != "TensorProperties":
         raise _corrupt("a tensor without properties")
     properties = record.state
     if type(properties) is not tuple or len(properties) not in _PROPERTIES:
@@ -194,7 +196,7 @@ def _dtype(record: Any, traits: set[str]) -> str:
     return _OURS[dtype.name]
 
 
-def _add_stored(index: Index, key: dict[str, Any], info: dict[str, Any]) -> None:
+def _add_stored(index: DcpIndex, key: dict[str, Any], info: dict[str, Any]) -> None:
     name = _name(key["fqn"])
     said = info.get("transform_descriptors")
     transforms = require_known(said, name) if said else ()
@@ -202,7 +204,9 @@ def _add_stored(index: Index, key: dict[str, Any], info: dict[str, Any]) -> None
     if type(file) is not str or type(offset) is not int or type(length) is not int or min(offset, length) < 0:
         raise _corrupt(f"the storage of {name!r} is no file, offset and length")
     place = key.get("offset")
-    index.stored[name, None if place is None else _extents(place)] = Stored(file, offset, length, transforms)
+    index.stored[name, None if place is None else _extents(place)] = StoredItem(
+        file, offset, length, transforms
+    )
 
 
 def _nested(path: Any) -> tuple[str | int, ...]:
@@ -232,7 +236,7 @@ def state_of(record: Any, kind: str) -> dict[str, Any]:
     Raises:
         CorruptError: it is something else.
     """
-    if not isinstance(record, Record) or record.kind.name != kind or type(record.state) is not dict:
+    if not isinstance(record, CallRecord) or record.kind.name != kind or type(record.state) is not dict:
         raise _corrupt(f"something else where a {kind} should be")
     return record.state
 

@@ -17,10 +17,10 @@ from wherry.core.tensorspec import TensorSpec, region_shape, region_within, shar
 from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.reader import Absent, Access, Block, Extent
 from wherry.integrations.containers.flat.reader import FilesReader
-from wherry.integrations.containers.flat.strided import TorchReader
+from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered, with_elements
 from wherry.integrations.formats.dcp.metadata import Chunk
-from wherry.integrations.formats.dcp.transforms import HELD, Inflated
+from wherry.integrations.formats.dcp.transforms import HELD, InflatedItem
 from wherry.mover.output import as_bytes
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region
-    from wherry.integrations.containers.flat.strided import PlacedTensor
+    from wherry.integrations.containers.flat.strides import PlacedTensor
     from wherry.integrations.formats.dcp.items import Items
-    from wherry.integrations.formats.dcp.metadata import Index
-    from wherry.integrations.formats.dcp.shards import Shards
+    from wherry.integrations.formats.dcp.metadata import DcpIndex
+    from wherry.integrations.formats.dcp.shards import SavedShards
     from wherry.storage.stores import Entry, Location
 
 
-class Piece(NamedTuple):
+class ChunkPiece(NamedTuple):
     """A chunk with the place of its bytes."""
 
     chunk: Chunk
@@ -50,8 +50,8 @@ class DcpReader(FilesReader):
     def __init__(
         self,
         location: Location,
-        index: Index,
-        items: Items | Shards,
+        index: DcpIndex,
+        items: Items | SavedShards,
         files: tuple[Entry, ...],
         inner: Mapping[KeyPath, PlacedTensor],
         companions: frozenset[str] = frozenset(),
@@ -71,8 +71,8 @@ class DcpReader(FilesReader):
         self._items = items
         self.files = files
         self.companions = companions
-        self._pieces: dict[KeyPath, tuple[Piece, ...]] = {
-            path: (Piece(Chunk((0,) * len(placed.shape), placed.shape), placed),)
+        self._pieces: dict[KeyPath, tuple[ChunkPiece, ...]] = {
+            path: (ChunkPiece(Chunk((0,) * len(placed.shape), placed.shape), placed),)
             for path, placed in inner.items()
         }
 
@@ -132,14 +132,14 @@ class DcpReader(FilesReader):
                 if reason is not None:
                     yield Absent((name,), _text(region_of(chunk)), reason)
 
-    def _cell(self, spec: TensorSpec, cell: Region) -> Piece | None:
+    def _cell(self, spec: TensorSpec, cell: Region) -> ChunkPiece | None:
         """The chunk that is one cell of a tensor's grid."""
         return next((piece for piece in self._placed(spec) if region_of(piece.chunk) == cell), None)
 
     def _inflated(self, placed: PlacedTensor, spec: TensorSpec) -> Iterator[memoryview]:
         """The bytes of a contiguous tensor of a transformed item, compared with their CRC at the end."""
         store = placed.file.store
-        assert isinstance(store, Inflated)
+        assert isinstance(store, InflatedItem)
         width = dtypes.bits(placed.dtype) // 8
         start, left = placed.start + placed.offset * width, math.prod(placed.shape) * width
         crc = 0
@@ -165,12 +165,12 @@ class DcpReader(FilesReader):
             return "no item holds it"
         return None if self._items.there(stored) else f"{stored.file} is not there"
 
-    def _placed(self, spec: TensorSpec) -> tuple[Piece, ...]:
+    def _placed(self, spec: TensorSpec) -> tuple[ChunkPiece, ...]:
         """The chunks of a tensor that have elements, in the order of their offsets."""
         if spec.path not in self._pieces:
             described = self._index.tensors[spec.path[0]]
             self._pieces[spec.path] = tuple(
-                Piece(chunk, self._find(spec, chunk)) for chunk in with_elements(described.chunks)
+                ChunkPiece(chunk, self._find(spec, chunk)) for chunk in with_elements(described.chunks)
             )
         return self._pieces[spec.path]
 
@@ -203,7 +203,7 @@ class DcpReader(FilesReader):
             raise IncompleteError("no chunk covers a part of it", uri=self.location.uri, path=spec.name)
         return result
 
-    def _fill(self, result: np.ndarray, region: Region, piece: Piece, spec: TensorSpec) -> int:
+    def _fill(self, result: np.ndarray, region: Region, piece: ChunkPiece, spec: TensorSpec) -> int:
         """Copy what a chunk has of a region; the number of elements."""
         box = region_of(piece.chunk)
         shared = shared_region(region, box)
@@ -213,11 +213,11 @@ class DcpReader(FilesReader):
         result[region_within(shared, region)] = data
         return data.size
 
-    def _piece(self, piece: Piece, inside: Region, spec: TensorSpec, dtype: np.dtype) -> np.ndarray:
+    def _piece(self, piece: ChunkPiece, inside: Region, spec: TensorSpec, dtype: np.dtype) -> np.ndarray:
         import numpy as np
 
         chunk = TensorSpec(spec.path, piece.chunk.sizes, spec.dtype)
-        reader = TorchReader(self.location, {spec.path: piece.placed}, ())
+        reader = StridedReader(self.location, {spec.path: piece.placed}, ())
         if dtypes.opaque(spec.dtype):
             data = np.frombuffer(reader.read_bytes(chunk), dtype).reshape(chunk.shape)[inside]
         else:
@@ -241,7 +241,7 @@ def _damaged(placed: PlacedTensor, spec: TensorSpec) -> CorruptError:
     )
 
 
-def _extent(piece: Piece) -> Extent:
+def _extent(piece: ChunkPiece) -> Extent:
     placed = piece.placed
     width = dtypes.bits(placed.dtype) // 8
     length = width

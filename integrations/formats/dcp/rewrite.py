@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.errors import CorruptError, UnsupportedError, UsageError
 from wherry.formats.format import Change, Rewrite
 from wherry.formats.registry import find_format
-from wherry.integrations.containers.pickle.values import Global, Record
+from wherry.integrations.containers.pickle.values import CallRecord, Global
 from wherry.integrations.containers.pickle.writer import PickleWriter
 from wherry.integrations.formats.dcp import rules as names
 from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, metadata_names
@@ -113,9 +113,9 @@ def _infos(state: dict[str, Any]) -> list[dict[str, Any]]:
     return [state_of(info, _INFO) for info in state["storage_data"].values()]
 
 
-def _merged_tensors(states: list[dict[str, Any]]) -> dict[str, tuple[Record, list[Record]]]:
+def _merged_tensors(states: list[dict[str, Any]]) -> dict[str, tuple[CallRecord, list[CallRecord]]]:
     """Name → its record, and the chunks that the ranks know of it, each once; opening has compared the rest."""
-    merged: dict[str, tuple[Record, dict[Any, Record]]] = {}
+    merged: dict[str, tuple[CallRecord, dict[Any, CallRecord]]] = {}
     for state in states:
         for name, record in state["state_dict_metadata"].items():
             _, chunks = merged.setdefault(name, (record, {}))
@@ -130,7 +130,7 @@ def _merged_paths(states: list[dict[str, Any]]) -> Mapping[str, Any] | None:
     return {name: path for one in said for name, path in one.items()} if said else None
 
 
-def _described(out: PickleWriter, record: Record, chunks: list[Record], profile: str) -> None:
+def _described(out: PickleWriter, record: CallRecord, chunks: list[CallRecord], profile: str) -> None:
     if record.kind.name != "TensorStorageMetadata":
         out.state(names.METADATA, record.kind.name, ())
         return
@@ -143,16 +143,16 @@ def _described(out: PickleWriter, record: Record, chunks: list[Record], profile:
     out.state(names.METADATA, "TensorStorageMetadata", fields.items())
 
 
-def _chunk(out: PickleWriter, record: Record) -> None:
+def _chunk(out: PickleWriter, record: CallRecord) -> None:
     state = state_of(record, "ChunkStorageMetadata")
     fields = {name: partial(size, out, state[name]) for name in ("offsets", "sizes")}
     out.state(names.METADATA, "ChunkStorageMetadata", fields.items())
 
 
-def _properties(out: PickleWriter, record: Record, profile: str) -> None:
+def _properties(out: PickleWriter, record: CallRecord, profile: str) -> None:
     """The first five fields: dtype, layout, requires_grad, memory format, pin_memory."""
     dtype, _layout, requires_grad, memory_format, pinned = record.state[:5]
-    if not isinstance(dtype, Global) or not isinstance(memory_format, Record):
+    if not isinstance(dtype, Global) or not isinstance(memory_format, CallRecord):
         raise TypeError("properties")
     (code,) = memory_format.args
     if not type(requires_grad) is type(pinned) is bool or type(code) is not int:

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.integrations.containers.flat.packed import PACKED
-from wherry.integrations.containers.flat.strided import PlacedTensor
+from wherry.integrations.containers.flat.pack import PACKED
+from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import TO_OURS
-from wherry.integrations.formats.dcp.metadata import Chunk, Described, Index, Stored
+from wherry.integrations.formats.dcp.metadata import Chunk, DcpIndex, DescribedTensor, StoredItem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.integrations.containers.safetensors.header import Slot
+    from wherry.integrations.containers.safetensors.header import HeaderEntry
     from wherry.storage.location import Entry, Location
 
 _SHARD = re.compile(r"shard-(\d{5})-model-\d{5}-of-\d{5}\.safetensors")
@@ -33,7 +33,7 @@ _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class SavedShards:
     """The pieces of a folder; answers the reader as `items.Items` does.
 
     Attributes:
@@ -43,15 +43,15 @@ class Shards:
     """
 
     location: Location
-    index: Index
-    placed: Mapping[Stored, PlacedTensor]
+    index: DcpIndex
+    placed: Mapping[StoredItem, PlacedTensor]
 
-    def tensor(self, stored: Stored, name: str, nbytes: int) -> PlacedTensor:
+    def tensor(self, stored: StoredItem, name: str, nbytes: int) -> PlacedTensor:
         """A piece; opening has found them all."""
         del name, nbytes
         return self.placed[stored]
 
-    def there(self, stored: Stored) -> bool:
+    def there(self, stored: StoredItem) -> bool:
         """Whether a piece is there."""
         return stored in self.placed
 
@@ -67,28 +67,28 @@ def missing_ranks(names: Iterable[str]) -> list[int]:
     return sorted(set(range(1, max(ranks, default=0))) - ranks)
 
 
-def read_shards(location: Location, files: Iterable[Entry]) -> Shards:
+def read_shards(location: Location, files: Iterable[Entry]) -> SavedShards:
     """Read the headers of all files.
 
     Raises:
         CorruptError: a header breaks a rule, or two pieces contradict each other.
         UnsupportedError: a dtype that is not read.
     """
-    index = Index(writer="torch HuggingFaceStorageWriter")
-    placed: dict[Stored, PlacedTensor] = {}
+    index = DcpIndex(writer="torch HuggingFaceStorageWriter")
+    placed: dict[StoredItem, PlacedTensor] = {}
     for entry in files:
         place = location.join(entry.name)
         header = safetensors.parse(place)
         offsets = _offsets(header.metadata or {}, place)
         for slot in header.slots:
             chunk = Chunk(offsets.get(slot.name, (0,) * len(slot.shape)), slot.shape)
-            stored = Stored(entry.name, slot.start, slot.stop - slot.start)
+            stored = StoredItem(entry.name, slot.start, slot.stop - slot.start)
             _add(index, slot, chunk, stored, place)
             placed[stored] = _placed(slot, place)
-    return Shards(location, index, placed)
+    return SavedShards(location, index, placed)
 
 
-def _add(index: Index, slot: Slot, chunk: Chunk, stored: Stored, place: Location) -> None:
+def _add(index: DcpIndex, slot: HeaderEntry, chunk: Chunk, stored: StoredItem, place: Location) -> None:
     dtype, known = TO_OURS[slot.dtype], index.tensors.get(slot.name)
     if dtype == PACKED:
         raise UnsupportedError("pieces of packed four-bit floats", uri=place.uri, path=render((slot.name,)))
@@ -101,7 +101,7 @@ def _add(index: Index, slot: Slot, chunk: Chunk, stored: Stored, place: Location
         )
     shape = tuple(map(max, known.shape, ends)) if known else ends
     chunks = tuple(dict.fromkeys((*(known.chunks if known else ()), chunk)))
-    index.tensors[slot.name] = Described(dtype, shape, chunks)
+    index.tensors[slot.name] = DescribedTensor(dtype, shape, chunks)
     index.stored.setdefault((slot.name, chunk.offsets), stored)
 
 
@@ -109,7 +109,7 @@ def _fits(chunk: Chunk) -> bool:
     return len(chunk.offsets) == len(chunk.sizes)
 
 
-def _placed(slot: Slot, place: Location) -> PlacedTensor:
+def _placed(slot: HeaderEntry, place: Location) -> PlacedTensor:
     strides: list[int] = []
     step = 1
     for extent in reversed(slot.shape):

@@ -16,7 +16,7 @@ from wherry.storage.stores import READ_ONLY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.integrations.formats.dcp.metadata import Stored
+    from wherry.integrations.formats.dcp.metadata import StoredItem
     from wherry.storage.location import Entry, Location
 
 HELD = 12 << 20  # bytes that decompressing holds: zstd's window at its usual levels, and a few pieces
@@ -24,10 +24,10 @@ _PIECE = 1 << 20
 _END = 1 << 12
 
 
-class Inflated:
+class InflatedItem:
     """A store that holds one transformed item; see wherry.storage.location.Store."""
 
-    def __init__(self, file: Location, stored: Stored, most: int) -> None:
+    def __init__(self, file: Location, stored: StoredItem, most: int) -> None:
         """Decompress once, to find the two ends.
 
         Args:
@@ -127,12 +127,12 @@ def _unzstd(source: Iterator[bytes]) -> Iterator[bytes]:
     """Frames of zstd one after the other, decompressed in pieces."""
     from zstandard import ZstdDecompressor
 
-    reader = ZstdDecompressor().stream_reader(_Joined(source), read_across_frames=True)  # pyright: ignore[reportArgumentType]
+    reader = ZstdDecompressor().stream_reader(_PieceFile(source), read_across_frames=True)  # pyright: ignore[reportArgumentType]
     while piece := reader.read(_PIECE):
         yield piece
 
 
-class _Joined:
+class _PieceFile:
     """Pieces as the one method of a file that zstandard asks for."""
 
     def __init__(self, source: Iterator[bytes]) -> None:

@@ -10,14 +10,14 @@ from wherry.integrations.formats.dcp.folder import METADATA
 from wherry.storage.folders import sync_folder
 
 if TYPE_CHECKING:
-    from wherry.integrations.formats.dcp.layout import Layout
+    from wherry.integrations.formats.dcp.layout import DcpLayout
     from wherry.storage.stores import Location
 
 
 class DcpWriter(ArchivesWriter):
     """A writer of the engine's protocol over the files of one folder."""
 
-    def __init__(self, folder: Location, layout: Layout, metadata: bytes) -> None:
+    def __init__(self, folder: Location, layout: DcpLayout, metadata: bytes) -> None:
         """Create the files; see ArchivesWriter.
 
         Args:

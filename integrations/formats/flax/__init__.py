@@ -17,7 +17,7 @@ from wherry.core.manifest import without_chunks
 from wherry.formats.format import Format, Holds
 from wherry.integrations.containers.msgpack.index import Glance, glance
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
-from wherry.integrations.containers.msgpack.writer import FlaxWriter
+from wherry.integrations.containers.msgpack.writer import MsgpackWriter
 from wherry.integrations.formats.flax import names
 from wherry.integrations.formats.flax.files import open_file, open_with_arrays
 
@@ -146,8 +146,8 @@ def _prepare(manifest: Manifest, _options: Options) -> Manifest:
     return replace(flat, values=values, empties={**flat.empties, **nothing})
 
 
-def _create(staging: Location, manifest: Manifest, _options: Options) -> FlaxWriter:
-    return FlaxWriter(staging, manifest)
+def _create(staging: Location, manifest: Manifest, _options: Options) -> MsgpackWriter:
+    return MsgpackWriter(staging, manifest)
 
 
 FORMATS = (

@@ -14,7 +14,7 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.format import Opened
 from wherry.formats.reader import ReaderOver
-from wherry.integrations.containers.msgpack.contents import Contents, PlacedReader, gather
+from wherry.integrations.containers.msgpack.contents import MsgpackContents, PlacedReader, gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.orbax.tree import kind_of
 from wherry.integrations.formats.flax.names import ARRAYS_SUFFIX, COMMITTED, PLACEHOLDER, boxes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from wherry.core.detection import Detection
     from wherry.formats.reader import Absent, Reader
-    from wherry.integrations.containers.zarr.reader import OrbaxReader
+    from wherry.integrations.containers.zarr.reader import ArrayReader
     from wherry.storage.location import Location
 
 _STEPS = (("step",), ("state", "step"))
@@ -84,7 +84,7 @@ def _require_finished(detection: Detection) -> None:
 
 def _opened(
     detection: Detection,
-    contents: Contents,
+    contents: MsgpackContents,
     specs: dict[KeyPath, TensorSpec],
     reader: PlacedReader | MixedReader,
 ) -> Opened:
@@ -114,7 +114,7 @@ def _opened(
 
 
 def _stored_step(
-    specs: dict[KeyPath, TensorSpec], contents: Contents, reader: PlacedReader | MixedReader
+    specs: dict[KeyPath, TensorSpec], contents: MsgpackContents, reader: PlacedReader | MixedReader
 ) -> int | None:
     """The step that the tree itself holds."""
     for path in _STEPS:
@@ -127,11 +127,11 @@ def _stored_step(
     return None
 
 
-def _arrays(beside: Location, names: dict[KeyPath, str]) -> OrbaxReader:
+def _arrays(beside: Location, names: dict[KeyPath, str]) -> ArrayReader:
     """The reader of the arrays that placeholders name."""
     from wherry.integrations.containers.zarr import kvstore, metadata  # tensorstore
     from wherry.integrations.containers.zarr.listing import list_files
-    from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
+    from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 
     if beside.entry is None:
         raise _lost(f"the folder {beside.name} with {len(names)} arrays is not there", beside)
@@ -149,7 +149,7 @@ def _arrays(beside: Location, names: dict[KeyPath, str]) -> OrbaxReader:
             raise _lost(f"no .zarray in {beside.name}/{name}", beside, path)
         arrays[path] = StoredArray(name, metadata.parse(data, 2, place.uri))
     # jax's serializer stores every chunk, zeros included.
-    return OrbaxReader(beside, arrays, listing, kvstore.context(), ocdbt=False, zeros_stored=True)
+    return ArrayReader(beside, arrays, listing, kvstore.context(), ocdbt=False, zeros_stored=True)
 
 
 def _lost(what: str, beside: Location, path: KeyPath | None = None) -> IncompleteError:
@@ -176,7 +176,7 @@ class MixedReader(ReaderOver):
     """
 
     inline: PlacedReader
-    arrays: OrbaxReader
+    arrays: ArrayReader
     beside: Location
 
     @property

@@ -19,7 +19,7 @@ from wherry.core.units import parse_size
 from wherry.errors import AmbiguousError, CorruptError, IncompleteError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.flat.reader import FlatReader
-from wherry.integrations.containers.flat.strided import TorchReader
+from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.msgpack.contents import PlacedReader
 from wherry.integrations.containers.safetensors.header import DTYPES
 from wherry.integrations.containers.safetensors.writer import (
@@ -27,10 +27,15 @@ from wherry.integrations.containers.safetensors.writer import (
     SafetensorsWriter,
     kept_metadata,
 )
-from wherry.integrations.formats.huggingface.folder import Facts, pipeline_parts, read_facts, surroundings
+from wherry.integrations.formats.huggingface.folder import (
+    FolderFacts,
+    pipeline_parts,
+    read_facts,
+    surroundings,
+)
 from wherry.integrations.formats.huggingface.parameters import expected_elements
-from wherry.integrations.formats.huggingface.sharding import Shards, spread
-from wherry.integrations.formats.huggingface.shards import Contents, read_weights
+from wherry.integrations.formats.huggingface.sharding import ShardPlan, spread
+from wherry.integrations.formats.huggingface.shards import WeightContents, read_weights
 from wherry.integrations.formats.huggingface.weights import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -63,7 +68,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     try:
         facts = read_facts(glimpse.location, glimpse.entries)
     except CorruptError as error:
-        facts = Facts(evidence=(Evidence(".", error.what),))
+        facts = FolderFacts(evidence=(Evidence(".", error.what),))
     return Detection(
         uri=glimpse.location.uri,
         format="huggingface",
@@ -127,7 +132,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     return Opened(_precise(detection, weights, contents).seen(*beside.left), manifest, reader)
 
 
-def _precise(detection: Detection, weights: Weights, contents: Contents) -> Detection:
+def _precise(detection: Detection, weights: Weights, contents: WeightContents) -> Detection:
     """Consolidation by torch drops all metadata and writes an index also for one file."""
     seen = detection.seen(*contents.evidence)
     if weights.container != "safetensors" or weights.form != "sharded" or not contents.bare:
@@ -139,18 +144,18 @@ def _precise(detection: Detection, weights: Weights, contents: Contents) -> Dete
 
 
 def _reader(
-    location: Location, weights: Weights, contents: Contents, companions: list[Entry]
-) -> FlatReader | TorchReader | PlacedReader:
+    location: Location, weights: Weights, contents: WeightContents, companions: list[Entry]
+) -> FlatReader | StridedReader | PlacedReader:
     files = (*contents.files, *companions)
     names = frozenset(entry.name for entry in companions)
     if weights.container == "bin":
-        return TorchReader(location, contents.placed, files, names)
+        return StridedReader(location, contents.placed, files, names)
     if weights.container == "msgpack":
         return PlacedReader(location, contents.flax, files, names)
     return FlatReader(location, contents.places, files, names)
 
 
-def _shards(manifest: Manifest, options: Options) -> Shards:
+def _shards(manifest: Manifest, options: Options) -> ShardPlan:
     names = {companion.name for companion in manifest.companions}
     if ADAPTER_CONFIG in names and CONFIG not in names:
         return spread(manifest.tensors.values(), sys.maxsize, ADAPTER)  # PEFT knows no index

@@ -71,7 +71,7 @@ def family_of(model_type: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FolderFacts:
     """What the JSON files beside the weights say.
 
     Attributes:
@@ -91,7 +91,7 @@ class Facts:
     evidence: tuple[Evidence, ...] = ()
 
 
-def read_facts(location: Location, names: Collection[str]) -> Facts:
+def read_facts(location: Location, names: Collection[str]) -> FolderFacts:
     """Read `config.json` and `trainer_state.json` of a folder, where they are.
 
     Raises:
@@ -116,7 +116,7 @@ def read_facts(location: Location, names: Collection[str]) -> Facts:
         evidence += (Evidence(CONFIG, f"model_type {model_type}"),)
     if isinstance(version, str):
         evidence += (Evidence(CONFIG, f"transformers_version {version}"),)
-    return Facts(
+    return FolderFacts(
         writer=f"transformers {version}" if isinstance(version, str) else None,
         family=family_of(model_type) if isinstance(model_type, str) else None,
         step=step,

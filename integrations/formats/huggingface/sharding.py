@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wherry.integrations.containers.flat.packed import stored_size
+from wherry.integrations.containers.flat.pack import stored_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class ShardPlan:
     """The files of a checkpoint that will be written.
 
     Attributes:
@@ -40,7 +40,7 @@ class Shards:
         return "sharded safetensors" if self.index else "single safetensors"
 
 
-def spread(tensors: Iterable[TensorSpec], most: int, stem: str) -> Shards:
+def spread(tensors: Iterable[TensorSpec], most: int, stem: str) -> ShardPlan:
     """Spread tensors over files.
 
     Args:
@@ -50,12 +50,12 @@ def spread(tensors: Iterable[TensorSpec], most: int, stem: str) -> Shards:
     """
     groups = _groups(sorted(tensors, key=lambda spec: natural_key(spec.path[0])), most)
     if len(groups) == 1:
-        return Shards({f"{stem}.safetensors": groups[0]}, None)
+        return ShardPlan({f"{stem}.safetensors": groups[0]}, None)
     count = len(groups)
     files = {
         f"{stem}-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, 1)
     }
-    return Shards(files, (f"{stem}.safetensors.index.json", _index(files)))
+    return ShardPlan(files, (f"{stem}.safetensors.index.json", _index(files)))
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

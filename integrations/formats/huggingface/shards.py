@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.detection import Evidence
 from wherry.core.keypath import render
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.integrations.containers.flat.strided import PlacedTensor
+from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.msgpack.contents import gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.safetensors import header as safetensors
@@ -43,7 +43,7 @@ _LEGACY = b"\x80\x02\x8a\x0a"
 
 
 @dataclass(slots=True)
-class Contents:
+class WeightContents:
     """What the weight files of a folder hold together.
 
     Attributes:
@@ -71,7 +71,7 @@ class Contents:
     evidence: list[Evidence] = field(default_factory=list[Evidence])
 
 
-def read_weights(location: Location, weights: Weights) -> Contents:
+def read_weights(location: Location, weights: Weights) -> WeightContents:
     """Read the metadata of all weight files of a folder.
 
     Raises:
@@ -80,7 +80,7 @@ def read_weights(location: Location, weights: Weights) -> Contents:
         CorruptError: index and files contradict each other, or one of them itself.
         UnsupportedError: distributed pieces of torch, or the legacy form of torch.save.
     """
-    contents = Contents()
+    contents = WeightContents()
     if weights.form == "single":
         _read(location, weights.file, weights, contents)
     elif weights.form == "no index":
@@ -92,7 +92,7 @@ def read_weights(location: Location, weights: Weights) -> Contents:
     return contents
 
 
-def _read_sharded(location: Location, weights: Weights, contents: Contents) -> None:
+def _read_sharded(location: Location, weights: Weights, contents: WeightContents) -> None:
     index = location.join(weights.file)
     weight_map, contents.custom = _index(index)
     shards = sorted(set(weight_map.values()))
@@ -122,7 +122,7 @@ def _index(place: Location) -> tuple[dict[str, str], dict[str, Any]]:
     return weight_map, metadata if isinstance(metadata, dict) else {}
 
 
-def _read(location: Location, name: str, weights: Weights, contents: Contents) -> None:
+def _read(location: Location, name: str, weights: Weights, contents: WeightContents) -> None:
     place = location.member(name)
     if weights.container == "safetensors":
         _read_safetensors(place, name, contents)
@@ -133,7 +133,7 @@ def _read(location: Location, name: str, weights: Weights, contents: Contents) -
     _add_file(place, name, contents)
 
 
-def _read_safetensors(place: Location, name: str, contents: Contents) -> None:
+def _read_safetensors(place: Location, name: str, contents: WeightContents) -> None:
     header = safetensors.parse(place)
     _require_whole(header.metadata or {}, place)
     contents.bare = contents.bare and header.metadata is None
@@ -145,7 +145,7 @@ def _read_safetensors(place: Location, name: str, contents: Contents) -> None:
         contents.specs[path], contents.places[path] = spec, extents
 
 
-def _read_bin(place: Location, contents: Contents) -> None:
+def _read_bin(place: Location, contents: WeightContents) -> None:
     if place.read(0, len(_LEGACY)) == _LEGACY:
         raise UnsupportedError(
             "the legacy form of torch.save (before 1.6) is not read in a Hugging Face folder",
@@ -161,7 +161,7 @@ def _read_bin(place: Location, contents: Contents) -> None:
     contents.lists |= archive.tree.lists
 
 
-def _read_msgpack(place: Location, contents: Contents) -> None:
+def _read_msgpack(place: Location, contents: WeightContents) -> None:
     tree = gather(index_file(place), place)
     for path, spec in tree.specs.items():
         _require_new(path, place.name, contents, place)
@@ -171,13 +171,13 @@ def _read_msgpack(place: Location, contents: Contents) -> None:
     contents.lists |= tree.lists
 
 
-def _add_file(place: Location, name: str, contents: Contents) -> None:
+def _add_file(place: Location, name: str, contents: WeightContents) -> None:
     entry = place.stat()
     assert entry is not None
     contents.files.append(Entry(name, entry.size, is_dir=False, mark=entry.mark))
 
 
-def _require_new(path: KeyPath, name: str, contents: Contents, place: Location) -> None:
+def _require_new(path: KeyPath, name: str, contents: WeightContents, place: Location) -> None:
     if path in contents.specs:
         raise CorruptError(f"{name} and another file both hold it", uri=place.uri, path=render(path))
 
@@ -193,7 +193,7 @@ def _require_mapped(path: KeyPath, name: str, weight_map: Mapping[str, str], loc
         raise CorruptError(what, uri=location.uri, path=render(path), cure="restore the index or the file")
 
 
-def _require_present(weight_map: Mapping[str, str], contents: Contents, location: Location) -> None:
+def _require_present(weight_map: Mapping[str, str], contents: WeightContents, location: Location) -> None:
     held = {"/".join(path) for path in contents.specs}
     for tensor, name in weight_map.items():
         if tensor not in held:
@@ -203,7 +203,7 @@ def _require_present(weight_map: Mapping[str, str], contents: Contents, location
             )
 
 
-def _compare_total(index: str, contents: Contents) -> None:
+def _compare_total(index: str, contents: WeightContents) -> None:
     said = contents.custom.get("total_size")
     once = sum(spec.nbytes for spec in contents.specs.values() if not spec.tags)
     twice = sum(spec.nbytes for spec in contents.specs.values())

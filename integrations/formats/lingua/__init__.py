@@ -17,7 +17,7 @@ from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
-from wherry.integrations.containers.flat.strided import TorchReader
+from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.containers.torch.objects import build, pickled
 from wherry.integrations.containers.torch.values import tree_kind
@@ -164,7 +164,7 @@ def _open_consolidated(location: Location, detection: Detection) -> Opened:
     beside = surroundings(location, {CONSOLIDATED})
     names = [one.name for one in beside.companions]
     params = folder.read_params(location, names)
-    reader = TorchReader(location, archive.placed, (own, *beside.companions), frozenset(names))
+    reader = StridedReader(location, archive.placed, (own, *beside.companions), frozenset(names))
     manifest = Manifest(
         tensors=folder.with_ties(archive.specs),
         values=archive.tree.values,
@@ -180,7 +180,7 @@ def _open_consolidated(location: Location, detection: Detection) -> Opened:
     return Opened(replace(detection, step=step, kind=kind).seen(seen), manifest, reader)
 
 
-def _optimizer_step(manifest: Manifest, reader: TorchReader) -> int | None:
+def _optimizer_step(manifest: Manifest, reader: StridedReader) -> int | None:
     """The step that the optimizer counted, a scalar for each parameter."""
     for path, spec in manifest.tensors.items():
         if path[:2] == (OPTIM, "state") and path[-1] == "step" and spec.shape == ():

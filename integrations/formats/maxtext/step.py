@@ -17,7 +17,7 @@ from wherry.formats.format import Opened
 from wherry.integrations.containers.orbax import aggregate, detection, layout, tree
 from wherry.integrations.containers.orbax import item as opening
 from wherry.integrations.containers.orbax.within import WithinReader
-from wherry.integrations.containers.zarr.reader import OrbaxReader
+from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.formats.maxtext import shape
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _BESIDE = (layout.CHECKPOINT, layout.COMMITTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MaxTextStep:
     """A MaxText checkpoint.
 
     Attributes:
@@ -44,7 +44,7 @@ class Found:
     """
 
     home: Location
-    item: detection.Found
+    item: detection.FoundItem
     shape: shape.Shape | None
     scan_layers: bool | None = None
     kind: Kind | None = None
@@ -80,7 +80,7 @@ def version_words(arrays: str, scanned: bool | None) -> str:
     return f"{NAME}, {arrays}{words[scanned]}"
 
 
-def find(glimpse: Glimpse) -> Found | None:
+def find(glimpse: Glimpse) -> MaxTextStep | None:
     """The MaxText checkpoint that a location is, or None.
 
     Raises:
@@ -95,15 +95,15 @@ def find(glimpse: Glimpse) -> Found | None:
     confirmed = scan_layers is not None or item.location.name == ITEM
     root = shape.parameter_root(paths, confirmed=confirmed)
     if root is not None:
-        return Found(home, item, shape.look(paths, root), scan_layers, shape.kind_of(paths))
+        return MaxTextStep(home, item, shape.look(paths, root), scan_layers, shape.kind_of(paths))
     ours = opening.own_notes(item.metadata).get("format") == NAME
-    return Found(home, item, None, scan_layers) if ours else None
+    return MaxTextStep(home, item, None, scan_layers) if ours else None
 
 
-def open_found(found: Found) -> Opened:
+def open_found(found: MaxTextStep) -> Opened:
     """Open what `find` gave. Raises what opening an Orbax item raises."""
     opened = opening.open_item(found.item.location, found.item.detection)
-    assert isinstance(opened.reader, OrbaxReader)
+    assert isinstance(opened.reader, ArrayReader)
     manifest = opened.manifest
     seen = shape.look(manifest.tensors, found.shape.root) if found.shape else None
     if seen is not None:
@@ -116,7 +116,7 @@ def open_found(found: Found) -> Opened:
     return Opened(described(replace(found, shape=seen, item=item)), manifest, reader)
 
 
-def described(found: Found) -> Detection:
+def described(found: MaxTextStep) -> Detection:
     """Orbax's detection of the item, as that of the MaxText checkpoint around it."""
     item, place = found.item.detection, _relative(found.home, found.item.location)
     evidence = [replace(row, file=_below(place, row.file)) for row in item.evidence]
@@ -137,7 +137,7 @@ def _home(asked: Location, item: Location) -> Location:
     return item.parent if item.name in _ITEMS and item.parent.join(layout.CHECKPOINT).exists() else item
 
 
-def _paths(item: detection.Found) -> list[KeyPath]:
+def _paths(item: detection.FoundItem) -> list[KeyPath]:
     """Key paths of the arrays; of a msgpack tree only where the item's name is MaxText's."""
     location = item.location
     try:

@@ -203,7 +203,7 @@ def sync(folder: Location) -> None:
         raise storage_error(error, folder.uri) from error
 
 
-def _item(location: Location) -> layout.Item:
+def _item(location: Location) -> layout.OrbaxItem:
     glimpse = Glimpse(location)
     item = layout.look_at_item(glimpse)
     if item is None:

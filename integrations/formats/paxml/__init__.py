@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 def detect(glimpse: Glimpse) -> Detection | None:
     """A step folder with PaxML's items or arrays, or the folder of its state; None where it is neither."""
     place = layout.find(glimpse)
-    return state.describe(place) if place is not None and place.layout is not layout.Layout.FLAX else None
+    return (
+        state.describe(place) if place is not None and place.layout is not layout.StateLayout.FLAX else None
+    )
 
 
 def detect_flax(glimpse: Glimpse) -> Detection | None:
     """The same for a checkpoint of the Flax type, which may be one file."""
     place = layout.find(glimpse)
-    if place is None or place.layout is not layout.Layout.FLAX:
+    if place is None or place.layout is not layout.StateLayout.FLAX:
         return None
     from wherry.integrations.formats.paxml import flax  # numpy
 
@@ -70,7 +72,7 @@ def prepare(manifest: Manifest, options: Options) -> Manifest:
 
 def version(_manifest: Manifest, options: Options) -> str:
     """The format version that these options give."""
-    stored = layout.Layout.OCDBT if options["version"] == "1.2" else layout.Layout.ARRAYS
+    stored = layout.StateLayout.OCDBT if options["version"] == "1.2" else layout.StateLayout.ARRAYS
     return f"paxml {options['version']}, {stored.value}"
 
 

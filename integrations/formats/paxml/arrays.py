@@ -20,7 +20,7 @@ from wherry.formats.format import Glimpse
 from wherry.integrations.containers.orbax import layout, tree
 from wherry.integrations.containers.zarr import kvstore, listing
 from wherry.integrations.containers.zarr import metadata as zarr
-from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
+from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 from wherry.integrations.formats.paxml import names as naming
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Notes:
     axes: Mapping[str, tuple[AxisName, ...]] = field(default_factory=dict[str, "tuple[AxisName, ...]"])
 
 
-def open_arrays(place: Place) -> tuple[Manifest, OrbaxReader]:
+def open_arrays(place: Place) -> tuple[Manifest, ArrayReader]:
     """The stored arrays, padding included, and their reader.
 
     Raises:
@@ -80,7 +80,7 @@ def open_arrays(place: Place) -> tuple[Manifest, OrbaxReader]:
     if len(arrays) != len(stored):
         raise CorruptError("the notes of wherry give two arrays one key path", uri=place.home.uri)
     shardings = tree.read_shardings(location)[0] if sharded else {}
-    reader = OrbaxReader(location, arrays, store, using, ocdbt=False, zeros_stored=False)
+    reader = ArrayReader(location, arrays, store, using, ocdbt=False, zeros_stored=False)
     specs = {
         path: TensorSpec(
             path,

@@ -14,7 +14,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.errors import CorruptError
 from wherry.formats.format import Opened
-from wherry.integrations.containers.msgpack.contents import Contents, PlacedReader, gather
+from wherry.integrations.containers.msgpack.contents import MsgpackContents, PlacedReader, gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.formats.paxml import metadata
 from wherry.integrations.formats.paxml import names as naming
@@ -82,7 +82,7 @@ def open_flax(place: Place, detection: Detection) -> Opened:
     return Opened(replace(found, kind=kind or "train-state"), manifest, reader)
 
 
-def _names(contents: Contents) -> dict[KeyPath, KeyPath]:
+def _names(contents: MsgpackContents) -> dict[KeyPath, KeyPath]:
     """Stored path → true name; empty where the structure does not tell the name of every leaf."""
     text = contents.values.get((STRUCTURE,))
     found = leaf_names(text) if isinstance(text, str) else None

@@ -37,7 +37,7 @@ _RENAMELESS = ("gs", "gcs", "s3")
 _NAME_MARKS = (f"{names.VARIABLES}.", f"{names.OPTIMIZER}_")
 
 
-class Layout(Enum):
+class StateLayout(Enum):
     """How the state is stored; the value is what the format version says of it."""
 
     ARRAYS = "per-array zarr2 directories"
@@ -59,7 +59,7 @@ class Place:
 
     home: Location
     state: Location
-    layout: Layout
+    layout: StateLayout
     metadata: metadata.Metadata
     damage: WherryError | None = None
 
@@ -100,7 +100,7 @@ def find(glimpse: Glimpse) -> Place | None:
 def _find(glimpse: Glimpse) -> Place | None:
     if glimpse.is_file:
         lone = step_number(glimpse.location.name) is not None and _is_flax(glimpse.head)
-        return _alone(glimpse.location, Layout.FLAX) if lone else None
+        return _alone(glimpse.location, StateLayout.FLAX) if lone else None
     if not glimpse.is_dir:
         return None
     if metadata.FOLDER in glimpse.entries:
@@ -108,9 +108,9 @@ def _find(glimpse: Glimpse) -> Place | None:
     if glimpse.location.name == STATE and glimpse.location.parent.join(metadata.FILE).exists():
         return _in_step(Glimpse(glimpse.location.parent))
     layout = _layout(glimpse)
-    if layout is Layout.FLAX:
+    if layout is StateLayout.FLAX:
         return _alone(glimpse.location, layout, glimpse.location.join(MSGPACK))
-    return _alone(glimpse.location, layout) if layout is Layout.ARRAYS and named(glimpse) else None
+    return _alone(glimpse.location, layout) if layout is StateLayout.ARRAYS and named(glimpse) else None
 
 
 def named(glimpse: Glimpse) -> bool:
@@ -118,7 +118,7 @@ def named(glimpse: Glimpse) -> bool:
     return any(entry.is_dir and name.startswith(_NAME_MARKS) for name, entry in glimpse.entries.items())
 
 
-def _alone(home: Location, layout: Layout, state: Location | None = None) -> Place:
+def _alone(home: Location, layout: StateLayout, state: Location | None = None) -> Place:
     return Place(home, state or home, layout, metadata.Metadata())
 
 
@@ -137,25 +137,25 @@ def _in_step(glimpse: Glimpse) -> Place | None:
         damage = error
     if layout is None:
         lost = IncompleteError("the state has no arrays", uri=glimpse.location.uri, cure="use another step")
-        return Place(glimpse.location, place, Layout.ARRAYS, found, lost) if found.unpadded else None
-    theirs = bool(found.version) and (bool(found.unpadded) or bool(found.notes) or layout is Layout.FLAX)
+        return Place(glimpse.location, place, StateLayout.ARRAYS, found, lost) if found.unpadded else None
+    theirs = bool(found.version) and (bool(found.unpadded) or bool(found.notes) or layout is StateLayout.FLAX)
     if not (theirs or named(inside)):
         return None
     return Place(
-        glimpse.location, place.join(MSGPACK) if layout is Layout.FLAX else place, layout, found, damage
+        glimpse.location, place.join(MSGPACK) if layout is StateLayout.FLAX else place, layout, found, damage
     )
 
 
-def _layout(glimpse: Glimpse) -> Layout | None:
+def _layout(glimpse: Glimpse) -> StateLayout | None:
     """How the state in a folder is stored; None where no state is in it."""
     entries = glimpse.entries
     if orbax.MANIFEST in entries or any(name.startswith(orbax.PROCESS_PREFIX) for name in entries):
-        return Layout.OCDBT
+        return StateLayout.OCDBT
     file = entries.get(MSGPACK)
     if file is not None and not file.is_dir:
-        return Layout.FLAX if _is_flax(glimpse.location.join(MSGPACK).read(0, _ENVELOPE_BYTES)) else None
+        return StateLayout.FLAX if _is_flax(glimpse.location.join(MSGPACK).read(0, _ENVELOPE_BYTES)) else None
     folders = any(entry.is_dir and not orbax.reserved(name) for name, entry in entries.items())
-    return Layout.ARRAYS if folders or orbax.STRINGS in entries else None
+    return StateLayout.ARRAYS if folders or orbax.STRINGS in entries else None
 
 
 def _is_flax(head: bytes) -> bool:

@@ -12,11 +12,11 @@ from wherry.integrations.containers.orbax import detection as detecting
 from wherry.integrations.containers.orbax import item as opening
 from wherry.integrations.containers.orbax import tree
 from wherry.integrations.containers.orbax.within import WithinReader
-from wherry.integrations.containers.zarr.reader import OrbaxReader
+from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.formats.paxml import metadata
 from wherry.integrations.formats.paxml import names as naming
 from wherry.integrations.formats.paxml.arrays import open_arrays
-from wherry.integrations.formats.paxml.layout import COMMITTED, NEWEST, Layout, Place
+from wherry.integrations.formats.paxml.layout import COMMITTED, NEWEST, Place, StateLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,20 +93,20 @@ def open_place(place: Place, detection: Detection) -> Opened:
     return Opened(found, manifest, reader)
 
 
-def _stored(place: Place) -> tuple[Manifest, OrbaxReader]:
-    if place.layout is Layout.ARRAYS:
+def _stored(place: Place) -> tuple[Manifest, ArrayReader]:
+    if place.layout is StateLayout.ARRAYS:
         return open_arrays(place)
     item = detecting.look(Glimpse(place.state))
     assert item is not None
     opened = opening.open_item(place.state, item.detection)
-    assert isinstance(opened.reader, OrbaxReader)
+    assert isinstance(opened.reader, ArrayReader)
     return opened.manifest, opened.reader
 
 
 def _names(place: Place) -> list[KeyPath]:
     """Key paths of the arrays, as far as names and small files tell."""
     glimpse = Glimpse(place.state)
-    if place.layout is Layout.ARRAYS:
+    if place.layout is StateLayout.ARRAYS:
         return [naming.split_name(name) for name, entry in glimpse.entries.items() if entry.is_dir]
     item = detecting.look(glimpse)
     return list(item.leaves.arrays) if item is not None and item.leaves is not None else []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Glimpse, Options, Writer
-    from wherry.integrations.containers.orbax.tree import Tree
+    from wherry.integrations.containers.orbax.tree import ItemTree
     from wherry.storage.location import Location
 
 _NAMED = "axis names"
@@ -97,7 +97,7 @@ def _words(words: str, form: str | None) -> str:
     return f"{words} + {_NAMED}" if form is None else f"{form}, {words}"
 
 
-def _form(leaves: Tree) -> str | None:
+def _form(leaves: ItemTree) -> str | None:
     """What the key paths are: of which tree of Penzai's the NamedArrays are leaves."""
     arrays = wrapped(leaves.tensors, NAMED_ARRAY)
     if not arrays:
@@ -110,7 +110,7 @@ def _form(leaves: Tree) -> str | None:
     return "parameter tuple" if positional else "frozen model"
 
 
-def _where_noted(found: detecting.Found) -> str | None:
+def _where_noted(found: detecting.FoundItem) -> str | None:
     """The file with labels and axis names; opening says what is wrong where it cannot be read."""
     try:
         rows = names.noted(found.location, found.metadata)
@@ -124,7 +124,7 @@ def _where_noted(found: detecting.Found) -> str | None:
     return layout.TREE if isinstance(custom, dict) and names.FIELD in custom else names.FILE
 
 
-def _named(spec: TensorSpec, known: names.Names | None) -> TensorSpec:
+def _named(spec: TensorSpec, known: names.ArrayNames | None) -> TensorSpec:
     """A tensor with what is known of its names; the key of a label dict is a label even where no JSON says so."""
     label = (
         known.label if known else (names.key_label(spec.path) if spec.path[-1:] == (NAMED_ARRAY,) else None)
@@ -133,7 +133,7 @@ def _named(spec: TensorSpec, known: names.Names | None) -> TensorSpec:
     return replace(spec, axes=known.axes if known else spec.axes, tags=tags or None)
 
 
-def _custom(manifest: Manifest, known: dict[tuple[str, ...], names.Names]) -> dict[str, object]:
+def _custom(manifest: Manifest, known: dict[tuple[str, ...], names.ArrayNames]) -> dict[str, object]:
     """Free metadata without the rows, which the tensors carry now, and with the parameters' own metadata."""
     item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != names.FIELD}
     noted = {one.label: dict(one.metadata) for one in known.values() if one.metadata}

@@ -36,7 +36,7 @@ LABEL = "label"
 _VERSION = 1
 
 
-class Names(NamedTuple):
+class ArrayNames(NamedTuple):
     """What is known of one array.
 
     Attributes:
@@ -77,7 +77,7 @@ def noted(location: Location, metadata: JsonObject) -> JsonObject | None:
     return beside if inside is None else inside
 
 
-def read(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict[KeyPath, Names]:
+def read(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict[KeyPath, ArrayNames]:
     """The names of each array.
 
     Args:
@@ -88,12 +88,12 @@ def read(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict[KeyPa
     Raises:
         CorruptError: a row is not of the form, or does not fit its array.
     """
-    found: dict[KeyPath, Names] = {}
+    found: dict[KeyPath, ArrayNames] = {}
     for label, row in rows.items():
         try:
             path = parse(row["path"]) if "path" in row else _path_of(label, ranks)
             axes = _axes(row)
-            found[path] = Names(label, axes, dict(row.get("metadata") or {}))
+            found[path] = ArrayNames(label, axes, dict(row.get("metadata") or {}))
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptError(f"the axis names of {label!r} cannot be read: {error!r}", uri=uri) from error
         if path not in ranks or (axes is not None and len(axes) != ranks[path]):

@@ -28,7 +28,7 @@ from wherry.integrations.formats.t5x.step import checked_step
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.integrations.containers.zarr.reader import OrbaxReader
+    from wherry.integrations.containers.zarr.reader import ArrayReader
     from wherry.storage.location import Location
 
 ITEM = "state"
@@ -113,7 +113,7 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
     """
     item = item_of(location)
     opened = open_item(item, detection, partial=True)
-    inner: OrbaxReader = opened.reader  # pyright: ignore[reportAssignmentType]  open_item makes no other
+    inner: ArrayReader = opened.reader  # pyright: ignore[reportAssignmentType]  open_item makes no other
     step = checked_step(location, opened.manifest.tensors, opened.manifest.values, inner)
     step = opened.manifest.step if step is None else step
     manifest = replace(opened.manifest, step=step, companions=_companions(location, item, opened.manifest))

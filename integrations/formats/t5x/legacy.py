@@ -25,13 +25,13 @@ from wherry.integrations.containers.orbax.layout import MANIFEST
 from wherry.integrations.containers.orbax.tree import kind_of
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
-from wherry.integrations.containers.zarr.reader import OrbaxReader, StoredArray
+from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 from wherry.integrations.formats.t5x import layout
 from wherry.integrations.formats.t5x.beside import companions_beside
 from wherry.integrations.formats.t5x.reader import T5xReader
 from wherry.integrations.formats.t5x.references import as_bytes, rebuilt_metadata
 from wherry.integrations.formats.t5x.step import checked_step
-from wherry.integrations.formats.t5x.tree import Tree, read_tree
+from wherry.integrations.formats.t5x.tree import T5xTree, read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +68,7 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
     specs = _specs(tree, arrays)
     ocdbt = bool(tree.stored) and home.join(MANIFEST).exists()
     placed = PlacedReader(location, tree.contents.places, ())
-    inner = OrbaxReader(
+    inner = ArrayReader(
         home, arrays.found, arrays.listing, None, ocdbt=ocdbt, zeros_stored=True, inline=placed
     )
     inner.lost = lost
@@ -111,7 +111,7 @@ def require_committed(location: Location, file: Location) -> None:
         )
 
 
-def _open_arrays(home: Location, tree: Tree) -> tuple[Arrays, dict[KeyPath, str]]:
+def _open_arrays(home: Location, tree: T5xTree) -> tuple[Arrays, dict[KeyPath, str]]:
     """The arrays that leaves point to, and the leaves of which nothing states shape or dtype."""
     if not tree.stored:
         return Arrays(), {}
@@ -139,7 +139,7 @@ def _folder(name: str, entries: Mapping[str, object]) -> str:
     return next((choice for choice in choices if choice in entries), name)
 
 
-def _require_some(tree: Tree, arrays: Arrays, lost: dict[KeyPath, str], file: Location) -> None:
+def _require_some(tree: T5xTree, arrays: Arrays, lost: dict[KeyPath, str], file: Location) -> None:
     if lost and not arrays.found and not tree.contents.specs:
         raise IncompleteError(
             f"{len(lost)} arrays: {_NOTHING_STATES}",
@@ -149,7 +149,7 @@ def _require_some(tree: Tree, arrays: Arrays, lost: dict[KeyPath, str], file: Lo
         )
 
 
-def _specs(tree: Tree, arrays: Arrays) -> dict[KeyPath, TensorSpec]:
+def _specs(tree: T5xTree, arrays: Arrays) -> dict[KeyPath, TensorSpec]:
     """The tensors, in the order of the tree's branches."""
     stored = {
         path: TensorSpec(path, array.zarr.shape, array.zarr.dtype, chunks=array.zarr.chunks)
@@ -167,7 +167,7 @@ def _dtype_of_version_2(spec: TensorSpec) -> str:
 
 
 def _precise(
-    detection: Detection, manifest: Manifest, tree: Tree, arrays: Arrays, file: Location
+    detection: Detection, manifest: Manifest, tree: T5xTree, arrays: Arrays, file: Location
 ) -> Detection:
     """The detection with what the whole tree shows."""
     rebuilt = sum(array.metadata is not None for array in arrays.found.values())
@@ -193,7 +193,7 @@ def _precise(
     )
 
 
-def _odd_types(manifest: Manifest, tree: Tree, arrays: Arrays, file: Location) -> list[Evidence]:
+def _odd_types(manifest: Manifest, tree: T5xTree, arrays: Arrays, file: Location) -> list[Evidence]:
     found: list[Evidence] = []
     wide = [spec for spec in manifest.tensors.values() if spec.dtype == _BITS_OF_BFLOAT16]
     bits = [
@@ -214,7 +214,7 @@ def _odd_types(manifest: Manifest, tree: Tree, arrays: Arrays, file: Location) -
     return found
 
 
-def _stored_as(path: KeyPath, tree: Tree, arrays: Arrays) -> bool:
+def _stored_as(path: KeyPath, tree: T5xTree, arrays: Arrays) -> bool:
     array, spec = arrays.found.get(path), tree.contents.specs.get(path)
     return (array is not None and array.zarr.dtype == _BITS_OF_BFLOAT16) or (
         spec is not None and spec.dtype == _BITS_OF_BFLOAT16
@@ -234,7 +234,7 @@ def format_version(version: int | None, *, arrays: bool, rebuilt: bool = False) 
     return f"{number}, {where}" + (" without .zarray" if rebuilt else "")
 
 
-def _writer(tree: Tree) -> str:
+def _writer(tree: T5xTree) -> str:
     if tree.contents.marked:
         return "wherry (as t5x)"
     if any(leaf.spec is None for leaf in tree.stored.values()):

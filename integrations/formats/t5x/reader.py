@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Sharding, TensorSpec
     from wherry.formats.reader import Absent
-    from wherry.integrations.containers.zarr.reader import OrbaxReader
+    from wherry.integrations.containers.zarr.reader import ArrayReader
     from wherry.storage.location import Entry, Location
 
 
@@ -36,7 +36,7 @@ class T5xReader(ReaderOver):
     def __init__(
         self,
         home: Location,
-        arrays: OrbaxReader,
+        arrays: ArrayReader,
         companions: frozenset[str],
         shardings: Mapping[KeyPath, Sharding] | None = None,
     ) -> None:
@@ -45,7 +45,7 @@ class T5xReader(ReaderOver):
         self.companions = companions
         self.shardings = shardings or {}
 
-    def inner(self, spec: TensorSpec) -> tuple[OrbaxReader, TensorSpec]:
+    def inner(self, spec: TensorSpec) -> tuple[ArrayReader, TensorSpec]:
         """The reader of the arrays."""
         return self.arrays, spec
 

@@ -41,7 +41,7 @@ _GDA = "//GDAPlaceholder:"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class ArrayReference:
     """A leaf that points to an array.
 
     Attributes:
@@ -55,7 +55,7 @@ class Stored:
     old_path: bool = False
 
 
-def stored_leaves(root: Node, uri: str) -> dict[KeyPath, Stored]:
+def stored_leaves(root: Node, uri: str) -> dict[KeyPath, ArrayReference]:
     """Every leaf of a tree that points to an array, by key path.
 
     Raises:
@@ -92,7 +92,7 @@ def rebuilt_metadata(spec: JsonObject | None) -> JsonObject | None:
     return {**fixed, **metadata, "dtype": dtype}
 
 
-def _stored(node: Node, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, Stored]]:
+def _stored(node: Node, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, ArrayReference]]:
     if isinstance(node, Table):
         if is_spec(node):
             yield path, _from_spec(cast("JsonObject", _plain(node, path, uri)), path, uri)
@@ -106,17 +106,17 @@ def _stored(node: Node, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, Stor
         yield from _from_text(node.value, path, uri)
 
 
-def _from_text(text: str, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, Stored]]:
+def _from_text(text: str, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, ArrayReference]]:
     prefix = next((prefix for prefix in PLACEHOLDERS if text.startswith(prefix)), None)
     if prefix is not None:
-        yield path, Stored(_checked_name(text.removeprefix(prefix), path, uri))
+        yield path, ArrayReference(_checked_name(text.removeprefix(prefix), path, uri))
     elif text.startswith(_GDA):
         raise UnsupportedError(
             "a placeholder of flax's multi-process format in a T5X checkpoint", uri=uri, path=render(path)
         )
 
 
-def _from_spec(spec: JsonObject, path: KeyPath, uri: str) -> Stored:
+def _from_spec(spec: JsonObject, path: KeyPath, uri: str) -> ArrayReference:
     unknown = set(spec) - _KNOWN_SPEC_KEYS
     kvstore = spec["kvstore"]
     if unknown or spec["driver"] != _ZARR:
@@ -135,7 +135,7 @@ def _from_spec(spec: JsonObject, path: KeyPath, uri: str) -> Stored:
     name = kvstore.get("path") or spec.get("path")
     if not isinstance(name, str):
         raise CorruptError("a tensorstore spec without a path", uri=uri, path=render(path))
-    return Stored(_checked_name(name, path, uri), spec, old_path="path" not in kvstore)
+    return ArrayReference(_checked_name(name, path, uri), spec, old_path="path" not in kvstore)
 
 
 def _checked_name(name: str, path: KeyPath, uri: str) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
     from wherry.core.tensorspec import TensorSpec
-    from wherry.integrations.containers.zarr.reader import OrbaxReader
+    from wherry.integrations.containers.zarr.reader import ArrayReader
     from wherry.storage.location import Location
 
 STEP = (STATE, "step")
@@ -24,7 +24,7 @@ def checked_step(
     location: Location,
     tensors: Mapping[KeyPath, TensorSpec],
     values: Mapping[KeyPath, Value],
-    reader: OrbaxReader,
+    reader: ArrayReader,
 ) -> int | None:
     """The step inside, else the one that the name states; None where neither tells.
 
@@ -47,7 +47,7 @@ def checked_step(
     return inside
 
 
-def _lacks(reader: OrbaxReader, spec: TensorSpec) -> bool:
+def _lacks(reader: ArrayReader, spec: TensorSpec) -> bool:
     """Whether a tensor cannot be read whole."""
     array = reader.arrays.get(spec.path)
     if array is None or reader.listing is None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, UnsupportedError
-from wherry.integrations.containers.msgpack.contents import Contents, gather
+from wherry.integrations.containers.msgpack.contents import MsgpackContents, gather
 from wherry.integrations.containers.msgpack.index import Array, Node, Scalar, Table, index_file
 from wherry.integrations.formats.t5x import layout
-from wherry.integrations.formats.t5x.references import Stored, stored_leaves
+from wherry.integrations.formats.t5x.references import ArrayReference, stored_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class T5xTree:
     """A msgpack tree without its envelope.
 
     Attributes:
@@ -33,11 +33,11 @@ class Tree:
     """
 
     version: int | None
-    contents: Contents
-    stored: dict[KeyPath, Stored]
+    contents: MsgpackContents
+    stored: dict[KeyPath, ArrayReference]
 
 
-def read_tree(file: Location) -> Tree:
+def read_tree(file: Location) -> T5xTree:
     """Index the file and sort its leaves.
 
     Raises:
@@ -54,7 +54,7 @@ def read_tree(file: Location) -> Tree:
     stored = stored_leaves(below, file.uri)
     _refuse_shared(stored, file)
     contents = _without(gather(root, file), 1 if wrapped else 0, set(stored))
-    return Tree(version, contents, stored)
+    return T5xTree(version, contents, stored)
 
 
 def _version(node: Node | None, file: Location) -> int | None:
@@ -81,7 +81,7 @@ def _version(node: Node | None, file: Location) -> int | None:
     return value
 
 
-def _without(contents: Contents, depth: int, stored: set[KeyPath]) -> Contents:
+def _without(contents: MsgpackContents, depth: int, stored: set[KeyPath]) -> MsgpackContents:
     """The leaves below the envelope; what is inside a spec is no leaf, nor is the text of a placeholder."""
 
     def kept(path: KeyPath) -> bool:
@@ -93,7 +93,7 @@ def _without(contents: Contents, depth: int, stored: set[KeyPath]) -> Contents:
     specs = {
         path[depth:]: replace(spec, path=path[depth:]) for path, spec in contents.specs.items() if kept(path)
     }
-    return Contents(
+    return MsgpackContents(
         marked=contents.marked,
         specs=specs,
         places={path[depth:]: place for path, place in contents.places.items() if path[depth:] in specs},
@@ -103,7 +103,7 @@ def _without(contents: Contents, depth: int, stored: set[KeyPath]) -> Contents:
     )
 
 
-def _refuse_shared(stored: Mapping[KeyPath, Stored], file: Location) -> None:
+def _refuse_shared(stored: Mapping[KeyPath, ArrayReference], file: Location) -> None:
     owners: dict[str, KeyPath] = {}
     for path, leaf in stored.items():
         other = owners.setdefault(leaf.name, path)

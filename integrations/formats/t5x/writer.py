@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wherry.core.manifest import Manifest
 from wherry.errors import UsageError, storage_error
 from wherry.formats.writer import BaseWriter, WriterOver
-from wherry.integrations.containers.msgpack.writer import FlaxWriter
+from wherry.integrations.containers.msgpack.writer import MsgpackWriter
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.small_files import WRITTEN, checkpoint_json
 from wherry.integrations.containers.orbax.writer import OrbaxWriter
@@ -67,7 +67,7 @@ class LegacyWriter(BaseWriter):
             {"zarr": "2", "ocdbt": False, "compression": options["compression"], "chunks": options["chunks"]},
         )
         encoded = pointers(manifest, self._names, options["compression"])
-        self._file = FlaxWriter(staging.join(layout.MSGPACK), enveloped(manifest, staging.uri), encoded)
+        self._file = MsgpackWriter(staging.join(layout.MSGPACK), enveloped(manifest, staging.uri), encoded)
 
     def grid(self, path: KeyPath) -> tuple[int, ...] | None:
         """The chunk of an array, None for a tensor in the msgpack file."""

@@ -253,7 +253,7 @@ def test_archives_beyond_32_bits(tmp_path, monkeypatch):
 
 def test_every_byte_of_an_archive_has_one_owner():
     """Frame and data fill the archive without hole or overlap."""
-    records = [write.small("a", b"12"), write.Record("b", None, 70, ("b",))]
+    records = [write.small("a", b"12"), write.MemberRecord("b", None, 70, ("b",))]
     plan = write.lay_out(records, 128)
     owned = sorted((at, at + len(run)) for at, run in write.frame(plan, {("b",): 0}))
     slot = plan.slots[1]

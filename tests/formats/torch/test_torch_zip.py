@@ -29,7 +29,7 @@ from tests.support.formats import (
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
-from wherry.integrations.containers.flat import strided
+from wherry.integrations.containers.flat import strides as strided
 from wherry.storage.location import Location
 from wherry.storage.stores import locate
 

@@ -16,7 +16,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import Region, TensorSpec
 from wherry.errors import CorruptError, HostileError
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.packed import read_region, read_stored
+from wherry.integrations.containers.flat.pack import read_region, read_stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.storage.stores import LocalStore
 
@@ -84,7 +84,7 @@ class PlacedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class TorchReader(FilesReader):
+class StridedReader(FilesReader):
     """Reads tensors of one or several archives.
 
     Attributes:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 
-class Planned(Protocol):
+class AnyPlan(Protocol):
     """What would be done: the plan of a conversion or of a rewrite."""
 
     @property
@@ -33,7 +33,7 @@ CHOICES = ("fail", "skip", "resume")
 
 
 def existing_result(
-    checkpoint: Checkpoint, plan: Planned, target: Location, committed: Location, if_exists: str | None
+    checkpoint: Checkpoint, plan: AnyPlan, target: Location, committed: Location, if_exists: str | None
 ) -> Receipt | None:
     """The receipt of what is at the target, marked `already`; None where nothing is there.
 
@@ -72,7 +72,7 @@ def _sidecar(target: Location) -> Sidecar | None:
         return None  # an unreadable sidecar proves nothing, so the target counts as somebody's property
 
 
-def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: Planned, target: Location) -> bool:
+def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: AnyPlan, target: Location) -> bool:
     receipt = sidecar.receipt if sidecar else None
     if sidecar is None or receipt is None or receipt.plan_digest != plan.digest:
         return False

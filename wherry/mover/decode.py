@@ -25,7 +25,7 @@ from wherry.mover.boxes import StoredBox
 from wherry.mover.move import cells
 from wherry.mover.output import as_array, as_bytes
 from wherry.mover.regions import fill_region, place
-from wherry.mover.spill import Shared, Spill
+from wherry.mover.spill import SharedWork, Spill
 from wherry.storage.direct import reading
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not taken yet
 
 
 @dataclass(slots=True, kw_only=True)
-class _Held(Shared):
+class _HeldTensor(SharedWork):
     """A tensor in memory, and how many elements of it will still be taken."""
 
     array: np.ndarray
@@ -81,7 +81,7 @@ class DecodedReader(ReaderOver):
         self._found: dict[KeyPath, tuple[Access, bool]] = {}
         self._spill = Spill(stopped=stopped, most=_MOST)
         self.stopped = self._spill.stopped
-        self._memory: OrderedDict[KeyPath, _Held] = OrderedDict()
+        self._memory: OrderedDict[KeyPath, _HeldTensor] = OrderedDict()
         self._lock = threading.Lock()
         self.hashed: dict[KeyPath, LeafHasher] | None = {} if hashing else None
 
@@ -187,14 +187,14 @@ class DecodedReader(ReaderOver):
         with self._spill.using((spec.path, 0), Span(0, spec.nbytes), whole, decode) as file:
             yield file
 
-    def _in_memory(self, spec: TensorSpec) -> _Held:
+    def _in_memory(self, spec: TensorSpec) -> _HeldTensor:
         import numpy as np
 
         with self._lock:
             held = self._memory.get(spec.path)
             if held is None:
                 array = np.empty(spec.shape, dtypes.numpy_dtype(spec.dtype))
-                held = self._memory[spec.path] = _Held(iter([spec.whole]), array=array)
+                held = self._memory[spec.path] = _HeldTensor(iter([spec.whole]), array=array)
                 self._make_room()
         try:
             held.complete(lambda _whole: self._decode_into(spec, held), self.stopped)
@@ -209,7 +209,7 @@ class DecodedReader(ReaderOver):
         while held > _MOST_IN_MEMORY and len(self._memory) > 1:
             held -= self._memory.popitem(last=False)[1].array.nbytes
 
-    def _decode_into(self, spec: TensorSpec, held: _Held) -> None:
+    def _decode_into(self, spec: TensorSpec, held: _HeldTensor) -> None:
         """Decode into memory; once more than it is carried, where its bytes did not come in order, it is hashed."""
         memory = held.array.reshape(-1).view("u1").data
 

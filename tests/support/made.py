@@ -1,0 +1,220 @@
+"""Checkpoints that the installed libraries write here, and what each holds: they stand for the corpus in a plain clone.
+
+Each maker takes a folder that is not there yet and returns where the checkpoint lies and its tensors by key path.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+
+from tests.support import lingua as lingua_files
+from tests.support import t5x
+from tests.support.tiny_models import GATED
+from tests.support.torch import as_bytes, every_dtype, save, torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    Made = tuple[Path, Mapping[tuple[str, ...], bytes]]
+
+
+def arrays() -> dict[str, np.ndarray]:
+    """Flat names, several dtypes, a scalar and an array without elements."""
+    rng = np.random.default_rng(3)
+    wide = rng.standard_normal((33, 17)).astype(np.float32)
+    return {
+        "wide": wide,
+        "half": wide[:5].astype(ml_dtypes.bfloat16),
+        "counts": np.arange(24, dtype=np.int64).reshape(2, 3, 4),
+        "step": np.asarray(7, np.int32),
+    }
+
+
+def nested() -> dict[str, object]:
+    """The same arrays as a tree."""
+    found = arrays()
+    return {"params": {"layer": {"kernel": found["wide"], "bias": found["half"]}}, "counts": found["counts"]}
+
+
+def bytes_of(tree: Mapping[str, object], at: tuple[str, ...] = ()) -> dict[tuple[str, ...], bytes]:
+    """Canonical bytes of the leaves of a tree by key path."""
+    found = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            found |= bytes_of(value, (*at, name))
+        else:
+            found[*at, name] = as_bytes(value) if torch.is_tensor(value) else np.asarray(value).tobytes()
+    return found
+
+
+def safetensors(folder: Path) -> Made:
+    """One file of safetensors' own `save_file`."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    found = {name: array for name, array in arrays().items() if name != "half"}
+    save_file(found, folder / "m.safetensors")
+    return folder / "m.safetensors", bytes_of(found)
+
+
+def npz(folder: Path) -> Made:
+    """What numpy's `savez` writes."""
+    folder.mkdir()
+    found = {name: array for name, array in arrays().items() if name != "half"}
+    np.savez(folder / "m.npz", **found)
+    return folder / "m.npz", bytes_of(found)
+
+
+def huggingface(folder: Path) -> Made:
+    """A tiny Llama in several files, as transformers saves it."""
+    import transformers
+
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GATED))
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return folder, bytes_of(model.state_dict())
+
+
+def torch_zip(folder: Path) -> Made:
+    """torch.save, as it is by default."""
+    folder.mkdir()
+    torch.save(every_dtype(), folder / "m.pt")
+    return folder / "m.pt", bytes_of(every_dtype())
+
+
+def torch_legacy(folder: Path) -> Made:
+    """torch.save, as it was before 1.6."""
+    folder.mkdir()
+    state = {name: tensor for name, tensor in every_dtype().items() if not name.startswith("float8")}
+    torch.save(state, folder / "m.pt", _use_new_zipfile_serialization=False)
+    return folder / "m.pt", bytes_of(state)
+
+
+def dcp(folder: Path) -> Made:
+    """torch.distributed.checkpoint of one rank."""
+    state = {"model": lingua_files.model(), "step": torch.tensor(3)}
+    return save(state, folder), {(".".join(path),): data for path, data in bytes_of(state).items()}
+
+
+def lingua(folder: Path) -> Made:
+    """A step folder of Meta Lingua with weights and optimizer."""
+    step = lingua_files.step_folder(folder / "checkpoints" / "0000000007")
+    return step, {}
+
+
+def meta(folder: Path) -> Made:
+    """Consolidated files of Meta."""
+    folder.mkdir()
+    rows = lingua_files.meta_files(folder / "m")
+    return folder / "m", {
+        (f"{part:02d}", name): as_bytes(tensor)
+        for part, row in enumerate(rows)
+        for name, tensor in row.items()
+    }
+
+
+def orbax(folder: Path) -> Made:
+    """Orbax's standard checkpointer: one OCDBT database."""
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder, nested())
+    return folder, bytes_of(nested())
+
+
+def orbax_files(folder: Path) -> Made:
+    """Orbax with a folder for each array."""
+    import orbax.checkpoint as ocp
+
+    checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
+    checkpointer.save(folder, nested())
+    return folder, bytes_of(nested())
+
+
+def flax(folder: Path) -> Made:
+    """One msgpack file of flax.training."""
+    from flax import serialization
+
+    folder.mkdir()
+    (folder / "checkpoint_7").write_bytes(serialization.to_bytes(nested()))
+    return folder / "checkpoint_7", bytes_of(nested())
+
+
+def t5x_legacy(folder: Path) -> Made:
+    """T5X's msgpack with arrays beside it, by its contract."""
+    return t5x.save(folder / "checkpoint_7", t5x.arrays()), {}
+
+
+def t5x_orbax(folder: Path) -> Made:
+    """A train state of T5X as it saves it through Orbax."""
+    import orbax.checkpoint as ocp
+    from flax import traverse_util
+
+    tree = traverse_util.unflatten_dict(t5x.arrays(), sep="/")
+    ocp.PyTreeCheckpointer().save(folder / "checkpoint_7", tree)
+    return folder / "checkpoint_7", bytes_of(tree)
+
+
+def maxtext(folder: Path) -> Made:
+    """A step of MaxText: Orbax's manager, one item, layers in one array each."""
+    import orbax.checkpoint as ocp
+
+    wide = np.random.default_rng(4).standard_normal
+    attention = {name: {"kernel": wide((12, 2, 2, 6)).astype("f4")} for name in ("query", "key", "value")}
+    mlp = {name: {"kernel": wide((12, 2, 10)).astype("f4")} for name in ("wi_0", "wi_1")}
+    decoder = {
+        "decoder_norm": {"scale": wide(12).astype("f4")},
+        "layers": {
+            "self_attention": {**attention, "out": {"kernel": wide((2, 2, 6, 12)).astype("f4")}},
+            "mlp": {**mlp, "wo": {"kernel": wide((10, 2, 12)).astype("f4")}},
+            "pre_self_attention_layer_norm": {"scale": wide((12, 2)).astype("f4")},
+        },
+    }
+    embedder = {"embedding": wide((20, 12)).astype("f4")}
+    tree = {
+        "step": np.asarray(7, np.int32),
+        "params": {"params": {"token_embedder": embedder, "decoder": decoder}},
+    }
+    with ocp.CheckpointManager(folder, item_names=("items",)) as manager:
+        manager.save(7, args=ocp.args.Composite(items=ocp.args.PyTreeSave(tree)))
+        manager.wait_until_finished()
+    return folder / "7", bytes_of(tree)
+
+
+def penzai(folder: Path) -> Made:
+    """Named arrays of Penzai by label, saved by Orbax."""
+    import jax.numpy as jnp
+    import orbax.checkpoint as ocp
+    from penzai import pz
+
+    found = {
+        "kernel.weights": (("in", "out"), arrays()["wide"]),
+        "bias.bias": (("out",), arrays()["wide"][0]),
+    }
+    tree = {name: pz.nx.wrap(jnp.asarray(array)).tag(*axes) for name, (axes, array) in found.items()}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder, tree)
+    return folder, {(name, "data_array"): array.tobytes() for name, (_axes, array) in found.items()}
+
+
+# By what `detect` calls them.
+MAKERS: dict[str, tuple[Callable[[Path], Made], ...]] = {
+    "safetensors": (safetensors,),
+    "npz": (npz,),
+    "huggingface": (huggingface,),
+    "torch-zip": (torch_zip,),
+    "torch-legacy": (torch_legacy,),
+    "dcp": (dcp,),
+    "lingua": (lingua,),
+    "meta-consolidated": (meta,),
+    "orbax": (orbax, orbax_files),
+    "flax-msgpack": (flax,),
+    "t5x-legacy": (t5x_legacy,),
+    "t5x-orbax": (t5x_orbax,),
+    "maxtext": (maxtext,),
+    "penzai": (penzai,),
+}

@@ -1,0 +1,54 @@
+"""The plugin with which `infra/test` spreads tests over workers: a file stays whole, and what is long begins first.
+
+    pytest -p tests.support.workers -n 2
+
+Fixtures of a module are made once that way, and the flows share one Prefect server. The order is the same without
+workers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    import pytest
+
+# Folders whose tests share a server.
+TOGETHER = ("tests/flows/",)
+# What takes longer than a minute, the longest first: begun last, one of them would keep one worker waiting.
+LONG = (
+    "test_native_attacks", "test_fencing", "test_crash", "test_contract", "test_special_files", "test_names", "flows",
+    "test_storage_faults", "test_demo", "test_end_to_end", "test_kill", "test_durability", "test_families_directions",
+)  # fmt: skip
+
+
+def scope_of(test: str) -> str:
+    """What stays in one worker: a file of tests, or a folder of them that shares a server."""
+    file = test.partition("::")[0]
+    return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+
+def rank(scope: str) -> int:
+    """The place of a scope among all."""
+    name = scope.rstrip("/").rpartition("/")[2].removesuffix(".py")
+    return LONG.index(name) if name in LONG else len(LONG)
+
+
+class Scopes(LoadScopeScheduling):
+    """Gives each worker that has next to nothing left the next scope."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long scopes first; otherwise the order is as it was."""
+    items.sort(key=lambda item: rank(scope_of(item.nodeid)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scopes:
+    """By our scopes, in the order of the tests and not of their numbers."""
+    config.option.loadscopereorder = False
+    return Scopes(config, log)
