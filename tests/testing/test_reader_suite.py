@@ -44,7 +44,7 @@ def test_a_reader_that_gives_other_numbers_than_its_bytes(opened):
         found[...] = 0
         return found
 
-    with pytest.raises(AssertionError, match="a: the reader.s read_bytes differs"):
+    with pytest.raises(AssertionError, match=r"a: the reader.s read_bytes differs"):
         check_reader(replace(opened, reader=Lying(opened.reader, read=read)))
 
 
