@@ -262,7 +262,7 @@ def test_libraries_are_told_to_fetch_nothing(monkeypatch):
 
     def run(_module, **how):
         given.update(how["variables"])
-        return child.Outcome(0, "{}", "")
+        return child.ChildResult(0, "{}", "")
 
     monkeypatch.setattr(child, "run", run)
     assert native._ask({"task": "native"}, 0) == {}
