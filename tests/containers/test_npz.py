@@ -171,6 +171,18 @@ def test_a_flipped_bit_does_not_have_the_crc(tmp_path, save):
     assert not (tmp_path / "out.safetensors").exists()
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_bytes_that_decode_well_are_compared_with_the_crc(tmp_path, save):
+    """A flipped bit mostly spoils deflate itself; here the stream is sound, and only the recorded CRC says another."""
+    path = tmp_path / "a.npz"
+    save(path, w=np.arange(1000.0))
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"PK\x01\x02") + 16] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptError, match="CRC"):
+        wherry.convert(path, tmp_path / "out.safetensors", to="safetensors", lineage=False)
+
+
 def test_every_cut_is_corrupt(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, a=np.ones(100), b=np.ones(3))

@@ -7,7 +7,9 @@ import json
 import os
 import sys
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import wherry
 from tests.support.torch import as_bytes, save, torch
@@ -148,6 +150,41 @@ def test_a_byte_that_was_carried_wrongly_is_found(tmp_path, source, monkeypatch)
     done = wherry.rewrite(source, tmp_path / "b", as_=FOR_TORCH, verify="none")
     assert done.receipt is None
     assert not (tmp_path / "b" / "wherry.json").exists()
+
+
+def altered_on_the_way(monkeypatch, name):
+    """A storage that carries one file over with its last byte wrong."""
+    real = copy.carry_file
+
+    def carry_file(one, other, *more):
+        found = real(one, other, *more)
+        if other.name == name:
+            data = other.read_bytes()
+            other.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        return found
+
+    monkeypatch.setattr(copy, "carry_file", carry_file)
+
+
+def test_a_companion_that_was_carried_wrongly_is_found(tmp_path, source, monkeypatch):
+    (source / "tokenizer.json").write_text('{"model": "bytes"}')
+    with wherry.open(source) as checkpoint:
+        assert [one.name for one in checkpoint.manifest.companions] == ["tokenizer.json"]
+    altered_on_the_way(monkeypatch, "tokenizer.json")
+    with pytest.raises(MismatchError, match=r"the companion file tokenizer\.json is not what it was"):
+        wherry.rewrite(source, tmp_path / "b", as_=FOR_TORCH)
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_byte_that_no_checksum_covers_is_compared(tmp_path, monkeypatch):
+    """Raw chunks of Orbax have no CRC: what was carried wrongly is found by the digests alone."""
+    save_file({"w": np.arange(6000, dtype="f4")}, tmp_path / "a.safetensors")
+    wherry.convert(tmp_path / "a.safetensors", tmp_path / "a", to="orbax")
+    [chunk] = [one for one in (tmp_path / "a" / "d").iterdir() if one.stat().st_size >= 24_000]
+    altered_on_the_way(monkeypatch, chunk.name)
+    with pytest.raises(MismatchError, match="read-back differs from the source"):
+        wherry.rewrite(tmp_path / "a", tmp_path / "b", as_="box")
+    assert names(tmp_path) == ["a", "a.safetensors"]
 
 
 def test_without_reading_the_record_of_the_source_counts(tmp_path, source):

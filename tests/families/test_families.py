@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -194,3 +195,20 @@ def test_the_target_s_tree_is_maxtext_s():
     assert manifest.tensors[("step",)].dtype == "int32"
     assert projected.gather(("step",), (), begun.read) == 0
     assert manifest.origin["layout"]["to"] == {"system": "maxtext", **projected.chosen}
+
+
+# What the code of each system calls the two halves of a gated feed-forward layer.
+GATE = re.compile(r"(?<![a-z_])(gate_proj|w1|wi_0|gating_linear)(?!\w)")
+UP = re.compile(r"(?<![a-z_])(up_proj|w3|wi_1|value_linear)(?!\w)")
+
+
+def test_the_gate_is_what_each_system_calls_so():
+    """No way there and back sees two weights of one shape in each other's place; a model computes other numbers."""
+    for name in families():
+        table = side_by_side(load_family(name))
+        for gate in (parameter for parameter in table if parameter.split("_")[-1] == "gate"):
+            up = next(one for one in (gate[:-4] + "gated_up", gate[:-4] + "up") if one in table)
+            for parameter, own, other in ((gate, GATE, UP), (up, UP, GATE)):
+                for text in (text for texts in table[parameter].values() for text in texts):
+                    assert own.search(text), f"{name}: {parameter} is {text}"
+                    assert not other.search(text), f"{name}: {parameter} is {text}"

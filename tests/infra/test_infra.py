@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(line.split("==") for line in (INFRA / "constraints.txt").read_text().splitlines())
 
 
-@pytest.mark.parametrize("name", ["test", "demo", "bench", "screenshots"])
+@pytest.mark.parametrize("name", ["test", "demo", "bench", "screenshots", "mutants"])
 def test_scripts_explain_themselves_and_make_nothing(name: str, tmp_path: Path) -> None:
     script = INFRA / name
     assert os.access(script, os.X_OK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import ml_dtypes
@@ -16,6 +17,8 @@ from wherry.errors import UsageError
 from wherry.layout.copies import Pieces, StoredTensor, TensorPiece, copies, gather
 from wherry.layout.cuts import bands, stacked_grid
 from wherry.layout.layout import parse_layout, skeleton, skeletons
+from wherry.layout.runs import runs
+from wherry.layout.words import Scale
 
 AXES = ("layer", "head", "half", "pair", "embed")
 LLAMA = {
@@ -253,3 +256,21 @@ def test_escaped_parts_stay_one_part():
     layout = parse_layout("transformer~1block_{layer}~1x.weights/data_array", "embed")
     assert layout.path({"layer": 7}, {"layer": 9}) == ("transformer/block_7/x.weights", "data_array")
     assert layout.match(("transformer/block_07/x.weights", "data_array")) is None
+
+
+def test_bytes_are_carried_raw_only_where_they_stay_what_they_are():
+    """A tensor that only changes its name is one run of bytes; one that is cast or scaled is none."""
+    sizes = {"layer": 2, "head": 2, "half": 2, "pair": 2, "embed": 3}
+    one, other = parse_layout(*LLAMA["huggingface"]), parse_layout("{layer}.q", "(head half pair) embed")
+    pieces = Pieces(sizes)
+    for held in stored(one, sizes):
+        pieces.add(held)
+    same_type, cast = next(stored(other, sizes)), next(stored(other, sizes, "bfloat16"))
+    scaled = replace(same_type, pieces=(replace(same_type.pieces[0], words=(Scale(2.0),)),))
+    assert [(spec.path, span) for spec, span in runs(same_type, pieces)] == [
+        (("model.layers.0.q_proj.weight",), (0, same_type.spec.nbytes))
+    ]
+    assert runs(cast, pieces) is None
+    assert runs(scaled, pieces) is None
+    turned = next(stored(parse_layout(*LLAMA["lingua"]), sizes))
+    assert runs(turned, pieces) is None

@@ -95,6 +95,19 @@ def test_named_arrays_are_filled_by_name_whatever_the_order_of_axes(penzai, tmp_
         wherry.restore(written(tmp_path / "wrong", turned, wrong), into=other)
 
 
+def test_three_axes_in_another_order_are_filled_by_name(penzai, tmp_path):
+    """Of two axes every order is its own inverse; of three it is not."""
+    import jax.numpy as jnp
+
+    pz, _make = penzai
+    value = np.arange(24, dtype="f4").reshape(2, 3, 4)
+    stored = {"w": jnp.asarray(value.transpose(2, 0, 1))}
+    folder = written(tmp_path / "step", stored, {"w": ("r", "p", "q")})
+    into = {"w": pz.nx.wrap(jnp.zeros((2, 3, 4))).tag("p", "q", "r")}
+    found = wherry.restore(folder, into=into).state["w"]
+    np.testing.assert_array_equal(np.asarray(found.unwrap("p", "q", "r")), value)
+
+
 def test_a_variable_at_two_places_is_one_and_labels_are_apart(penzai):
     _pz, make = penzai
     one, other = make(0), make(1)

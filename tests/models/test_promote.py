@@ -249,3 +249,11 @@ def test_the_command_line(candidate, name, tmp_path):
     assert "there already" in text
     refused = run(cli, ["promote", "--rollback", name, "--policy", "p.toml"])
     assert isinstance(refused.exception, UsageError)
+
+
+def test_each_alias_remembers_its_own_predecessor():
+    """A rollback of one alias must not put the predecessor of another in its place."""
+    from wherry.integrations.mlflow.promote import previous_of
+
+    names = {alias: previous_of(alias) for alias in ("champion", "stable", "canary")}
+    assert names == {"champion": "previous", "stable": "stable-previous", "canary": "canary-previous"}

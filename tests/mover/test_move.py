@@ -91,3 +91,9 @@ def test_chunk_count_rounds_up():
 def test_regions_that_do_not_fit_are_refused(region):
     with pytest.raises(UsageError):
         checked_region(TensorSpec(("t",), (3, 2), "int8"), region)
+
+
+def test_grids_of_both_sides_meet_at_their_least_common_multiple():
+    assert move.common_grid((24, 5), [(4, 5), (6, 5)]) == (12, 5)
+    assert move.common_grid((24, 6), [(1, 2), (1, 3)]) == (1, 6)
+    assert move.common_grid((10,), [(4,), (6,)]) == (10,)

@@ -133,7 +133,9 @@ def test_what_is_read_or_written_or_altered_stays(night, tmp_path):
     data = bytearray((place / "2.safetensors").read_bytes())
     (place / "2.safetensors").write_bytes(data)
     with in_use(str(place / "1.safetensors")):
+        said = prune(loaded.routes, dry_run=True)
         done = prune(loaded.routes, dry_run=False)
+    assert actions(said) == {1: "keep", 2: "keep", 3: "remove", 4: "keep", 5: "keep"}
     assert actions(done) == {1: "keep", 2: "keep", 3: "removed", 4: "keep", 5: "keep"}
     assert "running job" in reason_of(done, 1)
     assert "not what wherry wrote" in reason_of(done, 2)

@@ -255,6 +255,22 @@ def test_a_loader_without_end_or_measure_is_stopped(function, tmp_path, monkeypa
         assert gone([int(word) for word in Path(f"{target}.pids").read_text().split()])
 
 
+def test_libraries_are_told_to_fetch_nothing(monkeypatch):
+    from wherry.verifier import native
+
+    given = {}
+
+    def run(_module, **how):
+        given.update(how["variables"])
+        return child.ChildResult(0, "{}", "")
+
+    monkeypatch.setattr(child, "run", run)
+    assert native._ask({"task": "native"}, 0) == {}
+    assert {name: given.get(name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")} == {
+        "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+    }  # fmt: skip
+
+
 def test_limits_follow_the_checkpoint_and_the_machine(monkeypatch):
     from wherry.verifier import native
 

@@ -65,18 +65,28 @@ def test_without_recorded_digests_the_digest_level_cannot_be_reached(pair):
         wherry.verify(pair[0], level="perfect")
 
 
-def test_a_swapped_companion_is_found(tmp_path):
+@pytest.mark.parametrize("other", ['{"other": 1}', "[]"])  # of another length, and of the same
+def test_a_swapped_companion_is_found(tmp_path, other):
     folder = tmp_path / "model"
     folder.mkdir()
     save_file({"w": np.zeros(3)}, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "tokenizer.json").write_text("{}")
     wherry.convert(folder, tmp_path / "out", to="orbax")
     (swapped,) = (tmp_path / "out").rglob("tokenizer.json")
-    swapped.write_text('{"other": 1}')
+    swapped.write_text(other)
     found = wherry.verify(tmp_path / "out", level="digest")
     assert [(row.path, row.reason) for row in found.failed] == [
         ("tokenizer.json", "the companion file is not the recorded one")
     ]
+
+
+def test_a_tensor_that_was_added_is_found(tmp_path):
+    tensors = {"a": np.arange(6.0), "b": np.ones(3, "i4")}
+    save_file(tensors, tmp_path / "m.safetensors")
+    wherry.convert(tmp_path / "m.safetensors", tmp_path / "out.safetensors", to="safetensors")
+    save_file({**tensors, "c": np.zeros(2)}, tmp_path / "out.safetensors")
+    found = wherry.verify(tmp_path / "out.safetensors", level="digest")
+    assert [(row.path, row.reason) for row in found.failed] == [("c", "a tensor that was not expected")]
 
 
 def test_inspect_hashes_are_those_of_the_canonical_bytes(pair):

@@ -79,6 +79,17 @@ def test_a_missing_piece_is_never_zeros(tmp_path):
         canonical(opened(tmp_path / "a", "dcp-safetensors"), ("w",))
 
 
+def test_a_piece_that_is_a_link_to_nothing_is_named(tmp_path):
+    for rank in range(2):
+        rows = np.ascontiguousarray(WHOLE[3 * rank : 3 * rank + 3])
+        shard(tmp_path / "a", rank + 1, {"w": rows}, {"w": (3 * rank, 0)})
+    lost = tmp_path / "a" / "shard-00002-model-00001-of-00001.safetensors"
+    lost.unlink()
+    lost.symlink_to("nowhere")
+    found = wherry.detect(tmp_path / "a")
+    assert (found.verdict, found.reason) == ("incomplete", f"{lost.name} is a link to nothing")
+
+
 @pytest.mark.parametrize(
     "second",
     [({"w": WHOLE.astype("f8")}, {"w": (9, 0)}), ({"w": WHOLE}, {"w": (9,)}), ({"w": WHOLE}, {"w": (4, 0)})],

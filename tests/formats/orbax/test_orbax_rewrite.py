@@ -91,6 +91,15 @@ def two_process_item(folder, arrays):
     return manifest
 
 
+def test_a_save_that_was_never_merged_is_not_marked_as_committed(tmp_path):
+    (tmp_path / "item").mkdir()
+    two_process_item(tmp_path / "item", support.sample())
+    with pytest.raises(UsageError, match="never merged") as caught:
+        wherry.rewrite(tmp_path / "item", tmp_path / "committed", as_="commit")
+    assert caught.value.cure == "--as merge"
+    assert not (tmp_path / "committed").exists()
+
+
 def test_two_processes(tmp_path):
     arrays = support.sample()
     (tmp_path / "item").mkdir()

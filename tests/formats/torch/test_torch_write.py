@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from tests.support.torch import as_bytes, every_dtype, same, torch
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
+from wherry.formats.registry import find_format
 from wherry.integrations.containers.pickle.writer import PickleWriter
 from wherry.integrations.containers.zip import write
 from wherry.mover import checksums
@@ -86,6 +88,19 @@ def test_the_layout_is_torch_s_own(tmp_path):
     assert data.index(b"\0\0\x80?" * 100) % 64 == 0
 
 
+def test_the_descriptor_behind_each_member_says_what_the_directory_says(tmp_path):
+    """Readers of a stream have no directory yet: they go by the CRC and sizes behind the bytes."""
+    torch.save({"a": torch.arange(100.0), "b": torch.zeros(3)}, tmp_path / "a.pt")
+    copy(opened(tmp_path / "a.pt", "torch-zip"), tmp_path / "b.pt", "torch-zip")
+    data = (tmp_path / "b.pt").read_bytes()
+    for info in zipfile.ZipFile(tmp_path / "b.pt").infolist():
+        names, extra = struct.unpack_from("<2H", data, info.header_offset + 26)
+        start = info.header_offset + 30 + names + extra
+        assert zlib.crc32(data[start : start + info.file_size]) == info.CRC
+        found = struct.unpack_from("<4s3I", data, start + info.file_size)
+        assert found == (b"PK\x07\x08", info.CRC, info.file_size, info.file_size)
+
+
 def test_conversions_are_reproducible(tmp_path):
     torch.save(every_dtype(), tmp_path / "a.pt")
     for name in ("one.pt", "two.pt"):
@@ -107,6 +122,13 @@ def test_what_no_dict_can_hold_is_refused(tmp_path):
         PickleWriter().value(b"bytes")
     with pytest.raises(UnsupportedError):
         PickleWriter().value(1 << 3000)
+
+
+def test_what_no_dict_can_hold_is_refused_by_the_plan():
+    """Before any byte moves: a plan prepares the manifest, and only then a writer is made."""
+    specs = {path: TensorSpec(path, (2,), "int8") for path in (("a",), ("a", "b"))}
+    with pytest.raises(UnrepresentableError, match="leaf and a node"):
+        find_format("torch-zip").prepare(Manifest(tensors=specs), {})
 
 
 BIG = TensorSpec(("w",), (9 << 20,), "uint8")

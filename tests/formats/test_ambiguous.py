@@ -1,0 +1,40 @@
+"""Several formats may claim a place: the most specific one has it, and of two equals none is guessed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from wherry.core.detection import Detection
+from wherry.errors import AmbiguousError
+from wherry.formats.detect import look
+from wherry.formats.format import Glimpse
+from wherry.storage.stores import locate
+
+
+def row(name, *refines, claims=True):
+    """A row of the registry, as far as detection looks at it."""
+    claim = Detection("x", name) if claims else None
+    return SimpleNamespace(refines=refines, detect=lambda _glimpse: claim)
+
+
+def looked(tmp_path, **rows):
+    return look(Glimpse(locate(tmp_path)), rows)
+
+
+def test_the_most_specific_format_has_it(tmp_path):
+    found = looked(tmp_path, tree=row("tree"), system=row("system", "tree"), other=row("other", claims=False))
+    assert (found.format, found.also) == ("system", ("tree",))
+    assert looked(tmp_path, other=row("other", claims=False)) is None
+
+
+def test_what_is_refined_through_another_is_no_second_answer(tmp_path):
+    rows = {"tree": row("tree"), "item": row("item", "tree", claims=False), "system": row("system", "item")}
+    assert looked(tmp_path, **rows).format == "system"
+
+
+def test_of_two_equals_none_is_guessed(tmp_path):
+    with pytest.raises(AmbiguousError, match="this could be one or two") as caught:
+        looked(tmp_path, one=row("one"), two=row("two"))
+    assert "--from one" in caught.value.cure

@@ -1,0 +1,52 @@
+"""What came back changed through the inverse is measured, and found where it is more than the plan allowed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wherry
+from tests.support.families import LLAMA, made
+from wherry.core.request import LayoutRequest
+from wherry.families import load_family
+
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def narrowed(tmp_path):
+    """A Hugging Face Llama, and the same in bfloat16."""
+    tensors = made(load_family("llama"), "huggingface", {}).tensors
+    (tmp_path / "wide").mkdir()
+    save_file({path[0]: array for path, array in tensors.items()}, tmp_path / "wide" / "model.safetensors")
+    (tmp_path / "wide" / "config.json").write_text(json.dumps(LLAMA))
+    wherry.convert(
+        tmp_path / "wide", tmp_path / "narrow", to="huggingface", wish=LayoutRequest(dtype="bfloat16")
+    )
+    return tmp_path / "wide", tmp_path / "narrow"
+
+
+def roundtrip(narrowed):
+    wide, narrow = narrowed
+    return wherry.verify(narrow, level="roundtrip", against=wide)
+
+
+def test_a_cast_stays_within_its_bound(narrowed):
+    found = roundtrip(narrowed)
+    assert found.ok
+    assert 0 < found.measured.share <= 1
+
+
+def test_a_value_that_is_off_by_more_than_the_bound_is_found(narrowed):
+    with wherry.open(narrowed[1]) as checkpoint:
+        values = checkpoint.read(NAME).view("u2")
+    file = narrowed[1] / "model.safetensors"
+    data, raw = file.read_bytes(), values.tobytes()
+    assert data.count(raw) == 1
+    values[0, 0] ^= np.uint16(1 << 10)  # an eighth of the exponent's range
+    file.write_bytes(data.replace(raw, values.tobytes()))
+    reasons = [one.reason for one in roundtrip(narrowed).failed if one.path == NAME]
+    assert any("its values differ by up to" in reason for reason in reasons)
