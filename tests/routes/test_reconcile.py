@@ -226,6 +226,9 @@ def test_limits_and_estimates(tmp_path):
     assert len(todo(small, found, LedgerState(), exists=lambda _uri: False).works) == 1, (
         "one larger than a night goes alone"
     )
+    pair = way.model_copy(update={"max_items": None, "max_bytes": f"{2 * found[0].nbytes}B"})
+    assert len({one.nbytes for one in found}) == 1
+    assert len(todo(pair, found, LedgerState(), exists=lambda _uri: False).works) == 2
 
 
 def test_a_night_of_ten_thousand_is_subtracted_quickly(one):
