@@ -8,6 +8,7 @@ anything failed, or was converted but not recorded, with the first error and its
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectConcurrentFuture
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -109,18 +110,30 @@ def _as_tasks(config: Config, route: Route) -> Generator[Any]:
     """Each checkpoint as a task; the runner bounds how many run."""
     with ThreadPoolTaskRunner(max_workers=route.concurrency) as runner:
 
-        def start(work: Work, targets: tuple[RouteTarget, ...]) -> Callable[[], int]:
+        def start(work: Work, targets: tuple[RouteTarget, ...]) -> _TaskAttempt:
             future = runner.submit(checkpoint, parameters=_parameters(route, config, work, targets))
-            return partial(_bytes_written, future, work.source.found.uri)
+            return _TaskAttempt(future, work.source.found.uri)
 
         yield start
 
 
-def _bytes_written(future: PrefectFuture[int], uri: str) -> int:
-    future.wait()
-    if not future.state.is_completed():
-        raise as_ours(future.state.result(raise_on_failure=False), uri)
-    return future.state.result()
+@dataclass(frozen=True, slots=True)
+class _TaskAttempt:
+    """The task of a checkpoint, as the night waits for it."""
+
+    future: PrefectConcurrentFuture[int]
+    uri: str
+
+    def add_done_callback(self, told: Callable[[Any], None]) -> None:
+        """Have `told` called once the task has ended."""
+        self.future.add_done_callback(told)
+
+    def result(self) -> int:
+        """The bytes written; an error of the task as one of ours."""
+        self.future.wait()
+        if not self.future.state.is_completed():
+            raise as_ours(self.future.state.result(raise_on_failure=False), self.uri)
+        return self.future.state.result()
 
 
 def _log_plan(plan: NightPlan) -> None:

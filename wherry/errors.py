@@ -205,7 +205,7 @@ class NotRecordedError(WherryError):
 
     Attributes:
         result: what the call would have returned (the Receipt of `convert`, the GroupReceipt of `convert_all`, the
-            Rewritten of `rewrite`, the Fetched of `fetch`), with the reason in its `lineage`.
+            Rewritten of `rewrite`, the FetchReport of `fetch`), with the reason in its `lineage`.
     """
 
     exit_code = 12

@@ -137,7 +137,7 @@ def _step(tree: PickleTree) -> int | None:
 
 
 def _kind(tree: PickleTree) -> Kind:
-    """`train-state` where an optimizer or a step lies beside the parameters; see `torch_tree.kind_of`."""
+    """`train-state` where an optimizer or a step lies beside the parameters; see `kind_of`."""
     tops = {path[0] for path in (*tree.tensors, *tree.values) if path}
     named = any(path[-1] in _PARAMETERS for path in tree.tensors if path)
     if len(tops) > 1 and tops & set(_STEPS):

@@ -4,7 +4,7 @@ TorchScript, and the tar archives of torch 0.1, are only recognised.
 
 The pickle inside is interpreted by our own inert machine; nothing in it is imported or called. Key paths are the
 keys and indices of the nested containers; which keys were numbers and which nodes objects of a class is kept in the
-manifest's `custom`. `containers/torch/archive.py` and `torch_legacy.py` have the facts.
+manifest's `custom`. `containers/torch/archive.py` and `legacy.py` have the facts.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.core.tensorspec import Span
 from wherry.formats import registry
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
-from wherry.formats.reader import Absent, BaseReader, Block, Extent
+from wherry.formats.reader import Absent, Access, BaseReader, Block, Extent, Reader
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
+from wherry.mover.spill import Spill
 from wherry.storage.stores import locate
 
 SHAPE = (1000, 1700)
@@ -232,3 +235,85 @@ def test_the_nouns_are_where_plug_ins_import_them():
 
     assert (door.Extent, door.Absent, door.Block, door.BaseReader) == (Extent, Absent, Block, BaseReader)
     assert Extent(locate("/a"), 0, 1).crc32 is None
+
+
+class Named(Reader):
+    """A plug-in's reader that names the protocol as its base."""
+
+    read, read_bytes, extents = Plain.read, Plain.read_bytes, Plain.extents
+    absent, companion, members, close = Plain.absent, Plain.companion, Plain.members, Plain.close
+
+    def __init__(self, inner):
+        Plain.__init__(self, inner)
+
+
+class FillingStream(Filling):
+    held, stream = Streaming.held, Streaming.stream
+
+
+def test_a_plug_in_that_names_the_protocol_as_its_base_inherits_no_empty_method(source):
+    plain, checkpoint = seen(source, Named)
+    assert checkpoint.reader.access(checkpoint.spec("w")).kind == "whole"
+    assert (
+        hash_checkpoint(checkpoint, memory=16 << 20).digests
+        == hash_checkpoint(source, memory=16 << 20).digests
+    )
+    assert set(plain.calls) == {"read"}
+
+
+def test_what_can_be_filled_and_streamed_is_streamed_where_a_chunk_is_too_large(source):
+    plain, checkpoint = seen(source, FillingStream)
+    spec = replace(checkpoint.spec("w"), chunks=SHAPE)
+    manifest = replace(source.manifest, tensors={spec.path: spec})
+    checkpoint = Checkpoint(Opened(source.detection, manifest, plain))
+    small = hash_checkpoint(checkpoint, memory=16 << 20)
+    assert small.digests == hash_checkpoint(source, memory=16 << 20).digests
+    assert "stream" in plain.calls
+
+
+def test_bytes_that_lie_raw_are_in_no_chunks(source):
+    spec = replace(source.spec("w"), chunks=SHAPE)
+
+    class Default(Raw):
+        def access(self, spec):
+            return Access("raw", self.extents(spec))
+
+    reader = Default(source.reader)
+    manifest = replace(source.manifest, tensors={spec.path: spec})
+    checkpoint = Checkpoint(Opened(source.detection, manifest, reader))
+    assert not reader.access(spec).gridded
+    assert (
+        hash_checkpoint(checkpoint, memory=16 << 20).digests
+        == hash_checkpoint(source, memory=16 << 20).digests
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("wherry.formats.format", "StreamingReader"), ("wherry.formats.reader", "FillingReader"),
+        ("wherry.formats.reader", "RegionReader"), ("wherry.formats.reader", "PlacingWriter"),
+        ("wherry.formats.detect", "ReckoningReader"),
+    ],
+)  # fmt: skip
+def test_protocols_of_earlier_releases_can_still_be_imported(module, name, source):
+    found = getattr(import_module(module), name)
+    assert isinstance(Streaming(source.reader), found) is (name == "StreamingReader")
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        import_module(module).Nothing  # noqa: B018
+
+
+def test_a_spill_can_be_used_again_once_it_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHERRY_SPILL", str(tmp_path))
+    spill, span = Spill(), Span(0, 4)
+
+    def decode(file, _cell):
+        with spill.writing(file) as write:
+            write(memoryview(b"abcd"), 0)
+
+    for _ in range(2):
+        with spill.using(("w", 0), span, lambda: iter([WHOLE]), decode) as file:
+            assert file.path.read_bytes() == b"abcd"
+            assert file.path.parent.stat().st_mode & 0o777 == 0o700
+        spill.close()
+        assert not file.path.parent.exists()

@@ -8,7 +8,7 @@ import pytest
 import wherry
 from tests.support.export import held, state_of
 from wherry.core.tensorspec import TensorSpec
-from wherry.errors import StorageError
+from wherry.errors import StorageError, UsageError
 from wherry.live import run
 from wherry.live.checkpoint import LiveReader
 from wherry.live.snapshot import PlacedBox, Snapshot
@@ -91,3 +91,17 @@ def test_a_spool_is_leased_and_an_outcome_that_cannot_be_told_changes_nothing(
     assert (handle.error is None) is committed
     assert committed or handle.error.what == "the disk is full"
     assert not list(tmp_path.glob(".wherry-*"))
+
+
+def test_a_process_exports_alone_what_others_do_not_have(tmp_path):
+    torch = pytest.importorskip("torch")
+    target = tmp_path / "stage-0.safetensors"
+    receipt = wherry.export({"w": torch.ones(3)}, target, to="safetensors", alone=True).result(60)
+    assert receipt.target.uri == str(target)
+    assert np.array_equal(held(target)["w",], np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("name", ["source", "targets"])
+def test_an_export_has_neither_source_nor_targets(tmp_path, name):
+    with pytest.raises(UsageError, match=f"export got an unexpected keyword argument '{name}'"):
+        wherry.export({"w": np.ones(3)}, tmp_path / "x.npz", to="npz", **{name: "s"}).result(60)

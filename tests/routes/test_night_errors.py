@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import gc
 import shutil
+import threading
+import time
+import weakref
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,7 +39,7 @@ CONFIG = """
 [routes.r]
 root = "runs"
 min_age = 0
-concurrency = 1
+concurrency = {concurrency}
 verify = "{verify}"
 {more}
 """
@@ -43,13 +49,15 @@ NPZ, ORBAX = TARGET.format(format="npz", end=".npz"), TARGET.format(format="orba
 
 @pytest.fixture
 def night(tmp_path):
-    def loaded(verify="none", more="", runs=("a",), targets=(NPZ,)):
+    def loaded(verify="none", more="", runs=("a",), targets=(NPZ,), concurrency=1):
         for run in runs:
             place = tmp_path / "runs" / run / "checkpoint-1"
             if not place.exists():
                 place.mkdir(parents=True)
                 save_file({"w": np.ones(3, np.float32)}, place / "model.safetensors")
-        (tmp_path / "wherry.toml").write_text(CONFIG.format(verify=verify, more=more) + "\n".join(targets))
+        (tmp_path / "wherry.toml").write_text(
+            CONFIG.format(verify=verify, more=more, concurrency=concurrency) + "\n".join(targets)
+        )
         config = load_config(tmp_path / "wherry.toml")
         return SimpleNamespace(run=lambda: nights.run_night(config, config.routes))
 
@@ -201,3 +209,69 @@ def test_the_flow_registers_what_passed_and_is_not_recorded(after):
     error.result = SimpleNamespace(to_json=lambda: {"verdict": "ok", "level": "roundtrip"})
     done, refused, registered = after(error)
     assert (done["verification"]["verdict"], registered, refused) == ("ok", ["t"], [error])
+
+
+# The order of a night, and what it keeps.
+
+
+RUNS = ("a", "b", "c", "d")
+
+
+def test_an_interrupted_night_begins_nothing_more(night, monkeypatch):
+    """What is at work ends; what waits in the queue is left for the next night."""
+    begun, at_work = [], threading.Event()
+
+    def slow(_config, _route, work, _targets):
+        begun.append(work.source.found.uri)
+        at_work.set()
+        time.sleep(0.5)
+        return 0
+
+    monkeypatch.setattr(nights, "_carry", slow)
+    threading.Thread(target=lambda: (at_work.wait(), _thread.interrupt_main()), daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        night(runs=RUNS).run()
+    assert len(begun) < len(RUNS)
+
+
+def test_a_failure_is_told_at_once_and_rows_stay_in_order(night, monkeypatch):
+    """The first work waits until the failure of the last one is noted."""
+    noted = threading.Event()
+    real = nights.failed_notes
+    monkeypatch.setattr(nights, "failed_notes", lambda *given: (noted.set(), real(*given))[1])
+
+    def carry(_config, _route, work, _targets):
+        if work.source.where.run == "a":
+            assert noted.wait(20)
+            return 1
+        raise UnrepresentableError("no")
+
+    monkeypatch.setattr(nights, "_carry", carry)
+    report = night(runs=("a", "b"), more="", concurrency=2).run()
+    came = {Path(one.source).parent.name: one.came for one in report.outcomes}
+    assert came == {"a": "converted", "b": "failed"}
+    assert [Path(one.source).parent.name for one in report.outcomes] == [
+        Path(work.source.found.uri).parent.name for plan in report.plans for work in plan.works
+    ]
+
+
+def test_the_report_keeps_no_frames_of_what_failed(night, monkeypatch):
+    class Large:
+        """What a conversion has in memory."""
+
+    alive = []
+
+    def carry(*_given):
+        large = Large()
+        alive.append(weakref.ref(large))
+        try:
+            int(str(large))
+        except ValueError as error:
+            raise UnrepresentableError("no") from error
+
+    monkeypatch.setattr(nights, "_carry", carry)
+    report = night(runs=RUNS).run()
+    gc.collect()
+    assert [one.came for one in report.outcomes] == ["failed"] * 4
+    assert all(one.error is not None for one in report.outcomes)
+    assert [one() for one in alive] == [None] * 4

@@ -125,11 +125,12 @@ def inspect(
     from wherry.cli.inspect import show_pickles
     from wherry.verifier.inspect import inspect_source
 
+    source = SourceRequest(uri, **given)
     if pickles:
         show_pickles(uri, json_=json_)
         return
     with console.bar(quiet=quiet or json_) as progress:
-        inspection = inspect_source(SourceRequest(uri, **given), progress=progress, **arguments)
+        inspection = inspect_source(source, progress=progress, **arguments)
     console.show_inspection(inspection, json_=json_)
 
 

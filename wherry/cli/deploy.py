@@ -45,7 +45,7 @@ def deploy(
     from wherry.core.services import service
 
     prefect = service("deploy")
-    plan = prefect.Plan(
+    plan = prefect.DeployPlan(
         file=file,
         pools=pools or file.parent / "pools",
         automations=automations or file.parent / "automations.yaml",

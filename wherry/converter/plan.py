@@ -282,7 +282,7 @@ class Plan:
     @property
     def free(self) -> frozenset[KeyPath]:
         """Those among these whose chunks need not be regarded."""
-        return self._paths(lambda way: way.regions and not way.access.gridded)
+        return self._paths(lambda way: way.access.kind == "regions" and not way.access.gridded)
 
     @property
     def spilled(self) -> frozenset[KeyPath]:

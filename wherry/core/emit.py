@@ -95,7 +95,8 @@ def post(url: str, text: str, headers: Mapping[str, str], *, timeout: float) -> 
     headers = {"Content-Type": "application/json", **headers}
     request = urllib.request.Request(url, text.encode(), headers, method="POST")  # noqa: S310  see above
     try:
-        opener().open(request, timeout=timeout).close()
+        with opener().open(request, timeout=timeout) as answer:
+            answer.read()  # one that is cut short was not given
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it holds the connection

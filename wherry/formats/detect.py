@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import render
@@ -292,3 +292,10 @@ def _nothing(location: Location, asked: str | None) -> WherryError:
 
 def _verdict(error: WherryError) -> Verdict:
     return cast("Verdict", error.verdict)
+
+
+def __getattr__(name: str) -> Any:
+    """Names of earlier releases, for plug-ins."""
+    from wherry.formats.former import former
+
+    return former(__name__, name)

@@ -278,3 +278,10 @@ class Adapted:
     names: Mapping[KeyPath, KeyPath]
     lists: frozenset[KeyPath]
     custom: Mapping[str, Any]
+
+
+def __getattr__(name: str) -> Any:
+    """Names of earlier releases, for plug-ins."""
+    from wherry.formats.former import former
+
+    return former(__name__, name)

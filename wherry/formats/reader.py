@@ -86,6 +86,10 @@ class Access:
     gridded: bool = True
     computes: bool = False
 
+    def __post_init__(self) -> None:
+        if self.kind == "raw":
+            object.__setattr__(self, "gridded", False)  # bytes as they lie are in no chunks
+
     @property
     def raw(self) -> tuple[Extent, ...] | None:
         """Where the bytes lie, if they lie raw."""
@@ -263,7 +267,13 @@ def with_access(reader: Any) -> Reader:
     `extents`, `absent`, `companion`, `members` and `close`, or with `held` and `stream`, `cheap` and `region`, `fill`
     and `overhead`, or `shortfall` besides.
     """
-    return reader if hasattr(reader, "access") else cast("Reader", _PlainReader(reader))
+    return reader if _has(reader, "access") else cast("Reader", _PlainReader(reader))
+
+
+def _has(reader: Any, name: str) -> bool:
+    """Whether a reader has a method of its own: one that names the protocol as its base inherits empty ones."""
+    empty = getattr(Reader, name, reader)
+    return hasattr(reader, name) and getattr(type(reader), name, None) is not empty
 
 
 class _PlainReader:
@@ -273,27 +283,27 @@ class _PlainReader:
         self._plain = plain
 
     def __getattr__(self, name: str) -> Any:
-        if hasattr(self._plain, name):
+        if _has(self._plain, name):
             return getattr(self._plain, name)
         return getattr(BaseReader, name).__get__(self)
 
     def access(self, spec: TensorSpec) -> Access:
         """What the methods of the plug-in's reader amount to."""
-        plain, fills = self._plain, hasattr(self._plain, "fill")
+        plain, fills = self._plain, _has(self._plain, "fill")
         extents = plain.extents(spec)
         if extents is not None:
             return Access("raw", extents, gridded=False, computes=fills)
-        any_part = hasattr(plain, "cheap") and plain.cheap(spec)
+        any_part = _has(plain, "cheap") and plain.cheap(spec)
         if any_part or fills:
             return Access("regions", gridded=not any_part, computes=fills)
-        return Access("stream" if hasattr(plain, "stream") else "whole")
+        return Access("stream" if _has(plain, "stream") else "whole")
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """Fill a buffer with a region, as the plug-in's reader does it."""
         plain = self._plain
-        if hasattr(plain, "fill"):
+        if _has(plain, "fill"):
             plain.fill(spec, region, buffer)
-        elif hasattr(plain, "cheap") and plain.cheap(spec):
+        elif _has(plain, "cheap") and plain.cheap(spec):
             plain.region(spec, region, buffer)
         else:
             buffer[:] = _bytes_of(plain.read(spec, region))
@@ -301,3 +311,10 @@ class _PlainReader:
 
 def _bytes_of(array: np.ndarray) -> memoryview:
     return memoryview(cast("Any", array.reshape(-1).view("u1")))
+
+
+def __getattr__(name: str) -> Any:
+    """Names of earlier releases, for plug-ins."""
+    from wherry.formats.former import former
+
+    return former(__name__, name)

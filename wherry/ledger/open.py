@@ -1,4 +1,4 @@
-"""named: verbs that take a model URI wherever they take the URI of a checkpoint; `wherry.open` and `wherry.detect`."""
+"""open: verbs that take a model URI wherever they take the URI of a checkpoint; `wherry.open` and `wherry.detect`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""recording: tell the ledger what is committed, and say so where that fails.
+"""outcomes: tell the ledger what is committed, and say so where that fails.
 
 Work that is not recorded is not done: the target stays, and the call ends with a `NotRecordedError` that carries what
 it would have returned and names the command that records it later. `record_sidecar` is that command: it reads the

@@ -52,7 +52,19 @@ class ExportRequest:
 
 
 _OWN = tuple(one.name for one in fields(ExportRequest) if one.name != "convert")
-_OF_FILES = ("format", "item", "opaque", "family_file", "wish", "as_step", "sign", "lineage", "rename")
+_OF_FILES = (
+    "source",
+    "targets",
+    "format",
+    "item",
+    "opaque",
+    "family_file",
+    "wish",
+    "as_step",
+    "sign",
+    "lineage",
+    "rename",
+)
 
 
 def export_request(*, uri: str, to: str, **asked: Any) -> ExportRequest:

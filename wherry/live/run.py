@@ -78,7 +78,7 @@ def begin(state: object, request: ExportRequest) -> Begun:
     """
     found = service("export-state").survey(state)
     groups = service("export-processes")
-    processes = groups.Group(0, 1, str) if request.alone else groups.group(found.distributed)
+    processes = groups.ProcessGroup(0, 1, str) if request.alone else groups.group(found.distributed)
     if processes.count == 1 and processes.rank:
         log.info(
             "process %d leaves the export to %s to process 0, which holds the same; "

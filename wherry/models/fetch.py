@@ -129,7 +129,7 @@ def fetch(
         IncompleteError: files are missing.
         TargetExistsError: something else is at the target.
         StorageError: the storage failed; where a retry can help, what was copied is kept for it.
-        NotRecordedError: the copy is committed and proved, but the ledger cannot be used; `result` is the Fetched.
+        NotRecordedError: the copy is committed and proved, but the ledger cannot be used; `result` is the FetchReport.
     """
     clock = time.monotonic()
     subject = _subject(uri)

@@ -195,13 +195,14 @@ class DecodedReader(ReaderOver):
             if held is None:
                 array = np.empty(spec.shape, dtypes.numpy_dtype(spec.dtype))
                 held = self._memory[spec.path] = _HeldTensor(iter([spec.whole]), array=array)
-                self._make_room()
         try:
             held.complete(lambda _whole: self._decode_into(spec, held), self.stopped)
         except BaseException:
             with self._lock:
                 self._memory.pop(spec.path, None)
             raise
+        with self._lock:
+            self._make_room()
         return held
 
     def _make_room(self) -> None:

@@ -249,7 +249,7 @@ class Source:
         chunk = _chunk_bytes(spec)
         if chunk <= self._limit:
             return None
-        held = self.reader.held(spec, cell) if self.access(spec).kind == "stream" else None
+        held = self.reader.held(spec, cell) if self.access(spec).kind in ("stream", "regions") else None
         if held is None or held > self._limit:
             way = "it cannot be decoded in pieces" if held is None else f"its codec holds {show_size(held)}"
             raise UsageError(

@@ -205,6 +205,7 @@ class Spill:
         with self._lock:
             if self._made and self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
+            self._made = False
             self._files.clear()
 
     def _complete(self, key: Key, file: SpillFile, decode: Callable[[SpillFile, Region], None]) -> None:
@@ -241,7 +242,7 @@ class Spill:
                 self._folder = self._folder or Path(
                     tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE))
                 )
-                self._folder.mkdir(exist_ok=True)
+                self._folder.mkdir(mode=0o700, exist_ok=True)
             except OSError as error:
                 raise storage_error(error, str(self._folder or os.environ.get(FOLDER_VARIABLE))) from error
             self._made = True

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from wherry.converter.convert import convert_all
 from wherry.errors import (
@@ -49,8 +50,18 @@ if TYPE_CHECKING:
     from wherry.core.receipt import Receipt
     from wherry.routes.routes import RouteTarget, Whereabouts
 
-    # Starts the conversion of a checkpoint to some targets; what it returns waits for it and gives the bytes written.
-    Start: TypeAlias = Callable[[Work, tuple[RouteTarget, ...]], Callable[[], int]]
+    class Attempt(Protocol):
+        """The conversion of one checkpoint to some targets, started."""
+
+        def add_done_callback(self, told: Callable[[Any], None], /) -> None:
+            """Have `told` called, in any thread, once it has ended."""
+            ...
+
+        def result(self) -> int:
+            """The bytes written; raises what ended it."""
+            ...
+
+    Start: TypeAlias = Callable[[Work, tuple[RouteTarget, ...]], Attempt]
     # How the steps of a route are run, as many at a time as the route says.
     Runner: TypeAlias = Callable[[Route], AbstractContextManager[Start]]
 
@@ -119,7 +130,7 @@ def plan_night(
             rest = todo(route, found, facts, exists=_exists, retry_failed=retry_failed)
         except Exception as error:  # noqa: BLE001  a root or target store that is out of reach stops no other route
             empty = Todo(route.name, (), tuple(passed), (), first=False)
-            plans.append(NightPlan(route, empty, 0.0, error=as_ours(error, route.root)))
+            plans.append(NightPlan(route, empty, 0.0, error=_without_frames(as_ours(error, route.root))))
             continue
         full = Todo(rest.route, rest.works, (*passed, *rest.passed), rest.waiting, rest.first)
         plans.append(
@@ -141,25 +152,54 @@ def holding(route: Route) -> Generator[bool]:
 
 
 def _carried_out(plan: NightPlan, runner: Runner) -> Iterator[WorkOutcome]:
-    """What came of each work of a route: all are started at once, the runner bounds how many run."""
+    """What came of each work of a route, in order: all are started at once, the runner bounds how many run.
+
+    A failure is noted, and each target tried alone, as soon as it is there, whatever else is still at work.
+    """
+    ended: SimpleQueue[tuple[int, tuple[RouteTarget, ...], Attempt]] = SimpleQueue()
+    whole: dict[int, WorkOutcome] = {}
+    rows: list[list[tuple[int, WorkOutcome]]] = [[] for _work in plan.works]
     with runner(plan.route) as start:
-        started = [(work, start(work, work.targets)) for work in plan.works]
-        for work, wait in started:
-            outcome = _awaited(work, work.targets, wait)
-            if outcome.came in _ALONE and work.targets[1:]:
-                again = [((one,), start(work, (one,))) for one in work.targets]
-                alone = [_noted(work, ends, _awaited(work, ends, each)) for ends, each in again]
-                yield from settled(outcome, alone)
+
+        def begin(number: int, targets: tuple[RouteTarget, ...]) -> None:
+            attempt = start(plan.works[number], targets)
+            attempt.add_done_callback(lambda _ended: ended.put((number, targets, attempt)))
+
+        for number, work in enumerate(plan.works):
+            begin(number, work.targets)
+        running = len(plan.works)
+        while running:
+            number, targets, attempt = ended.get()
+            running -= 1
+            work = plan.works[number]
+            outcome = _came(work, targets, attempt)
+            if number not in whole and outcome.came in _ALONE and targets[1:]:
+                whole[number] = outcome
+                for one in targets:
+                    begin(number, (one,))
+                running += len(targets)
             else:
-                yield _noted(work, work.targets, outcome)
+                rows[number].append((work.targets.index(targets[0]), _noted(work, targets, outcome)))
+    for number, found in enumerate(rows):
+        alone = [outcome for _at, outcome in sorted(found, key=lambda row: row[0])]
+        yield from settled(whole[number], alone) if number in whole else alone
 
 
-def _awaited(work: Work, targets: tuple[RouteTarget, ...], wait: Callable[[], int]) -> WorkOutcome:
+def _came(work: Work, targets: tuple[RouteTarget, ...], attempt: Attempt) -> WorkOutcome:
+    """What came of an attempt that has ended; its error is kept without the frames that it was raised in."""
     uri = work.source.found.uri
     try:
-        return WorkOutcome(work.route, uri, "converted", tuple(one.place for one in targets), wait())
+        return WorkOutcome(
+            work.route, uri, "converted", tuple(one.place for one in targets), attempt.result()
+        )
     except Exception as caught:  # noqa: BLE001  whatever it is, it stops this checkpoint alone
-        return came_of(work, targets, as_ours(caught, uri))
+        return came_of(work, targets, _without_frames(as_ours(caught, uri)))
+
+
+def _without_frames(error: WherryError) -> WherryError:
+    """An error for the report: frames would keep alive what a conversion had in memory, for the whole night."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _noted(work: Work, targets: tuple[RouteTarget, ...], outcome: WorkOutcome) -> WorkOutcome:
@@ -174,7 +214,11 @@ def _noted(work: Work, targets: tuple[RouteTarget, ...], outcome: WorkOutcome) -
 @contextmanager
 def _on_threads(config: Config, route: Route) -> Generator[Start]:
     with threads.executor(route.concurrency, "wherry-night") as pool:
-        yield lambda work, targets: pool.submit(_carry, config, route, work, targets).result
+        try:
+            yield lambda work, targets: pool.submit(_carry, config, route, work, targets)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what is at work ends, what waits does not begin
+            raise
 
 
 def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget, ...]) -> int:

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from wherry.core.progress import OnProgress
     from wherry.formats.checkpoint import Checkpoint
     from wherry.mover.hashing import Hashes
-    from wherry.storage.sidecar import Sidecar
     from wherry.verifier.native import NativeReport
 
 

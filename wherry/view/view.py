@@ -70,7 +70,7 @@ class View(Checkpoint):
             files: companion files that are made anew, by name.
         """
         self._source = source
-        self._files = files or {}
+        self._new_files = files or {}
         self.projected = projected
         super().__init__(Opened(source.detection, manifest, self.reader_over(DecodedReader(source.reader))))
 
@@ -88,7 +88,7 @@ class View(Checkpoint):
 
     def reader_over(self, reader: Reader) -> Reader:
         """A reader of the view over one of the source."""
-        return ViewReader(self._source, reader, self.projected, self._files)
+        return ViewReader(self._source, reader, self.projected, self._new_files)
 
 
 class LayoutView(View):
@@ -163,7 +163,7 @@ class ViewReader(BaseReader):
         self._source = source
         self._reader = reader
         self._projected = projected
-        self._files = files
+        self._new_files = files
         self._own = threading.local()
 
     def access(self, spec: TensorSpec) -> Access:
@@ -227,8 +227,8 @@ class ViewReader(BaseReader):
 
     def companion(self, name: str) -> Location:
         """Where a companion lies: in memory, or with the source."""
-        if name in self._files:
-            return Location(_MemoryFiles(files=self._files), name)
+        if name in self._new_files:
+            return Location(_MemoryFiles(files=self._new_files), name)
         return self._source.reader.companion(name)
 
     def members(self) -> Iterable[Entry]:

@@ -142,7 +142,7 @@ class PlacedReader(FilesReader):
             return np.frombuffer(bytearray(place), wanted).reshape(spec.shape)
         if spec.dtype != PACKED:
             return read_region(spec, region, place)
-        # Here four-bit floats take a byte each, unlike in the containers that `raw` serves.
+        # Here four-bit floats take a byte each, unlike in the containers that `flat/pack.py` serves.
         bytewise = TensorSpec(spec.path, spec.shape, "uint8")
         return read_region(bytewise, region, place).view(wanted)
 

@@ -82,7 +82,7 @@ class Walk:
         """The object at the current position, with everything in it.
 
         Raises:
-            CorruptError, UnsupportedError, HostileError: see `msgpack_index.index_file`.
+            CorruptError, UnsupportedError, HostileError: see `index_file`.
         """
         self._count(path, depth)
         head = self.source.head()

@@ -1,7 +1,7 @@
 """An inert pickle machine: it interprets the opcodes of a pickle, and imports and calls nothing.
 
 A global is a pair of names that must be on the caller's exact allow-list; anything else is refused by name
-before the next opcode is looked at. What a pickle would call becomes a `Record` (what, with which arguments,
+before the next opcode is looked at. What a pickle would call becomes a `CallRecord` (what, with which arguments,
 which state), unless the allow-list gives a maker of our own for it (an OrderedDict becomes a dict). The
 opcodes are those of protocols 0 to 5 that data needs; those that reach into classes (INST, OBJ, EXT) are hostile,
 and are looked through only where a list of a pickle's globals is wanted (`Rules.survey`).

@@ -54,7 +54,7 @@ def tree_kind(tree: PickleTree) -> Kind:
 
 
 def flatten(root: Any, pickle_bytes: int) -> PickleTree:
-    """List the leaves of an inert value; see `inert_tree.plant`."""
+    """List the leaves of an inert value; see `pickle.tree.plant`."""
     return plant(root, pickle_bytes, TorchTensor)
 
 

@@ -99,7 +99,7 @@ class Items:
         Raises:
             IncompleteError: its file is not there.
             CorruptError: it is no archive, or contradicts itself.
-            HostileError, UnsupportedError: as `torch_zip.read_object`; or it becomes larger than it may.
+            HostileError, UnsupportedError: as `read_object`; or it becomes larger than it may.
         """
         file = self._file(stored, name)
         if stored.transforms:

@@ -37,7 +37,7 @@ def open_file(location: Location, detection: Detection) -> Opened:
 
     Raises:
         IncompleteError: its name says that it was never finished.
-        CorruptError, UnsupportedError, HostileError: see `msgpack_index.index_file`.
+        CorruptError, UnsupportedError, HostileError: see `index_file`.
     """
     _require_finished(detection)
     contents = gather(index_file(location), location)

@@ -51,7 +51,7 @@ def plausible(name: str, state: str) -> bool:
 
     Args:
         name: of the file.
-        state: how far its first bytes could be read (`msgpack_index.Glance`); the less, the more the name must say.
+        state: how far its first bytes could be read (`Glance`); the less, the more the name must say.
     """
     if state == "wrong":
         return name.startswith(PREFIX) or name.endswith(SUFFIX)
