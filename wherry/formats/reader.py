@@ -117,7 +117,6 @@ class Reader(Protocol):
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """Fill a buffer with the canonical bytes of a region."""
-        ...
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
         """Bytes that filling holds beside the buffer."""
@@ -129,7 +128,6 @@ class Reader(Protocol):
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
         """Bytes that `stream` holds at a time for one cell of the chunk grid; None where it cannot decode it."""
-        ...
 
     def absent(self) -> Iterable[Absent]:
         """Expected chunks that are not there, from metadata alone."""
@@ -137,7 +135,6 @@ class Reader(Protocol):
 
     def shortfall(self) -> str | None:
         """How much is there of how much, and whose share, in one phrase; None where nobody can tell."""
-        ...
 
     def companion(self, name: str) -> Location:
         """Where a companion file of the manifest lies."""
@@ -149,7 +146,6 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Release what is held."""
-        ...
 
 
 class BaseReader:

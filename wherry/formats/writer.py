@@ -28,11 +28,9 @@ class Writer(Protocol):
 
         None where bytes are encoded on the way.
         """
-        ...
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write canonical bytes at a region (gridded tensors, whole natural regions) or span (the others)."""
-        ...
 
     def sync(self) -> None:
         """Make durable what was written so far: contents, names, and the folders that hold the names.
@@ -40,15 +38,12 @@ class Writer(Protocol):
         Several threads may call it at once; no call returns before everything that was written before it is durable,
         also where another call is already at work on it.
         """
-        ...
 
     def finish(self) -> None:
         """Complete the container; idempotent."""
-        ...
 
     def close(self) -> None:
         """Release what is held, finished or not."""
-        ...
 
 
 class BaseWriter:

@@ -39,11 +39,9 @@ class Backend(Protocol):
 
     def connected(self, connection: Any) -> None:
         """Prepare a new connection of the driver."""
-        ...
 
     def begin(self, connection: Connection, kind: str) -> None:
         """Begin a transaction, for `READ` or `WRITE`; the latter returns with the lock held."""
-        ...
 
     def version(self, connection: Connection) -> int:
         """The number of the schema that is there; 0 where there is none yet."""
@@ -51,7 +49,6 @@ class Backend(Protocol):
 
     def create(self, connection: Connection) -> None:
         """Make what is missing of tables, indexes and triggers, and note the number of the schema."""
-        ...
 
     def busy(self, error: DBAPIError) -> bool:
         """Whether the same can succeed a moment later."""

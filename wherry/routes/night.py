@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
         def add_done_callback(self, told: Callable[[Any], None], /) -> None:
             """Have `told` called, in any thread, once it has ended."""
-            ...
 
         def result(self) -> int:
             """The bytes written; raises what ended it."""

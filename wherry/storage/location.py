@@ -93,7 +93,6 @@ class Store(Protocol):
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """Write a small file whole; create-only raises FileExistsError."""
-        ...
 
 
 def path_uri(path: str) -> str:

@@ -95,7 +95,6 @@ class Buildable(Protocol):
 
     def build(self, state: Any) -> None:
         """Take the state."""
-        ...
 
 
 class PickleSource(Protocol):

@@ -40,19 +40,15 @@ class ChunkStore(Protocol):
 
     def put(self, key: str, data: memoryview, size: int = 0) -> None:
         """Write a chunk, filled up with zeros to `size`; safe from several threads, and more than once."""
-        ...
 
     def sync(self) -> None:
         """Make durable every chunk whose `put` has returned."""
-        ...
 
     def finish(self, values: Mapping[str, bytes]) -> None:
         """Write the small values and complete the store; idempotent."""
-        ...
 
     def close(self) -> None:
         """Release what is held."""
-        ...
 
 
 class FileChunks:
