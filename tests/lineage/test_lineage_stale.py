@@ -82,7 +82,7 @@ def test_other_rules_make_another_plan(chain, monkeypatch):
     real = lineage_stale._planned
 
     def changed(made, *rest):
-        return "f" * 64 if made.row.format == "orbax" else real(made, *rest)
+        return "f" * 64 if made.format == "orbax" else real(made, *rest)
 
     monkeypatch.setattr(lineage_stale, "_planned", changed)
     assert kinds(stale()) == {"orbax": ["plan-changed"], "last.npz": ["upstream-stale"]}
