@@ -102,6 +102,20 @@ class FlatFiles:
         with self._lock:
             self._dirty.add(name)
 
+    def read(self, name: str, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop) of a file as they were written; what waits for the rest of its block is written first.
+
+        Raises:
+            StorageError: the storage failed, now or in an earlier call.
+        """
+        self.sync()
+        try:
+            with os.fdopen(open_regular(str(self._folder / name)), "rb", buffering=0) as opened:
+                opened.seek(start)
+                return memoryview(opened.read(stop - start))
+        except OSError as error:
+            raise storage_error(error, str(self._folder / name)) from error
+
     def sync(self) -> None:
         """Make everything durable whose `write` has returned.
 

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
-from wherry.errors import UnsupportedError, UsageError, storage_error
+from wherry.errors import UnsupportedError, UsageError
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.npz.npy import ALIGNMENT, build_header
 from wherry.mover.checksums import PieceCrc, combine
@@ -112,17 +112,10 @@ class NpzWriter(FlatFilesWriter):
         self._files.finish()
 
     def _crc(self, member: _Member) -> int:
-        """CRC of a record; pieces that an earlier process wrote are read from the staged file."""
-
-        def read(start: int, stop: int) -> memoryview:
-            try:
-                with self._file.open("rb", buffering=0) as opened:
-                    opened.seek(member.data + start)
-                    return memoryview(opened.read(stop - start))
-            except OSError as error:
-                raise storage_error(error, str(self._file)) from error
-
-        return combine(crc32(member.head), member.crc.value(read), member.crc.size)
+        """CRC of a record; pieces that no `write` of this process covers are read from the staged file."""
+        name, base = self._file.name, member.data
+        value = member.crc.value(lambda start, stop: self._files.read(name, base + start, base + stop))
+        return combine(crc32(member.head), value, member.crc.size)
 
     def _ending(self, crcs: dict[KeyPath, int]) -> Iterator[bytes]:
         """The directory, where it is needed the zip64 end record with its locator, and the end record."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
-from wherry.errors import UnsupportedError, UsageError, storage_error
+from wherry.errors import UnsupportedError, UsageError
 from wherry.integrations.containers.flat.files import FlatFiles, FlatFilesWriter
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.containers.zip.write import (
@@ -172,18 +172,9 @@ class ArchivesWriter(FlatFilesWriter):
         self._files.finish()
 
     def _crc(self, place: _RecordPlace) -> int:
-        """The CRC of a tensor; pieces that an earlier process wrote are read from the staged file."""
-
-        def read(start: int, stop: int) -> memoryview:
-            file = self._folder / place.file
-            try:
-                with file.open("rb", buffering=0) as opened:
-                    opened.seek(place.start + start)
-                    return memoryview(opened.read(stop - start))
-            except OSError as error:
-                raise storage_error(error, str(file)) from error
-
-        return place.crc.value(read)
+        """The CRC of a tensor; pieces that no `write` of this process covers are read from the staged file."""
+        base = place.start
+        return place.crc.value(lambda start, stop: self._files.read(place.file, base + start, base + stop))
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
