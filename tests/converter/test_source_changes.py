@@ -379,6 +379,9 @@ def test_an_old_file_is_not_waited_for(monkeypatch, tmp_path, source):
     monkeypatch.setattr(pins.time, "time", lambda: source.stat().st_ctime + 3)
     monkeypatch.setattr(pins.time, "sleep", lambda _seconds: pytest.fail("waited"))
     wherry.convert(source, tmp_path / "out", to="huggingface")
+    found, wanted = load_file(tmp_path / "out" / "model.safetensors"), load_file(source)
+    assert found.keys() == wanted.keys()
+    assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
 
 
 def test_a_file_that_is_written_all_the_time_is_an_error(monkeypatch, tmp_path, source):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -12,10 +13,12 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.core.tensorspec import Span
+from wherry.errors import NotFoundError
 from wherry.formats import registry
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
 from wherry.formats.reader import Absent, Access, BaseReader, Block, Extent, Reader
+from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
@@ -185,6 +188,8 @@ def test_a_plug_in_is_converted(source, plug_in, kind, options, tmp_path):
 
 def test_a_reader_with_access_is_taken_as_it_is(source):
     class Own(BaseReader):
+        companion, members = source.reader.companion, source.reader.members
+
         def read(self, spec, region):
             return source.reader.read(spec, region)
 
@@ -218,6 +223,8 @@ def test_a_tensor_is_asked_for_once(source):
     asked = []
 
     class Counting(BaseReader):
+        read, companion, members = source.reader.read, source.reader.companion, source.reader.members
+
         def access(self, spec):
             asked.append(spec.path)
             return source.reader.access(spec)
@@ -317,3 +324,26 @@ def test_a_spill_can_be_used_again_once_it_is_closed(tmp_path, monkeypatch):
             assert file.path.parent.stat().st_mode & 0o777 == 0o700
         spill.close()
         assert not file.path.parent.exists()
+
+
+def test_a_reader_that_lacks_what_no_reader_can_do_without_is_not_made():
+    class Half(BaseReader):
+        def read(self, spec, region):
+            return None
+
+    with pytest.raises(TypeError, match=r"abstract methods? '?companion'?, '?members'?"):
+        Half()
+
+
+def test_a_decoded_source_lacks_what_the_source_lacks(source):
+    gone = Absent(("w",), "0.0", "no such file")
+    there = SimpleNamespace(
+        absent=lambda: [gone], shortfall=lambda: "half of it", companion=source.reader.companion,
+        members=source.reader.members,
+    )  # fmt: skip
+    with closing(DecodedReader(there)) as reader:
+        assert list(reader.absent()) == [gone]
+        assert reader.shortfall() == "half of it"
+        assert list(reader.members()) == list(source.reader.members())
+        with pytest.raises(NotFoundError):
+            reader.companion("tokenizer.json")

@@ -11,6 +11,7 @@ reader that has no `access` is given one by `with_access`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
@@ -148,7 +149,7 @@ class Reader(Protocol):
         """Release what is held."""
 
 
-class BaseReader:
+class BaseReader(ABC):
     """What most readers have in common: raw bytes where `extents` names them, else `read`; nothing is ever absent."""
 
     __slots__ = ()
@@ -158,9 +159,9 @@ class BaseReader:
         extents = self.extents(spec)
         return Access("whole") if extents is None else Access("raw", extents, gridded=False)
 
+    @abstractmethod
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """The elements of a region: a new C-order little-endian array."""
-        raise NotImplementedError
 
     def read_bytes(self, spec: TensorSpec) -> bytes:
         """Canonical bytes of the whole tensor; to be overridden where `read` cannot hold a dtype."""
@@ -194,15 +195,15 @@ class BaseReader:
         """Nobody can tell."""
         return None
 
+    @abstractmethod
     def companion(self, name: str) -> Location:
         """Where a companion file of the manifest lies."""
-        raise NotImplementedError
 
+    @abstractmethod
     def members(self) -> Iterable[Entry]:
         """Every file that belongs to the checkpoint."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most readers hold nothing
         """Nothing is held."""
 
 
@@ -211,9 +212,9 @@ class ReaderOver(BaseReader):
 
     __slots__ = ()
 
+    @abstractmethod
     def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
         """The reader that has a tensor, and the tensor as it is there."""
-        raise NotImplementedError
 
     def access(self, spec: TensorSpec) -> Access:
         """As the tensor's reader says."""

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.reader import Reader
+    from wherry.formats.reader import Absent, Reader
     from wherry.mover.spill import SpillFile, Write
+    from wherry.storage.location import Entry, Location
 
 
 SMALL = 1 << 20  # decoding so much again costs less than keeping it
@@ -154,6 +155,22 @@ class DecodedReader(ReaderOver):
             for path in paths:
                 self._memory.pop(path, None)
         self._spill.drop([(path, 0) for path in paths])
+
+    def absent(self) -> Iterable[Absent]:
+        """As the source's reader says."""
+        return self._reader.absent()
+
+    def shortfall(self) -> str | None:
+        """As the source's reader says."""
+        return self._reader.shortfall()
+
+    def companion(self, name: str) -> Location:
+        """Where the source has it."""
+        return self._reader.companion(name)
+
+    def members(self) -> Iterable[Entry]:
+        """The files of the source."""
+        return self._reader.members()
 
     def close(self) -> None:
         """Remove all files; the source is closed by who opened it."""
