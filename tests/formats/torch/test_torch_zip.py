@@ -26,22 +26,16 @@ from tests.support.formats import (
     opened,
     place,
 )
+from tests.support.torch import as_bytes, torch
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
-from wherry.integrations.containers.flat import strides as strided
+from wherry.integrations.containers.flat import strides as flat_strides
 from wherry.storage.location import Location
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-torch = pytest.importorskip("torch")
-
-
-def as_torch(tensor) -> bytes:
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def save(tmp_path, value, name="model.pt") -> Path:
@@ -97,7 +91,7 @@ def test_every_kind_of_view(tmp_path):
     found = opened(save(tmp_path, parts), "torch-zip")
     assert set(found.manifest.tensors) == {(name,) for name in parts}
     for name, tensor in parts.items():
-        assert canonical(found, (name,)) == as_torch(tensor), name
+        assert canonical(found, (name,)) == as_bytes(tensor), name
         raw = found.reader.extents(found.manifest.tensors[name,]) is not None
         assert raw == (tensor.is_contiguous() or tensor.numel() == 0), name
     spec = found.manifest.tensors["transposed",]
@@ -120,15 +114,15 @@ STRIDED = {  # shape, strides, elements of the storage
 @pytest.mark.parametrize("name", STRIDED)
 def test_a_view_is_read_in_parts_that_span_little(tmp_path, monkeypatch, name, gap):
     shape, strides, count = STRIDED[name]
-    monkeypatch.setattr(strided, "_SLAB", 256)
-    monkeypatch.setattr(strided, "_GAP", gap)
+    monkeypatch.setattr(flat_strides, "_SLAB", 256)
+    monkeypatch.setattr(flat_strides, "_GAP", gap)
     tensor = torch.arange(count, dtype=torch.float32).as_strided(shape, strides, 0 if shape else 3)
     path = save(tmp_path, {"w": tensor, "base": torch.ones(3)})
     found = opened(path, "torch-zip")
     spec = found.manifest.tensors[("w",)]
     lengths, original = [], Location.read
     monkeypatch.setattr(Location, "read", lambda self, a, b: lengths.append(b - a) or original(self, a, b))
-    words = strided._words(found.reader.placed[("w",)], spec.whole, spec)
+    words = flat_strides._words(found.reader.placed[("w",)], spec.whole, spec)
     assert np.array_equal(words.view("f4").reshape(shape), tensor.numpy())
     assert max(lengths) <= 256
     if gap == 4 and name == "column":
@@ -181,7 +175,7 @@ def test_big_endian_storages(tmp_path):
             target.writestr(name, source.read(name))
     found = opened(swapped, "torch-zip")
     for name, tensor in tensors.items():
-        assert canonical(found, (name,)) == as_torch(tensor), name
+        assert canonical(found, (name,)) == as_bytes(tensor), name
 
 
 def test_a_trainer_dict(tmp_path):
@@ -208,7 +202,7 @@ def test_a_trainer_dict(tmp_path):
     assert found.kind == "train-state"
     assert canonical(
         opened(tmp_path / "model.pt", "torch-zip"), ("optimizer", "state", "0", "exp_avg")
-    ) == as_torch(optimizer.state_dict()["state"][0]["exp_avg"])
+    ) == as_bytes(optimizer.state_dict()["state"][0]["exp_avg"])
     assert found.values["args", "name"] == "run"
     assert found.values["epoch",] == 7
     assert found.values["3",] == "three"
@@ -237,7 +231,7 @@ def test_a_trainer_dict(tmp_path):
 def test_a_bare_tensor_has_the_empty_path(tmp_path):
     found = opened(save(tmp_path, torch.ones(3)), "torch-zip")
     assert set(found.manifest.tensors) == {()}
-    assert canonical(found, ()) == as_torch(torch.ones(3))
+    assert canonical(found, ()) == as_bytes(torch.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -306,7 +300,7 @@ def test_a_stride_of_zero_cannot_claim_terabytes(tmp_path):
 
 def test_members_are_what_they_seem(tmp_path):
     source = save(tmp_path, {"a": torch.ones(4)})
-    assert canonical(opened(rewritten(source, tmp_path / "ok.pt"), "torch-zip"), ("a",)) == as_torch(
+    assert canonical(opened(rewritten(source, tmp_path / "ok.pt"), "torch-zip"), ("a",)) == as_bytes(
         torch.ones(4)
     )
     with pytest.raises(CorruptError, match="bytes"):
