@@ -1,8 +1,9 @@
-"""request: what a user asks of a conversion or a rewrite. Every option is declared here, and nowhere else.
+"""request: what a user asks of a conversion or a rewrite. Every option of them is declared here.
 
 An option is a field of one of these records: what the command line, the form of the flow, the routes of `wherry.toml`
 and `asked` in receipts say of it is made from that (`core/option`). So an option is added in two steps: a field here,
-and the code that obeys it.
+and the code that obeys it. Routes state two of them otherwise, in `config/schema`: `memory`, which may be left to the
+settings, and `read_back` for `verify`, a word that means something else there.
 """
 
 from __future__ import annotations
