@@ -68,9 +68,10 @@ _VERDICT_CODES = {
 }
 
 
-@click.group(
-    epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+_HELP = ["-h", "--help"]
+
+
+@click.group(epilog=EXIT_CODES, context_settings={"help_option_names": _HELP, "max_content_width": 100})
 @click.version_option(__version__, prog_name="wherry")
 @click.option(
     DEBUG, is_flag=True, expose_value=False, help=f"Show the traceback of an error; {DEBUG_ENV}=1 too."
@@ -268,6 +269,17 @@ cli.add_command(fetch)
 cli.add_command(promote)
 cli.add_command(register)
 cli.add_command(resolve)
+
+
+def _name_help(group: click.Group) -> None:
+    """Give each command its own names of `--help`; click would keep those of whoever asks first."""
+    for command in group.commands.values():
+        command.context_settings.setdefault("help_option_names", _HELP)
+        if isinstance(command, click.Group):
+            _name_help(command)
+
+
+_name_help(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
