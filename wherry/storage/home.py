@@ -6,12 +6,9 @@ creates nothing; `ensure_home` does.
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 from pathlib import Path
-
-from platformdirs import user_data_dir
 
 from wherry.errors import storage_error
 
@@ -22,8 +19,11 @@ _DATABASES = frozenset({"postgresql", "postgres", "mysql", "mariadb", "mssql", "
 
 def home() -> Path:
     """The folder: `WHERRY_HOME`, or the user data folder of the platform."""
-    given = os.environ.get("WHERRY_HOME")
-    return Path(given).expanduser().absolute() if given else Path(user_data_dir("wherry", appauthor=False))
+    if given := os.environ.get("WHERRY_HOME"):
+        return Path(given).expanduser().absolute()
+    from platformdirs import user_data_dir  # `wherry --help` needs no folder
+
+    return Path(user_data_dir("wherry", appauthor=False))
 
 
 def ensure_home() -> Path:
@@ -49,6 +49,8 @@ def mlflow_artifacts() -> Path:
 
 def user_name() -> str:
     """Who runs this, for the record; `unknown` where the system has no name for it, as in some containers."""
+    import getpass
+
     try:
         return getpass.getuser()
     except (OSError, KeyError):
