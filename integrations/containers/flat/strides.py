@@ -138,7 +138,7 @@ class StridedReader(FilesReader):
             crc = crc32(tensor.file.read(start, min(start + _PIECE, tensor.start + tensor.length)), crc)
         if crc != tensor.crc:
             raise CorruptError(
-                f"checksum mismatch in the storage of the tensor: expected {tensor.crc:#010x}, got {crc:#010x}",
+                f"checksum mismatch in the storage of the tensor: expected CRC-32 {tensor.crc:#010x}, got {crc:#010x}",
                 uri=tensor.file.uri,
                 path=spec.name,
                 cure="restore the file from a backup or download it again",

@@ -143,7 +143,7 @@ class _Stream:
             raise self._corrupt("has trailing bytes after its deflate stream")
         if self._crc != member.crc:
             raise self._corrupt(
-                f"has a checksum mismatch: expected {member.crc:#010x}, got {self._crc:#010x}"
+                f"has a checksum mismatch: expected CRC-32 {member.crc:#010x}, got {self._crc:#010x}"
             )
 
     def _next(self, most: int) -> bytes:

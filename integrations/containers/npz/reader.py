@@ -202,7 +202,7 @@ class NpzReader(FilesReader):
         placed = self.contents.placed[spec.path]
         if placed.raw and placed.crc and (crc := crc32(as_bytes(data))) != placed.crc:
             raise CorruptError(
-                f"checksum mismatch in the zip member: expected {placed.crc:#010x}, got {crc:#010x}",
+                f"checksum mismatch in the zip member: expected CRC-32 {placed.crc:#010x}, got {crc:#010x}",
                 uri=self.location.uri,
                 path=spec.name,
                 cure="restore the file from a backup or download it again",

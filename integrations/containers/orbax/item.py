@@ -72,9 +72,7 @@ def open_item(
     own = own_notes(metadata)
     stored = uncommitted or bool(metadata.get("store_array_data_equal_to_fill_value"))
     reader = _reader(location, item, arrays, parts, leaves, zeros_stored=stored)
-    reader.lost = dict.fromkeys(
-        arrays.without, "missing .zarray or zarr.json, which state its shape and dtype"
-    )
+    reader.lost = dict.fromkeys(arrays.without, "missing .zarray or zarr.json: shape and dtype are unknown")
     manifest = Manifest(
         tensors=_specs(arrays.found, leaves, shardings, _prng(location, glimpse, own), own_axes(own)),
         values={**tree.read_strings(location, leaves), **leaves.texts},
@@ -153,7 +151,7 @@ def _require_tree(location: Location, item: layout.OrbaxItem | None) -> None:
         raise IncompleteError("Orbax item not found", uri=location.uri, cure=_FETCH_AGAIN)
     if not item.tree and not item.msgpack:
         raise IncompleteError(
-            f"file not found: {layout.TREE}, which holds the tree structure",
+            f"file not found: {layout.TREE}; the tree structure is lost",
             uri=location.uri,
             cure=f"copy {layout.TREE} again, or use another step",
         )
@@ -195,9 +193,9 @@ def _no_metadata(location: Location, arrays: Arrays, leaves: tree.ItemTree) -> E
             uri=location.uri,
             path=render(path),
         )
-    where = f"; {layout.MSGPACK} does not have their data either" if path in leaves.aggregated else ""
+    where = f", and {layout.MSGPACK} has no data for them" if path in leaves.aggregated else ""
     return IncompleteError(
-        f"missing .zarray or zarr.json of {len(arrays.without)} arrays, which state shape and dtype{where}",
+        f"missing .zarray or zarr.json for {len(arrays.without)} arrays: shape and dtype are unknown{where}",
         uri=location.uri,
         path=render(path),
         cure=_FETCH_AGAIN,

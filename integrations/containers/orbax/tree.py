@@ -3,8 +3,8 @@
 Facts: `tree_metadata` maps the repr of a tuple to `key_metadata` (the parts, each with `key_type` 1 for an index of
 a sequence or 2 for a key of a mapping) and `value_metadata` (`value_type`, `skip_deserialize`). The repr is never
 parsed. The stored name of a leaf is its parts joined with `.`, so `a.b` and `a/b` collide: two leaves with one
-name are one array on disk, and one of them was lost during the save. `_sharding` maps base64 of the name to a JSON string
-(0.4.1: raw names with empty strings). Only `array_metadatas/process_<n>` identifies typed PRNG keys.
+name are one array on disk, and one of them was lost during the save. `_sharding` maps base64 of the name to a JSON
+string (0.4.1: raw names with empty strings). Only `array_metadatas/process_<n>` identifies typed PRNG keys.
 """
 
 from __future__ import annotations

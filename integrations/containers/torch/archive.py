@@ -181,7 +181,7 @@ def _pickle(directory: Directory, root: str, location: Location) -> bytes:
     data = read_member(location, member, _LARGEST_PICKLE)
     if member.crc and crc32(data) != member.crc:
         raise CorruptError(
-            f"checksum mismatch in {member.name}: expected {member.crc:#010x}, got {crc32(data):#010x}",
+            f"checksum mismatch in {member.name}: expected CRC-32 {member.crc:#010x}, got {crc32(data):#010x}",
             uri=location.uri,
             cure="restore the file from a backup or download it again",
         )

@@ -254,7 +254,7 @@ class _Finish:
             return {self._key((*path, name)): child for name, child in children.items()}
         names = [str(index) for index in range(len(children))]
         if set(names) != set(children):
-            raise UnrepresentableError(f"missing indices in the list {render(path)!r}", uri=self._uri)
+            raise UnrepresentableError(f"list {render(path)!r} has gaps in its indices", uri=self._uri)
         return [children[name] for name in names]
 
     def _key(self, path: KeyPath) -> Any:

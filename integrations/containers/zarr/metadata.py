@@ -11,8 +11,8 @@ Facts (zarr specifications 2 and 3, and what Orbax, T5X, PaxML and MaxText write
 Metadata is untrusted: ranks, extents and chunk sizes are limited, and nothing is allocated from these numbers here.
 
 The codec chain of an array decides whether its chunks are stored raw, and if not, whether they can be decoded piece by
-piece in the order of the elements. The latter is possible for zstd, gzip, zlib and no codec, with little-endian elements
-in C order; blosc and bz2 need (nearly) whole chunks in memory, and other orders need a whole chunk for the
+piece in the order of the elements. The latter is possible for zstd, gzip, zlib and no codec, with little-endian
+elements in C order; blosc and bz2 need (nearly) whole chunks in memory, and other orders need a whole chunk for the
 transposition.
 
 Shards (zarr 3 `sharding_indexed`): the inner chunks, then 16 bytes for each (offset, length), then a CRC-32C of

@@ -294,8 +294,8 @@ class ArrayReader(BaseReader):
         found = (tuple(handle.shape), handle.dtype.name)
         if found != (array.zarr.shape, array.zarr.dtype):
             raise CorruptError(
-                f"metadata mismatch in {render(spec.path)}: expected {(array.zarr.shape, array.zarr.dtype)}, got {found} "
-                "from tensorstore",
+                f"metadata mismatch in {render(spec.path)}: tensorstore finds {found}, "
+                f"expected {(array.zarr.shape, array.zarr.dtype)}",
                 uri=self.location.uri,
             )
         with self._lock:

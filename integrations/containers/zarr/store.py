@@ -1,9 +1,9 @@
 """Writes the chunks of zarr arrays: one file per chunk, or the data files of an OCDBT database.
 
 Both are written from several threads, in any order, and made durable in groups, like every other container here. In a
-database, uncompressed chunks have a known offset before the first byte is written; compressed ones are appended as they
-arrive. A log, which is synced after the chunks, records their positions: an interrupted run resumes from it, and a chunk
-that was never written is absent from the tree instead of being zeros.
+database, uncompressed chunks have a known offset before the first byte is written; compressed ones are appended as
+they arrive. A log, which is synced after the chunks, records their positions: an interrupted run resumes from it, and a
+chunk that was never written is absent from the tree instead of being zeros.
 """
 
 from __future__ import annotations
