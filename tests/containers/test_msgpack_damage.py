@@ -44,11 +44,11 @@ def test_a_chunked_scalar():
     ("packed", "what"),
     [
         (chunked(shape={"0": 7}), "6 elements"),
-        (chunked(shape={"0": -2, "1": -3}), "whole numbers"),
+        (chunked(shape={"0": -2, "1": -3}), "non-negative integers"),
         (chunked(shape={"1": 6}), "numbered from 0"),
-        (chunked(chunks={"0": 1}), "lacks its shape or its chunks"),
+        (chunked(chunks={"0": 1}), "missing shape or chunks"),
         (chunked(chunks={"0": CHUNKS["0"], "1": array((2,), "uint16", bytes(4))}), "int16/uint16"),
-        (chunked(extra=1), "lacks its shape or its chunks"),
+        (chunked(extra=1), "missing shape or chunks"),
         (msgpack.packb({"w": {"__msgpack_chunked_array__": True}}), "numbered from 0"),
     ],
 )
@@ -120,13 +120,13 @@ def test_announced_sizes_are_compared_with_the_file_first(head):
 
 
 def test_depth_is_capped():
-    with pytest.raises(HostileError, match="deeper"):
+    with pytest.raises(HostileError, match=r"limit of \d+ levels"):
         index_bytes(b"\x91" * 100_000 + b"\x01")
 
 
 def test_nodes_are_capped(monkeypatch):
     monkeypatch.setattr("wherry.integrations.containers.msgpack.index._MOST_NODES", 1000)
-    with pytest.raises(HostileError, match="more than 1000 nodes"):
+    with pytest.raises(HostileError, match="limit of 1000 nodes"):
         index_bytes(msgpack.packb([None] * 2000))
 
 

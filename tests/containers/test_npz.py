@@ -112,7 +112,7 @@ def test_single_strings_are_values(tmp_path):
 def test_bfloat16_is_explained(tmp_path):
     np.savez(tmp_path / "a.npz", w=values("bfloat16"))
     seen = " ".join(one.seen for one in wherry.detect(tmp_path / "a.npz").evidence)
-    assert "'<V2', as numpy writes the bfloat16 of ml_dtypes" in seen
+    assert "dtype '<V2' is read as bfloat16: numpy writes this ml_dtypes type so" in seen
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_bfloat16_is_explained(tmp_path):
         (np.array([b"a"]), "array of byte strings"),
         (np.zeros(2, "M8[D]"), "array of dates"),
         (np.zeros(2, "V3"), "untyped bytes"),
-        (np.zeros(2, np.longdouble), "a type that is not read"),
+        (np.zeros(2, np.longdouble), "an unknown dtype"),
     ],
 )
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -219,13 +219,13 @@ def test_hostile_archives(tmp_path):
     at = data.rfind(b"PK\x01\x02")
     data[at + 24 : at + 28] = struct.pack("<I", 0xFFFFFFF0)  # the full size that the directory claims
     (tmp_path / "bomb.npz").write_bytes(data)
-    with pytest.raises(HostileError, match="claims to decode"):
+    with pytest.raises(HostileError, match="claims to decompress"):
         wherry.open(tmp_path / "bomb.npz")
     with zipfile.ZipFile(tmp_path / "twice.npz", "w") as out:
         out.writestr("a.npy", record(np.zeros(3)))
         with pytest.warns(UserWarning, match="Duplicate"):
             out.writestr("a.npy", record(np.ones(3)))
-    with pytest.raises(HostileError, match="two members"):
+    with pytest.raises(HostileError, match="duplicate zip member"):
         wherry.open(tmp_path / "twice.npz")
 
 

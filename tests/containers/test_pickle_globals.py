@@ -135,7 +135,7 @@ def test_extensions_of_the_registry_are_refused(name):
 def test_opcodes_that_make_objects_are_refused_for_what_is_on_the_list_too(name, how):
     data = spelled("collections", "OrderedDict")
     assert load(data["GLOBAL"], RULES[name], "x")[0] == {}
-    with pytest.raises(HostileError, match="makes objects of classes"):
+    with pytest.raises(HostileError, match="creates objects of classes"):
         load(data[how], RULES[name], "x")
 
 

@@ -105,7 +105,11 @@ def test_parts_of_raw_chunks_are_read_alone(tmp_path, chunks, region):
 
 DAMAGE = {
     "cut in the middle": (ZSTD, lambda data, whole: data[: len(data) // 2], "decodes to|cannot be decoded"),
-    "without its last byte": (ZSTD, lambda data, whole: data[:-1], "cannot be decoded|decodes to|ends early"),
+    "without its last byte": (
+        ZSTD,
+        lambda data, whole: data[:-1],
+        "cannot be decoded|decodes to|is truncated",
+    ),
     "one bit": (ZSTD, lambda data, whole: flipped(data), "cannot be decoded|decodes to"),
     "something behind": (ZSTD, lambda data, whole: data + b"more", "cannot be decoded"),
     "another frame": (ZSTD, lambda data, whole: data + zstandard.compress(b"x" * 9), "decodes to more"),
@@ -114,10 +118,10 @@ DAMAGE = {
     "far fewer": (ZSTD, lambda data, whole: zstandard.compress(whole[: 1 << 20]), "decodes to fewer"),
     "one more": (ZSTD, lambda data, whole: zstandard.compress(whole + b"x"), "decodes to more"),
     "a bomb": (ZSTD, lambda data, whole: zstandard.compress(bytes(1 << 28)), "decodes to more"),
-    "gzip cut": (GZIP, lambda data, whole: data[: len(data) // 2], "ends early"),
-    "gzip without its check": (GZIP, lambda data, whole: data[:-1], "ends early"),
+    "gzip cut": (GZIP, lambda data, whole: data[: len(data) // 2], "is truncated"),
+    "gzip without its check": (GZIP, lambda data, whole: data[:-1], "is truncated"),
     "gzip bit": (GZIP, lambda data, whole: flipped(data), "cannot be decoded|decodes to"),
-    "gzip behind": (GZIP, lambda data, whole: data + b"more", "bytes behind its end"),
+    "gzip behind": (GZIP, lambda data, whole: data + b"more", "trailing bytes"),
     "gzip fewer": (GZIP, lambda data, whole: gzip.compress(whole[:-1], 1), "decodes to"),
     "gzip bomb": (GZIP, lambda data, whole: gzip.compress(bytes(1 << 28), 1), "decodes to more"),
     "zlib for gzip": (GZIP, lambda data, whole: zlib.compress(whole, 1), "cannot be decoded"),
@@ -155,18 +159,18 @@ def test_damaged_shards(tmp_path):
     assert crc32c(index) == int.from_bytes(check, "little")
     assert crc32c(b"123456789") == 0xE3069283, "the check value of CRC-32C's definition"
     for entry, error, reason in [
-        ((0, len(data) + 1), CorruptError, "outside of it"),
-        (((1 << 64) - 1,) * 2, IncompleteError, "lacks the inner chunk at"),
+        ((0, len(data) + 1), CorruptError, "invalid index: .* out of range"),
+        (((1 << 64) - 1,) * 2, IncompleteError, "missing inner chunk at"),
     ]:
         bad = struct.pack("<QQ", *entry) + index[16:]
         chunk.write_bytes(data[:-size] + bad + crc32c(bad).to_bytes(4, "little"))
         with pytest.raises(error, match=reason):
             spilled_bytes(folder)
     chunk.write_bytes(data[:-size] + index[::-1] + check)
-    with pytest.raises(CorruptError, match="damaged index"):
+    with pytest.raises(CorruptError, match="checksum mismatch in its index"):
         spilled_bytes(folder)
     chunk.write_bytes(data[-400:])
-    with pytest.raises(CorruptError, match="too few for its index"):
+    with pytest.raises(CorruptError, match="truncated: expected an index of"):
         spilled_bytes(folder)
 
 

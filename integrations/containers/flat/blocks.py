@@ -1,8 +1,8 @@
-"""Blocks: small parts of files, gathered in memory until whole blocks of the file can be written.
+"""Collects small writes in memory until whole blocks of a file can be written.
 
-Bytes that go to the device past the page cache go in whole blocks. Where a tensor begins or ends within a block, its
-first and last bytes wait here together with their neighbours, and so do small tensors; neighbours go together. A block
-is read from its file when a part of it is first touched, so what an earlier run wrote of it stays as it was.
+Direct I/O writes whole blocks only. Where a tensor begins or ends within a block, its first and last bytes are held
+here together with the neighbouring bytes; so are small tensors. Adjacent blocks are written together. A block is read
+from its file when a part of it is first written, so that the bytes of an earlier run are kept.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     # Name of a file, offset of a block, memory of one block or several; raises OSError.
     Transfer = Callable[[str, int, memoryview], None]
 
-_MOST = 256  # blocks that are held
+_MOST = 256  # blocks that are held in memory
 
 
 @dataclass(slots=True)
 class Blocks:
-    """The blocks that wait to be written; safe from several threads.
+    """The blocks that wait to be written; thread-safe.
 
     Attributes:
-        read: fills a block from its file; what lies beyond the end stays as it is.
-        write: writes blocks that follow one another.
+        read: fills a block from its file; bytes beyond the end of the file are left unchanged.
+        write: writes adjacent blocks.
     """
 
     read: Transfer
@@ -41,7 +41,7 @@ class Blocks:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, name: str, offset: int, data: memoryview) -> None:
-        """Take bytes of a file.
+        """Add bytes of a file.
 
         Raises:
             OSError: the storage failed.
@@ -56,7 +56,7 @@ class Blocks:
                 data, offset = data[len(part) :], offset + len(part)
 
     def forget(self, name: str, start: int, stop: int) -> None:
-        """Hold no block of a range any more, because it is about to be written by another way.
+        """Write and drop the blocks of a range, because the range is about to be written directly.
 
         Raises:
             OSError: the storage failed.
@@ -87,7 +87,7 @@ class Blocks:
         self._dirty.clear()
 
     def _runs(self) -> Iterator[tuple[str, int, list[memoryview]]]:
-        """The changed blocks, those that follow one another together."""
+        """The changed blocks, adjacent ones together."""
         waiting = sorted(self._dirty)
         while waiting:
             name, start = waiting[0]

@@ -1,11 +1,11 @@
 """Flat files of known size, written by offset from several threads and made durable in groups.
 
-Every file is created and its space allocated before the first byte, so that a full disk fails early. Whole blocks go
-to the device past the page cache, where the file system allows it and the memory lies as the file does (see
-`Writer.place`); parts of blocks are gathered in `Blocks`. Everything else takes the page cache, and `sync` drops it
-from there, so that a read-back comes from storage. `sync` makes durable everything whose `write` had returned. A
-bounded number of files is open (see `Descriptors`), whatever the number of shards. Once the storage has failed to
-sync, every later `sync` fails too: the kernel forgets such pages, and a second fsync would lie.
+Every file is created and its space allocated before the first byte, so that a full disk fails early. Whole blocks are
+written with direct I/O, where the file system supports it and the memory is aligned like the file (see
+`Writer.place`); parts of blocks are collected in `Blocks`. Everything else goes through the page cache, and `sync`
+drops those pages, so that a later read comes from storage. `sync` makes every `write` durable that has returned. The
+number of open files is bounded (see `Descriptors`), whatever the number of shards. Once a sync has failed, every later
+`sync` fails too: the kernel drops the failed pages, and a second fsync would report success for lost data.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-# Large writes: so many keep a device busy; more would all end at one time, and then all hash at one time.
+# Concurrent large writes. Two keep a device busy; with more, all would end, and then hash, at the same time.
 _AT_ONCE = 2
-_STEP = 64 << 20  # by which files grow
-SMALL = 64 << 10  # what is smaller is gathered
+_STEP = 64 << 20  # bytes by which files grow
+SMALL = 64 << 10  # smaller writes are collected in `Blocks`
 
 
 class FlatFiles:
@@ -67,7 +67,7 @@ class FlatFiles:
             raise
 
     def add(self, name: str, size: int) -> None:
-        """Create one more file; what it holds beyond its size is cut off.
+        """Create one more file; a longer existing file is truncated.
 
         Raises:
             StorageError: the storage is full or failed.
@@ -76,7 +76,7 @@ class FlatFiles:
         self._guarded(name, lambda fd: _allocate(fd, size))
 
     def grow(self, name: str, size: int) -> None:
-        """Let a file be written up to a size. Space comes in large steps; `finish` gives back what is left over.
+        """Allow writes up to a size. Space is allocated in large steps; `finish` frees what is unused.
 
         Raises:
             StorageError: the storage is full or failed.
@@ -103,7 +103,7 @@ class FlatFiles:
             self._dirty.add(name)
 
     def read(self, name: str, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop) of a file as they were written; what waits for the rest of its block is written first.
+        """Read bytes [start, stop) of a file, after the blocks that wait in memory are written.
 
         Raises:
             StorageError: the storage failed, now or in an earlier call.
@@ -117,12 +117,12 @@ class FlatFiles:
             raise storage_error(error, str(self._folder / name)) from error
 
     def sync(self) -> None:
-        """Make everything durable whose `write` has returned.
+        """Make every `write` durable that has returned.
 
         Raises:
             StorageError: the storage failed, now or in an earlier call.
         """
-        with self._syncing:  # a second caller returns when what the first took is durable
+        with self._syncing:  # a second caller returns when the writes of the first are durable
             with self._lock:
                 dirty, self._dirty = self._dirty, set()
             self._checked(self._blocks.flush)
@@ -161,7 +161,7 @@ class FlatFiles:
             raise storage_error(error, str(self._folder / name)) from error
 
     def _enlarge(self, descriptor: int, name: str, size: int) -> None:
-        """Allocate more than is asked for, or just that where the storage has no more."""
+        """Allocate one step more than requested, or exactly the requested size where space is short."""
         self._room[name] = size + _STEP
         try:
             os.posix_fallocate(descriptor, 0, size + _STEP)
@@ -184,7 +184,7 @@ class FlatFiles:
         self._blocks.put(name, parts.tail, view[parts.tail - offset :])
 
     def _write_run(self, name: str, offset: int, run: memoryview) -> None:
-        held = run[: self._sizes[name] - offset]  # nothing is ever written beyond the end
+        held = run[: self._sizes[name] - offset]  # nothing is written beyond the end
         whole = len(held) // BLOCK * BLOCK
         self._write(name, offset, held[:whole], direct=True)
         self._write(name, offset + whole, held[whole:])
@@ -192,14 +192,14 @@ class FlatFiles:
     def _write(self, name: str, offset: int, view: memoryview, *, direct: bool = False) -> None:
         done = 0
         while done < len(view):
-            straight = direct and (offset + done) % BLOCK == 0  # it is not after a write of half a block
+            straight = direct and (offset + done) % BLOCK == 0  # not aligned after a partial write
             done += self._act(name, straight, lambda fd, at=done: os.pwrite(fd, view[at:], offset + at))
 
     def _read_block(self, name: str, offset: int, block: memoryview) -> None:
         self._act(name, True, lambda fd: os.preadv(fd, [block], offset))
 
     def _act(self, name: str, direct: bool, act: Callable[[int], int]) -> int:
-        """Read or write, past the page cache if that is asked for and goes."""
+        """Read or write, with direct I/O where it is requested and supported."""
         direct = direct and self._direct
         try:
             with self._open.using((name, direct)) as descriptor:
@@ -229,12 +229,12 @@ def _settle(descriptor: int) -> None:
 
 
 class FlatFilesWriter(BaseWriter):
-    """A writer into flat files, which take any span of any tensor."""
+    """A writer into flat files, which accept any span of any tensor."""
 
     _files: FlatFiles
 
     def sync(self) -> None:
-        """Make durable what was written."""
+        """Make everything that was written durable."""
         self._files.sync()
 
     def finish(self) -> None:

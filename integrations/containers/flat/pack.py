@@ -1,4 +1,4 @@
-"""Tensors whose canonical bytes lie raw in files: a region is read with as few bytes as it needs.
+"""Reads regions of tensors that are stored raw in files, with as few bytes as possible.
 
 Shared by every container that gives `Extent`s (safetensors, contiguous tensors of torch archives). Four-bit
 floats are the one packed type: two per byte on disk, the even element in the low nibble (the order of the
@@ -27,23 +27,23 @@ _NIBBLE = 0x0F
 
 
 def stored_size(spec: TensorSpec) -> int:
-    """Bytes of a tensor as it lies in the file; a half byte at the end counts as one."""
+    """Size in bytes of a tensor in its file; a trailing half byte counts as a byte."""
     return (spec.size + 1) // 2 if spec.dtype == PACKED else spec.nbytes
 
 
 def read_region(spec: TensorSpec, region: Region, extents: tuple[Extent, ...]) -> np.ndarray:
-    """Read a region of a tensor that lies raw.
+    """Read a region of a tensor that is stored raw.
 
     Args:
         spec: the tensor.
         region: slices with explicit bounds.
-        extents: where its stored bytes lie, in order.
+        extents: the extents of its stored bytes, in order.
 
     Returns:
         A new C-order array of the region's shape.
 
     Raises:
-        CorruptError: a file ends before the bytes that its metadata promises.
+        CorruptError: a file is shorter than its metadata says.
         StorageError: the storage failed.
     """
     import numpy as np
@@ -62,7 +62,7 @@ def read_stored(spec: TensorSpec, extents: tuple[Extent, ...]) -> bytes:
 
 
 def _unpacked(spec: TensorSpec, extents: tuple[Extent, ...]) -> Callable[[int, memoryview], None]:
-    """What fills a buffer from an element on, each of which takes a byte there and half of one in the file."""
+    """A function that fills a buffer from an element on; an element is a byte in memory and half a byte on disk."""
 
     def read(first: int, buffer: memoryview) -> None:
         stop = first + len(buffer)
@@ -74,7 +74,7 @@ def _unpacked(spec: TensorSpec, extents: tuple[Extent, ...]) -> Callable[[int, m
 
 
 def unpack_nibbles(stored: bytes | bytearray | memoryview) -> np.ndarray:
-    """Two elements of each byte, low nibble first, one uint8 per element."""
+    """The two elements of each byte, low nibble first, as one uint8 per element."""
     import numpy as np
 
     packed = np.frombuffer(stored, "u1")
@@ -85,13 +85,17 @@ def pack_nibbles(elements: memoryview, path: str) -> memoryview:
     """The inverse of `unpack_nibbles`.
 
     Raises:
-        UnrepresentableError: a half byte would be left over, or an element has more than four bits.
+        UnrepresentableError: the number of elements is odd, or an element has more than four bits.
     """
     import numpy as np
 
     whole = np.frombuffer(elements, "u1")
     if whole.size % 2:
-        raise UnrepresentableError("an odd number of four-bit elements does not fill whole bytes", path=path)
+        raise UnrepresentableError(
+            f"cannot pack an odd number of four-bit elements into whole bytes: {whole.size}", path=path
+        )
     if whole.size and int(whole.max()) > _NIBBLE:
-        raise UnrepresentableError("an element of a four-bit type has more than four bits", path=path)
+        raise UnrepresentableError(
+            f"element out of range for a four-bit type: {int(whole.max())} exceeds {_NIBBLE}", path=path
+        )
     return (whole[0::2] | (whole[1::2] << 4)).data

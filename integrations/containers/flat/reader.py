@@ -1,7 +1,7 @@
-"""The reader of every checkpoint whose tensors lie raw in files: safetensors alone and in Hugging Face folders.
+"""Reads checkpoints whose tensors are stored raw in files: safetensors files and Hugging Face folders.
 
-Opening has checked that every byte is there, so nothing is ever absent. Regions are read with as few bytes as
-they need; no descriptor is held between calls.
+Opening a checkpoint checks that every byte exists, so no tensor is absent afterwards. A region is read with as few
+bytes as possible. No file descriptor is kept open between calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FilesReader(BaseReader):
-    """A reader of some files of one folder, in which opening has found everything; no descriptor is held between calls.
+    """A reader of the files of one folder, which opening found complete; no descriptor is kept open between calls.
 
     Attributes:
         location: the checkpoint: a folder, or one file.
@@ -40,7 +40,7 @@ class FilesReader(BaseReader):
     companions: frozenset[str] = frozenset()
 
     def companion(self, name: str) -> Location:
-        """Where a companion lies: with the files."""
+        """The location of a companion, beside the files."""
         return companion_location(self.location, name, self.companions)
 
     def members(self) -> Iterable[Entry]:
@@ -50,11 +50,11 @@ class FilesReader(BaseReader):
 
 @dataclass(frozen=True, slots=True)
 class FlatReader(FilesReader):
-    """Reads tensors that lie raw.
+    """Reads tensors that are stored raw.
 
     Attributes:
         location: the checkpoint: a folder, or one file.
-        places: where each tensor's stored bytes lie, in order.
+        places: the extents of each tensor's stored bytes, in order.
         files: every file of the checkpoint, names relative to the location.
         companions: the names among them that hold no tensors.
     """
@@ -65,7 +65,7 @@ class FlatReader(FilesReader):
     companions: frozenset[str] = frozenset()
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, read with as few bytes as it needs."""
+        """The elements of a region, read with as few bytes as possible."""
         return read_region(spec, region, self.places[spec.path])
 
     def read_bytes(self, spec: TensorSpec) -> bytes:
@@ -74,18 +74,20 @@ class FlatReader(FilesReader):
         return unpack_nibbles(stored)[: spec.size].tobytes() if spec.dtype == PACKED else stored
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """Where the stored bytes lie. Packed four-bit floats must be decoded."""
+        """The extents of the stored bytes; None for packed four-bit floats, which must be decoded."""
         return None if spec.dtype == PACKED else self.places[spec.path]
 
 
 def companion_location(location: Location, name: str, companions: frozenset[str]) -> Location:
-    """Where a companion lies.
+    """The location of a companion.
 
     Raises:
-        NotFoundError: the checkpoint has no such companion.
+        NotFoundError: the checkpoint has no companion of this name.
     """
     if name not in companions:
         raise NotFoundError(
-            f"no companion file {name!r}", uri=location.uri, cure="`wherry inspect` lists them"
+            f"companion file not found: {name!r}",
+            uri=location.uri,
+            cure="run `wherry inspect` on the checkpoint to list its companion files",
         )
     return location.member(name)

@@ -1,7 +1,8 @@
-"""Reads tensors of torch archives: raw ones like any flat file, views and big-endian ones through strides.
+"""Reads tensors of torch archives: raw tensors as from any flat file, views and big-endian tensors through strides.
 
-A strided tensor is read in slabs: the bytes between the first and the last element of a part of it, some MiB at most.
-Rows that lie far apart are read one by one. Nothing is mapped: a file that is cut meanwhile is an error, and no signal.
+A strided tensor is read in slabs: the bytes between the first and the last element of a part of it, at most 16 MiB.
+Rows that are far apart are read one by one. Files are not memory-mapped: a file that is truncated while it is read
+causes an error, not a signal.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 _PIECE = 1 << 20
-_SLAB = 16 << 20  # bytes of a file that are held for one part of a tensor
-_FREE_BYTES = 1 << 30  # what expanded tensors (stride 0) may say beyond what is stored
-_GAP = 256 << 10  # bytes of a local file that are not read for the sake of one read less
+_SLAB = 16 << 20  # bytes of a file that are held in memory for one part of a tensor
+_FREE_BYTES = 1 << 30  # allowance for expanded tensors (stride 0), which are larger than what is stored
+_GAP = 256 << 10  # unneeded bytes of a local file that are read to save a read call
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A tensor of an archive in its file.
+    """The position of a tensor in the file of its archive.
 
     Attributes:
         file: the archive.
@@ -45,9 +46,9 @@ class PlacedTensor:
         shape: its extents.
         strides: in elements.
         dtype: our name.
-        big_endian: whether the storage is.
-        crc: CRC-32 of the storage; 0 where none was taken.
-        decoded: whether `file` gives bytes that do not lie so in any real file.
+        big_endian: whether the storage is big endian.
+        crc: CRC-32 of the storage; 0 if none was recorded.
+        decoded: whether `file` is virtual: it decodes bytes that no real file holds in this form.
     """
 
     file: Location
@@ -63,18 +64,18 @@ class PlacedTensor:
 
     @property
     def raw(self) -> bool:
-        """Whether its canonical bytes lie raw in the file."""
+        """Whether its canonical bytes are stored raw in the file."""
         return not self.big_endian and self.contiguous and not self.decoded
 
     @property
     def whole(self) -> bool:
-        """Whether its elements are all that its storage has."""
+        """Whether its elements cover the whole storage."""
         width = dtypes.bits(self.dtype) // 8
         return self.offset == 0 and math.prod(self.shape) * width == self.length and self.contiguous
 
     @property
     def contiguous(self) -> bool:
-        """Whether its elements lie in C order without gaps."""
+        """Whether its elements are stored in C order without gaps."""
         expected = 1
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if extent != 1 and stride != expected:
@@ -89,10 +90,10 @@ class StridedReader(FilesReader):
 
     Attributes:
         location: the checkpoint: a folder, or one file.
-        placed: where each tensor lies.
+        placed: the position of each tensor.
         files: every file of the checkpoint, names relative to the location.
         companions: the names among them that hold no tensors.
-        sound: storages whose CRC was compared.
+        sound: storages whose CRC was verified.
     """
 
     location: Location
@@ -119,7 +120,7 @@ class StridedReader(FilesReader):
         return _words(self.placed[spec.path], spec.whole, spec).tobytes()
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """The one range of a raw tensor, with the CRC of its storage where it is all of it."""
+        """The one extent of a raw tensor, with the CRC of its storage if the tensor covers all of it."""
         tensor = self.placed[spec.path]
         if not tensor.raw:
             return None
@@ -128,7 +129,7 @@ class StridedReader(FilesReader):
         return (Extent(tensor.file, tensor.start + tensor.offset * width, spec.nbytes, crc),)
 
     def _require_crc(self, tensor: PlacedTensor, spec: TensorSpec) -> None:
-        """Compare the CRC of the storage of a tensor that no extent names, the first time that it is read."""
+        """Verify the CRC of a storage at the first read of a tensor that has no extent."""
         key = (tensor.file.path, tensor.start)
         if not tensor.crc or tensor.decoded or key in self.sound:
             return
@@ -137,10 +138,10 @@ class StridedReader(FilesReader):
             crc = crc32(tensor.file.read(start, min(start + _PIECE, tensor.start + tensor.length)), crc)
         if crc != tensor.crc:
             raise CorruptError(
-                "its storage does not have its checksum",
+                f"checksum mismatch in the storage of the tensor: expected CRC-32 {tensor.crc:#010x}, got {crc:#010x}",
                 uri=tensor.file.uri,
                 path=spec.name,
-                cure="restore the file",
+                cure="restore the file from a backup or download it again",
             )
         self.sound.add(key)
 
@@ -162,7 +163,7 @@ def _words(tensor: PlacedTensor, region: Region, spec: TensorSpec) -> np.ndarray
 
 
 def _slabs(tensor: PlacedTensor, region: Region, width: int) -> Iterator[tuple[Region, Region]]:
-    """Cut a region into parts that span little of the file; each first within the region, then within the tensor."""
+    """Cut a region into parts that span few bytes of the file; each part within the region and within the tensor."""
     gap = _GAP if isinstance(tensor.file.store, LocalStore) else _SLAB
     for slab in _parts(region, tensor.strides, _SLAB // width, gap // width):
         yield (
@@ -180,8 +181,8 @@ def _parts(region: Region, strides: tuple[int, ...], most: int, gap: int) -> Ite
     Args:
         region: not empty.
         strides: of its tensor, in elements.
-        most: elements that a part may span.
-        gap: elements between two rows from which on each is a part of its own.
+        most: the number of elements that a part may span.
+        gap: rows that are more than this number of elements apart become separate parts.
     """
     spans = [(part.stop - part.start - 1) * stride for part, stride in zip(region, strides, strict=True)]
     if not any(spans):
@@ -217,29 +218,33 @@ def _bytes(tensor: PlacedTensor, start: int, stop: int, spec: TensorSpec) -> byt
     """Bytes of a tensor's storage."""
     data = tensor.file.read(tensor.start + start, tensor.start + stop)
     if len(data) != stop - start:
-        raise CorruptError("the file ends before this tensor does", uri=tensor.file.uri, path=spec.name)
+        raise CorruptError(
+            f"the file is truncated: expected {stop - start} bytes at {tensor.start + start}, got {len(data)}",
+            uri=tensor.file.uri,
+            path=spec.name,
+        )
     return data
 
 
 def require_honest_size(placed: Mapping[KeyPath, PlacedTensor], location: Location) -> None:
-    """Refuse small files that claim to be huge tensors, which strides of 0 would let them.
+    """Refuse small files that claim huge tensors, as strides of 0 allow.
 
     Raises:
-        HostileError: it is one.
+        HostileError: the claimed size is far larger than the file.
     """
     entry = location.stat()
     stored = entry.size if entry else 0
     said = sum(dtypes.canonical_size(tensor.dtype, math.prod(tensor.shape)) for tensor in placed.values())
     if said > 64 * stored + _FREE_BYTES:
         raise HostileError(
-            f"{stored} bytes that claim to be {said} bytes of tensors",
+            f"a file of {stored} bytes claims {said} bytes of tensors",
             uri=location.uri,
             cure="do not use this file",
         )
 
 
 def specs_of(placed: Mapping[KeyPath, PlacedTensor]) -> dict[KeyPath, TensorSpec]:
-    """The tensors' specs; one that is the same view as an earlier one says so in its tags."""
+    """The specs of the tensors; the tag `shares` names an earlier tensor that is the same view."""
     first: dict[tuple[object, ...], KeyPath] = {}
     specs: dict[KeyPath, TensorSpec] = {}
     for path, tensor in placed.items():

@@ -1,12 +1,12 @@
-"""What a flax-style msgpack tree holds in the engine's words, and the reader of its tensors.
+"""Converts a flax-style msgpack tree to the engine's terms, and reads its tensors.
 
-`gather` turns the tree of an index into TensorSpecs, values and empties. Python's own numbers and bools are tensors
-without axes, as they are when a state is restored; text is a value, nil and empty nodes are empties.
+`gather` turns the tree of an index into TensorSpecs, values and empties. Python's own numbers and bools become
+tensors of rank 0, as when flax restores a state; text is a value, nil and empty nodes are empties.
 
-**Marks.** flax makes maps of lists and has no way to tell a number from an array of rank 0 in a template, so what
-our writer knows is kept in the *form* of heads, which every msgpack reader ignores: the first key of the root has a
-head of five bytes (three where the root is a list), the first key of a list one of two, an empty list is a map head
-of three bytes and an empty tuple one of five. No packer makes such heads. In marked files native numbers are
+**Marks.** flax turns lists into maps and cannot distinguish a number from an array of rank 0, so wherry's writer keeps
+this information in the *form* of heads, which every msgpack reader ignores: the first key of the root has a
+head of five bytes (three if the root is a list), the first key of a list has one of two, an empty list is a map head
+of three bytes, and an empty tuple one of five. No packer produces such heads. In marked files native numbers are
 values. See `layout.py`.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Place: TypeAlias = "tuple[Extent, ...] | bytes"
 ROOT_MARKS = {5: "dict", 3: "list"}
 LIST_MARK = 2
-# A numpy scalar and an array of rank 0 differ only in their ext type; the tag keeps which it was.
+# A numpy scalar and an array of rank 0 differ only in their ext type, which the tag records.
 SCALAR_TAG = {"numpy": "scalar"}
 
 
@@ -47,11 +47,11 @@ class MsgpackContents:
 
     Attributes:
         specs: the tensors, in stored order.
-        places: where their bytes lie in files, or the bytes themselves where they are no array's.
+        places: the extents of their bytes in files, or the bytes themselves if they are not an array's.
         values: texts, and in marked files numbers.
         empties: empty nodes and nil.
         lists: nodes that are sequences.
-        marked: whether our writer wrote it.
+        marked: whether wherry wrote it.
     """
 
     marked: bool = False
@@ -63,11 +63,11 @@ class MsgpackContents:
 
 
 def gather(root: Node, file: Location) -> MsgpackContents:
-    """Sort the leaves of a tree.
+    """Collect the leaves of a tree by kind.
 
     Args:
-        root: what `index_file` gave.
-        file: the file in which the arrays lie.
+        root: the tree from `index_file`.
+        file: the file that holds the arrays.
     """
     kind = ROOT_MARKS.get(root.mark) if isinstance(root, Table) else None
     found = MsgpackContents(marked=kind is not None)
@@ -119,11 +119,11 @@ def _number(node: Scalar, path: KeyPath, found: MsgpackContents) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlacedReader(FilesReader):
-    """Reads tensors that lie raw in msgpack files, and those whose bytes are at hand.
+    """Reads tensors that are stored raw in msgpack files, or whose bytes are in memory.
 
     Attributes:
         location: the checkpoint: a folder, or one file.
-        places: where each tensor lies, or its canonical bytes.
+        places: the extents of each tensor, or its canonical bytes.
         files: every file of the checkpoint, names relative to the location.
         companions: the names among them that hold no tensors.
     """
@@ -134,7 +134,7 @@ class PlacedReader(FilesReader):
     companions: frozenset[str] = frozenset()
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, in the file or at hand."""
+        """The elements of a region, from the file or from memory."""
         import numpy as np
 
         place, wanted = self.places[spec.path], dtypes.numpy_dtype(spec.dtype)
@@ -147,6 +147,6 @@ class PlacedReader(FilesReader):
         return read_region(bytewise, region, place).view(wanted)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """Where the bytes lie; numbers that msgpack encodes itself have none."""
+        """The extents of the bytes; None for numbers that msgpack encodes itself."""
         place = self.places[spec.path]
         return None if isinstance(place, bytes) else place

@@ -1,15 +1,15 @@
-"""The heads of msgpack objects: read in order through a small window, and written as short as they can be.
+"""The heads of msgpack objects: read in order through a small window, and written in the shortest form.
 
-**Reading.** A checkpoint of many gigabytes is walked by reading its heads only: a payload is stepped over, never read.
-After a step the window starts small (the next head is near) and doubles while reading goes on in sequence, so that a
-file of large arrays costs a kilobyte for each and a file of small ones is read in few pieces. Every length is compared
-with what is left of the file before anything is taken or allocated.
+**Reading.** A checkpoint of many gigabytes is walked by reading its heads only; payloads are skipped. After a skip the
+window starts small (the next head is near) and doubles while reading is sequential, so that a file of large arrays
+costs a kilobyte for each, and a file of small arrays is read in few pieces. Every length is compared with the rest of
+the file before anything is read or allocated.
 
-**Writing.** Heads are those of msgpack-python with `use_bin_type`. Texts and maps can also be given a longer head;
-`contents.py` says what that marks.
+**Writing.** Heads are those of msgpack-python with `use_bin_type`. Strings and maps can also have a longer head;
+`contents.py` documents its meaning.
 
 Facts: the msgpack specification; all numbers are big endian. Before `use_bin_type` (msgpack 0.5 and earlier
-defaults) bytes were written as the raw family, which is now the string family: both are one kind here.
+defaults) bytes were written as the raw family, which is now the string family; both are one kind here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SMALL_WINDOW = 1 << 10
 _LARGE_WINDOW = 64 << 10
 _CURE = "copy the file again, or use another step"
 
-# first byte → kind and struct format of a number that follows; a length, unless the kind is a number itself.
+# First byte → kind, and struct format of the number that follows: a length, unless the kind is a number itself.
 _FORMS: dict[int, tuple[Kind, str]] = {
     0xC4: ("bin", ">B"),
     0xC5: ("bin", ">H"),
@@ -82,7 +82,7 @@ class Head(NamedTuple):
     Attributes:
         kind: what it is.
         value: of a number or bool, its value; of everything else, its length in bytes or in children.
-        width: bytes of the head, by which a writer's choice of form can be told.
+        width: bytes of the head, which show the form that the writer chose.
         code: the type of an ext.
     """
 
@@ -103,9 +103,9 @@ class MessageSource:
     Attributes:
         position: offset of the next byte.
         size: bytes of the whole.
-        uri: what errors name.
-        cut: whether the file proved shorter than an object in it.
-        beyond: whether more was asked for than `fetch` had, although the file is longer.
+        uri: the file, for errors.
+        cut: whether the file is shorter than an object in it.
+        beyond: whether `fetch` returned less than requested, although the file is longer.
     """
 
     def __init__(self, fetch: Callable[[int, int], bytes], size: int, uri: str) -> None:
@@ -123,7 +123,7 @@ class MessageSource:
         """The next bytes.
 
         Raises:
-            CorruptError: the file ends before.
+            CorruptError: the file is truncated.
         """
         self.require(length)
         offset = self.position - self._start
@@ -134,10 +134,10 @@ class MessageSource:
         return self._window[offset : offset + length]
 
     def skip(self, length: int) -> None:
-        """Step over bytes without reading them.
+        """Skip bytes without reading them.
 
         Raises:
-            CorruptError: the file ends before.
+            CorruptError: the file is truncated.
         """
         self.require(length)
         self.position += length
@@ -146,7 +146,7 @@ class MessageSource:
         """The head of the next object; what follows it is not taken.
 
         Raises:
-            CorruptError: the file ends before, or the byte begins no object.
+            CorruptError: the file is truncated, or the type byte is invalid.
         """
         first = self.take(1)[0]
         if first < 0x80:  # noqa: PLR2004  positive fixint
@@ -166,7 +166,7 @@ class MessageSource:
             return Head("ext", 1 << (first - _FIXED_EXT.start), 2, self._code())
         if first not in _FORMS:
             raise CorruptError(
-                f"byte {first:#04x} at offset {self.position - 1} begins no msgpack object",
+                f"invalid msgpack: unknown type byte {first:#04x} at offset {self.position - 1}",
                 uri=self.uri,
                 cure=_CURE,
             )
@@ -182,12 +182,12 @@ class MessageSource:
         """Refuse a length that the file cannot hold.
 
         Raises:
-            CorruptError: the file ends before.
+            CorruptError: the file is truncated.
         """
         if length > self.size - self.position:
             self.cut = True
             raise CorruptError(
-                f"msgpack ends at {self.size} bytes, inside an object that needs {length} more at {self.position}",
+                f"msgpack is truncated at {self.size} bytes: expected {length} bytes at offset {self.position}",
                 uri=self.uri,
                 cure=_CURE,
             )
@@ -199,7 +199,7 @@ class MessageSource:
         window = self._fetch(self.position, stop)
         if len(window) < length:
             self.beyond = True
-            raise CorruptError("the file became shorter while it was read", uri=self.uri, cure=_CURE)
+            raise CorruptError("the file was truncated while it was read", uri=self.uri, cure=_CURE)
         self._window, self._start = window, self.position
 
 
@@ -207,7 +207,7 @@ def file_source(location: Location) -> MessageSource:
     """A source over a file.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: the file does not exist.
     """
     entry = location.stat()
     size = entry.size if entry is not None else 0
@@ -226,7 +226,7 @@ _MAP_HEADS = {1: (0x80, ""), 3: (0xDE, ">BH"), 5: (0xDF, ">BI")}
 
 
 def text(value: str, width: int = 0) -> bytes:
-    """A text with its head, as short as it can be or of `width` bytes."""
+    """A string with its head, in the shortest form or `width` bytes long."""
     data = value.encode()
     count = len(data)
     least = 1 if count < 1 << 5 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
@@ -234,19 +234,19 @@ def text(value: str, width: int = 0) -> bytes:
 
 
 def map_head(count: int, width: int = 0) -> bytes:
-    """The head of a map, as short as it can be or of `width` bytes."""
+    """The head of a map, in the shortest form or `width` bytes long."""
     least = 1 if count < 1 << 4 else 3 if count < 1 << 16 else 5
     return _head(_MAP_HEADS, count, max(width, least))
 
 
 def _head(heads: Mapping[int, tuple[int, str]], count: int, width: int) -> bytes:
-    """A head of so many bytes; one that is a single byte holds the count in itself."""
+    """A head of `width` bytes; a head of one byte includes the count."""
     code, form = heads[width]
     return bytes([code | count]) if width == 1 else struct.pack(form, code, count)
 
 
 def packed(value: Any) -> bytes:
-    """A plain value of JSON's types as a packer would write it."""
+    """A plain value of a JSON type as a packer would write it."""
     if isinstance(value, dict):
         return map_head(len(value)) + b"".join(text(key) + packed(child) for key, child in value.items())
     if isinstance(value, list):
@@ -255,7 +255,7 @@ def packed(value: Any) -> bytes:
 
 
 def empty(kind: str) -> bytes:
-    """nil, or a map without children whose head has the width that marks its kind."""
+    """nil, or an empty map whose head has the width that marks its kind."""
     return b"\xc0" if kind == "none" else map_head(0, _WIDTHS[kind])
 
 
@@ -296,7 +296,7 @@ def bin_head(count: int) -> bytes:
 
 
 def ext_head(code: int, count: int) -> bytes:
-    """The head of an ext; five lengths have one of their own."""
+    """The head of an ext object; five lengths have a head without a length field."""
     fixed = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}
     if count in fixed:
         return struct.pack(">Bb", fixed[count], code)

@@ -1,7 +1,7 @@
-"""An index of a flax-style msgpack message: its tree, and where the bytes of every array lie, in one pass.
+"""Indexes a flax-style msgpack message in one pass: its tree, and the extents of every array.
 
-Nothing but heads, keys and strings is read; arrays are records of shape, dtype and byte ranges. Memory follows the
-number of leaves, never the size of the file, and is capped.
+Only heads, keys and strings are read; arrays are records of shape, dtype and byte ranges. Memory use depends on the
+number of leaves, not on the size of the file, and is limited.
 
     root = index_file(location)                 # or index_bytes(data)
     for path, leaf in leaves(root):             # Array, Scalar, Blob, and Table or Sequence without children
@@ -11,7 +11,7 @@ Facts (flax `serialization.py`, 0.1 to 0.12): maps with keys of str (bytes in ol
 strings), arrays, nil, bool, int, float, str, bin, and three ext types: 1 an ndarray, 3 a numpy scalar, both with
 the payload `[shape, dtype name, bytes]`, C order, little endian; 2 a native complex, `[re, im]`. An array of more
 than 2**30 bytes is the map `{"__msgpack_chunked_array__": true, "shape": {"0": …}, "chunks": {"0": ext 1, …}}`;
-it comes out as one Array of several pieces. Python's own numbers and bools are Scalars; `canonical` gives them the
+it becomes one Array of several pieces. Python's own numbers and bools are Scalars; `canonical` gives them the
 dtype that numpy would.
 """
 
@@ -53,9 +53,9 @@ _MOST_TEXT = 256 << 20
 _LONGEST_KEY = 1 << 20
 _MOST_DIMENSIONS = 64
 _LONGEST_DTYPE = 64
-# Bytes of the head of a text → the longest text for which a packer would have taken a shorter head.
+# Bytes of the head of a string → the longest string for which a packer would use a shorter head.
 _SHORTER = {2: 0x1F, 3: 0xFF, 5: 0xFFFF}
-# Names that older ml_dtypes and numpy gave to a type.
+# Dtype names of older ml_dtypes and numpy.
 _RENAMED = {"float8_e4m3b11": "float8_e4m3b11fnuz", "bool_": "bool"}
 _CURE = "copy the file again, or use another step"
 
@@ -64,10 +64,10 @@ class Walk:
     """One pass over a message.
 
     Attributes:
-        source: where it stands.
-        paths: collects the key paths in order of appearance, where a list was given.
-        texts: the text leaves that were met; only kept with `paths`.
-        arrays: how many arrays were met.
+        source: the message, with the current position.
+        paths: collects the key paths in order of appearance, if a list is given.
+        texts: the text leaves so far; collected only with `paths`.
+        arrays: the number of arrays so far.
     """
 
     def __init__(self, source: MessageSource, paths: list[KeyPath] | None = None) -> None:
@@ -100,9 +100,9 @@ class Walk:
     def _count(self, path: KeyPath, depth: int) -> None:
         self._nodes += 1
         if self._nodes > _MOST_NODES:
-            raise self._hostile(f"more than {_MOST_NODES} nodes", path)
+            raise self._hostile(f"{_MOST_NODES} nodes", path)
         if depth > DEEPEST:
-            raise self._hostile(f"deeper than {DEEPEST} levels", path)
+            raise self._hostile(f"{DEEPEST} levels", path)
 
     def _table(self, head: Head, path: KeyPath, depth: int) -> Node:
         self._check_count(2 * head.length, path)
@@ -111,7 +111,7 @@ class Walk:
         for number in range(head.length):
             key, width = self._key(path)
             if key in entries:
-                raise self._corrupt(f"the key {key!r} occurs twice", path)
+                raise self._corrupt(f"duplicate key {key!r}", path)
             mark = mark if number else width
             below = (*path, key)
             if self.paths is not None:
@@ -122,19 +122,19 @@ class Walk:
         return Table(entries, head.width, mark)
 
     def _key(self, path: KeyPath) -> tuple[str, int]:
-        """A key as text, and the bytes of its head where that is longer than any packer makes it, else 0."""
+        """A key as text, and the bytes of its head if no packer would make it so long, else 0."""
         head = self.source.head()
         if head.kind == "int":
             return str(head.value), 0
         if head.kind not in ("str", "bin"):
             raise UnsupportedError(
-                f"a map key of msgpack type {head.kind}", uri=self.source.uri, path=render(path)
+                f"unsupported msgpack map key of type {head.kind}", uri=self.source.uri, path=render(path)
             )
         if head.length > _LONGEST_KEY:
-            raise self._hostile(f"a key of {head.length} bytes", path)
+            raise self._hostile(f"{_LONGEST_KEY} bytes for a key: {head.length}", path)
         text = self._decoded(self._kept(head.length, path))
         if text is None:
-            raise self._corrupt("a key that is not UTF-8", path)
+            raise self._corrupt("map key is not UTF-8", path)
         longer = head.kind == "str" and head.length <= _SHORTER.get(head.width, -1)
         return text, head.width if longer else 0
 
@@ -154,7 +154,7 @@ class Walk:
         self.source.require(length)
         self._text += length
         if self._text > _MOST_TEXT:
-            raise self._hostile(f"more than {_MOST_TEXT} bytes of text", path)
+            raise self._hostile(f"{_MOST_TEXT} bytes of text", path)
         return self.source.take(length)
 
     def _ext(self, head: Head, path: KeyPath) -> Node:
@@ -166,26 +166,26 @@ class Walk:
             leaf = self._complex(path)
         else:
             raise UnsupportedError(
-                f"msgpack ext type {head.code}, which flax does not write",
+                f"unsupported msgpack ext type {head.code}, which flax does not write",
                 uri=self.source.uri,
                 path=render(path),
             )
         if self.source.position != stop:
-            raise self._corrupt(f"an ext of {head.length} bytes whose content has another length", path)
+            raise self._corrupt(f"the content of an ext object does not fill its {head.length} bytes", path)
         return leaf
 
     def _array(self, code: int, stop: int, path: KeyPath) -> Array:
         outer = self.source.head()
         if outer.kind != "array" or outer.length != 3:  # noqa: PLR2004  shape, dtype, bytes
-            raise self._corrupt("an array that is not [shape, dtype, bytes]", path)
+            raise self._corrupt("expected an array as [shape, dtype, bytes]", path)
         shape, dtype = self._shape(path), self._dtype(path)
         data = self.source.head()
         start = self.source.position
         if data.kind not in ("bin", "str") or start + data.length > stop:
-            raise self._corrupt("an array whose bytes reach beyond it", path)
+            raise self._corrupt("missing data of an array, or data beyond its ext object", path)
         wanted = dtypes.canonical_size(dtype, math.prod(shape))
         if wanted != data.length:
-            raise self._corrupt(f"{data.length} bytes for {dtype}{list(shape)}, which has {wanted}", path)
+            raise self._corrupt(f"expected {wanted} bytes for {dtype}{list(shape)}, got {data.length}", path)
         self.arrays += 1
         self.source.skip(data.length)
         return Array(shape, dtype, (BytePiece(start, data.length),), code)
@@ -193,26 +193,26 @@ class Walk:
     def _shape(self, path: KeyPath) -> tuple[int, ...]:
         head = self.source.head()
         if head.kind != "array" or head.length > _MOST_DIMENSIONS:
-            raise self._corrupt("an array without a shape", path)
+            raise self._corrupt("missing shape of an array", path)
         return tuple(self._extent(self.source.head(), path) for _ in range(head.length))
 
     def _extent(self, head: Head, path: KeyPath) -> int:
         if head.kind != "int" or head.length < 0:
-            raise self._corrupt("a shape that is not made of whole numbers", path)
+            raise self._corrupt("expected non-negative integers as shape", path)
         return head.length
 
     def _dtype(self, path: KeyPath) -> str:
         head = self.source.head()
         if head.kind not in ("str", "bin") or head.length > _LONGEST_DTYPE:
-            raise self._corrupt("an array without the name of a dtype", path)
+            raise self._corrupt("missing dtype name of an array", path)
         stored = self._decoded(self.source.take(head.length)) or "?"
         name = _RENAMED.get(stored, stored)
         if not dtypes.known(name) or dtypes.opaque(name):
             raise UnsupportedError(
-                f"dtype {stored!r} is not read from msgpack",
+                f"unsupported dtype {stored!r} in msgpack",
                 uri=self.source.uri,
                 path=render(path),
-                cure="save it again as plain numbers",
+                cure="save it again with a numpy or ml_dtypes dtype",
             )
         return name
 
@@ -220,43 +220,46 @@ class Walk:
         pair = self.source.head()
         parts = [self.source.head() for _ in range(pair.length)] if pair[:2] == ("array", 2) else []
         if [part.kind for part in parts] != ["float", "float"]:
-            raise self._corrupt("a complex number that is not [real, imaginary]", path)
+            raise self._corrupt("expected a complex number as [real, imaginary]", path)
         real, imaginary = (float(part.value or 0) for part in parts)
         return Scalar(complex(real, imaginary))
 
     def _joined(self, entries: dict[str, Node], path: KeyPath) -> Array:
-        """One array from the map that flax makes of an array above its limit."""
+        """One array from the map into which flax splits an array above its limit."""
         extents = [self._plain_extent(node, path) for node in self._numbered(entries.get("shape"), path)]
         chunks = self._numbered(entries.get("chunks"), path)
         arrays = [chunk for chunk in chunks if isinstance(chunk, Array) and not chunk.chunked]
         if set(entries) != {CHUNKED, "shape", "chunks"} or len(arrays) != len(chunks) or not arrays:
-            raise self._corrupt("a chunked array that lacks its shape or its chunks", path)
+            raise self._corrupt("missing shape or chunks of a chunked array", path)
         kinds = {array.dtype for array in arrays}
         elements = sum(math.prod(array.shape) for array in arrays)
         if len(kinds) != 1 or elements != math.prod(extents):
             found = f"{elements} elements of {'/'.join(sorted(kinds))} for the shape {extents}"
-            raise self._corrupt(f"a chunked array with {found}", path)
+            raise self._corrupt(f"chunked array has {found}", path)
         return Array(tuple(extents), kinds.pop(), tuple(array.pieces[0] for array in arrays), chunked=True)
 
     def _numbered(self, node: Node | None, path: KeyPath) -> list[Node]:
-        """The children of a list that flax has made a map of, in the order of their numbers."""
+        """The children of a list that flax turned into a map, in numeric order."""
         if isinstance(node, Sequence):
             return list(node.items)
         names = [str(number) for number in range(len(node.entries))] if isinstance(node, Table) else []
         if not isinstance(node, Table) or set(node.entries) != set(names):
-            raise self._corrupt("a chunked array whose parts are not numbered from 0", path)
+            raise self._corrupt("the parts of a chunked array are not numbered from 0", path)
         return [node.entries[name] for name in names]
 
     def _plain_extent(self, node: Node, path: KeyPath) -> int:
         if not isinstance(node, Scalar) or type(node.value) is not int or node.value < 0:
-            raise self._corrupt("a shape that is not made of whole numbers", path)
+            raise self._corrupt("expected non-negative integers as shape", path)
         return node.value
 
     def _check_count(self, children: int, path: KeyPath) -> None:
-        """Every child takes a byte at least."""
+        """Check a number of children against the remaining bytes: each takes at least one."""
         if children > self.source.size - self.source.position:
             self.source.cut = True
-            raise self._corrupt(f"{children} objects are announced where fewer bytes are left", path)
+            raise self._corrupt(
+                f"expected {children} objects in the remaining {self.source.size - self.source.position} bytes",
+                path,
+            )
 
     @staticmethod
     def _decoded(data: bytes) -> str | None:
@@ -267,7 +270,7 @@ class Walk:
 
     def _corrupt(self, what: str, path: KeyPath) -> CorruptError:
         return CorruptError(
-            f"msgpack holds {what}" if what.startswith(("a ", "an ")) else f"msgpack: {what}",
+            f"invalid msgpack: {what}",
             uri=self.source.uri,
             path=render(path) or None,
             cure=_CURE,
@@ -276,7 +279,10 @@ class Walk:
     def _hostile(self, what: str, path: KeyPath) -> HostileError:
         shown = render(path[:8]) or None
         return HostileError(
-            f"msgpack with {what}", uri=self.source.uri, path=shown, cure="do not use this checkpoint"
+            f"msgpack exceeds the limit of {what}",
+            uri=self.source.uri,
+            path=shown,
+            cure="do not use this checkpoint",
         )
 
 
@@ -304,14 +310,14 @@ State: TypeAlias = Literal["whole", "more", "cut", "wrong"]
 
 
 class Glance(NamedTuple):
-    """What the first bytes of a file tell.
+    """The result of a look at the first bytes of a file.
 
     Attributes:
         paths: key paths in stored order, as far as the bytes go.
         texts: the leaves among them that are text.
         arrays: how many arrays there are among them.
-        state: `whole` where the bytes hold all of it, `more` where it goes on, `cut` where the file ends too early,
-            `wrong` where something in it contradicts itself.
+        state: `whole` if the bytes hold all of it, `more` if it goes on, `cut` if the file is truncated, `wrong` if it
+            is invalid.
     """
 
     paths: tuple[KeyPath, ...]
@@ -325,9 +331,9 @@ def index_file(location: Location) -> Node:
 
     Raises:
         NotFoundError: there is no such file.
-        CorruptError: it is cut, has bytes after its end, a key twice, or sizes that contradict one another.
-        UnsupportedError: a dtype or ext type that is not known; it is named.
-        HostileError: it nests too deep or has more nodes or text than any checkpoint.
+        CorruptError: it is truncated, or has trailing bytes, a duplicate key, or inconsistent sizes.
+        UnsupportedError: a dtype or ext type is unknown; the error names it.
+        HostileError: it exceeds the limit of levels, nodes or text.
     """
     return _whole(file_source(location))
 
@@ -345,7 +351,7 @@ def glance(head: bytes, size: int) -> Glance | None:
         size: bytes of the whole file.
 
     Returns:
-        What they tell; None where they do not begin a msgpack map with a text key.
+        The result; None if they do not begin a msgpack map with a text key.
     """
     source = MessageSource(lambda start, stop: head[start:stop], size, "")
     walk = Walk(source, paths=[])
@@ -361,7 +367,7 @@ def _walked(walk: Walk) -> State:
     except CorruptError:
         return "more" if source.beyond else "cut" if source.cut else "wrong"
     except (UnsupportedError, HostileError):
-        return "more"  # it reads as msgpack up to something that opening will name
+        return "more"  # valid msgpack up to something that opening will report
     return "whole" if isinstance(root, Table) and source.position == source.size else "wrong"
 
 
@@ -369,5 +375,5 @@ def _whole(source: MessageSource) -> Node:
     root = Walk(source).node((), 0)
     if source.position != source.size:
         rest = source.size - source.position
-        raise CorruptError(f"{rest} bytes follow the end of the msgpack object", uri=source.uri, cure=_CURE)
+        raise CorruptError(f"{rest} trailing bytes after the msgpack object", uri=source.uri, cure=_CURE)
     return root

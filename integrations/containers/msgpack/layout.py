@@ -1,9 +1,9 @@
-"""Lays out a flax-style msgpack file before the first byte of a tensor is there: every offset follows the manifest.
+"""Lays out a flax-style msgpack file before any byte of a tensor is written: the manifest determines every offset.
 
 Heads are those of msgpack-python with `use_bin_type`, arrays those of flax (ext 1, or 3 for a numpy scalar; above
-2**30 bytes a map of flat chunks of that size), so that `flax.serialization.msgpack_restore` gives back the tree.
-Lists become maps with keys from "0", as flax makes of them. What that loses is kept in heads that are longer than
-they need to be, which no reader minds; `contents.py` has the marks.
+2**30 bytes a map of flat chunks of that size), so that `flax.serialization.msgpack_restore` restores the tree.
+Lists become maps with keys from "0", as in flax. The information that this loses is kept in heads that are longer
+than necessary, which readers ignore; `contents.py` documents these marks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
 
 CHUNK_LIMIT = 1 << 30
-# flax finds a dtype by its name, in numpy and in ml_dtypes; four-bit types take a byte an element, as in digests.
+# flax looks up a dtype by name in numpy and ml_dtypes; four-bit types take a byte per element, as in digests.
 WRITABLE = dtypes.NUMPY
 _LONGEST_KEY = 0xFFFF
 _ROOTS = {kind: width for width, kind in ROOT_MARKS.items()}
@@ -43,7 +43,7 @@ _INTS = range(-(1 << 63), 1 << 64)
 
 
 class DataSlot(NamedTuple):
-    """Where bytes [start, stop) of a tensor go in the file."""
+    """The offset of bytes [start, stop) of a tensor in the file."""
 
     offset: int
     start: int
@@ -56,7 +56,7 @@ class FilePlan:
 
     Attributes:
         runs: the bytes around the tensors, by offset.
-        slots: where each tensor's bytes go, in order.
+        slots: the positions of each tensor's bytes, in order.
         size: bytes of the file.
     """
 
@@ -67,7 +67,7 @@ class FilePlan:
 
 @dataclass(frozen=True, slots=True)
 class _ValueLeaf:
-    """A leaf that is no tensor: a value, an empty node, or what was encoded by the caller."""
+    """A leaf that is not a tensor: a value, an empty node, or bytes that the caller encoded."""
 
     value: Any
     empty: str | None = None
@@ -80,7 +80,7 @@ class _TreeNode:
 
 
 def lay_out(manifest: Manifest, uri: str = "", encoded: Mapping[KeyPath, bytes] | None = None) -> FilePlan:
-    """Give every byte its place.
+    """Assign an offset to every byte.
 
     Args:
         manifest: the tree.
@@ -88,7 +88,7 @@ def lay_out(manifest: Manifest, uri: str = "", encoded: Mapping[KeyPath, bytes] 
         encoded: further leaves, as msgpack; they come first.
 
     Raises:
-        UnrepresentableError: a leaf lies below another leaf, a key or value that msgpack or flax cannot hold.
+        UnrepresentableError: a leaf is below another leaf, or msgpack or flax cannot hold a key or value.
     """
     layout = _Layout(manifest, uri)
     layout.node(_tree(manifest, uri, encoded or {}), ())
@@ -118,39 +118,41 @@ def _insert(root: _TreeNode, path: KeyPath, leaf: _ValueLeaf | TensorSpec, uri: 
     for part in path[:-1]:
         child = node.children.setdefault(part, _TreeNode())
         if not isinstance(child, _TreeNode):
-            raise _refused("it lies below another leaf", path, uri)
+            raise _refused("it is below another leaf", path, uri)
         node = child
     if not path or path[-1] in node.children:
-        raise _refused("other leaves lie below it", path, uri)
+        raise _refused("other leaves are below it", path, uri)
     node.children[path[-1]] = leaf
 
 
 def _require_keys(path: KeyPath, uri: str) -> None:
     if len(path) > DEEPEST:
-        raise _refused(f"it lies deeper than {DEEPEST} levels", path, uri)
+        raise _refused(f"its key path exceeds the limit of {DEEPEST} parts", path, uri)
     if CHUNKED in path:
-        raise _refused(f"{CHUNKED!r} is the word by which flax knows arrays in chunks", path, uri)
+        raise _refused(f"flax reserves the key {CHUNKED!r} for chunked arrays", path, uri)
     for part in path:
         try:
             length = len(part.encode())
         except UnicodeEncodeError:
-            raise _refused("its name cannot be written as UTF-8", path, uri) from None
+            raise _refused("its name cannot be encoded as UTF-8", path, uri) from None
         if length > _LONGEST_KEY:
-            raise _refused(f"a part of its name has {length} bytes", path, uri)
+            raise _refused(
+                f"a part of its name has {length} bytes, more than the limit of {_LONGEST_KEY}", path, uri
+            )
 
 
 def _value(value: object, path: KeyPath, uri: str) -> _ValueLeaf:
     if value is None:
         return _ValueLeaf(None, "none")
     if isinstance(value, int) and value not in _INTS:
-        raise _refused(f"{value} has more than 64 bits", path, uri)
+        raise _refused(f"{value} exceeds 64 bits", path, uri)
     if not path and not isinstance(value, str):
-        raise _refused("a number alone cannot be told from a tensor", path, uri)
+        raise _refused("a single number cannot be distinguished from a tensor", path, uri)
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise _refused("its text cannot be written as UTF-8", path, uri) from None
+            raise _refused("its text cannot be encoded as UTF-8", path, uri) from None
     return _ValueLeaf(value)
 
 
@@ -159,12 +161,12 @@ def _refused(why: str, path: KeyPath, uri: str) -> UnrepresentableError:
         f"flax msgpack cannot hold this leaf: {why}",
         uri=uri or None,
         path=render(path),
-        cure="leave it behind by name, or rename it",
+        cure="rename it with --rename, or leave out values with --ignore values",
     )
 
 
 class _Layout:
-    """Writes heads in order and leaves room for tensors."""
+    """Writes heads in order and reserves the bytes of tensors."""
 
     def __init__(self, manifest: Manifest, uri: str) -> None:
         self._lists = manifest.lists
@@ -231,7 +233,7 @@ class _Layout:
         self._plan.slots[spec.path].append(DataSlot(self._at - (stop - start), start, stop))
 
     def _flush(self, room: int) -> None:
-        """End a run and leave room after it."""
+        """End a run and reserve the bytes after it."""
         if self._run:
             self._plan.runs.append((self._at, bytes(self._run)))
         self._at += len(self._run) + room

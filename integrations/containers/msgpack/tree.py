@@ -1,4 +1,4 @@
-"""The tree that a msgpack index gives: maps, arrays of msgpack, and leaves of which the arrays were not read."""
+"""The tree of a msgpack index: maps, msgpack arrays, and leaves; the data of arrays is not read."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class BytePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array that was not read.
+    """An array whose data was not read.
 
     Attributes:
         shape: its extents.
         dtype: numpy or ml_dtypes name.
-        pieces: where its bytes lie, in order.
+        pieces: the byte ranges of its data, in order.
         code: 1 for an ndarray, 3 for a numpy scalar.
         chunked: whether it was stored as a chunked array.
     """
@@ -49,7 +49,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes that are no text, which were not read."""
+    """Bytes that are not text, which were not read."""
 
     piece: BytePiece
 
@@ -61,7 +61,7 @@ class Table:
     Attributes:
         entries: its children.
         width: bytes of its head: 1, 3 or 5.
-        mark: bytes of the head of its first key, where a packer would have made it shorter; else 0.
+        mark: bytes of the head of its first key, if a packer would have made it shorter; else 0.
     """
 
     entries: Mapping[str, Node]
@@ -103,7 +103,7 @@ def sequences(node: Node, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def canonical(value: complex | bool) -> tuple[str, bytes]:
-    """The dtype and canonical bytes that numpy gives to a number of Python (msgpack has no more than 64 bits)."""
+    """The dtype and canonical bytes that numpy gives to a Python number (at most 64 bits in msgpack)."""
     if isinstance(value, bool):
         return "bool", bytes([value])
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Writes one flax msgpack file: any span of any tensor at any time, since every offset is fixed beforehand."""
+"""Writes one flax msgpack file: any span of any tensor at any time, because every offset is known in advance."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class MsgpackWriter(FlatFilesWriter):
     def __init__(
         self, staging: Location, manifest: Manifest, encoded: Mapping[KeyPath, bytes] | None = None
     ) -> None:
-        """Create the file and write everything that is not a tensor's.
+        """Create the file and write everything but the tensors.
 
         Args:
             staging: the file, in an existing local folder.
-            manifest: what it will hold.
+            manifest: the contents.
             encoded: further leaves, as msgpack.
 
         Raises:
-            UnrepresentableError: flax cannot hold something of it.
+            UnrepresentableError: flax cannot hold part of the manifest.
             UnsupportedError: the folder is not local.
             StorageError: the storage is full or failed.
         """
         if not staging.store.capabilities.local:
-            raise UnsupportedError("flax msgpack is written to local folders only", uri=staging.uri)
+            raise UnsupportedError("flax msgpack files can only be written to local folders", uri=staging.uri)
         plan = lay_out(manifest, staging.uri, encoded)
         self._name = staging.name
         self._slots = plan.slots
@@ -49,7 +49,7 @@ class MsgpackWriter(FlatFilesWriter):
             self._files.write(self._name, offset, run)
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
-        """Where a span lies in the file; of a span across chunks, where its first part lies."""
+        """The offset of a span in the file; for a span across chunks, that of its first part."""
         slots = self._slots[path]
         if not slots or not isinstance(where, Span):
             return 0
@@ -57,7 +57,7 @@ class MsgpackWriter(FlatFilesWriter):
         return slot.offset + where.start - slot.start
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """Write a span, which may lie across the chunks of an array.
+        """Write a span, which may cross the chunks of an array.
 
         Raises:
             UsageError: `where` is not a span of this tensor, or does not agree with the data.

@@ -1,9 +1,9 @@
 """A deflated member of a zip archive, decoded in bounded memory.
 
-A tensor comes in bands of at most 1 MiB, whatever its size, in the order in which it was stored, and each band is
-turned to C order and little endian by itself; so a member in Fortran order costs no more memory than one in C order.
-A member must decode to exactly the bytes that its header and the archive's directory promise, with the CRC of the
-directory: one byte more is never decoded, fewer are an error.
+A tensor of any size is decoded in bands of at most 1 MiB, in stored order. Each band is converted to C order and little
+endian separately, so that a member in Fortran order needs no more memory than one in C order. A member must decode to
+exactly the number of bytes that its header and the archive's directory state, with the CRC of the directory: excess
+bytes are never decoded, and missing bytes are an error.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ if TYPE_CHECKING:
 
 BAND = 1 << 20
 _PIECE = 1 << 18
-HELD = 2 * BAND + 2 * _PIECE + (1 << 16)  # a band as stored and as canonical, two pieces, deflate's window
-_MOST_RATIO = 1032  # a byte of deflate cannot say more
+HELD = (
+    2 * BAND + 2 * _PIECE + (1 << 16)
+)  # a band in stored and in canonical form, two pieces, deflate's window
+_MOST_RATIO = 1032  # the largest compression ratio of deflate
 
 
 @dataclass(frozen=True, slots=True)
 class DeflatedMember:
-    """One member.
+    """One deflated member.
 
     Attributes:
         file: the archive.
         name: of the member.
         start: offset of its compressed bytes in the file.
-        size: how many there are.
-        full_size: bytes that it decodes to.
-        crc: CRC-32 of those.
-        header: what its `.npy` header says.
+        size: number of compressed bytes.
+        full_size: number of decompressed bytes.
+        crc: CRC-32 of the decompressed bytes.
+        header: its parsed `.npy` header.
     """
 
     file: Location
@@ -59,7 +61,7 @@ class DeflatedMember:
             A region, and its elements: C order, little endian, the tensor's dtype.
 
         Raises:
-            CorruptError: it does not decode to what was promised.
+            CorruptError: the data does not match the sizes or the CRC in the directory.
         """
         import numpy as np
 
@@ -70,30 +72,30 @@ class DeflatedMember:
             raw = np.frombuffer(stream.take(span.nbytes), _word(spec.dtype, big=self.header.big_endian))
             array = raw.reshape([part.stop - part.start for part in region]).view(raw.dtype)
             if self.header.fortran:
-                region, array = region[::-1], array.T  # noqa: PLW2901  the same band, seen from the other end
+                region, array = region[::-1], array.T  # noqa: PLW2901  the same band, transposed
             yield region, _canonical(array, spec.dtype)
         stream.end()
 
 
 def checked_sizes(name: str, size: int, full_size: int, uri: str) -> None:
-    """Refuse a member that claims more than its bytes can say.
+    """Refuse a member whose claimed size exceeds what deflate can produce.
 
     Raises:
-        HostileError: it does.
+        HostileError: the claimed size is impossible.
     """
     if full_size > _MOST_RATIO * size + _PIECE:
         raise HostileError(
-            f"member {name!r} claims to decode {size} bytes to {full_size}",
+            f"zip member {name!r} claims to decompress from {size} to {full_size} bytes, more than deflate allows",
             uri=uri,
             cure="do not use this file",
         )
 
 
 def beginning(file: Location, start: int, size: int, count: int) -> bytes:
-    """The first decoded bytes of a member, or all where it has fewer.
+    """The first decompressed bytes of a member, or all of them if there are fewer.
 
     Raises:
-        CorruptError: it cannot be decoded.
+        CorruptError: the member cannot be decompressed.
     """
     engine, found, position = zlib.decompressobj(-zlib.MAX_WBITS), bytearray(), 0
     try:
@@ -104,12 +106,12 @@ def beginning(file: Location, start: int, size: int, count: int) -> bytes:
                 break
             found += engine.decompress(data, count - len(found))
     except zlib.error as error:
-        raise CorruptError(f"a member cannot be decoded: {error}", uri=file.uri) from error
+        raise CorruptError(f"cannot decompress a zip member: {error}", uri=file.uri) from error
     return bytes(found)
 
 
 class _Stream:
-    """The decoded bytes of one member, in order."""
+    """The decompressed bytes of one member, in order."""
 
     def __init__(self, member: DeflatedMember) -> None:
         self._member = member
@@ -117,31 +119,35 @@ class _Stream:
         self._position = self._crc = self._decoded = 0
 
     def take(self, count: int) -> bytearray:
-        """Exactly so many of the next bytes."""
+        """Exactly the next `count` bytes."""
         found = bytearray()
         while len(found) < count:
             piece = self._next(min(count - len(found), _PIECE))
             if not piece:
-                raise self._corrupt(f"decodes to {self._decoded + len(found)} bytes only")
+                raise self._corrupt(
+                    f"is truncated: expected {self._member.full_size} bytes, got {self._decoded + len(found)}"
+                )
             found += piece
         self._crc = zlib.crc32(found, self._crc)
         self._decoded += len(found)
         return found
 
     def end(self) -> None:
-        """Nothing may follow, and the CRC must be the directory's."""
+        """Check that no bytes follow, and that the CRC is that of the directory."""
         member = self._member
         if self._next(1):
-            raise self._corrupt(f"decodes to more than {member.full_size} bytes")
+            raise self._corrupt(f"decompresses to more than the expected {member.full_size} bytes")
         if not self._engine.eof:
-            raise self._corrupt("ends before its stream does")
+            raise self._corrupt("is truncated: its deflate stream has no end")
         if self._engine.unused_data or self._position != member.size:
-            raise self._corrupt("has bytes behind its stream")
+            raise self._corrupt("has trailing bytes after its deflate stream")
         if self._crc != member.crc:
-            raise self._corrupt("does not have the CRC that the archive records")
+            raise self._corrupt(
+                f"has a checksum mismatch: expected CRC-32 {member.crc:#010x}, got {self._crc:#010x}"
+            )
 
     def _next(self, most: int) -> bytes:
-        """Some of the next bytes; nothing at the end of the stream or of its bytes."""
+        """At most `most` of the next bytes; empty at the end of the stream or of the member."""
         member = self._member
         while not self._engine.eof:
             data = self._engine.unconsumed_tail
@@ -152,24 +158,26 @@ class _Stream:
             try:
                 piece = self._engine.decompress(data, most)
             except zlib.error as error:
-                raise self._corrupt(f"cannot be decoded: {error}") from error
+                raise self._corrupt(f"cannot be decompressed: {error}") from error
             if piece or not data:
                 return piece
         return b""
 
     def _corrupt(self, reason: str) -> CorruptError:
         return CorruptError(
-            f"member {self._member.name!r} {reason}", uri=self._member.file.uri, cure="restore the file"
+            f"zip member {self._member.name!r} {reason}",
+            uri=self._member.file.uri,
+            cure="restore the file from a backup or download it again",
         )
 
 
 def _stored_spec(spec: TensorSpec, *, fortran: bool) -> TensorSpec:
-    """The tensor as its bytes lie: Fortran order is C order of the reversed axes."""
+    """The tensor in stored order: Fortran order is C order of the reversed axes."""
     return TensorSpec(spec.path, spec.shape[::-1] if fortran else spec.shape, spec.dtype)
 
 
 def _word(dtype: str, *, big: bool) -> np.dtype:
-    """The type by which bytes are swapped: ml_dtypes have no big-endian form, so unsigned words stand for them."""
+    """The dtype for swapping bytes: ml_dtypes have no big-endian form, so unsigned integers stand for them."""
     import numpy as np
 
     native = dtypes.numpy_dtype(dtype)

@@ -1,14 +1,14 @@
 r"""The `.npy` record: a header that says dtype, order and shape, then the elements.
 
 On disk: `\x93NUMPY`, major and minor version, the header's length (two bytes in version 1.0, four in 2.0 and 3.0),
-and the header: a Python literal `{'descr': ..., 'fortran_order': ..., 'shape': ...}`, padded with spaces and a line
+and the header, a Python literal `{'descr': ..., 'fortran_order': ..., 'shape': ...}`, padded with spaces and a line
 feed so that the elements begin at a multiple of 64 (of 16 before numpy 1.14). Version 3.0 is UTF-8 instead of Latin-1.
-Python 2 wrote extents as `3L`. Source: numpy.lib.format of numpy 2.4 (NEP 1), and what it wrote.
+Python 2 wrote extents as `3L`. Source: numpy.lib.format of numpy 2.4 (NEP 1), and files that it wrote.
 
 numpy has no name for the types of ml_dtypes: it writes bfloat16 as `<V2`, two untyped bytes. bfloat16 is the only
-two-byte type of ml_dtypes, so `V2` is read as bfloat16, and written so; with numpy alone it comes back by
-`.view(ml_dtypes.bfloat16)`. One untyped byte (`V1`) may be any 8-bit float or 4-bit integer and is refused, save
-float8_e5m2, which numpy happens to call `<f1` (and cannot load). Object arrays hold a pickle and are refused too.
+two-byte type of ml_dtypes, so `V2` is read and written as bfloat16; with numpy alone, `.view(ml_dtypes.bfloat16)`
+restores it. One untyped byte (`V1`) may be any 8-bit float or 4-bit integer and is refused, except float8_e5m2, which
+numpy calls `<f1` (and cannot load). Object arrays contain a pickle and are refused too.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ TO_OURS = {
 }
 _TO_STORED = {ours: stored for stored, ours in TO_OURS.items() if stored != "f1"}
 WRITABLE = frozenset(_TO_STORED)
-# kind → what such an array is, where we do not read it.
+# kind → what an unsupported array is, and the cure.
 _REFUSED = {
-    "O": ("an object array, whose content is a pickle", "save it as plain arrays: nothing is unpickled here"),
-    "U": ("an array of strings", "leave it out, or save it elsewhere"),
-    "S": ("an array of byte strings", "leave it out, or save it elsewhere"),
+    "O": ("an object array contains a pickle", "save it as plain arrays; wherry never unpickles objects"),
+    "U": ("an array of strings", "remove it from the archive, or save it in another file"),
+    "S": ("an array of byte strings", "remove it from the archive, or save it in another file"),
     "M": ("an array of dates", "save it as int64"),
-    "m": ("an array of time spans", "save it as int64"),
-    "V": ("an array of untyped bytes", "save it as uint8, or a container that names its types"),
+    "m": ("an array of time differences", "save it as int64"),
+    "V": ("an array of untyped bytes", "save it as uint8, or in a container that names its dtypes"),
 }
 
 
 class NpyHeader(NamedTuple):
-    """What a record's header says.
+    """The parsed header of a record.
 
     Attributes:
-        dtype: our name; `str` or `bytes` for a single string.
+        dtype: the name in wherry; `str` or `bytes` for a single string.
         shape: its extents.
         fortran: whether the first axis varies fastest.
-        big_endian: whether the elements are stored so.
+        big_endian: whether the elements are stored big endian.
         length: bytes of magic, version, length and header: where the elements begin.
         nbytes: bytes of the elements.
         version: `1.0`, `2.0` or `3.0`.
@@ -98,25 +98,37 @@ def read_header(read: Callable[[int, int], bytes], uri: str, name: str) -> NpyHe
     """Read the header of a record.
 
     Args:
-        read: gives bytes [start, stop) of the record, fewer where it ends.
+        read: returns bytes [start, stop) of the record, fewer at its end.
         uri: the file, for errors.
         name: the record, for errors.
 
     Raises:
-        CorruptError: it is no `.npy` record, or is cut.
-        UnsupportedError: a version, or a type of element, that is not read.
+        CorruptError: it is not a `.npy` record, or is truncated.
+        UnsupportedError: the version or the dtype is not supported.
     """
     head = read(0, _FIRST)
     if len(head) < _SHORTEST or not head.startswith(MAGIC):
-        raise CorruptError(f"{name} is not a .npy record", uri=uri, cure="restore the file")
+        raise CorruptError(
+            f"{name} is not a .npy record",
+            uri=uri,
+            cure="restore the file from a backup or download it again",
+        )
     version, (start, size) = f"{head[6]}.{head[7]}", _extent(head, uri, name)
     if size > _LARGEST:
-        raise CorruptError(f"{name} has a header of {size} bytes", uri=uri, cure="do not use this file")
+        raise CorruptError(
+            f"header of {size} bytes in {name} exceeds the limit of {_LARGEST}",
+            uri=uri,
+            cure="do not use this file",
+        )
     if start + size > len(head):
         head = read(0, start + size)
     text = head[start : start + size]
     if len(text) != size:
-        raise CorruptError(f"{name} ends inside its header", uri=uri, cure="restore the file")
+        raise CorruptError(
+            f"{name} is truncated: expected a header of {size} bytes, got {len(text)}",
+            uri=uri,
+            cure="restore the file from a backup or download it again",
+        )
     return _interpret(text, version, start + size, crc32(head[: start + size]), uri, name)
 
 
@@ -127,7 +139,9 @@ def _extent(head: bytes, uri: str, name: str) -> tuple[int, int]:
     if head[6:8] in (b"\x02\x00", b"\x03\x00"):
         return 12, struct.unpack_from("<I", head, 8)[0]
     raise UnsupportedError(
-        f"{name} is of .npy version {head[6]}.{head[7]}", uri=uri, cure="use a newer wherry"
+        f"unsupported .npy version {head[6]}.{head[7]} in {name}",
+        uri=uri,
+        cure="use a newer version of wherry",
     )
 
 
@@ -137,13 +151,21 @@ def _interpret(text: bytes, version: str, length: int, crc: int, uri: str, name:
         said: Any = ast.literal_eval(_LONG.sub("", source.strip()))
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
         raise CorruptError(
-            f"{name} has a header that is no literal", uri=uri, cure="restore the file"
+            f"invalid header in {name}: not a Python literal",
+            uri=uri,
+            cure="restore the file from a backup or download it again",
         ) from error
     if not isinstance(said, dict) or set(cast("dict[Any, Any]", said)) != _KEYS:
-        raise CorruptError(f"{name} has a header without {', '.join(sorted(_KEYS))}", uri=uri)
+        raise CorruptError(
+            f"invalid header in {name}: expected a dict with the keys {', '.join(sorted(_KEYS))}", uri=uri
+        )
     fortran: Any = said["fortran_order"]
     if not isinstance(fortran, bool):
-        raise CorruptError(f"{name} has the order {fortran!r}", uri=uri, cure="restore the file")
+        raise CorruptError(
+            f"invalid fortran_order in {name}: expected True or False, got {fortran!r:.200}",
+            uri=uri,
+            cure="restore the file from a backup or download it again",
+        )
     extents = _extents(said["shape"], uri, name)
     dtype, big, width = _element(said["descr"], extents, uri, name)
     nbytes = width * math.prod(extents)
@@ -153,18 +175,26 @@ def _interpret(text: bytes, version: str, length: int, crc: int, uri: str, name:
 def _extents(shape: Any, uri: str, name: str) -> tuple[int, ...]:
     extents = cast("tuple[Any, ...]", shape)
     if not isinstance(shape, tuple) or not all(type(extent) is int and extent >= 0 for extent in extents):
-        raise CorruptError(f"{name} has the shape {shape!r:.200}", uri=uri, cure="restore the file")
+        raise CorruptError(
+            f"invalid shape in {name}: expected a tuple of non-negative integers, got {shape!r:.200}",
+            uri=uri,
+            cure="restore the file from a backup or download it again",
+        )
     if len(extents) > _MAX_RANK:
-        raise CorruptError(f"{name} has {len(extents)} dimensions", uri=uri, cure="do not use this file")
+        raise CorruptError(
+            f"{len(extents)} dimensions in {name} exceed the limit of {_MAX_RANK}",
+            uri=uri,
+            cure="do not use this file",
+        )
     return extents
 
 
 def _element(descr: Any, shape: tuple[int, ...], uri: str, name: str) -> tuple[str, bool, int]:
-    """Our name, whether it is stored big endian, and its bytes."""
+    """The name in wherry, whether it is stored big endian, and its size in bytes."""
     found = _DESCR.fullmatch(descr) if isinstance(descr, str) else None
     if found is None:
-        what = "a structured array" if isinstance(descr, list) else "an array of an unknown type"
-        raise _refusal(what, descr, "save each field as an array of its own", uri, name)
+        what = "a structured array" if isinstance(descr, list) else "an array of an unknown dtype"
+        raise _refusal(what, descr, "save each field as a separate array", uri, name)
     order, kind, digits = found.groups()
     size = int(digits or 0)
     if kind + digits in TO_OURS:
@@ -172,18 +202,18 @@ def _element(descr: Any, shape: tuple[int, ...], uri: str, name: str) -> tuple[s
     if kind in "US" and not shape and size:
         return {"U": "str", "S": "bytes"}[kind], order == ">", 4 * size if kind == "U" else size
     if kind == "V" and size == 1:
-        raise _refusal("one untyped byte an element, which may be any 8-bit float or 4-bit integer", descr,
-                "save it as uint8 with its type in the name, or as safetensors", uri, name)  # fmt: skip
-    what, cure = _REFUSED.get(kind, ("an array of a type that is not read", "save it as another type"))
+        raise _refusal("one untyped byte per element may be any 8-bit float or 4-bit integer", descr,
+                "save it as uint8 with its dtype in the name, or as safetensors", uri, name)  # fmt: skip
+    what, cure = _REFUSED.get(kind, ("an array of an unknown dtype", "save it with another dtype"))
     raise _refusal(what, descr, cure, uri, name)
 
 
 def _refusal(what: str, descr: Any, cure: str, uri: str, name: str) -> UnsupportedError:
-    return UnsupportedError(f"{name} is {what} ({descr!r:.200})", uri=uri, cure=cure)
+    return UnsupportedError(f"unsupported dtype {descr!r:.200} in {name}: {what}", uri=uri, cure=cure)
 
 
 def text_of(header: NpyHeader, data: bytes) -> str | None:
-    """The string that a record of a single string holds; None where it is not text."""
+    """The text of a record that holds a single string; None if it cannot be decoded."""
     try:
         if header.dtype == "bytes":
             return data.rstrip(b"\0").decode()
@@ -196,7 +226,7 @@ def build_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """The header that numpy writes for an array in C order; its length is a multiple of 64.
 
     Args:
-        dtype: our name, one of `WRITABLE`.
+        dtype: the name in wherry, one of `WRITABLE`.
         shape: the extents.
     """
     stored = _TO_STORED[dtype]

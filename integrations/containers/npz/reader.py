@@ -1,4 +1,4 @@
-"""The members of an `.npz` archive as tensors: stored ones lie raw or strided, deflated ones are decoded in bands."""
+"""Reads the members of an `.npz` archive as tensors: stored ones raw or through strides, deflated ones in bands."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _LONGEST_TEXT = 1 << 20
 
 @dataclass(slots=True)
 class NpzContents:
-    """What an archive holds.
+    """The contents of an archive.
 
     Attributes:
         specs: its tensors, in the order of the directory.
-        placed: where the stored ones lie.
+        placed: the positions of the stored ones.
         deflated: how the others are decoded.
         values: its single strings.
-        notes: what is worth saying of the ways in which its types were written.
+        notes: remarks on how its dtypes were written.
     """
 
     specs: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", "TensorSpec"])
@@ -57,9 +57,9 @@ def read_contents(location: Location) -> NpzContents:
     """Read the headers of all members.
 
     Raises:
-        CorruptError: the archive is cut, or a member contradicts itself.
-        UnsupportedError: a member is no array, or one of a type that is not read.
-        HostileError: members overlap or have one name, or a size that no file has.
+        CorruptError: the archive is truncated, or a member is invalid.
+        UnsupportedError: a member is not an array, or its dtype is not supported.
+        HostileError: members overlap or have the same name, or a size is impossible.
     """
     contents = NpzContents()
     directory = read_directory(location)
@@ -67,12 +67,14 @@ def read_contents(location: Location) -> NpzContents:
     for member in sorted(directory.members.values(), key=lambda member: member.header):
         if member.header < end:
             raise HostileError(
-                f"member {member.name!r} overlaps another", uri=location.uri, cure="do not use it"
+                f"zip member {member.name!r} overlaps another member",
+                uri=location.uri,
+                cure="do not use this file",
             )
         start = data_offset(location, member, (STORED, DEFLATED))
         end = start + member.size
         if end > directory.start:
-            raise _corrupt(f"member {member.name!r} runs into the directory", location)
+            raise _corrupt(f"zip member {member.name!r} overlaps the central directory", location)
         _add(member, start, location, contents)
     return contents
 
@@ -80,15 +82,17 @@ def read_contents(location: Location) -> NpzContents:
 def _add(member: Member, start: int, location: Location, contents: NpzContents) -> None:
     if not member.name.endswith(SUFFIX):
         raise UnsupportedError(
-            f"member {member.name!r} is no array", uri=location.uri, cure="leave it out of the archive"
+            f"zip member {member.name!r} is not an array: expected a name that ends in {SUFFIX}",
+            uri=location.uri,
+            cure="remove it from the archive",
         )
     if member.method == DEFLATED:
         checked_sizes(member.name, member.size, member.full_size, location.uri)
     header = read_header(lambda a, b: _bytes(location, member, start, a, b), location.uri, f"{member.name!r}")
     if header.length + header.nbytes != member.full_size:
         raise _corrupt(
-            f"member {member.name!r} has {member.full_size} bytes, its header promises "
-            f"{header.length + header.nbytes}", location,
+            f"size mismatch in zip member {member.name!r}: expected {header.length + header.nbytes} bytes, "
+            f"got {member.full_size}", location,
         )  # fmt: skip
     path = (member.name.removesuffix(SUFFIX),)
     if header.dtype in ("str", "bytes"):
@@ -97,13 +101,15 @@ def _add(member: Member, start: int, location: Location, contents: NpzContents) 
     chunks = header.shape if member.method == DEFLATED and math.prod(header.shape) else None
     contents.specs[path] = TensorSpec(path, header.shape, header.dtype, chunks=chunks)
     if header.descr.endswith(("V2", "f1")):
-        contents.notes.add(f"{header.descr!r}, as numpy writes the {header.dtype} of ml_dtypes")
+        contents.notes.add(
+            f"dtype {header.descr!r} is read as {header.dtype}: numpy writes this ml_dtypes type so"
+        )
     if member.method == DEFLATED:
         contents.deflated[path] = DeflatedMember(
             location, member.name, start, member.size, member.full_size, member.crc, header
         )
         return
-    crc = combine(header.crc, member.crc, header.nbytes)  # undoes the header's share of the record's CRC
+    crc = combine(header.crc, member.crc, header.nbytes)  # removes the header from the record's CRC
     contents.placed[path] = PlacedTensor(
         location, start + header.length, header.nbytes, 0, header.shape, header.strides, header.dtype,
         header.big_endian, crc if member.crc else 0,
@@ -111,7 +117,7 @@ def _add(member: Member, start: int, location: Location, contents: NpzContents) 
 
 
 def _bytes(location: Location, member: Member, start: int, first: int, stop: int) -> bytes:
-    """Decoded bytes [first, stop) near the beginning of a member."""
+    """Decompressed bytes [first, stop) near the beginning of a member."""
     if member.method == DEFLATED:
         return beginning(location, start, member.size, stop)[first:]
     return location.read(start + first, start + min(stop, member.size))
@@ -120,15 +126,16 @@ def _bytes(location: Location, member: Member, start: int, first: int, stop: int
 def _text(header: NpyHeader, member: Member, start: int, location: Location) -> str:
     if header.nbytes > _LONGEST_TEXT:
         raise UnsupportedError(
-            f"member {member.name!r} is a string of {header.nbytes} bytes", uri=location.uri
+            f"string of {header.nbytes} bytes in zip member {member.name!r} exceeds the limit of {_LONGEST_TEXT}",
+            uri=location.uri,
         )
     data = _bytes(location, member, start, header.length, member.full_size)
     if crc32(data, header.crc) != member.crc:
-        raise _corrupt(f"member {member.name!r} does not have its CRC", location)
+        raise _corrupt(f"checksum mismatch in zip member {member.name!r}", location)
     text = text_of(header, data)
     if text is None:
         raise UnsupportedError(
-            f"member {member.name!r} is a byte string that is no text",
+            f"string in zip member {member.name!r} cannot be decoded as text",
             uri=location.uri,
             cure="save it as uint8",
         )
@@ -141,7 +148,7 @@ class NpzReader(FilesReader):
 
     Attributes:
         location: the file.
-        contents: what it holds.
+        contents: its contents.
         files: the file itself, as an entry.
     """
 
@@ -150,7 +157,7 @@ class NpzReader(FilesReader):
     files: tuple[Entry, ...]
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """A region; a stored member is held against its CRC where it is read whole, a deflated one always."""
+        """A region. The CRC of a stored member is verified when it is read whole, that of a deflated one always."""
         import numpy as np
 
         member = self.contents.deflated.get(spec.path)
@@ -165,11 +172,11 @@ class NpzReader(FilesReader):
         return result
 
     def access(self, spec: TensorSpec) -> Access:
-        """Deflated members come in bands, stored ones raw or through strides."""
+        """Deflated members are streamed in bands, stored ones are read raw or through strides."""
         return Access("stream") if spec.path in self.contents.deflated else BaseReader.access(self, spec)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """Where a stored member lies, with its CRC."""
+        """The extents of a stored member, with its CRC."""
         if spec.path not in self.contents.placed:
             return None
         crc = self.contents.placed[spec.path].crc or None
@@ -177,12 +184,12 @@ class NpzReader(FilesReader):
         return extents and tuple(replace(extent, crc32=crc) for extent in extents)
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """What inflating holds."""
+        """Bytes of memory that inflating takes."""
         del cell
         return HELD if spec.path in self.contents.deflated else None
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """The bands of a deflated member; the one cell is the whole tensor."""
+        """The bands of a deflated member; its only cell is the whole tensor."""
         del cell
         for region, elements in self.contents.deflated[spec.path].bands(spec):
             yield Block(region, iter([as_bytes(elements)]))
@@ -193,26 +200,26 @@ class NpzReader(FilesReader):
 
     def _check(self, spec: TensorSpec, data: np.ndarray) -> None:
         placed = self.contents.placed[spec.path]
-        if placed.raw and placed.crc and crc32(as_bytes(data)) != placed.crc:
+        if placed.raw and placed.crc and (crc := crc32(as_bytes(data))) != placed.crc:
             raise CorruptError(
-                "its bytes do not have the CRC that the archive records",
+                f"checksum mismatch in the zip member: expected CRC-32 {placed.crc:#010x}, got {crc:#010x}",
                 uri=self.location.uri,
                 path=spec.name,
-                cure="restore the file",
+                cure="restore the file from a backup or download it again",
             )
 
 
 def _copy_shared(result: np.ndarray, region: Region, elements: np.ndarray, box: Region) -> None:
-    """Copy what a box has of a region."""
+    """Copy the part of a region that a box holds."""
     shared = shared_region(region, box)
     if shared is not None:
         result[region_within(shared, region)] = elements[region_within(shared, box)]
 
 
 def _corrupt(what: str, location: Location) -> CorruptError:
-    return CorruptError(what, uri=location.uri, cure="fetch the file again, or restore it")
+    return CorruptError(what, uri=location.uri, cure="restore the file from a backup or download it again")
 
 
 def holds_floats(specs: Mapping[KeyPath, TensorSpec]) -> bool:
-    """Whether some tensor could be a parameter."""
+    """Whether any tensor could be a parameter."""
     return any("float" in spec.dtype or "complex" in spec.dtype for spec in specs.values())

@@ -1,12 +1,13 @@
 """Writes `.npz` archives: stored members, each a `.npy` record, with every size in its local header.
 
-Every place is fixed from the manifest before the first byte; any span of any tensor can then be written at any time
-from any thread, any number of times. CRCs are combined from those of the pieces, and what an earlier process wrote is
-read again. `finish` fills in local headers and directory, so that an archive without them is not taken for one.
+Every offset follows from the manifest before the first byte is written; any span of any tensor can then be written at
+any time from any thread, any number of times. CRCs are combined from those of the pieces; pieces that an earlier
+process wrote are read again. `finish` writes the local headers and the directory; without them the file is not a valid
+archive.
 
-Unlike torch's archives these have no data descriptors: readers that walk the local headers (cnpy and its like) stop
-at the first descriptor. As numpy does, every local header carries zip64 sizes; an extra field of id 0x4246 pads so
-that elements begin at a multiple of 64 of the file. Source: numpy.lib._npyio_impl, zipfile of Python 3.13; APPNOTE 6.3.
+Unlike torch's archives these have no data descriptors: readers that walk the local headers (such as cnpy) stop at the
+first descriptor. As in numpy's files, every local header has zip64 sizes; an extra field of id 0x4246 pads it so
+that elements begin at a multiple of 64 in the file. Source: numpy.lib._npyio_impl, zipfile of Python 3.13; APPNOTE 6.3.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _PERMISSIONS = 0o600 << 16
 
 
 class _Member(NamedTuple):
-    """One record: `at` is its local header's offset, `data` that of its elements."""
+    """One record: `at` is the offset of its local header, `data` that of its elements."""
 
     name: bytes
     head: bytes
@@ -64,14 +65,14 @@ class NpzWriter(FlatFilesWriter):
 
         Args:
             target: the file; its folder exists and is local.
-            specs: what it will hold.
+            specs: the tensors that it will hold.
 
         Raises:
             UnsupportedError: the folder is not local.
             StorageError: the storage is full or failed.
         """
         if not target.store.capabilities.local:
-            raise UnsupportedError("npz is written to local folders only", uri=target.uri)
+            raise UnsupportedError("npz files can only be written to local folders", uri=target.uri)
         self._file = Path(target.path)
         self._members: dict[KeyPath, _Member] = {}
         position = 0
@@ -84,7 +85,7 @@ class NpzWriter(FlatFilesWriter):
         self._files = FlatFiles(self._file.parent, {self._file.name: size})
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
-        """Where a span lies in the archive."""
+        """The offset of a span in the archive."""
         return self._members[path].data + where.start if isinstance(where, Span) else 0
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
@@ -112,13 +113,13 @@ class NpzWriter(FlatFilesWriter):
         self._files.finish()
 
     def _crc(self, member: _Member) -> int:
-        """CRC of a record; pieces that no `write` of this process covers are read from the staged file."""
+        """The CRC of a record; pieces that this process did not write are read from the staged file."""
         name, base = self._file.name, member.data
         value = member.crc.value(lambda start, stop: self._files.read(name, base + start, base + stop))
         return combine(crc32(member.head), value, member.crc.size)
 
     def _ending(self, crcs: dict[KeyPath, int]) -> Iterator[bytes]:
-        """The directory, where it is needed the zip64 end record with its locator, and the end record."""
+        """The directory, the zip64 end record with its locator where needed, and the end record."""
         size = 0
         for path, member in self._members.items():
             entry = _entry(member, crcs[path])
@@ -127,7 +128,7 @@ class NpzWriter(FlatFilesWriter):
         count, begin = len(self._members), self._directory
         if (
             count >= _MANY or begin + size >= _FULL
-        ):  # as zipfile: an empty archive must begin with its end record
+        ):  # as in zipfile: an empty archive must begin with its end record
             yield _END64.pack(
                 b"PK\x06\x06", _END64.size - 12, _VERSION, _VERSION, 0, 0, count, count, size, begin
             )

@@ -1,7 +1,7 @@
-"""Reads the tree of an OCDBT database: which values there are, and where their bytes lie. `ocdbt` tells the layout.
+"""Reads the B+tree of an OCDBT database: its keys, and the locations of their values. `write.py` describes the layout.
 
-Nothing is trusted: checksums are compared, counts and lengths are checked against what is there, names must ascend,
-and a tree must get lower from node to node. Values are not read.
+The input is not trusted: checksums are verified, counts and lengths are checked against the bytes that exist, keys
+must be in ascending order, and the height must decrease from node to node. Values are not read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ class _Body:
     def take(self, count: int) -> bytes:
         """The next bytes."""
         if not 0 <= count <= len(self._data) - self._at:
-            raise CorruptError("an OCDBT node ends too early", uri=self.uri, cure=_CURE)
+            raise CorruptError(
+                f"OCDBT node is truncated: expected {count} bytes, got {len(self._data) - self._at}",
+                uri=self.uri,
+                cure=_CURE,
+            )
         self._at += count
         return self._data[self._at - count : self._at]
 
@@ -57,30 +61,34 @@ class _Body:
             shift += 7
 
     def column(self, count: int) -> list[int]:
-        """So many numbers."""
+        """The next `count` numbers."""
         if count > len(self._data) - self._at:
-            raise CorruptError(f"an OCDBT node of {count} entries is too short", uri=self.uri, cure=_CURE)
+            raise CorruptError(
+                f"OCDBT node is truncated: expected {count} numbers, got {len(self._data) - self._at} bytes",
+                uri=self.uri,
+                cure=_CURE,
+            )
         return [self.varint() for _ in range(count)]
 
 
 def read_database(location: Location, check: Callable[[Reference], None]) -> Iterator[tuple[bytes, Value]]:
-    """Every key of the newest version with its value, or where that lies.
+    """Yield every key of the newest version with its value, or the location of the value.
 
     Args:
         location: the folder of the database.
-        check: called with every place before it is used; raises where its file is missing or too short.
+        check: called with the location of each node before it is read; raises if its file is missing or truncated.
 
     Raises:
         IncompleteError: the manifest is missing or empty.
-        CorruptError: a checksum differs, or a node contradicts itself.
-        HostileError: a node decodes to absurdly much, or a name points outside.
-        UnsupportedError: of a version or compression that is not known.
+        CorruptError: a checksum does not match, or a node is invalid.
+        HostileError: a node exceeds 512 MiB, or a file name points outside the folder.
+        UnsupportedError: the version or the compression is unknown.
     """
     manifest = _Body(_unsealed(location.join(MANIFEST), None, MANIFEST_MAGIC), location.uri)
     if _configuration(manifest):
         numbered = sorted(entry.name for entry in location.entries() if _NUMBERED.fullmatch(entry.name))
         if not numbered:
-            raise IncompleteError("no numbered manifest is here", uri=location.uri, cure=_CURE)
+            raise IncompleteError("file not found: manifest.<16 hex digits>", uri=location.uri, cure=_CURE)
         manifest = _Body(_unsealed(location.join(numbered[-1]), None, MANIFEST_MAGIC), location.uri)
         _configuration(manifest)
     files = _files(manifest, "")
@@ -100,11 +108,11 @@ def _walk(
 
     Args:
         location: the database.
-        check: as above.
-        node: where it lies, and the base path of the files that it names.
-        prefix: what its keys have lost.
-        least: no key may be smaller.
-        height: what its height must be.
+        check: see `read_database`.
+        node: its location, and the base path of the files that it names.
+        prefix: the common prefix that its stored keys omit.
+        least: the smallest key that it may hold.
+        height: its expected height.
     """
     place, base = node
     check(place)
@@ -112,14 +120,18 @@ def _walk(
     found = body.take(1)[0]
     if found != height or height > _MOST_HEIGHT:
         raise CorruptError(
-            f"an OCDBT tree whose heights do not fall: {found}, not {height}", uri=location.uri, cure=_CURE
+            f"invalid height of an OCDBT node: expected {height} (at most {_MOST_HEIGHT}), got {found}",
+            uri=location.uri,
+            cure=_CURE,
         )
     files = _files(body, base)
     count = body.varint()
     keys, subtrees = _keys(body, count, interior=height > 0)
     keys = [prefix + key for key in keys]
     if not keys or keys[0] < least or any(one >= other for one, other in pairwise(keys)):
-        raise CorruptError("the keys of an OCDBT node are not in order", uri=location.uri, cure=_CURE)
+        raise CorruptError(
+            "the keys of an OCDBT node are not in ascending order", uri=location.uri, cure=_CURE
+        )
     if height == 0:
         yield from zip(keys, _values(body, count, files), strict=True)
         return
@@ -129,25 +141,35 @@ def _walk(
 
 
 def _unsealed(location: Location, place: Reference | None, magic: int) -> bytes:
-    """The body of a node or manifest."""
+    """The body of a node or manifest, verified and decompressed."""
     if location.entry is None:
-        raise IncompleteError(f"no {location.name}", uri=location.uri, cure=_CURE)
+        raise IncompleteError(f"file not found: {location.name}", uri=location.uri, cure=_CURE)
     if place is None:
         data = location.read_whole(_MOST_BYTES)
     elif place.length > _MOST_BYTES:
-        raise HostileError("an OCDBT node of more than 512 MiB", uri=location.uri, cure=_CURE)
+        raise HostileError(
+            f"OCDBT node of {place.length} bytes exceeds the limit of 512 MiB", uri=location.uri, cure=_CURE
+        )
     else:
         data = location.read(place.offset, place.offset + place.length)
     if not data:
-        raise IncompleteError("the file is empty", uri=location.uri, cure=_CURE)
+        raise IncompleteError(f"file is empty: {location.name}", uri=location.uri, cure=_CURE)
     whole = len(data) >= 18 and struct.unpack_from(">IxxxxxxxxBB", data)  # noqa: PLR2004  the smallest
     if not whole or whole[0] != magic or struct.unpack_from("<Q", data, 4) != (len(data),):
-        raise CorruptError("not an OCDBT node of the promised length", uri=location.uri, cure=_CURE)
+        raise CorruptError(
+            f"invalid OCDBT node in {location.name}: wrong magic number or length",
+            uri=location.uri,
+            cure=_CURE,
+        )
     if crc32c(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
-        raise CorruptError("the checksum of an OCDBT node differs", uri=location.uri, cure=_CURE)
+        raise CorruptError(
+            f"checksum mismatch in an OCDBT node of {location.name}", uri=location.uri, cure=_CURE
+        )
     _, version, compression = whole
     if version != 0 or compression not in (_UNCOMPRESSED, _ZSTD):
-        raise UnsupportedError(f"OCDBT version {version}, compression {compression}", uri=location.uri)
+        raise UnsupportedError(
+            f"unsupported OCDBT node: version {version}, compression {compression}", uri=location.uri
+        )
     return data[14:-4] if compression == _UNCOMPRESSED else _decompressed(data[14:-4], location.uri)
 
 
@@ -156,14 +178,14 @@ def _decompressed(data: bytes, uri: str) -> bytes:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as reader:
             body = reader.read(_MOST_BYTES + 1)
     except zstandard.ZstdError as error:
-        raise CorruptError(f"an OCDBT node cannot be decompressed: {error}", uri=uri, cure=_CURE) from error
+        raise CorruptError(f"cannot decompress an OCDBT node: {error}", uri=uri, cure=_CURE) from error
     if len(body) > _MOST_BYTES:
-        raise HostileError("an OCDBT node decodes to more than 512 MiB", uri=uri)
+        raise HostileError("decompressed OCDBT node exceeds the limit of 512 MiB", uri=uri)
     return body
 
 
 def _configuration(manifest: _Body) -> bool:
-    """Pass over the configuration; whether versions are in numbered manifests."""
+    """Skip the configuration; return whether versions are stored in numbered manifests."""
     manifest.take(16)
     numbered = bool(manifest.take(1)[0])
     manifest.column(2)
@@ -174,7 +196,7 @@ def _configuration(manifest: _Body) -> bool:
 
 
 def _files(body: _Body, base: str) -> list[tuple[str, str]]:
-    """The data files that a node names: path relative to the database, and the base path of what is below."""
+    """The data files that a node names: the path relative to the database, and the base path for the nodes below."""
     count = body.varint()
     shared = [0, *body.column(max(count - 1, 0))]
     suffixes, bases = body.column(count), body.column(count)
@@ -215,7 +237,7 @@ def _values(body: _Body, count: int, files: list[tuple[str, str]]) -> list[Value
 
 
 def _references(body: _Body, count: int, files: list[tuple[str, str]]) -> list[tuple[Reference, str]]:
-    """Where children lie, and the base path below each; the statistics behind them are passed over."""
+    """The locations of the children, and the base path below each; the statistics after them are skipped."""
     numbers, offsets, lengths = body.column(count), body.column(count), body.column(count)
     body.column(3 * count)
     rows: list[tuple[Reference, str]] = []
@@ -228,7 +250,9 @@ def _references(body: _Body, count: int, files: list[tuple[str, str]]) -> list[t
 def _file(files: list[tuple[str, str]], number: int, body: _Body) -> tuple[str, str]:
     if number >= len(files):
         raise CorruptError(
-            f"an OCDBT node names data file {number} of {len(files)}", uri=body.uri, cure=_CURE
+            f"data file {number} out of range for the {len(files)} data files of an OCDBT node",
+            uri=body.uri,
+            cure=_CURE,
         )
     return files[number]
 

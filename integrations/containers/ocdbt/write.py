@@ -1,7 +1,7 @@
-"""Encodes an OCDBT database: the B-tree over values whose bytes lie in data files, and the manifest that names it.
+"""Encodes an OCDBT database: the B+tree over values that are stored in data files, and the manifest.
 
-tensorstore would write the values too, but it holds them in memory on the way, hides when they are durable, and
-rewrites the tree with every commit. Here values are put into data files by offset, and the tree is made once.
+tensorstore could write the values too, but it buffers them in memory, does not report when they are durable, and
+rewrites the tree with every commit. Here values are written into data files by offset, and the tree is built once.
 
 Layout, all numbers little endian, `varint` is unsigned LEB128:
 
@@ -39,7 +39,7 @@ _INLINE_BYTES, _NODE_BYTES, _ARITY_LOG2 = 1024, 100_000_000, 4
 
 
 class Reference(NamedTuple):
-    """Where a value lies: a file relative to the database, offset and length."""
+    """The location of a value: a file relative to the database, offset and length."""
 
     file: str
     offset: int
@@ -66,7 +66,7 @@ def encode_database(
     """Encode a database of one version.
 
     Args:
-        values: key → the value itself, or where it lies.
+        values: key → the value itself, or its location.
         nodes: the data file that will hold the tree, relative to the database.
         uuid: 16 bytes that name the database.
         nanoseconds: time of the commit since 1970.
@@ -96,7 +96,7 @@ def _put(data: bytearray, file: str, body: bytes, child: _Child) -> _Child:
 
 
 def _leaf(entries: Sequence[tuple[bytes, Value]]) -> tuple[bytes, _Child]:
-    """Body of a leaf, and what its parent will say of it but the place."""
+    """The body of a leaf, and its entry in the parent without the location."""
     outside = [value for _, value in entries if isinstance(value, Reference)]
     files = sorted({value.file for value in outside})
     sizes = [value.length if isinstance(value, Reference) else len(value) for _, value in entries]
@@ -113,7 +113,7 @@ def _leaf(entries: Sequence[tuple[bytes, Value]]) -> tuple[bytes, _Child]:
 
 
 def _interior(children: Sequence[_Child], height: int) -> tuple[bytes, _Child]:
-    """Body of a node above others; no prefix is taken out of the keys of a subtree."""
+    """The body of an interior node; the keys of a subtree keep their common prefix."""
     body = b"".join((
         bytes([height]), _files(sorted({child.place.file for child in children})), _varint(len(children)),
         _keys([child.key for child in children], _varints(0 for _ in children)),
@@ -155,7 +155,7 @@ def _sealed(magic: int, body: bytes) -> bytes:
 
 
 def _files(files: Sequence[str]) -> bytes:
-    """The table of data files; all paths count from the database, so no base path is ever needed."""
+    """The table of data files; all paths are relative to the database, so no base path is needed."""
     names = [file.encode() for file in files]
     shared = [_common(one, other) for one, other in pairwise(names)]
     suffixes = [name[length:] for name, length in zip(names, [0, *shared], strict=False)]

@@ -1,9 +1,9 @@
-"""The msgpack tree of an Orbax item, and how it and `_METADATA` together say what the leaves are.
+"""Reads the msgpack tree of an Orbax item, and combines it with `_METADATA`.
 
 Facts: up to 0.5.15 the file `checkpoint` is a msgpack tree. A leaf is an array (aggregated: `Array` ext 1), a number,
-text, nil, or `PLACEHOLDER://<stored name>` (up to 0.0.20 `AGGREGATED://`), which points to an array in the store. Nil
-and empty nodes exist only there before 0.4.4, which began to write `_METADATA`. Where both are there, `_METADATA`
-knows which nodes are lists, and the msgpack tree where the bytes lie: T5X saves whose `_METADATA` has
+a string, nil, or `PLACEHOLDER://<stored name>` (up to 0.0.20 `AGGREGATED://`), which points to an array in the store.
+Nil and empty nodes exist only there before 0.4.4, which began to write `_METADATA`. If both files exist, `_METADATA`
+states which nodes are lists, and the msgpack tree states where the bytes are: T5X saves whose `_METADATA` has
 `skip_deserialize` keep those arrays in the msgpack tree, and one file mixes both kinds.
 """
 
@@ -26,17 +26,17 @@ PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")
 
 
 def read_tree(location: Location, item: OrbaxItem, metadata: JsonObject) -> ItemTree:
-    """The leaves of an item, from whatever states them.
+    """The leaves of an item, from `_METADATA`, the msgpack tree, or both.
 
     Args:
         location: the item folder.
-        item: what it shows.
-        metadata: its `_METADATA`; empty where it has none.
+        item: the files of the item.
+        metadata: its `_METADATA`; empty if it has none.
 
     Raises:
-        CorruptError: a file is damaged, two leaves have one stored name, or the two trees contradict each other.
-        UnsupportedError: a leaf is of a type that is not known.
-        HostileError: it is absurdly deep or large.
+        CorruptError: a file is damaged, two leaves have the same stored name, or the two trees conflict.
+        UnsupportedError: the type of a leaf is unknown.
+        HostileError: the tree exceeds a limit.
     """
     described = tree.parse_tree(metadata, location.uri) if item.tree else None
     packed = msgpack_tree(location.join(MSGPACK)) if item.msgpack else None
@@ -57,10 +57,10 @@ def msgpack_tree(file: Location) -> ItemTree:
 
 
 def from_contents(contents: MsgpackContents, uri: str) -> ItemTree:
-    """The same for a tree that was gathered, whole or in part, by somebody else.
+    """The same for contents that the caller has gathered, whole or in part.
 
     Raises:
-        CorruptError: two placeholders name one array.
+        CorruptError: two placeholders refer to the same array.
     """
     found = tree.ItemTree(
         inline=dict(contents.specs),
@@ -79,7 +79,7 @@ def from_contents(contents: MsgpackContents, uri: str) -> ItemTree:
 
 
 def placeholder(value: object) -> str | None:
-    """The stored name that a leaf points to; None for a leaf that is no placeholder."""
+    """The stored name that a leaf points to; None for a leaf that is not a placeholder."""
     if not isinstance(value, str):
         return None
     return next((value[len(prefix) :] for prefix in PLACEHOLDERS if value.startswith(prefix)), None)
@@ -91,7 +91,7 @@ def _joined(described: ItemTree, packed: ItemTree, uri: str) -> ItemTree:
     clash = next((path for path in described.empties if path in packed.inline or path in packed.arrays), None)
     if clash is not None:
         raise CorruptError(
-            f"{TREE} says that it is {described.empties[clash]}, {MSGPACK} that it is an array",
+            f"conflict between {TREE} and {MSGPACK}: {described.empties[clash]} in the first, an array in the second",
             uri=uri,
             path=render(clash),
         )
@@ -121,5 +121,5 @@ def _joined(described: ItemTree, packed: ItemTree, uri: str) -> ItemTree:
 
 
 def _nodes(leaves: set[KeyPath]) -> set[KeyPath]:
-    """Every node above these leaves: what `_METADATA` has already said whether it is a list."""
+    """Every node above these leaves, for which `_METADATA` states whether it is a list."""
     return {path[:depth] for path in leaves for depth in range(len(path))}

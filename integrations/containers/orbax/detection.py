@@ -1,12 +1,12 @@
-"""Detecting an Orbax item, step or remains: from names, first bytes and the small JSON files.
+"""Detects an Orbax item, a step, or the remains of a save, from names, first bytes and the small JSON files.
 
-Systems that build on Orbax (MaxText, T5X, PaxML, Penzai) ask the same question of the same folder: `look` answers it
-once for each `Glimpse`, with everything that was read for it, so that none of them reads `_METADATA` again.
+Systems that build on Orbax (MaxText, T5X, PaxML, Penzai) examine the same folder: `look` does so once for each
+`Glimpse` and keeps everything that it read, so that none of them reads `_METADATA` again.
 
-Facts: a step folder holds items; which of several is meant is asked for unless one name is the usual one. A folder
+Facts: a step folder holds items; if there are several, one must have a usual name, or the user must choose. A folder
 with the suffix `.orbax-checkpoint-tmp` was never committed. On stores without rename Orbax counts a checkpoint as
-committed only if `commit_success.txt` is there. No file names its Orbax release: what a release up to 0.12.8 does not
-write is named in the evidence, and refused by name where its meaning decides what the tensors are.
+committed only if `commit_success.txt` exists. No file names its Orbax release: fields that no release up to 0.12.8
+writes are listed in the evidence, and refused by name if they decide the meaning of the tensors.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _TREE_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FoundItem:
-    """What a look at a folder gives.
+    """The result of examining a folder.
 
     Attributes:
-        detection: as the format `orbax` answers; its URI is that of the item.
-        location: the item folder, or the folder itself where there is no item.
-        item: what the item shows; None for remains.
-        metadata: its `_METADATA`; empty where it has none or it cannot be read.
-        leaves: the leaves that `_METADATA` names; None where it cannot be read.
+        detection: the detection of the format `orbax`; its URI is that of the item.
+        location: the item folder, or the folder itself if there is no item.
+        item: the files of the item; None for remains.
+        metadata: its `_METADATA`; empty if it has none, or if it cannot be read.
+        leaves: the leaves in `_METADATA`; None if it cannot be read.
     """
 
     detection: Detection
@@ -55,7 +55,7 @@ _LOOKS: WeakKeyDictionary[Glimpse, FoundItem | None] = WeakKeyDictionary()
 
 
 def look(glimpse: Glimpse) -> FoundItem | None:
-    """An item folder, a step folder with an item in it, or the remains of a save; None where it is none of these.
+    """An item folder, a step folder with an item in it, or the remains of a save; None for other folders.
 
     Raises:
         AmbiguousError: a step has several items with arrays and none has a usual name.
@@ -72,7 +72,7 @@ def _look(glimpse: Glimpse) -> FoundItem | None:
     if item is not None:
         return _found_item(glimpse, item)
     if layout.uncommitted(glimpse.location.name):
-        return _remains(glimpse, "the folder has the suffix of a save that was never committed")
+        return _remains(glimpse, "the folder name has the suffix of an uncommitted save")
     return _found_step(glimpse)
 
 
@@ -83,7 +83,7 @@ def _found_item(glimpse: Glimpse, item: layout.OrbaxItem) -> FoundItem:
     verdict, reason, metadata = _verdict(location, item, names, around)
     writer, signs = layout.generation(item, names | around, metadata)
     own = own_notes(metadata)
-    evidence = [Evidence(".", f"{sign} marks {writer}") for sign in sorted(signs)]
+    evidence = [Evidence(".", f"{sign} is written by {writer}") for sign in sorted(signs)]
     if layout.V1_MARKER in around:
         evidence.append(Evidence(f"../{layout.V1_MARKER}", "saved through the v1 API"))
     if own:
@@ -112,10 +112,12 @@ def _found_item(glimpse: Glimpse, item: layout.OrbaxItem) -> FoundItem:
 
 
 def _too_new(metadata: layout.JsonObject, leaves: tree.ItemTree | None) -> list[Evidence]:
-    """What no release up to the newest tested one writes, and what does not change the meaning of the rest."""
+    """Fields that no tested release writes, and that do not change the meaning of the others."""
     names = sorted(metadata.keys() - _TREE_FIELDS) + sorted(leaves.unknown if leaves else ())
     return [
-        Evidence(layout.TREE, f"{name!r} is not written by Orbax up to {NEWEST}: a newer writer")
+        Evidence(
+            layout.TREE, f"unknown field {name!r}, which Orbax up to {NEWEST} does not write: a newer writer"
+        )
         for name in names
     ]
 
@@ -133,7 +135,7 @@ def _presence(item: layout.OrbaxItem) -> list[Evidence]:
 def _verdict(
     location: Location, item: layout.OrbaxItem, names: set[str], around: set[str]
 ) -> tuple[Verdict, str | None, layout.JsonObject]:
-    """What names and `_METADATA` already tell of its health; a msgpack tree is whole, opening says what is read."""
+    """The verdict from names and `_METADATA`; a msgpack tree alone is taken as complete until it is opened."""
     metadata: layout.JsonObject = {}
     try:
         if item.tree:
@@ -149,14 +151,14 @@ def _verdict(
     if location.store.protocol in layout.RENAMELESS and layout.COMMITTED not in names | around:
         return (
             "incomplete",
-            f"no {layout.COMMITTED}, which Orbax requires on {location.store.protocol}://",
+            f"file not found: {layout.COMMITTED}, which Orbax requires on {location.store.protocol}://",
             metadata,
         )
     return "ok", None, metadata
 
 
 def _leaves(metadata: layout.JsonObject, location: Location) -> tree.ItemTree | None:
-    """The leaves, where the tree can be read; opening says why where it cannot."""
+    """The leaves; None if the tree cannot be read, for which opening reports the reason."""
     try:
         return tree.parse_tree(metadata, location.uri)
     except WherryError:
@@ -164,7 +166,7 @@ def _leaves(metadata: layout.JsonObject, location: Location) -> tree.ItemTree | 
 
 
 def _found_step(glimpse: Glimpse) -> FoundItem | None:
-    """The item that a step folder stands for."""
+    """The chosen item of a step folder."""
     marked = layout.CHECKPOINT in glimpse.entries or layout.V1_MARKER in glimpse.entries
     step = step_number(
         glimpse.location.name
@@ -180,11 +182,11 @@ def _found_step(glimpse: Glimpse) -> FoundItem | None:
         items = {name: item for name, item in items.items() if step_number(name) is None}
     if not items:
         remains = marked or any(layout.uncommitted(name) for name in glimpse.entries)
-        return _remains(glimpse, "no item with arrays is here") if remains else None
+        return _remains(glimpse, "no item with arrays found") if remains else None
     name = _choose(glimpse, sorted(items))
     found = _found_item(Glimpse(glimpse.location.join(name)), items[name])
     others = [other for other in sorted(items) if other != name]
-    chosen = f"the item with arrays{', chosen before ' + ', '.join(others) if others else ''}"
+    chosen = f"the item with arrays{', preferred to ' + ', '.join(others) if others else ''}"
     evidence = (Evidence(f"../{name}", chosen), *found.detection.evidence)
     return replace(found, detection=replace(found.detection, evidence=evidence))
 
@@ -195,15 +197,15 @@ def _choose(glimpse: Glimpse, names: list[str]) -> str:
     preferred = next((name for name in layout.PREFERRED_ITEMS if name in names), None)
     if preferred is None:
         raise AmbiguousError(
-            f"the step has the items {', '.join(names)}",
+            f"the step has several items: {', '.join(names)}",
             uri=glimpse.location.uri,
-            cure=f"say --item {names[0]}",
+            cure=f"pass --item {names[0]}",
         )
     return preferred
 
 
 def _remains(glimpse: Glimpse, reason: str) -> FoundItem:
-    """A folder that is Orbax's by its marks or name but has no array item."""
+    """A folder with the name or files of Orbax, but without an item that has arrays."""
     seen = ", ".join(sorted(glimpse.entries)) or "nothing"
     detection = Detection(
         uri=glimpse.location.uri,
@@ -211,13 +213,13 @@ def _remains(glimpse: Glimpse, reason: str) -> FoundItem:
         step=step_number(layout.final_name(glimpse.location.name)),
         verdict="incomplete",
         reason=reason,
-        evidence=(Evidence(".", f"named {glimpse.location.name}, holds {seen}"),),
+        evidence=(Evidence(".", f"folder {glimpse.location.name} contains {seen}"),),
     )
     return FoundItem(detection, glimpse.location)
 
 
 def step_of(location: Location, *, inside_step: bool) -> int | None:
-    """The step that the item's name states, or that of the step folder around it."""
+    """The step in the name of the item, or in that of the step folder around it."""
     own = step_number(layout.final_name(location.name))
     around = layout.final_name(location.parent.name)
     return step_number(around, any_prefix=inside_step) if own is None else own

@@ -1,7 +1,7 @@
-"""Opening an Orbax item: its small files become a Manifest, its array metadata the TensorSpecs.
+"""Opens an Orbax item: its small files become a Manifest, its array metadata the TensorSpecs.
 
-Everything here is metadata: `_METADATA` or the msgpack tree of the older generations, one listing of the store, and
-the `.zarray` or `zarr.json` of each array, which OCDBT keeps inside its tree. An item whose tree is lost or whose save
+Only metadata is read: `_METADATA` or the msgpack tree of older generations, one listing of the store, and
+the `.zarray` or `zarr.json` of each array, which OCDBT stores inside its tree. An item whose tree is lost or whose save
 was never finished is refused by name.
 """
 
@@ -38,17 +38,17 @@ def open_item(
 
     Args:
         location: the item.
-        detection: what names and first bytes have shown.
-        partial: whether to open it, as long as any array is left, where others lack their metadata; these are
-            then absent by name.
-        uncommitted: whether to open what was never committed, over the databases of its processes; no chunk is then
-            taken for zeros that the writer left out, since it may be one that was never written.
+        detection: the detection from names and first bytes.
+        partial: whether to open it if some, but not all, arrays lack their metadata; these are then reported as
+            absent.
+        uncommitted: whether to open an item that was never committed, from the databases of its processes; a missing
+            chunk is then never taken for zeros that the writer left out, since it may not have been written.
 
     Raises:
-        IncompleteError: it was never committed, or its tree, its OCDBT manifest or array metadata are missing.
-        CorruptError: its metadata contradicts itself.
-        UnsupportedError: it holds a type that is not read.
-        HostileError: a name in it points outside, or a size is absurd.
+        IncompleteError: it was never committed, or its tree, OCDBT manifest or array metadata is missing.
+        CorruptError: its metadata is invalid.
+        UnsupportedError: it has a type that is not supported.
+        HostileError: a name points outside the folder, or a size exceeds its limit.
     """
     glimpse = Glimpse(location)
     item = layout.look_at_item(glimpse)
@@ -72,7 +72,7 @@ def open_item(
     own = own_notes(metadata)
     stored = uncommitted or bool(metadata.get("store_array_data_equal_to_fill_value"))
     reader = _reader(location, item, arrays, parts, leaves, zeros_stored=stored)
-    reader.lost = dict.fromkeys(arrays.without, "no .zarray or zarr.json: nothing states its shape or dtype")
+    reader.lost = dict.fromkeys(arrays.without, "missing .zarray or zarr.json: shape and dtype are unknown")
     manifest = Manifest(
         tensors=_specs(arrays.found, leaves, shardings, _prng(location, glimpse, own), own_axes(own)),
         values={**tree.read_strings(location, leaves), **leaves.texts},
@@ -102,7 +102,7 @@ def _reader(
     *,
     zeros_stored: bool,
 ) -> ArrayReader:
-    """The reader of an item; over the databases of its processes, where these were never merged."""
+    """The reader of an item; reads the databases of its processes if these were never merged."""
     inline = placed_reader(location, leaves)
     if parts:
         return processes.UnmergedReader(location, arrays.found, parts, inline)
@@ -118,20 +118,20 @@ def _reader(
 
 
 def require_whole(location: Location, item: layout.OrbaxItem | None) -> None:
-    """Refuse what names and the listing of the folder already show to be unfinished.
+    """Refuse an item that names and the listing of the folder show to be unfinished.
 
     Raises:
-        IncompleteError: never committed, no tree beside arrays, or OCDBT databases that were never merged.
+        IncompleteError: it was never committed, has no tree, or its OCDBT databases were never merged.
     """
     if any(layout.uncommitted(name) for name in (location.name, location.parent.name)):
         raise IncompleteError(
-            "the folder has the suffix of a save that was never committed",
+            "the folder name has the suffix of an uncommitted save",
             uri=location.uri,
             cure=" or ".join(filter(None, ["use another step", rewrite_command(location, item)])),
         )
     if item is not None and item.processes and not item.merged:
         raise IncompleteError(
-            f"no {layout.MANIFEST}: the per-process stores {', '.join(item.processes)} were never merged",
+            f"file not found: {layout.MANIFEST}; the databases {', '.join(item.processes)} were never merged",
             uri=location.uri,
             cure=" or ".join(filter(None, [rewrite_command(location, item), "use another step"])),
         )
@@ -139,7 +139,7 @@ def require_whole(location: Location, item: layout.OrbaxItem | None) -> None:
 
 
 def rewrite_command(location: Location, item: layout.OrbaxItem | None) -> str:
-    """What makes a committed item of one that was never committed, if it is whole; empty where nothing can."""
+    """The command that commits an uncommitted item, if that is complete; empty if no command can."""
     if item is None or not (item.tree or item.msgpack) or not location.store.capabilities.local:
         return ""
     name = "merge" if item.processes and not item.merged else "commit"
@@ -148,17 +148,17 @@ def rewrite_command(location: Location, item: layout.OrbaxItem | None) -> str:
 
 def _require_tree(location: Location, item: layout.OrbaxItem | None) -> None:
     if item is None:
-        raise IncompleteError("no Orbax item is here", uri=location.uri, cure=_FETCH_AGAIN)
+        raise IncompleteError("Orbax item not found", uri=location.uri, cure=_FETCH_AGAIN)
     if not item.tree and not item.msgpack:
         raise IncompleteError(
-            f"no {layout.TREE}: the tree structure is lost",
+            f"file not found: {layout.TREE}; the tree structure is lost",
             uri=location.uri,
-            cure="fetch _METADATA again, or use another step: names alone do not say how the tree was nested",
+            cure=f"copy {layout.TREE} again, or use another step",
         )
 
 
 def placed_reader(location: Location, leaves: tree.ItemTree) -> PlacedReader | None:
-    """The reader of the tensors in the msgpack tree; None where there are none."""
+    """The reader of the tensors in the msgpack tree; None if there are none."""
     if not leaves.inline:
         return None
     from wherry.integrations.containers.msgpack.contents import PlacedReader
@@ -167,14 +167,14 @@ def placed_reader(location: Location, leaves: tree.ItemTree) -> PlacedReader | N
 
 
 def own_notes(metadata: layout.JsonObject) -> dict[str, Any]:
-    """What our own writer noted in `custom_metadata`; empty for items of others."""
+    """The notes of wherry's writer in `custom_metadata`; empty for items of other writers."""
     custom = metadata.get("custom_metadata")
     own = custom.get("wherry") if isinstance(custom, dict) else None
     return own if isinstance(own, dict) else {}
 
 
 def own_axes(own: dict[str, Any]) -> dict[str, tuple[AxisName, ...]]:
-    """Stored name → logical axis names, as our own writer noted them."""
+    """Stored name → logical axis names, from the notes of wherry's writer."""
     rows = own.get("axes")
     if not isinstance(rows, dict):
         return {}
@@ -189,11 +189,13 @@ def _no_metadata(location: Location, arrays: Arrays, leaves: tree.ItemTree) -> E
     path, name = next(iter(arrays.without.items()))
     if arrays.listing is not None and f"{name}/{layout.MANIFEST}" in arrays.listing.values:
         return UnsupportedError(
-            "an OCDBT database per array (Orbax 0.4.1) is not read", uri=location.uri, path=render(path)
+            "unsupported layout: one OCDBT database per array (Orbax 0.4.1)",
+            uri=location.uri,
+            path=render(path),
         )
-    where = f", and {layout.MSGPACK} has no bytes of them" if path in leaves.aggregated else ""
+    where = f", and {layout.MSGPACK} has no data for them" if path in leaves.aggregated else ""
     return IncompleteError(
-        f"{len(arrays.without)} arrays have no .zarray or zarr.json: nothing states their shape or dtype{where}",
+        f"missing .zarray or zarr.json for {len(arrays.without)} arrays: shape and dtype are unknown{where}",
         uri=location.uri,
         path=render(path),
         cure=_FETCH_AGAIN,
@@ -223,18 +225,16 @@ def _specs(
 
 
 def _fitting(axes: tuple[AxisName, ...] | None, array: StoredArray) -> tuple[AxisName, ...] | None:
-    """Axis names that were noted for a tensor of this rank; a note about another one says nothing."""
+    """Noted axis names if they fit the rank of the tensor, else None."""
     return axes if axes is not None and len(axes) == len(array.zarr.shape) else None
 
 
 def _notes(item: layout.OrbaxItem, leaves: tree.ItemTree, unknown: Iterable[str]) -> list[Evidence]:
-    """What only opening shows; the look at `_METADATA` has already said the rest."""
+    """Evidence that only opening gives; detection has already reported the rest."""
     notes = [] if item.tree else marks.wrappers(leaves.tensors)
     if leaves.inline:
-        notes.append(Evidence(layout.MSGPACK, f"{len(leaves.inline)} arrays lie in the msgpack tree"))
-    return notes + [
-        Evidence(layout.SHARDING, f"sharding type {kind} is not understood") for kind in sorted(unknown)
-    ]
+        notes.append(Evidence(layout.MSGPACK, f"{len(leaves.inline)} arrays are stored in the msgpack tree"))
+    return notes + [Evidence(layout.SHARDING, f"unknown sharding type {kind}") for kind in sorted(unknown)]
 
 
 def _prng(location: Location, glimpse: Glimpse, own: dict[str, Any]) -> dict[str, str]:
@@ -255,7 +255,7 @@ def _companions(
 
 
 def _custom(location: Location, glimpse: Glimpse, metadata: layout.JsonObject) -> dict[str, Any]:
-    """Free metadata of the item and of the checkpoint around it (the step folder's, where it is an item of a step)."""
+    """Free metadata of the item and of the checkpoint around it (of the step folder, if it is an item of a step)."""
     home = location if layout.CHECKPOINT in glimpse.entries else location.parent
     try:
         around = layout.read_json(home.join(layout.CHECKPOINT)).get("custom_metadata")
@@ -268,7 +268,7 @@ def _custom(location: Location, glimpse: Glimpse, metadata: layout.JsonObject) -
 def _own_scalars(
     manifest: Manifest, reader: ArrayReader, recorded: object
 ) -> tuple[Manifest, dict[KeyPath, StoredArray]]:
-    """Give numbers that our writer had to store as arrays back as the values that they are."""
+    """Turn arrays that wherry's writer made of numbers back into values."""
     names = recorded if isinstance(recorded, list) else []
     paths = {path for path, array in reader.arrays.items() if array.name in names}
     values = dict(manifest.values)
@@ -276,7 +276,9 @@ def _own_scalars(
         spec = manifest.tensors[path]
         if spec.shape:
             raise CorruptError(
-                "a number that is stored as an array of several", uri=reader.location.uri, path=spec.name
+                f"invalid number: stored as an array of shape {spec.shape}",
+                uri=reader.location.uri,
+                path=spec.name,
             )
         values[path] = reader.read(spec, ()).item()
     tensors = {path: spec for path, spec in manifest.tensors.items() if path not in paths}

@@ -1,6 +1,6 @@
 """The files of an Orbax checkpoint: which folder is an item, which a step, and which generation wrote them.
 
-Facts (written by Orbax 0.1.7 to 0.12.8 and looked at): an **item** folder holds one tree. It has `_METADATA`
+Facts (from files of Orbax 0.1.7 to 0.12.8): an **item** folder holds one tree. It has `_METADATA`
 (since 0.4.4, the tree), array data (OCDBT: `manifest.ocdbt` and `d/`, which refer into `ocdbt.process_<id>/`;
 before 0.4 or on demand one folder per array), and up to 0.5.15 `checkpoint`, a msgpack tree whose leaves are
 either arrays ("aggregate") or `PLACEHOLDER://<name>` strings. A **step** folder holds items and, since 0.11.1, a
@@ -35,7 +35,7 @@ RENAMELESS = (
     "gs",
     "gcs",
     "s3",
-)  # stores without an atomic rename: there the marker alone says that a save is whole
+)  # stores without an atomic rename: there only the marker shows that a save is complete
 SHARDING = "_sharding"
 STRINGS = "_strings.json"
 ARRAY_METADATAS = "array_metadatas"
@@ -43,7 +43,7 @@ MSGPACK = "checkpoint"
 V1_MARKER = "orbax.checkpoint"
 MANIFEST = "manifest.ocdbt"
 
-# Names in an item folder that no array folder has.
+# Names in an item folder that array folders cannot have.
 RESERVED = frozenset(
     {
         TREE,
@@ -64,14 +64,14 @@ RESERVED = frozenset(
 PREFERRED_ITEMS = ("state", "default", "items", "pytree", "params", "train_state", "model")
 MAX_JSON_BYTES = 1 << 30
 _UNCOMMITTED = re.compile(r".*\.orbax-checkpoint-tmp(-\d+)?")
-# A msgpack map whose first keys are these is another system's envelope: T5X legacy, PaxML with Flax.
+# A msgpack map with one of these first keys is the envelope of another system: T5X legacy, PaxML with Flax.
 _FOREIGN_ENVELOPES = (b"\xa7version", b"\xa9optimizer", b"\xafflattened_state")
 _ENVELOPE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class OrbaxItem:
-    """What a look at an item folder shows.
+    """The files of an item folder.
 
     Attributes:
         tree: whether it has `_METADATA`.
@@ -98,7 +98,7 @@ class OrbaxItem:
         return self.tree or self.msgpack or self.ocdbt
 
 
-# What an item folder shows → which generation wrote it. The first row all of whose marks are there decides.
+# Marks of an item folder → the generation that wrote it. The first row whose marks all exist decides.
 # Marks: names of files, `_METADATA:<key>`, `process` (per-process OCDBT), `folders` (one per array).
 _GENERATIONS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"_METADATA:use_ocdbt", COMMITTED}), "orbax-checkpoint >= 0.12.3"),
@@ -116,7 +116,7 @@ _GENERATIONS: tuple[tuple[frozenset[str], str], ...] = (
 
 
 def look_at_item(glimpse: Glimpse) -> OrbaxItem | None:
-    """What a folder shows of an Orbax item; None where it is none."""
+    """Examine a folder for an Orbax item; None if it is not one."""
     entries = glimpse.entries
     item = OrbaxItem(
         tree=TREE in entries,
@@ -132,7 +132,7 @@ def look_at_item(glimpse: Glimpse) -> OrbaxItem | None:
 
 
 def items_of_step(glimpse: Glimpse) -> dict[str, OrbaxItem]:
-    """The items of a step folder by name; those without arrays and our staging areas left out."""
+    """The items of a step folder by name, without items that have no arrays and without staging areas."""
     children = {
         name: Glimpse(glimpse.location.join(name))
         for name, entry in glimpse.entries.items()
@@ -143,7 +143,7 @@ def items_of_step(glimpse: Glimpse) -> dict[str, OrbaxItem]:
 
 
 def reserved(name: str) -> bool:
-    """Whether a name in an item folder is Orbax's or ours, so that no array can have it."""
+    """Whether Orbax or wherry reserves a name in an item folder, so that no array can have it."""
     return name in RESERVED or name.startswith(PROCESS_PREFIX)
 
 
@@ -160,7 +160,7 @@ def final_name(name: str) -> str:
 def generation(
     item: OrbaxItem, names: Collection[str], tree: Mapping[str, Any]
 ) -> tuple[str, frozenset[str]]:
-    """Which Orbax releases write such an item, and the marks that say so."""
+    """The Orbax releases that write such an item, and the marks that show it."""
     marks = {name for name in (TREE, MANIFEST, COMMITTED) if name in names}
     marks |= {f"{TREE}:{key}" for key in tree}
     marks |= {MSGPACK} if item.msgpack else set()
@@ -173,12 +173,12 @@ def generation(
 
 
 def layout_words(item: OrbaxItem, *, zarr3: bool, arrays: bool = True) -> str:
-    """The format version: how the arrays lie, and what else is there.
+    """The format version: how the arrays are stored, and what else exists.
 
     Args:
         item: the item.
         zarr3: whether its arrays are zarr 3.
-        arrays: whether any array lies outside the msgpack tree.
+        arrays: whether any array is stored outside the msgpack tree.
     """
     zarr = "zarr3" if zarr3 else "zarr2"
     if item.ocdbt:
@@ -194,22 +194,27 @@ def read_json(location: Location) -> JsonObject:
     """A JSON file of a checkpoint.
 
     Raises:
-        NotFoundError: there is none.
-        IncompleteError: it is empty, as after a power failure (Orbax does not sync these files).
+        NotFoundError: the file does not exist.
+        IncompleteError: it is empty, for example after a power failure (Orbax does not sync these files).
         CorruptError: it is not a JSON object.
-        HostileError: it is larger than any real one.
+        HostileError: it exceeds the limit of 1 GiB.
     """
     data = location.read_whole(MAX_JSON_BYTES)
     if not data.strip():
         raise IncompleteError(
-            f"{location.name} is empty, as after a power failure", uri=location.uri, cure="use another step"
+            f"{location.name} is empty, probably after a power failure",
+            uri=location.uri,
+            cure="use another step",
         )
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{location.name} is not JSON: {error}", uri=location.uri) from error
+        raise CorruptError(f"invalid JSON in {location.name}: {error}", uri=location.uri) from error
     if not isinstance(value, dict):
-        raise CorruptError(f"{location.name} is not a JSON object", uri=location.uri)
+        raise CorruptError(
+            f"invalid JSON in {location.name}: expected an object, got {type(value).__name__}",
+            uri=location.uri,
+        )
     return value
 
 

@@ -1,10 +1,10 @@
-"""What the key paths of a tree tell of the program that held it: Flax boxes, NNX variables, Penzai arrays.
+"""Recognises from the key paths of a tree the objects that held it: Flax boxes, NNX variables, Penzai arrays.
 
-Facts (written by each release and looked at): a linen box (`nn.Partitioned`, `LogicallyPartitioned`) is a node with
-the one child `value`; its axis names are lost, and trees are mixed because some parameters have no box. A saved
+Facts (from files of each release): a linen box (`nn.Partitioned`, `LogicallyPartitioned`) is a node with
+the one child `value`; its axis names are lost, and some parameters of a tree may have no box. A saved
 `nnx.State` wraps every variable: `raw_value` in Flax 0.8, `value` since 0.9. A Penzai `NamedArray` keeps only its
-`data_array`. A parameter may really be called `value`, so a node counts only where it has no other child. Key paths
-stay as they are stored: the marks are evidence, not a change.
+`data_array`. A parameter may be named `value`, so a node counts only if it has no other child. The key paths are
+not changed; the marks are evidence only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def wrappers(paths: Iterable[KeyPath]) -> list[Evidence]:
 
 
 def _holder(paths: list[KeyPath], boxes: int) -> str:
-    """Linen boxes only some parameters and keeps them below `params`; an NNX state wraps every variable."""
+    """The kind of box: linen boxes some parameters, below `params`; an NNX state wraps every variable."""
     if boxes < len(paths) or any(_PARAMS in path for path in paths):
         return f"in linen partition boxes (`{BOX}`); their axis names are not stored in the tree"
     return f"NNX variables (`{BOX}`, Flax 0.9 and later)"

@@ -1,17 +1,17 @@
-"""Chunk grids that match a mesh: each device's shard is a whole number of chunks, so that no device reads another's.
+"""Chunk grids that match a mesh: a shard is a whole number of chunks, so that no device reads the shard of another.
 
-The option `chunks` takes, besides `auto`, `whole` and a number of MiB:
+Besides `auto`, `whole` and a number of MiB, the option `chunks` accepts:
 
     8x1                                          parts along each axis; an axis that the number does not divide, and
                                                  axes beyond the last number, stay whole
     mesh:data=4,model=2;spec:*/kernel=data,model   a mesh, and partition specs by a pattern of the printed key path:
                                                  one entry for each axis, a mesh axis, several joined with `+`, or `-`
-    mesh:data=4,model=2;rules:embed=data,mlp=model  the same by the logical names of a tensor's axes, where it has them
+    mesh:data=4,model=2;rules:embed=data,mlp=model  the same by the logical axis names of a tensor, if it has any
 
-Clauses are separated by `;`, `spec:` may come several times, the first pattern that matches counts and goes before
-`rules:`. As in JAX a spec must not be longer than the tensor's rank and every extent must be divisible by the devices
-that it is split over. A shard of more than 8 MiB becomes several chunks, none of which crosses its
-border; where no divisor of its extent gives 1 to 8 MiB, the next larger one is taken.
+Clauses are separated by `;`, `spec:` may come several times, the first pattern that matches counts and takes precedence
+over `rules:`. As in JAX a spec must not be longer than the tensor's rank, and every extent must be divisible by the
+number of devices that it is split over. A shard of more than 8 MiB becomes several chunks, none of which crosses its
+border; if no divisor of its extent gives 1 to 8 MiB, the next larger one is used.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Partition:
 
 
 def matches(option: str) -> bool:
-    """Whether an option is of one of the forms that are told here."""
+    """Whether an option has one of the forms of this module."""
     return option.startswith("mesh:") or ("x" in option and _COUNTS.fullmatch(option) is not None)
 
 
@@ -68,7 +68,7 @@ def chunks_for(spec: TensorSpec, option: str) -> tuple[int, ...]:
     """The chunk grid of a tensor.
 
     Raises:
-        UsageError: the option is of neither form, or does not fit the tensor.
+        UsageError: the option is invalid, or does not fit the tensor.
     """
     return shard_chunks(spec, parts_along(spec, option))
 
@@ -77,7 +77,7 @@ def parts_along(spec: TensorSpec, option: str) -> tuple[int, ...]:
     """Into how many equal parts an option cuts each axis of a tensor.
 
     Raises:
-        UsageError: the option is of neither form, or does not fit the tensor.
+        UsageError: the option is invalid, or does not fit the tensor.
     """
     if option.startswith("mesh:"):
         return _parts_on_mesh(spec, parse(option))
@@ -124,7 +124,7 @@ def parse(option: str) -> Partition:
     """Read the `mesh:` form of the option.
 
     Raises:
-        UsageError: it is not well formed, or names a mesh axis that the mesh does not have.
+        UsageError: it is not well formed, or names an axis that the mesh does not have.
     """
     mesh: dict[str, int] = {}
     specs: list[tuple[str, tuple[Entry, ...]]] = []
@@ -139,7 +139,9 @@ def parse(option: str) -> Partition:
             pattern, _, entries = text.rpartition("=")
             specs.append((pattern, tuple(_entry(entry) for entry in entries.split(","))))
         else:
-            raise UsageError(f"chunks: {clause!r} is not understood", cure=_CURE)
+            raise UsageError(
+                f"invalid clause {clause!r} in chunks; expected mesh:, spec: or rules:", cure=_CURE
+            )
     partition = Partition(mesh, tuple(specs), rules)
     _require_known(partition)
     return partition
@@ -149,27 +151,29 @@ def _parts_on_mesh(spec: TensorSpec, partition: Partition) -> tuple[int, ...]:
     entries = _entries(spec, partition)
     if len(entries) > len(spec.shape):
         raise UsageError(
-            f"a partition spec of {len(entries)} entries for {len(spec.shape)} axes",
+            f"partition spec has {len(entries)} entries, the tensor {len(spec.shape)} axes",
             path=spec.name,
-            cure="put a spec: for this tensor before the pattern that matched it",
+            cure="add a spec: for this tensor before the pattern that matched it",
         )
     used = [axis for entry in entries for axis in entry]
     if len(used) != len(set(used)):
-        raise UsageError(f"a mesh axis splits two axes: {', '.join(used)}", path=spec.name, cure=_CURE)
+        raise UsageError(
+            f"duplicate mesh axis in a partition spec: {', '.join(used)}", path=spec.name, cure=_CURE
+        )
     entries += ((),) * (len(spec.shape) - len(entries))
     parts = tuple(math.prod(partition.mesh[axis] for axis in entry) for entry in entries)
     for extent, count in zip(spec.shape, parts, strict=True):
         if extent % count:
             raise UsageError(
-                f"an extent of {extent} does not divide by {count} devices",
+                f"extent {extent} is not divisible by {count} devices",
                 path=spec.name,
-                cure="put a spec: for this tensor before the pattern that matched it",
+                cure="add a spec: for this tensor before the pattern that matched it",
             )
     return parts
 
 
 def _entries(spec: TensorSpec, partition: Partition) -> tuple[Entry, ...]:
-    """The partition spec of a tensor; empty where nothing says how it is split, and for a tensor without axes."""
+    """The partition spec of a tensor; empty if no clause matches it, and for a tensor of rank 0."""
     if not spec.shape:
         return ()
     found = next((entries for pattern, entries in partition.specs if fnmatchcase(spec.name, pattern)), None)
@@ -187,21 +191,21 @@ def _require_known(partition: Partition) -> None:
     entries = [*partition.rules.values(), *(entry for _pattern, spec in partition.specs for entry in spec)]
     unknown = sorted({axis for entry in entries for axis in entry} - partition.mesh.keys())
     if unknown:
-        raise UsageError(f"chunks: the mesh has no axis {', '.join(unknown)}", cure=_CURE)
+        raise UsageError(f"unknown mesh axis in chunks: {', '.join(unknown)}", cure=_CURE)
     if not entries:
-        raise UsageError("chunks: a mesh alone does not say what is split", cure=_CURE)
+        raise UsageError("missing spec: or rules: in chunks", cure=_CURE)
 
 
 def _pairs(text: str, option: str) -> list[tuple[str, str]]:
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(name and separator and value for name, separator, value in pairs):
-        raise UsageError(f"chunks={option} is not possible", cure=_CURE)
+        raise UsageError(f"invalid value for chunks: {option!r}; expected pairs NAME=VALUE", cure=_CURE)
     return [(name.strip(), value.strip()) for name, _separator, value in pairs]
 
 
 def _extent(text: str, option: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise UsageError(f"chunks={option}: {text!r} is no number of devices", cure=_CURE)
+        raise UsageError(f"invalid number of devices {text!r} in chunks={option}", cure=_CURE)
     return int(text)
 
 

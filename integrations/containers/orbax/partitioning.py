@@ -1,15 +1,15 @@
 """Logical axis names beside a checkpoint: the JSON that keeps what Flax's partition boxes lose on disk.
 
-Facts (Flax 0.12.8 saved with Orbax 0.12.8 and looked at): of a box (`nn.Partitioned`, `LogicallyPartitioned`) only one
-more key `value` is stored; names, mesh and rules are static and lost. `_sharding` has mesh axes alone. The way that
-Flax's and Orbax's authors advise is free metadata, of which two forms are read from `custom_metadata` of `_METADATA`:
+Facts (from Flax 0.12.8 with Orbax 0.12.8): of a box (`nn.Partitioned`, `LogicallyPartitioned`) only one
+more key `value` is stored; names, mesh and rules are static and lost. `_sharding` has mesh axes only. The authors of
+Flax and Orbax recommend free metadata, of which two forms are read from `custom_metadata` of `_METADATA`:
 
     "flax_partitioning": {"layers/wi/kernel": {"type": "LogicallyPartitioned", "names": ["layers", "embed", "mlp"]}}
     "version": 1, "boxes": {"params/layers/wi/kernel": {"box": "LogicallyPartitioned", "names": […], "rules": null}}
 
-Keys are printed key paths without the box, whole or below the parameters. Names belong to every node of the tree that
-holds all of these key paths with that many axes: the parameters, and the moments that mirror them. Ours is the first
-form with whole key paths, and also `rules` and `spec` (the partition spec) where they are known.
+Keys are printed key paths without the box, whole or below the parameters. The names apply to every node of the tree
+that holds all of these key paths with that many axes: the parameters, and the moments that mirror them. wherry writes
+the first form with whole key paths, and also `rules` and `spec` (the partition spec) if they are known.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Rows: TypeAlias = "Mapping[KeyPath, BoxNames]"
 
 @dataclass(frozen=True, slots=True)
 class BoxNames:
-    """What is known of one box.
+    """The known facts of one box.
 
     Attributes:
         box: its class.
         axes: a name for each axis.
-        rules: logical name → mesh axes, where they were kept.
-        spec: the partition spec, where it was kept.
+        rules: logical name → mesh axes, if they were kept.
+        spec: the partition spec, if it was kept.
     """
 
     box: str
@@ -53,10 +53,10 @@ class BoxNames:
 
 
 def noted(item: Any) -> dict[KeyPath, BoxNames]:
-    """The rows of free metadata, by key path without the box; empty where it has none.
+    """The rows of free metadata, by key path without the box; empty if it has none.
 
     Raises:
-        UsageError: they are not of a known form.
+        UsageError: a row has an unknown form.
     """
     if not isinstance(item, dict):
         return {}
@@ -67,26 +67,26 @@ def noted(item: Any) -> dict[KeyPath, BoxNames]:
 
 
 def with_names(manifest: Manifest) -> tuple[Manifest, tuple[Evidence, ...]]:
-    """A manifest with the names that its free metadata keeps, and what was found of them.
+    """A manifest with the axis names from its free metadata, and the evidence of them.
 
-    Metadata that cannot be read, or that fits no tree here, is evidence and names nothing.
+    Metadata that cannot be read, or that fits no tree, becomes evidence and gives no names.
     """
     try:
         rows = noted(manifest.custom.get("item"))
     except WherryError as error:
-        return manifest, (Evidence(FIELD, f"axis names that cannot be read: {error.what}"),)
+        return manifest, (Evidence(FIELD, f"cannot read axis names: {error.what}"),)
     if not rows:
         return manifest, ()
     found = placed(rows, manifest.tensors)
     if not found:
-        return manifest, (Evidence(FIELD, "axis names that fit no tree here"),)
+        return manifest, (Evidence(FIELD, "axis names do not fit the tree"),)
     tensors = {path: _named(spec, found.get(path)) for path, spec in manifest.tensors.items()}
     seen = Evidence(FIELD, f"{len(found)} of {len(tensors)} arrays have logical axis names")
     return replace(manifest, tensors=tensors), (seen,)
 
 
 def placed(rows: Rows, tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, BoxNames]:
-    """Which tensors the rows speak of.
+    """The tensors that the rows apply to.
 
     Args:
         rows: names by key path, whole or below some node.
@@ -101,7 +101,7 @@ def placed(rows: Rows, tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, B
 
 
 def rows_of(manifest: Manifest) -> dict[str, Any]:
-    """The rows of everything that a box held, as they are kept; the inverse of `noted` and `placed`."""
+    """The rows of all boxed tensors, as they are stored; the inverse of `noted` and `placed`."""
     rows = {path: manifest.tensors[stored] for path, stored in _plain(manifest.tensors).items()}
     return {
         render(path): _row(spec)
@@ -111,7 +111,7 @@ def rows_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def item_metadata(manifest: Manifest) -> dict[str, Any]:
-    """The free metadata of an item with the names of its boxes; as it was where that says the same."""
+    """The free metadata of an item with the names of its boxes; unchanged if it already has them."""
     item: dict[str, Any] = dict(manifest.custom.get("item") or {})
     wanted = {
         path: _known(spec) for path, spec in manifest.tensors.items() if _box(spec) and spec.axes is not None
@@ -122,21 +122,21 @@ def item_metadata(manifest: Manifest) -> dict[str, Any]:
         if placed(noted(item), manifest.tensors) == wanted:
             return item
     except WherryError:
-        item.pop(FIELD, None)  # it could not be read, so it named nothing; what is known takes its place
+        item.pop(FIELD, None)  # it cannot be read, so it gave no names, and is replaced
     if item.get("version") == 1 and BOXES_FIELD in item:
         item = {key: value for key, value in item.items() if key not in ("version", BOXES_FIELD)}
     return {**item, FIELD: rows_of(manifest)}
 
 
 def ruled(sharding: Sharding | None) -> Sharding | None:
-    """What is kept of a sharding beside the names: what rules made; where devices were is another file's matter."""
+    """The part of a sharding that is kept beside the names: that from rules. Devices are not stored here."""
     return Sharding(spec=sharding.spec, rules=sharding.rules) if sharding and sharding.rules else None
 
 
 def _names(row: Any) -> BoxNames:
     box = row.get("type", row.get("box", BOXES[0])) if isinstance(row, dict) else None
     if box not in BOXES or not isinstance(row.get("names"), list):
-        raise UsageError(f"{row!r} is no row of axis names", cure=f"{FIELD} maps key paths to type and names")
+        raise UsageError(f"invalid axis names {row!r}", cure=f"write rows of type and names in {FIELD}")
     return BoxNames(
         str(box),
         tuple(axis_name(name) for name in row["names"]),
@@ -157,7 +157,7 @@ def _json(axes: tuple[AxisName, ...]) -> list[Any]:
 
 
 def _known(spec: TensorSpec) -> BoxNames:
-    """What a tensor's spec says of its box; its partition spec counts only where rules made it."""
+    """The box of a tensor, from its spec; the partition spec counts only if it is from rules."""
     rules = spec.sharding.rules if spec.sharding else ()
     return BoxNames(
         _box(spec) or BOXES[0], spec.axes or (), rules, spec.sharding.spec if spec.sharding and rules else ()
@@ -182,7 +182,7 @@ def _plain(tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, KeyPath]:
 
 
 def _below(rows: Rows) -> Rows:
-    """The rows without the collection that all of them name."""
+    """The rows without the collection that is the first part of all their paths; else empty."""
     return (
         {key[1:]: names for key, names in rows.items()}
         if all(key[:1] == (COLLECTION,) for key in rows)
@@ -193,7 +193,7 @@ def _below(rows: Rows) -> Rows:
 def _roots(
     rows: Rows, plain: Mapping[KeyPath, KeyPath], tensors: Mapping[KeyPath, TensorSpec]
 ) -> list[KeyPath]:
-    """The nodes below which every row finds an array with as many axes as it names."""
+    """The nodes below which every row matches an array with as many axes as it has names."""
     if not rows:
         return []
     first = next(iter(rows))

@@ -1,7 +1,7 @@
-"""Reading an Orbax item whose processes never merged their databases: each chunk from the database that has it.
+"""Reads an Orbax item whose processes never merged their databases: each chunk from the database that has it.
 
-Every process writes a whole OCDBT database of its own, with the metadata of every array that it took part in and the
-chunks that were its share; only the merge makes one of them. Where two have a key, the later one counts, as in a merge.
+Every process writes a complete OCDBT database with the metadata of its arrays and its share of the chunks; the merge
+combines them. If two databases have the same key, the later one counts, as in a merge.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def list_processes(folder: Location, databases: Iterable[str]) -> dict[str, Listing]:
-    """What the database of each process holds.
+    """The contents of the database of each process.
 
     Raises:
         DamagedError, HostileError, StorageError: see `list_ocdbt`.
@@ -37,7 +37,7 @@ def list_processes(folder: Location, databases: Iterable[str]) -> dict[str, List
 
 
 def merged(folder: Location, listings: Mapping[str, Listing]) -> Listing:
-    """What they hold together, files relative to the folder above them."""
+    """Their contents together, with files relative to the folder above them."""
     together = Listing(folder, {})
     for name, listing in listings.items():
         for key, value in listing.values.items():
@@ -46,7 +46,7 @@ def merged(folder: Location, listings: Mapping[str, Listing]) -> Listing:
 
 
 class UnmergedReader(ArrayReader):
-    """A reader over the databases of several processes; no chunk is taken for zeros that were left out."""
+    """A reader of the databases of several processes; a missing chunk is never taken for zeros."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class UnmergedReader(ArrayReader):
         return result
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """As the database says that has the chunk."""
+        """The same, from the database that has the chunk."""
         part = self._part(spec, cell) if spec.path in self.arrays else None
         return part and part.held(spec, cell)
 
@@ -92,13 +92,13 @@ class UnmergedReader(ArrayReader):
         return (self._part(spec, cell) or self._parts[0]).stream(spec, cell)
 
     def close(self) -> None:
-        """Let the open arrays of all databases go."""
+        """Close the open arrays of all databases."""
         super().close()
         for part in self._parts:
             part.close()
 
     def _part(self, spec: TensorSpec, region: Region) -> ArrayReader | None:
-        """The database that has every chunk of a region; None where there is no such one."""
+        """The database that has every chunk of a region; None if no single one has."""
         keys = list(self.arrays[spec.path].chunk_keys(region))
         return next(
             (part for part in self._parts if part.listing and part.listing.values.keys() >= set(keys)), None

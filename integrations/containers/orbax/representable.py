@@ -1,4 +1,4 @@
-"""What Orbax can hold, and how a tensor is cut for it: asked when a conversion is planned, before a byte moves."""
+"""Checks what Orbax can hold, and chooses chunk grids, when a conversion is planned and before any byte moves."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Options
 
-LOCK_SUFFIX = (
-    ".__lock"  # tensorstore takes such a file for one that it has not renamed yet, and does not see it
-)
+LOCK_SUFFIX = ".__lock"  # tensorstore ignores such files, as temporary files that it has not renamed yet
 _INT64 = range(-(1 << 63), 1 << 63)
 _WHOLE_MIB = 1 << 20
 
 
 def refuse_unrepresentable(manifest: Manifest, options: Options, uri: str = "") -> None:
-    """Refuse what Orbax cannot hold or would lose.
+    """Refuse a manifest with leaves that Orbax cannot hold or would lose.
 
     Raises:
-        UnrepresentableError: a dtype or value, a tensor without elements, or two leaves with one name.
+        UnrepresentableError: a dtype or value, a tensor without elements, or two leaves with the same name.
         HostileError: a key path would leave the folder.
     """
     leaves = [*manifest.tensors, *(path for path, value in manifest.values.items() if value is not None)]
@@ -36,21 +34,26 @@ def refuse_unrepresentable(manifest: Manifest, options: Options, uri: str = "") 
     for spec in manifest.tensors.values():
         if spec.dtype not in metadata.STORABLE:
             raise UnrepresentableError(
-                f"Orbax has no dtype {spec.dtype}", uri=uri, path=spec.name, cure="cast it"
+                f"Orbax does not support dtype {spec.dtype}",
+                uri=uri,
+                path=spec.name,
+                cure="pass --dtype to cast it",
             )
         if spec.size == 0:
-            raise UnrepresentableError("Orbax refuses tensors without elements", uri=uri, path=spec.name)
+            raise UnrepresentableError(
+                "Orbax does not support tensors without elements", uri=uri, path=spec.name
+            )
     for path, value in manifest.values.items():
         if isinstance(value, int) and value not in _INT64:
-            raise UnrepresentableError(f"{value} does not fit 64 bits", uri=uri, path=render(path))
+            raise UnrepresentableError(f"{value} exceeds 64 bits", uri=uri, path=render(path))
     if not options["ocdbt"]:
         _refuse_file_names(names, uri)
 
 
 def _refuse_file_names(names: dict[str, KeyPath], uri: str) -> None:
-    """Without OCDBT a name is a folder: it must stay inside, be no file of Orbax and hold no other array.
+    """Without OCDBT a name is a folder: it must stay inside, not be a file of Orbax, and not contain another array.
 
-    A bare leaf has the empty name and lies in the item folder itself, alone.
+    A single leaf with the empty name is stored in the item folder itself.
     """
     for name, path in names.items():
         parts = name.split("/")
@@ -59,10 +62,10 @@ def _refuse_file_names(names: dict[str, KeyPath], uri: str) -> None:
         alone = not name and len(names) == 1
         if not alone and (odd or inside_another or reserved(parts[0])):
             raise UnrepresentableError(
-                f"{name!r} cannot be a folder of its own",
+                f"{name!r} cannot be the folder of an array",
                 uri=uri,
                 path=render(path),
-                cure="leave --set ocdbt=false away",
+                cure="omit --set ocdbt=false",
             )
 
 
@@ -70,7 +73,7 @@ def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:
     """The chunk grid of a tensor under the option `chunks`; see `partition`.
 
     Raises:
-        UsageError: the option is of none of its forms, or does not fit the tensor.
+        UsageError: the option is invalid, or does not fit the tensor.
     """
     hinted = (spec.tags or {}).get(GRID)
     if option == "auto" and hinted is not None:
@@ -83,7 +86,7 @@ def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:
         return partition.chunks_for(spec, option)
     if not option.isdecimal() or not int(option):
         raise UsageError(
-            f"chunks={option} is not possible",
-            cure="choose auto, whole, a number of MiB, parts along each axis (8x1), or mesh:…;spec:… for a mesh",
+            f"invalid value for chunks: {option!r}",
+            cure="pass auto, whole, a number of MiB, parts along each axis (8x1), or mesh:…;spec:… for a mesh",
         )
     return new.auto_chunks(spec.shape, spec.dtype, int(option) * _WHOLE_MIB)

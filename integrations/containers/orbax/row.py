@@ -1,4 +1,4 @@
-"""What the rows of formats that keep an Orbax item share: options, detection, chunk grids, the writer, the step."""
+"""The shared parts of formats that store an Orbax item: options, detection, chunk grids, the writer, the step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS = {
 
 
 def detect(glimpse: Glimpse) -> Detection | None:
-    """An item folder, a step folder with an item in it, or the remains of a save; None where it is none of these.
+    """An item folder, a step folder with an item in it, or the remains of a save; None for other folders.
 
     Raises:
         AmbiguousError: a step has several items with arrays and none has a usual name.
@@ -46,7 +46,7 @@ def prepare(manifest: Manifest, options: Options) -> Manifest:
     """The manifest with the chunk grid that the writer will use.
 
     Raises:
-        UnrepresentableError: something in it cannot be held by Orbax.
+        UnrepresentableError: Orbax cannot hold part of it.
     """
     from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
 

@@ -1,4 +1,4 @@
-"""The small files that our writer puts around the arrays, and what it notes in them for its own reader."""
+"""The small files that wherry's writer puts beside the arrays, and the notes in them for wherry's reader."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ WRITTEN = b"Written by wherry.\n"
 
 
 def notes(manifest: Manifest, scalars: Iterable[KeyPath]) -> dict[str, Any]:
-    """What Orbax has no place for: provenance, numbers among the arrays, PRNG keys, axis names, foreign metadata.
+    """Facts that Orbax cannot store: provenance, numbers among the arrays, PRNG keys, axis names, foreign metadata.
 
     Args:
-        manifest: what is written.
+        manifest: the manifest of the target.
         scalars: key paths of the numbers that are stored as arrays.
     """
     tensors = manifest.tensors.items()
@@ -51,7 +51,7 @@ def checkpoint_json(handlers: str | dict[str, str], started: int, manifest: Mani
     Args:
         handlers: the class that restores the item, or each item of a step.
         started: when writing began, in nanoseconds of the Unix epoch.
-        manifest: what is written.
+        manifest: the manifest of the target.
     """
     return json.dumps(
         {
@@ -66,7 +66,7 @@ def checkpoint_json(handlers: str | dict[str, str], started: int, manifest: Mani
 
 
 def finish_step(folder: Location, manifest: Manifest, item: str) -> None:
-    """Complete a step folder of a CheckpointManager around its one item.
+    """Complete the step folder of a CheckpointManager around its one item.
 
     Raises:
         StorageError: the storage failed.

@@ -1,4 +1,4 @@
-"""A folder around one Orbax item: the item first, then the small files around it, the commit marker last."""
+"""Writes a folder around one Orbax item: the item first, then the small files around it, the commit marker last."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StepWriter(WriterOver, ABC):
-    """Writes the tensors by the writer of the item, `_item`, which a subclass makes."""
+    """Writes the tensors through the writer of the item, `_item`, which a subclass creates."""
 
     def __init__(self, staging: Location, manifest: Manifest) -> None:
         make_folder(staging)
@@ -42,7 +42,7 @@ class StepWriter(WriterOver, ABC):
 
 
 def put_files(folder: Location, files: Iterable[tuple[str, bytes]]) -> None:
-    """Put small files into a folder in this order, then make their names durable.
+    """Write small files into a folder in this order, then make their names durable.
 
     Raises:
         StorageError: the storage failed.

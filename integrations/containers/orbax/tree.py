@@ -2,9 +2,9 @@
 
 Facts: `tree_metadata` maps the repr of a tuple to `key_metadata` (the parts, each with `key_type` 1 for an index of
 a sequence or 2 for a key of a mapping) and `value_metadata` (`value_type`, `skip_deserialize`). The repr is never
-parsed. The stored name of a leaf is its parts joined with `.`, so `a.b` and `a/b` meet: two leaves with one name are
-one array on disk, and one of them was lost when it was saved. `_sharding` maps base64 of the name to a JSON string
-(0.4.1: raw names with empty strings). Typed PRNG keys are told apart only by `array_metadatas/process_<n>`.
+parsed. The stored name of a leaf is its parts joined with `.`, so `a.b` and `a/b` collide: two leaves with one
+name are one array on disk, and one of them was lost during the save. `_sharding` maps base64 of the name to a JSON
+string (0.4.1: raw names with empty strings). Only `array_metadatas/process_<n>` identifies typed PRNG keys.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 SEQUENCE, MAPPING = 1, 2
 _ARRAY_TYPES = frozenset({"jax.Array", "np.ndarray", "scalar"})
-# Orbax's word for an empty node → ours. An empty NamedTuple (optax EmptyState) is usually stored as `None`.
+# Orbax's word for an empty node → wherry's. An empty NamedTuple (optax EmptyState) is usually stored as `None`.
 _EMPTIES = {"None": "none", "Dict": "dict", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
 _EMPTY_WORDS = {"none": "None", "dict": "Dict", "list": "List", "tuple": "Tuple"}
 _ROW_FIELDS = frozenset({"value_type", "skip_deserialize", "write_shape"})
@@ -57,13 +57,13 @@ class ItemTree:
 
     Attributes:
         arrays: key path of each leaf that is an array on disk → its stored name.
-        aggregated: those whose bytes are said to be in the msgpack tree.
+        aggregated: those whose bytes should be in the msgpack tree.
         strings: key path of each string leaf → its stored name.
-        empties: key path of each node without children → what it is.
+        empties: key path of each node without children → its kind.
         lists: paths of the nodes that are sequences.
-        inline: key path of each tensor whose bytes lie in the msgpack tree → its spec.
-        places: where those bytes lie, or the bytes themselves.
-        texts: key path of each text, number or bool in the msgpack tree → its value.
+        inline: key path of each tensor whose bytes are in the msgpack tree → its spec.
+        places: the extents of those bytes, or the bytes themselves.
+        texts: key path of each string, number or bool in the msgpack tree → its value.
         unknown: fields of the rows that no release up to 0.12.8 writes.
     """
 
@@ -79,12 +79,12 @@ class ItemTree:
 
     @property
     def tensors(self) -> tuple[KeyPath, ...]:
-        """Key paths of everything that is an array, wherever its bytes lie."""
+        """Key paths of all arrays, wherever their bytes are stored."""
         return (*self.arrays, *self.inline)
 
     @property
     def others(self) -> tuple[KeyPath, ...]:
-        """Key paths of the leaves that are no arrays."""
+        """Key paths of the leaves that are not arrays."""
         return (*self.strings, *self.texts)
 
 
@@ -97,8 +97,8 @@ def parse_tree(metadata: JsonObject, uri: str) -> ItemTree:
     """Read `_METADATA`.
 
     Raises:
-        CorruptError: it is not such metadata, or two leaves have one stored name.
-        UnsupportedError: a leaf is of a type that is not known.
+        CorruptError: it is not valid, or two leaves have the same stored name.
+        UnsupportedError: the type of a leaf is unknown.
     """
     tree = ItemTree()
     try:
@@ -106,7 +106,7 @@ def parse_tree(metadata: JsonObject, uri: str) -> ItemTree:
             path = _path(row["key_metadata"], tree.lists, uri)
             _leaf(tree, path, row["value_metadata"], uri)
     except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(f"{TREE} does not describe a tree: {error!r}", uri=uri) from error
+        raise CorruptError(f"invalid {TREE}: {error!r}", uri=uri) from error
     refuse_shared_names({**tree.arrays, **tree.strings}, uri)
     return tree
 
@@ -115,25 +115,25 @@ def read_strings(location: Location, tree: ItemTree) -> dict[KeyPath, str]:
     """The string leaves.
 
     Raises:
-        CorruptError: `_strings.json` lacks one.
+        CorruptError: one is missing from `_strings.json`.
     """
     if not tree.strings:
         return {}
     texts = read_json(location.join(STRINGS))
     missing = [path for path, name in tree.strings.items() if not isinstance(texts.get(name), str)]
     if missing:
-        raise CorruptError(f"{STRINGS} lacks a leaf", uri=location.uri, path=render(missing[0]))
+        raise CorruptError(f"string leaf missing from {STRINGS}", uri=location.uri, path=render(missing[0]))
     return {path: texts[name] for path, name in tree.strings.items()}
 
 
 def read_shardings(
     location: Location, names: Collection[str] = ()
 ) -> tuple[dict[str, Sharding], frozenset[str]]:
-    """Stored name → how the writer had laid the array over devices; and the types that are not understood.
+    """Stored name → how the writer sharded the array over devices; and the unknown sharding types.
 
     Args:
         location: the item folder.
-        names: the stored names of its arrays; where every key is one of them, keys are not encoded (0.4.1).
+        names: the stored names of its arrays; if every key is one of them, keys are not encoded (0.4.1).
 
     Raises:
         CorruptError: an entry is not base64 or not JSON.
@@ -144,7 +144,7 @@ def read_shardings(
     plain = all(key in names for key in rows)
     for key, text in rows.items():
         if not text:
-            continue  # 0.4.1 recorded single-device arrays so
+            continue  # a single-device array of 0.4.1
         try:
             name = key if plain else base64.urlsafe_b64decode(key).decode()
             fields = json.loads(text)
@@ -154,9 +154,7 @@ def read_shardings(
             elif kind not in _SHARDINGS_WITHOUT_MESH:
                 unknown.add(str(kind))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CorruptError(
-                f"{SHARDING} has an entry that cannot be read: {error!r}", uri=location.uri
-            ) from error
+            raise CorruptError(f"invalid entry in {SHARDING}: {error!r}", uri=location.uri) from error
     return shardings, frozenset(unknown)
 
 
@@ -164,7 +162,7 @@ def read_prng_impls(location: Location) -> dict[str, str]:
     """Stored name → implementation, for the arrays that are typed PRNG keys.
 
     Raises:
-        CorruptError: a file of `array_metadatas` cannot be read.
+        CorruptError: a file of `array_metadatas` is invalid.
     """
     impls: dict[str, str] = {}
     for entry in location.join(ARRAY_METADATAS).entries():
@@ -177,7 +175,7 @@ def read_prng_impls(location: Location) -> dict[str, str]:
                     impls[str(fields["param_name"])] = str(impl)
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptError(
-                f"{ARRAY_METADATAS}/{entry.name} cannot be read: {error!r}", uri=location.uri
+                f"invalid {ARRAY_METADATAS}/{entry.name}: {error!r}", uri=location.uri
             ) from error
     return impls
 
@@ -196,7 +194,7 @@ def kind_of(paths: Iterable[KeyPath], values: Iterable[KeyPath] = ()) -> Kind:
 def tree_json(manifest: Manifest, *, zarr3: bool, ocdbt: bool, custom: Mapping[str, Any]) -> JsonObject:
     """`_METADATA` for a manifest.
 
-    Arrays are `np.ndarray`: that makes them loadable by every Orbax API, with and without a target and on any
+    Arrays are `np.ndarray`, so that every Orbax API can load them, with and without a target and on any
     devices; `jax.Array` would need `_sharding`.
     """
     rows: dict[KeyPath, str] = {
@@ -238,7 +236,7 @@ def _path(keys: list[JsonObject], lists: set[KeyPath], uri: str) -> KeyPath:
     for key in keys:
         if key["key_type"] not in (SEQUENCE, MAPPING):
             raise UnsupportedError(
-                f"a key of type {key['key_type']!r}, which Orbax up to 0.12.8 does not write", uri=uri
+                f"unsupported key type {key['key_type']!r}, which Orbax up to 0.12.8 does not write", uri=uri
             )
         if key["key_type"] == SEQUENCE:
             lists.add(path)
@@ -258,14 +256,14 @@ def _leaf(tree: ItemTree, path: KeyPath, fields: JsonObject, uri: str) -> None:
     elif word in _EMPTIES:
         tree.empties[path] = _EMPTIES[word]
     else:
-        raise UnsupportedError(f"a leaf of type {word!r}", uri=uri, path=render(path))
+        raise UnsupportedError(f"unsupported leaf type {word!r}", uri=uri, path=render(path))
 
 
 def refuse_shared_names(names: Mapping[KeyPath, str], uri: str) -> None:
     """Refuse a tree in which two leaves were stored under one name.
 
     Raises:
-        CorruptError: both are named.
+        CorruptError: two leaves have the same name; the error names both.
     """
     owners: defaultdict[str, list[KeyPath]] = defaultdict(list)
     for path, name in names.items():
@@ -273,10 +271,10 @@ def refuse_shared_names(names: Mapping[KeyPath, str], uri: str) -> None:
     shared = next((paths for paths in owners.values() if len(paths) > 1), None)
     if shared:
         raise CorruptError(
-            f"{' and '.join(render(path) for path in shared)} were both stored as {names[shared[0]]!r}: "
-            "Orbax kept one of them and lost the others when it saved this",
+            f"{' and '.join(render(path) for path in shared)} have the same stored name {names[shared[0]]!r}: "
+            "Orbax kept only one of them when it saved this checkpoint",
             uri=uri,
-            cure="save it again with other names; nothing on disk tells which tensor is left",
+            cure="rename the leaves and save again; the checkpoint does not say which tensor was kept",
         )
 
 

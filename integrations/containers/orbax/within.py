@@ -1,7 +1,7 @@
-"""A reader of an Orbax item that is a part of a larger checkpoint: MaxText's step folder, PaxML's.
+"""Reads an Orbax item that is part of a larger checkpoint, such as a step folder of MaxText or PaxML.
 
-What such a checkpoint adds is here once: files beside the item, arrays that were padded for their devices and are
-to be cut, and what is missing in words. Everything else is the item's own reader's.
+It adds files beside the item, arrays whose padding for devices must be removed, and a description of what is missing.
+Everything else is left to the reader of the item.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class WithinReader(ReaderOver):
 
         Args:
             inner: its reader.
-            home: the checkpoint that it belongs to; the item itself, or a folder above it.
-            shardings: how the writer had laid the arrays over devices.
-            beside: files of the checkpoint outside the item, relative to `home`; those that are there count.
+            home: the checkpoint that contains it: the item itself, or a folder above it.
+            shardings: how the writer sharded the arrays over devices.
+            beside: files of the checkpoint outside the item, relative to `home`; missing ones are ignored.
             padded: the stored specs of arrays that are larger on disk than the tensors.
         """
         self._inner = inner
@@ -51,16 +51,16 @@ class WithinReader(ReaderOver):
         self._prefix = inner.location.path[len(home.path.rstrip("/")) :].strip("/")
 
     def inner(self, spec: TensorSpec) -> tuple[ArrayReader, TensorSpec]:
-        """The item's reader; what lies beyond a padded tensor's edge is padding there and here."""
+        """The item's reader; bytes beyond the edge of a padded tensor are padding."""
         return self._inner, self._padded.get(spec.path, spec)
 
     def access(self, spec: TensorSpec) -> Access:
-        """As the item's reader says; a padded array's bytes are not the tensor's."""
+        """As in the item's reader, except that the bytes of a padded array are not those of the tensor."""
         reader, stored = self.inner(spec)
         return reader.access_in_chunks(stored) if spec.path in self._padded else reader.access(stored)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """As the item's reader says; a padded array's bytes are not the tensor's."""
+        """As in the item's reader, except that the bytes of a padded array are not those of the tensor."""
         return None if spec.path in self._padded else self._inner.extents(spec)
 
     def read_bytes(self, spec: TensorSpec) -> bytes:
@@ -68,15 +68,15 @@ class WithinReader(ReaderOver):
         return self.read(spec, spec.whole).tobytes()
 
     def absent(self) -> Iterable[Absent]:
-        """Chunks of the item that are not there."""
+        """Missing chunks of the item."""
         return self._inner.absent()
 
     def shortfall(self) -> str | None:
-        """What is missing of the item, and whose share it is."""
+        """A description of what is missing from the item."""
         return shortfall(self._inner, self._shardings)
 
     def companion(self, name: str) -> Location:
-        """Where a companion of the item lies."""
+        """The location of a companion of the item."""
         return self._inner.companion(name)
 
     def members(self) -> Iterator[Entry]:

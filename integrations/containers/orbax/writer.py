@@ -1,11 +1,11 @@
-"""Writing an Orbax item: what Orbax would have written, without Orbax and in bounded memory.
+"""Writes an Orbax item as Orbax would, without Orbax and in bounded memory.
 
-Chunks are encoded by the thread that has their bytes, and put into a chunk store: the data files of an OCDBT database
-(`d/`, with the tree made once at the end), or a file each. `finish` writes the small files, the marker
-`commit_success.txt` last. Systems that put other files around their arrays derive from the writer and give their own
+Chunks are encoded by the thread that has their bytes, and written into a chunk store: the data files of an OCDBT
+database (`d/`, with the tree built once at the end), or one file each. `finish` writes the small files, the marker
+`commit_success.txt` last. Systems with other files around their arrays subclass the writer and override
 `_small_files` and `_notes`.
 
-Two names that Orbax would join to one are refused: it would lose one of the tensors without a word.
+Two key paths with the same stored name are refused, because Orbax would silently lose one of the tensors.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class OrbaxWriter:
         self._store.put(key, self._encoder.encode(data, where, chunks, spec.dtype), size)
 
     def sync(self) -> None:
-        """Make durable what was written; a second call waits for the first, which may have taken its share over."""
+        """Make everything that was written durable; a second call waits for the first, which may sync its chunks."""
         with self._syncing:
             self._store.sync()
 
     def finish(self) -> None:
-        """Complete the store, writes the small files, syncs everything."""
+        """Complete the store, write the small files, and sync everything."""
         if self._finished:
             return
         if values := dict(self._values()):
@@ -127,7 +127,7 @@ class OrbaxWriter:
         return DatabaseChunks(folder, sizes)
 
     def _values(self) -> Iterator[tuple[str, bytes]]:
-        """What is stored beside the chunks: metadata of the arrays, and numbers as arrays without axes."""
+        """The values beside the chunks: metadata of the arrays, and numbers as arrays of rank 0."""
         import numpy  # noqa: ICN001
 
         name = zarr.METADATA_NAMES[self._version]
@@ -162,7 +162,7 @@ class OrbaxWriter:
         yield layout.COMMITTED, WRITTEN.decode()
 
     def _notes(self) -> dict[str, Any]:
-        """What Orbax has no place for."""
+        """Facts that Orbax cannot store."""
         return notes(self._manifest, self._scalars)
 
 
@@ -174,4 +174,4 @@ def _prefix(path: KeyPath) -> str:
 def _require_one_chunk(spec: TensorSpec, where: Region, chunks: tuple[int, ...]) -> None:
     for part, chunk, extent in zip(where, chunks, spec.shape, strict=True):
         if part.start % chunk or part.stop != min(part.start + chunk, extent):
-            raise UsageError(f"{where} is not one chunk of {chunks}", path=spec.name)
+            raise UsageError(f"region {where} is not one whole chunk of {chunks}", path=spec.name)

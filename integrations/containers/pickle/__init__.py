@@ -1,1 +1,1 @@
-"""Pickles, interpreted by an inert machine that imports and calls nothing, and pickles that are written."""
+"""Pickles: read by an inert machine that imports and calls nothing, and written opcode by opcode."""

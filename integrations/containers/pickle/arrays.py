@@ -1,7 +1,7 @@
-"""Places the arrays of a numpy pickle: raw in the file, kept in memory where they are small, or spelt as text.
+"""Locates the arrays of a numpy pickle: raw in the file, in memory if they are small, or encoded as text.
 
-Protocol 2 spells bytes as the UTF-8 of their Latin-1 characters: those from 128 on take two bytes. A pass over the text
-counts them page by page once, so that any range can be read afterwards with the memory of a page.
+Protocol 2 encodes bytes as the UTF-8 of their Latin-1 characters: those from 128 on take two bytes. One pass over the
+text counts them page by page; afterwards any range can be read with the memory of a page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONTINUED, _MASK = 0x80, 0xC0
 
 
 def placed_array(file: Location, array: PickledArray) -> PlacedTensor:
-    """Where an array's bytes are to be had."""
+    """The position of an array's bytes."""
     data = array.data
     where, start, decoded = file, 0, True
     if isinstance(data, Far) and not data.text:
@@ -39,7 +39,7 @@ def placed_array(file: Location, array: PickledArray) -> PlacedTensor:
 
 
 class Latin:
-    """Bytes that lie in a file as the UTF-8 of their Latin-1 characters."""
+    """Bytes that are stored in a file as the UTF-8 of their Latin-1 characters."""
 
     def __init__(self, file: Location, far: Far) -> None:
         self._file = file
@@ -60,7 +60,7 @@ class Latin:
         return b"".join(pieces)
 
     def _index(self) -> list[int]:
-        """How many bytes are spelt before each page of the text."""
+        """The number of bytes that are encoded before each page of the text."""
         import numpy as np
 
         begins, count = [0], 0
@@ -83,11 +83,13 @@ class Latin:
         try:
             return raw[first:last].decode("utf-8").encode("latin-1")
         except UnicodeError as error:
-            raise CorruptError("bytes that are spelt as no Latin-1 text", uri=self._file.uri) from error
+            raise CorruptError(
+                "invalid Latin-1 text for the bytes of an array", uri=self._file.uri
+            ) from error
 
 
 class _MemoryStore:
-    """A store of one file: bytes that are held, or that are decoded as they are asked for."""
+    """A store of one file: bytes in memory, or bytes that are decoded on demand."""
 
     protocol = "pickle"
     capabilities = _CAPABILITIES

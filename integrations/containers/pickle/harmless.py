@@ -1,9 +1,9 @@
-"""Harmless classes that are widely pickled beside tensors, told as plain data: trainer arguments, dates, paths.
+"""Converts harmless classes that are often pickled beside tensors to plain data: trainer arguments, dates, paths.
 
-Each becomes a dict of attributes, or an `Opaque`: the name of its class with its value in words, numbers, lists and
-dicts. Nothing is imported; what the class's own constructor would do with the arguments is done here, for the few
-whose arguments are not already readable (dates are packed bytes, numpy scalars raw ones). OmegaConf nodes hold links
-to their parents; only their contents are kept.
+Each object becomes a dict of attributes, or an `Opaque`: the name of its class with a value of strings, numbers, lists
+and dicts. Nothing is imported; arguments that are not readable as they are (dates are packed bytes, numpy scalars raw
+bytes) are decoded here as the class's constructor would. OmegaConf nodes hold links to their parents; only their
+contents are kept.
 Source: `__reduce__` of CPython 3.8 to 3.13's classes, omegaconf 2.3's pickles, numpy 1.x and 2.x.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _BUILTINS = ("builtins", "__builtin__")
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath")
-# Types that are only named: the factory of a defaultdict, the element type of an OmegaConf node.
+# Types that occur as names only: the factory of a defaultdict, the element type of an OmegaConf node.
 _TYPES = (
     "dict",
     "list",
@@ -59,7 +59,7 @@ _DATE_BYTES, _DATETIME_BYTES, _TIME_BYTES = 4, 10, 6
 
 
 def unwrapped(record: CallRecord) -> tuple[str, Any] | None:
-    """Class name and contents of an OmegaConf object; the name is empty for a plain node; None for any other."""
+    """Class name and contents of an OmegaConf object (no name for a plain node); None for other objects."""
     kind = str(record.kind)
     state: Any = record.state
     if kind in _CONTAINERS and isinstance(state, dict):
@@ -74,7 +74,7 @@ def _attributes(kind: str) -> Maker:
 
 
 def _bare(kind: str) -> Maker:
-    """A dict with a factory that is no part of its contents."""
+    """A dict with a factory that is not part of its contents."""
     return lambda args: Attributes(kind, dict_of(args[1:]) if args[1:] else None)
 
 
@@ -83,7 +83,10 @@ def _told(kind: str, tell: Callable[..., Any]) -> Maker:
         try:
             return Opaque(kind, tell(*args))
         except (TypeError, ValueError, IndexError, OverflowError) as error:
-            raise CorruptError(f"a {kind} of strange arguments", cure="restore the file") from error
+            raise CorruptError(
+                f"invalid arguments of {kind} in the pickle",
+                cure="restore the file from a backup or download it again",
+            ) from error
 
     return make
 
@@ -101,7 +104,7 @@ def _datetime(packed: Any, zone: Any = None, *rest: Any) -> str:
         return dt.datetime.combine(day, clock).isoformat()
     data = _packed(packed, _DATETIME_BYTES)
     micro = int.from_bytes(data[7:], "big")
-    # The highest bit of the month is `fold`; the time is kept as it stands.
+    # The highest bit of the month is `fold`, which is dropped.
     clock = dt.time(data[4], data[5], data[6], micro)
     moment = dt.datetime.combine(dt.date(data[0] * 256 + data[1], data[2] & 0x7F, data[3]), clock)
     return moment.isoformat() + (f" {zone.value}" if isinstance(zone, Opaque) else "")
@@ -131,7 +134,7 @@ def _timezone(offset: Any, name: Any = None) -> str:
 
 
 def path_text(parts: tuple[Any, ...]) -> str:
-    """A pathlib path from its parts; the first one of an absolute path is its root."""
+    """A pathlib path from its parts; the first part of an absolute path is its root."""
     words = [str(part) for part in parts]
     if words and words[0].endswith(("/", "\\")):
         return words[0] + "/".join(words[1:])
@@ -141,13 +144,13 @@ def path_text(parts: tuple[Any, ...]) -> str:
 def _encoded(args: tuple[Any, ...]) -> bytes:
     text, *encoding = args
     if encoding not in (["latin1"], ["latin-1"]):
-        raise CorruptError("bytes in an encoding that is not latin1")
+        raise CorruptError("invalid encoding of bytes in the pickle: expected latin1")
     return text.encode("latin1")
 
 
 def _no_bytes(args: tuple[Any, ...]) -> bytes:
     if args and type(args[0]) is not bytes:
-        raise UnsupportedError("bytes made of something else")
+        raise UnsupportedError(f"unsupported argument of bytes in the pickle: {type(args[0]).__name__}")
     return args[0] if args else b""
 
 
@@ -164,7 +167,7 @@ def _deque(items: Any = (), most: Any = None) -> list[Any]:
 def _dtype_name(dtype: Any) -> tuple[str, str]:
     """Code (`f4`) and byte order of a pickled numpy dtype."""
     if not isinstance(dtype, CallRecord) or not dtype.args or type(dtype.args[0]) is not str:
-        raise UnsupportedError("a numpy scalar of a type that is not read", cure="save plain numbers")
+        raise UnsupportedError("unsupported dtype of a numpy scalar in the pickle", cure="save plain numbers")
     state: Any = dtype.state
     order = state[1] if isinstance(state, tuple) and len(cast("tuple[Any, ...]", state)) > 1 else "|"
     return dtype.args[0], str(order)
@@ -177,19 +180,22 @@ def _numpy_scalar(args: tuple[Any, ...]) -> Opaque:
     dtype, *raw = args
     code, order = _dtype_name(dtype)
     if code[:1] not in tuple("biuf") or len(raw) != 1:
-        raise UnsupportedError(f"a numpy scalar of type {code!r}", cure="save plain numbers")
+        raise UnsupportedError(
+            f"unsupported dtype {code!r} of a numpy scalar in the pickle", cure="save plain numbers"
+        )
     try:
         kind = np.dtype(code).newbyteorder(order if order in ("<", ">") else "=")
         (value,) = np.frombuffer(raw[0], kind).tolist()
     except (TypeError, ValueError) as error:
         raise CorruptError(
-            f"a numpy scalar of type {code!r} that is not one", cure="restore the file"
+            f"invalid numpy scalar of dtype {code!r} in the pickle",
+            cure="restore the file from a backup or download it again",
         ) from error
     said = value if not isinstance(value, float) or math.isfinite(value) else str(value)
     return Opaque(f"numpy.{kind.name}", said)
 
 
-# The types that are only names when they stand alone: a record is made of a call of one of them.
+# Types that are mere names on their own; a call of one of them becomes a record.
 _NAMES: Mapping[tuple[str, str], Maker | None] = {
     **{(module, name): None for module in _BUILTINS for name in _TYPES},
     ("typing", "Any"): None,

@@ -1,7 +1,7 @@
-"""The inert pickle machine's parts: stack, marks, memo, and what each kind of opcode does to them.
+"""The parts of the inert pickle machine: stack, marks, memo, and the effect of each kind of opcode on them.
 
-`opcodes.py` has the table of opcodes and the promises; nothing here imports or calls what a pickle names. The
-loop does the six most frequent opcodes of large metadata itself (the `.metadata` of 115,000 chunks is eight million
+`opcodes.py` has the table of opcodes and the guarantees; nothing here imports or calls what a pickle names. The
+loop executes the most frequent opcodes of large metadata itself (the `.metadata` of 115,000 chunks is eight million
 opcodes, six million of them these); all others are functions of the table.
 """
 
@@ -31,7 +31,7 @@ MAX_OPCODES = 20_000_000
 U1, U8 = struct.Struct("<B"), struct.Struct("<Q")
 _MAX_DEPTH = 1000
 _MAX_INTEGER = 64  # bytes
-MAX_PIECE = 1 << 29  # bytes of one string that is taken into memory
+MAX_PIECE = 1 << 29  # bytes of one string that is read into memory
 _MAX_NAME = 500
 _FREE_WORK = 1_000_000
 _WORK_A_BYTE = 4
@@ -58,11 +58,11 @@ class Machine:
         self._work = 0
 
     def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901  each branch saves millions of calls
-        """Interpret opcodes up to STOP; the one value that is then on the stack."""
+        """Interpret opcodes up to STOP; return the one value that is then on the stack."""
         data, memo, position, size = self.data, self.memo, self.position, self.size
         for _ in range(MAX_OPCODES):
             if position >= size:
-                raise CorruptError("the pickle ends before its STOP", cure=_AGAIN)
+                raise CorruptError("the pickle is truncated: missing STOP opcode", cure=_AGAIN)
             opcode = data[position]
             position += 1
             if opcode == _MEMOIZE:
@@ -92,19 +92,21 @@ class Machine:
                     raise _refused(opcode, position - 1)
                 act(self)
                 position = self.position
-        raise HostileError(f"more than {MAX_OPCODES} opcodes", cure="do not use this file")
+        raise HostileError(
+            f"the pickle exceeds the limit of {MAX_OPCODES} opcodes", cure="do not use this file"
+        )
 
     def _result(self) -> Any:
         if len(self.stack) != 1 or self.marks:
-            raise CorruptError("the pickle leaves several values", cure=_AGAIN)
+            raise CorruptError("invalid pickle: several values at STOP", cure=_AGAIN)
         return self.stack.pop()
 
     def push(self, value: Any) -> None:
-        """A value onto the present group's stack."""
+        """Push a value onto the stack of the current group."""
         self.stack.append(value)
 
     def drop(self) -> None:
-        """Forget the last value, or the mark where nothing came after it."""
+        """Drop the last value, or the mark if no value follows it."""
         if self.stack:
             self.stack.pop()
         else:
@@ -115,20 +117,20 @@ class Machine:
         start = self.position
         self.position = self._after(length)
         if length > MAX_PIECE:
-            raise UnsupportedError(f"a string of {length} bytes inside a pickle")
+            raise UnsupportedError(f"string of {length} bytes in the pickle exceeds the limit of {MAX_PIECE}")
         return self.data[start : self.position]
 
     def _after(self, length: int) -> int:
         stop = self.position + length
         if length < 0 or stop > self.size:
             raise CorruptError(
-                f"the pickle announces {length} bytes at {self.position} and has {self.size - self.position}",
+                f"the pickle is truncated: expected {length} bytes at {self.position}, got {self.size - self.position}",
                 cure=_AGAIN,
             )
         return stop
 
     def string(self, form: struct.Struct, *, text: bool, encoding: str = "utf-8") -> None:
-        """A byte string or text with its length before it; a long one stays where it lies."""
+        """A byte string or text after its length; a long one stays in the file, as `Far`."""
         length = self.number(form)
         if self.rules.far is not None and length >= self._far:
             far = Far(self.position, length, text=text and encoding == "utf-8")
@@ -149,7 +151,7 @@ class Machine:
         """The next text up to a line end."""
         stop = self.data.find(b"\n", self.position, min(self.position + most, self.size))
         if stop < 0:
-            raise CorruptError("a line in the pickle has no end", cure=_AGAIN)
+            raise CorruptError("invalid pickle: a line has no end", cure=_AGAIN)
         text = self.data[self.position : stop].decode(encoding)
         self.position = stop + 1
         return text
@@ -167,46 +169,46 @@ class Machine:
         self.stack = []
 
     def push_global(self, module: Any, name: Any) -> None:
-        """A name that must be allowed."""
+        """Push a global, which must be allowed."""
         wanted = Global(module, name)
         if self.rules.survey is not None:
             self.rules.survey(Global(str(module)[:_MAX_NAME], str(name)[:_MAX_NAME]), self.position)
         elif type(module) is not str or type(name) is not str:
-            raise CorruptError("the pickle imports something whose name is no text", cure="restore the file")
+            raise CorruptError("invalid pickle: the name of a global is not a string", cure=_AGAIN)
         elif wanted not in self.rules.allowed and str(wanted) not in self.rules.opaque:
             raise self.rules.refusal(wanted) or HostileError(
-                f"the pickle wants {str(wanted)[:_MAX_NAME]!r} (at byte {self.position}), which is not allowed",
-                cure="do not load this file with pickle or torch, it could run code; `wherry inspect --pickles` lists"
-                " what it wants, --allow-opaque NAME reads around a harmless class",
+                f"the pickle imports {str(wanted)[:_MAX_NAME]!r} at byte {self.position}, which is not allowed",
+                cure="do not load this file with pickle or torch, because it could run code; run `wherry inspect"
+                " --pickles` to list its imports, or pass --allow-opaque NAME to read around a harmless class",
             )
         self.stack.append(wanted)
 
     def call(self, args: Any) -> None:
-        """What a call gives, without calling."""
+        """Push the result of a call, without calling."""
         wanted = self.stack.pop()
         if self.rules.survey is not None:
             self.stack.append(CallRecord(Global("", "call"), (wanted, args)))
             return
         if type(wanted) is not Global or type(args) is not tuple:
-            raise CorruptError("the pickle calls something that is not a global", cure="restore the file")
+            raise CorruptError("invalid pickle: it calls something other than a global", cure=_AGAIN)
         maker = self.rules.allowed.get(wanted)
         self._charge(args)
         self.stack.append(CallRecord(wanted, args) if maker is None else maker(args))
 
     def _charge(self, args: tuple[Any, ...]) -> None:
-        """Count what makers go through: honest pickles hand each sequence to one maker, hostile ones to many."""
+        """Count the items that makers process: hostile pickles pass one sequence to many makers."""
         for arg in args:
             if type(arg) in _SIZED:
                 self.spend(len(arg))
 
     def spend(self, work: int) -> None:
-        """Count work that opcodes make beyond their own bytes."""
+        """Count the work of opcodes beyond their own bytes."""
         self._work += work
         if self._work > _FREE_WORK + (self.position - self.start) * _WORK_A_BYTE:
-            raise HostileError("the pickle copies the same data again and again", cure="do not use this file")
+            raise HostileError("the pickle copies the same data repeatedly", cure="do not use this file")
 
     def build(self) -> None:
-        """Keep the state that would be set."""
+        """Store the state that the pickle sets on an object."""
         state = self.stack.pop()
         target = self.stack[-1]
         kind = type(target)
@@ -217,74 +219,80 @@ class Machine:
         elif isinstance(target, Buildable):
             target.build(state)
         elif (kind is not dict or type(state) is not dict) and self.rules.survey is None:
-            # What is set on a dict is not among its items: torch's `_metadata` of a state dict, class versions.
-            raise CorruptError("the pickle sets the state of a plain value", cure="restore the file")
+            # State of a dict is not among its items and is dropped: torch's `_metadata` of a state dict.
+            raise CorruptError("invalid pickle: it sets the state of a plain value", cure=_AGAIN)
 
     def set_items(self, items: list[Any]) -> None:
-        """Keys and values into the dict below."""
+        """Put keys and values into the dict on top of the stack."""
         target = self.stack[-1]
         if type(target) is CallRecord:
             target.items += items
             return
         if (type(target) is not dict and type(target) is not Attributes) or len(items) % 2:
-            raise CorruptError("the pickle sets items of something that is no dict", cure="restore the file")
+            raise CorruptError("invalid pickle: it sets items of something other than a dict", cure=_AGAIN)
         for index in range(0, len(items), 2):
             key = items[index]
             target[key if type(key) is str else checked_key(key)] = items[index + 1]
 
     def extend(self, items: list[Any]) -> None:
-        """Items into the list below."""
+        """Append items to the list on top of the stack."""
         target = self.stack[-1]
         if type(target) is CallRecord:
             target.items += items
         elif type(target) is Opaque and type(target.value) is list:
             target.value.extend(items)
         elif type(target) is not list:
-            raise CorruptError("the pickle appends to something that is no list", cure="restore the file")
+            raise CorruptError("invalid pickle: it appends to something other than a list", cure=_AGAIN)
         else:
             target.extend(items)
 
     def add_items(self, items: list[Any]) -> None:
-        """Members into the set below."""
+        """Add members to the set on top of the stack."""
         if type(self.stack[-1]) is not set:
-            raise CorruptError("the pickle adds to something that is no set", cure="restore the file")
+            raise CorruptError("invalid pickle: it adds to something other than a set", cure=_AGAIN)
         self.stack[-1].update(checked_key(item) for item in items)
 
     def integer(self, length: int) -> None:
-        """An integer of so many bytes."""
+        """Push an integer of `length` bytes."""
         if length > _MAX_INTEGER:
-            raise HostileError(f"an integer of {length} bytes", cure="do not use this file")
+            raise HostileError(
+                f"integer of {length} bytes in the pickle exceeds the limit of {_MAX_INTEGER}",
+                cure="do not use this file",
+            )
         self.stack.append(int.from_bytes(self.take(length), "little", signed=True))
 
     def persistent(self, identity: Any) -> None:
-        """A value of the format's own."""
+        """Push the value of a persistent id, which the format defines."""
         if self.rules.persistent is None:
-            raise CorruptError("a persistent id in a pickle that has none", cure="restore the file")
+            raise CorruptError("invalid pickle: unexpected persistent id", cure=_AGAIN)
         self.stack.append(self.rules.persistent(identity))
 
     def protocol(self) -> None:
-        """Which protocol follows."""
+        """Check the protocol version."""
         version = self.number(U1)
         if version > _LAST_PROTOCOL:
-            raise UnsupportedError(f"pickle protocol {version}")
+            raise UnsupportedError(f"unsupported pickle protocol {version}")
 
     def frame(self) -> None:
-        """How long the next frame says it is."""
+        """Check the length of the next frame."""
         length = self.number(U8)
         if length > self.size - self.position:
-            raise CorruptError(f"the pickle announces a frame of {length} bytes", cure="restore the file")
+            raise CorruptError(
+                f"the pickle is truncated: expected a frame of {length} bytes, got {self.size - self.position}",
+                cure=_AGAIN,
+            )
 
     def put(self, key: int) -> None:
-        """Remember the last value."""
+        """Store the last value in the memo."""
         self.memo[key] = self.stack[-1]
 
 
-_AGAIN = "fetch the file again, or restore it"
+_AGAIN = "restore the file from a backup or download it again"
 _SIZED = frozenset({str, bytes, list, tuple, dict, set, frozenset, Attributes})
 
 
 def _refused(opcode: int, position: int) -> WherryError:
     where = f"opcode {bytes([opcode])!r} at byte {position}"
     if opcode in _HOSTILE:
-        return HostileError(f"the pickle makes objects of classes: {where}", cure="do not use this file")
-    return UnsupportedError(f"not a pickle that this version reads: {where}")
+        return HostileError(f"the pickle creates objects of classes: {where}", cure="do not use this file")
+    return UnsupportedError(f"unsupported pickle: {where}")

@@ -1,11 +1,11 @@
-"""Nested numpy arrays in a pickle: what it may say, and where each array's bytes lie.
+"""Reads nested numpy arrays in a pickle: the globals that are allowed, and the position of each array.
 
-An array is `_reconstruct(ndarray, (0,), b"b")` with a state (version, shape, dtype, is Fortran order, bytes), or from
+An array is `_reconstruct(ndarray, (0,), b"b")` with a state (version, shape, dtype, Fortran order, bytes), or from
 protocol 5 on `_frombuffer(bytes, dtype, shape, order)`; a numpy scalar is `scalar(dtype, bytes)`; a JAX array carries
 the first of these in its arguments. The modules are `numpy.core…` before numpy 2 and `numpy._core…` since. A dtype is
 `dtype(code, False, True)` with a state whose second item is the byte order; bfloat16 and the like are a class of
-ml_dtypes there. The bytes lie raw in the file from protocol 3 on (and in Python 2's), so that large arrays are read
-where they are; protocol 2 of Python 3 spells them as UTF-8 text of their Latin-1 characters, which `Latin` decodes.
+ml_dtypes there. The bytes are raw in the file from protocol 3 on (and in pickles of Python 2), so that large arrays are
+read in place; protocol 2 of Python 3 encodes them as UTF-8 text of their Latin-1 characters, which `Latin` decodes.
 Structured, object, string and time arrays are refused by name.
 Source: numpy/_core/src/multiarray/methods.c (array_reduce, array_setstate), jax/_src/array.py, and pickles of both.
 """
@@ -31,7 +31,7 @@ _CODES = {
     **{f"f{size}": f"float{size * 8}" for size in (2, 4, 8)},
     **{f"c{size}": f"complex{size * 8}" for size in (8, 16)},
 }
-# Where ml_dtypes' classes live, or lived while they were JAX's.
+# Modules of the ml_dtypes classes, today and when they were part of JAX.
 _ML_MODULES = ("ml_dtypes", "ml_dtypes._ml_dtypes_ext", "ml_dtypes._custom_floats", "jaxlib.xla_extension")
 _ML_NAMES = (
     *("bfloat16", "int2", "int4", "uint2", "uint4", "float4_e2m1fn"),
@@ -44,13 +44,13 @@ _JAX_MODULES = ("jax._src.array", "jax.array", "jax._src.device_array")
 
 
 class PickledArray:
-    """An array that a pickle makes.
+    """An array that a pickle builds.
 
     Attributes:
-        shape, dtype: of its elements, our name.
-        big_endian: byte order of what is stored.
-        fortran: whether the first index runs fastest.
-        data: the bytes, or where they lie.
+        shape, dtype: extents, and the dtype as named in wherry.
+        big_endian: whether the stored bytes are big endian.
+        fortran: whether the first index varies fastest.
+        data: the bytes, or their position.
     """
 
     __slots__ = ("big_endian", "data", "dtype", "fortran", "shape")
@@ -65,21 +65,29 @@ class PickledArray:
     def build(self, state: Any) -> None:
         """Take the state that `array.__setstate__` would: (version,) shape, dtype, order, bytes."""
         if type(state) is not tuple or not _STATE - 1 <= len(cast("tuple[Any, ...]", state)) <= _STATE:
-            raise CorruptError("a numpy array of a strange state", cure="restore the file")
+            raise CorruptError(
+                "invalid state of a numpy array in the pickle",
+                cure="restore the file from a backup or download it again",
+            )
         shape, dtype, fortran, data = cast("tuple[Any, ...]", state)[-4:]
         self.fill(shape, dtype, data, fortran=bool(fortran))
 
     def fill(self, shape: Any, dtype: Any, data: Any, *, fortran: bool) -> None:
-        """Take everything, and check that sizes agree."""
+        """Set everything, and check that the sizes agree."""
         extents: tuple[Any, ...] = (shape,) if type(shape) is int else tuple(shape)
         if any(type(extent) is not int or extent < 0 for extent in extents):
-            raise CorruptError("a numpy array whose shape is not of natural numbers", cure="restore the file")
+            raise CorruptError(
+                f"invalid shape {shape!r:.200} of a numpy array in the pickle",
+                cure="restore the file from a backup or download it again",
+            )
         self.shape, self.fortran = extents, fortran
         self.dtype, self.big_endian = _element_type(dtype)
         if isinstance(data, str):
             data = data.encode("latin-1")
         if not isinstance(data, (bytes, Far)):
-            raise UnsupportedError("a numpy array without raw bytes", cure="save arrays of numbers")
+            raise UnsupportedError(
+                "unsupported numpy array without raw bytes in the pickle", cure="save arrays of numbers"
+            )
         self.data = data
         self._require_size()
 
@@ -88,16 +96,22 @@ class PickledArray:
         data = self.data
         if isinstance(data, Far) and data.text:
             if not data.latin:
-                raise CorruptError("a numpy array whose bytes are a text", cure="restore the file")
+                raise CorruptError(
+                    "invalid numpy array in the pickle: expected bytes, got text",
+                    cure="restore the file from a backup or download it again",
+                )
             right = size <= data.length <= 2 * size  # each byte is a character of one or two bytes
         else:
             right = size == (data.length if isinstance(data, Far) else len(data))
         if not right:
-            raise CorruptError(f"a numpy array of {size} bytes with other data", cure="restore the file")
+            raise CorruptError(
+                f"size mismatch of a numpy array in the pickle: expected {size} bytes",
+                cure="restore the file from a backup or download it again",
+            )
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """In elements, of the stored order."""
+        """Strides in elements, as stored."""
         step, steps = 1, list[int]()
         for extent in self.shape if self.fortran else reversed(self.shape):
             steps.append(step)
@@ -106,9 +120,12 @@ class PickledArray:
 
 
 def _element_type(dtype: Any) -> tuple[str, bool]:
-    """Our name, and whether the bytes are big endian."""
+    """The name in wherry, and whether the bytes are big endian."""
     if not isinstance(dtype, CallRecord) or not dtype.args:
-        raise CorruptError("a numpy array without a dtype", cure="restore the file")
+        raise CorruptError(
+            "missing dtype of a numpy array in the pickle",
+            cure="restore the file from a backup or download it again",
+        )
     code: Any = dtype.args[0]
     state: Any = dtype.state
     order = state[1] if type(state) is tuple and len(cast("tuple[Any, ...]", state)) > 1 else "|"
@@ -116,22 +133,28 @@ def _element_type(dtype: Any) -> tuple[str, bool]:
         return code.name, order == ">"
     if type(code) is not str or code.lstrip("<>|=") not in _CODES:
         raise UnsupportedError(
-            f"a numpy array of type {code!s:.40}",
-            cure="save arrays of numbers; objects and texts beside them",
+            f"unsupported dtype {code!s:.40} of a numpy array in the pickle",
+            cure="save arrays of numbers, and objects and strings in another file",
         )
     return _CODES[code.lstrip("<>|=")], order == ">" or code.startswith(">")
 
 
 def _reconstruct(args: tuple[Any, ...]) -> PickledArray:
     if not args or args[0] != ("numpy", "ndarray"):
-        raise UnsupportedError(f"a numpy array of class {args[0] if args else '?'}", cure="save plain arrays")
+        raise UnsupportedError(
+            f"unsupported class {args[0] if args else '?'} of a numpy array in the pickle",
+            cure="save plain arrays",
+        )
     return PickledArray()
 
 
 def _from_buffer(args: tuple[Any, ...]) -> PickledArray:
     data, dtype, shape, order = args
     if order not in ("C", "F"):
-        raise CorruptError("a numpy array of a strange order", cure="restore the file")
+        raise CorruptError(
+            f"invalid order {order!r:.40} of a numpy array in the pickle; expected C or F",
+            cure="restore the file from a backup or download it again",
+        )
     array = PickledArray()
     array.fill(shape, dtype, data, fortran=order == "F")
     return array
@@ -140,7 +163,7 @@ def _from_buffer(args: tuple[Any, ...]) -> PickledArray:
 def _scalar(args: tuple[Any, ...]) -> PickledArray:
     dtype, *data = args
     if len(data) != 1:
-        raise UnsupportedError("a numpy scalar that is no number", cure="save numbers")
+        raise UnsupportedError("unsupported numpy scalar in the pickle: not a number", cure="save numbers")
     array = PickledArray()
     array.fill((), dtype, data[0], fortran=False)
     return array
@@ -149,7 +172,7 @@ def _scalar(args: tuple[Any, ...]) -> PickledArray:
 def _jax_array(args: tuple[Any, ...]) -> PickledArray:
     function, arguments, state, *_ = args
     if function not in _RECONSTRUCTS:
-        raise UnsupportedError(f"a JAX array that {function} makes")
+        raise UnsupportedError(f"unsupported JAX array in the pickle, built by {function}")
     array = _reconstruct(arguments)
     array.build(state)
     return array
@@ -158,7 +181,10 @@ def _jax_array(args: tuple[Any, ...]) -> PickledArray:
 def _encoded(args: tuple[Any, ...]) -> bytes | Far:
     text, *encoding = args
     if encoding not in (["latin1"], ["latin-1"]):
-        raise CorruptError("bytes in an encoding that is not latin1", cure="restore the file")
+        raise CorruptError(
+            "invalid encoding of bytes in the pickle: expected latin1",
+            cure="restore the file from a backup or download it again",
+        )
     if isinstance(text, Far):
         return Far(text.start, text.length, text=True, latin=True)
     return text.encode("latin1")
@@ -166,7 +192,7 @@ def _encoded(args: tuple[Any, ...]) -> bytes | Far:
 
 def _refusal(wanted: Global) -> WherryError | None:
     if wanted.module == "numpy" or wanted in _KNOWN:
-        return UnsupportedError(f"a numpy object that is not read: {wanted}", cure="save plain arrays")
+        return UnsupportedError(f"unsupported numpy object in the pickle: {wanted}", cure="save plain arrays")
     return None
 
 

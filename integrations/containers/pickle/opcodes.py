@@ -1,14 +1,14 @@
 """An inert pickle machine: it interprets the opcodes of a pickle, and imports and calls nothing.
 
-A global is a pair of names that must be on the caller's exact allow-list; anything else is refused by name
-before the next opcode is looked at. What a pickle would call becomes a `CallRecord` (what, with which arguments,
-which state), unless the allow-list gives a maker of our own for it (an OrderedDict becomes a dict). The
-opcodes are those of protocols 0 to 5 that data needs; those that reach into classes (INST, OBJ, EXT) are hostile,
-and are looked through only where a list of a pickle's globals is wanted (`Rules.survey`).
+A global is a pair of names that must be on the caller's exact allow-list; any other is refused by name
+before the next opcode is read. A call becomes a `CallRecord` (callable, arguments, state), unless the allow-list has a
+maker for it (an OrderedDict becomes a dict). The opcodes are those of protocols 0 to 5 that data needs; opcodes that
+instantiate classes (INST, OBJ, EXT) are hostile, and are interpreted only to list the globals of a pickle
+(`Rules.survey`).
 
-Limits: every opcode costs at least one byte of input, and opcodes, depth of marks and length of integers are
-capped, keys are cheap to hash (`values.py`). A pickle may still make a small graph that is large
-as a tree; who walks the result must count, as `flatten` of torch does.
+Limits: every opcode takes at least one byte of input; the number of opcodes, the depth of marks and the length of
+integers are limited, and keys are cheap to hash (`values.py`). A pickle may still build a small graph that is large
+as a tree; code that walks the result must count nodes, as `flatten` of torch does.
 
 Source of the opcodes: the documentation strings of CPython's `pickletools`.
 """
@@ -33,18 +33,19 @@ def load(data: PickleSource, rules: Rules, uri: str, start: int = 0) -> tuple[An
     """Interpret one pickle.
 
     Args:
-        data: bytes that hold it; what is read are only those that its opcodes cover.
-        rules: what it may say.
+        data: bytes that contain it; only the bytes of its opcodes are read.
+        rules: what it may contain.
         uri: where the bytes come from, for errors.
-        start: where it begins.
+        start: its offset in `data`.
 
     Returns:
         The inert value, and the offset after the pickle's last byte.
 
     Raises:
-        HostileError: a global that is not allowed, a class-making opcode, a nested key, a cap that is exceeded.
-        UnsupportedError: an opcode or value that is not read.
-        CorruptError: the pickle ends early or contradicts itself.
+        HostileError: it has a forbidden global, an opcode that instantiates a class, or a nested key, or
+            exceeds a limit.
+        UnsupportedError: an opcode or value is not supported.
+        CorruptError: the pickle is truncated or invalid.
     """
     machine = Machine(data, rules, start)
     try:
@@ -61,8 +62,10 @@ def load(data: PickleSource, rules: Rules, uri: str, start: int = 0) -> tuple[An
         AttributeError,
         RecursionError,
     ) as error:
-        what = f"the pickle contradicts itself at byte {machine.position}: {type(error).__name__}"
-        raise CorruptError(what, uri=uri, cure="fetch the file again, or restore it") from error
+        what = f"invalid pickle at byte {machine.position}: {type(error).__name__}"
+        raise CorruptError(
+            what, uri=uri, cure="restore the file from a backup or download it again"
+        ) from error
 
 
 def _text(form: struct.Struct) -> Callable[[Machine], None]:
@@ -88,7 +91,10 @@ def _number(form: struct.Struct) -> Callable[[Machine], None]:
 def _quoted(m: Machine) -> None:
     text = m.line(MAX_PIECE, "latin-1")
     if len(text) < 2 or text[0] != text[-1] or text[0] not in "'\"":  # noqa: PLR2004
-        raise CorruptError("a text in the pickle has no quotes", cure="restore the file")
+        raise CorruptError(
+            "invalid pickle: a string has no quotes",
+            cure="restore the file from a backup or download it again",
+        )
     m.push(codecs.escape_decode(text[1:-1].encode("latin-1"))[0].decode("latin-1"))
 
 
@@ -113,7 +119,7 @@ def _drop_group(m: Machine) -> None:
 
 
 def _extension(form: struct.Struct) -> Callable[[Machine], None]:
-    """A number that stands for a global in the reader's own registry."""
+    """A number that stands for a global in the registry of the reading process."""
     return lambda m: m.push_global("copyreg", f"extension {m.number(form)}")
 
 
@@ -139,7 +145,7 @@ def _call(m: Machine) -> None:
 def _new_object_ex(m: Machine) -> None:
     keywords = m.stack.pop()
     if keywords != {} and m.rules.survey is None:
-        raise UnsupportedError("a pickle that makes an object with keywords")
+        raise UnsupportedError("unsupported pickle: it creates an object with keyword arguments")
     m.call(m.stack.pop())
 
 
@@ -163,11 +169,11 @@ def _dict_from_mark(m: Machine) -> None:
 
 def _out_of_band(_m: Machine) -> None:
     raise UnsupportedError(
-        "a pickle whose buffers lie outside of it", cure="save it without a buffer_callback"
+        "unsupported pickle: its buffers are out of band", cure="save it without a buffer_callback"
     )
 
 
-_SET_WORK = 32  # an empty set takes 216 bytes of memory for one of the pickle
+_SET_WORK = 32  # an empty set takes 216 bytes of memory for one byte of the pickle
 _U2, _U4 = struct.Struct("<H"), struct.Struct("<I")
 _I4, _F8 = struct.Struct("<i"), struct.Struct(">d")
 _OPCODES: dict[int, Callable[[Machine], None]] = {

@@ -1,6 +1,6 @@
-"""The bytes that a pickle machine walks through, without loading the file: a memory map, or pages of a remote file.
+"""The bytes that a pickle machine reads, without loading the file: a memory map, or pages of a remote file.
 
-Large pickles are mostly tensor data that the machine steps over; only what it looks at is brought in.
+Large pickles are mostly tensor data that the machine skips; only the pages that it reads are loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAGES = 32
 
 
 class PagedFile:
-    """A remote file as a sequence of bytes; the last pages that were looked at are kept."""
+    """A remote file as a sequence of bytes; the pages that were read last are cached."""
 
     def __init__(self, location: Location, size: int) -> None:
         self._location = location
@@ -65,7 +65,7 @@ class PagedFile:
                 number * PAGE, min((number + 1) * PAGE, self._size)
             )
             if len(page) != min(PAGE, self._size - number * PAGE):
-                raise CorruptError("the file became shorter while it was read", uri=self._location.uri)
+                raise CorruptError("the file was truncated while it was read", uri=self._location.uri)
             if len(self._pages) > _PAGES:
                 self._pages.popitem(last=False)
         return page
@@ -73,12 +73,12 @@ class PagedFile:
 
 @contextmanager
 def walked(location: Location) -> Generator[PickleSource]:
-    """A file's bytes, to be looked at here and there.
+    """The bytes of a file, for random access.
 
     Raises:
-        NotFoundError: there is no such file.
-        CorruptError: it became shorter.
-        HostileError: it is no regular file, or a link leads where it must not.
+        NotFoundError: the file does not exist.
+        CorruptError: the file was truncated while it was read.
+        HostileError: it is not a regular file, or a link points to a forbidden place.
         StorageError: the storage failed.
     """
     entry = location.stat()
@@ -96,8 +96,10 @@ def _mapped_file(location: Location) -> mmap.mmap:
         with location.store.descriptor(location.path) as descriptor:
             return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise NotFoundError("no such file", uri=location.uri, cure="check the path") from error
+        raise NotFoundError(
+            f"file not found: {location.name}", uri=location.uri, cure="check the path"
+        ) from error
     except OSError as error:
         raise storage_error(error, location.uri) from error
     except ValueError as error:
-        raise CorruptError("the file became shorter while it was opened", uri=location.uri) from error
+        raise CorruptError("the file was truncated while it was opened", uri=location.uri) from error

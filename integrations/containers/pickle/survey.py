@@ -1,9 +1,9 @@
-"""Which globals do the pickles of a file or folder want? Answered for hostile files too, and without opening any.
+"""Lists the globals that the pickles of a file or folder import, for hostile files too, and without unpickling any.
 
-Every file is looked at: a stream of pickles from its first byte (a legacy torch file has five, a payload may hide
-behind the first), a zip archive's members that are pickles by name or first bytes (compressed ones are inflated up
-to a bound, flags that scanners fall for are ignored), the object array of a `.npy`. The machine allows every name and
-calls nothing; where a pickle breaks off, what it wanted until then is listed with the reason.
+Every file is examined: a stream of pickles from its first byte (a legacy torch file has five, and a payload may follow
+the first), the members of a zip archive that are pickles by name or first bytes (compressed ones are inflated up
+to a limit, flags that deceive scanners are ignored), the object array of a `.npy`. The machine allows every name and
+calls nothing; for an invalid pickle, the globals before the error are listed together with the error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FAR = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class WantedGlobal:
-    """One global: its dotted name, how often and where it is first wanted, whether a reader of ours allows it."""
+    """One global: its dotted name, first position, number of imports, and whether a reader of wherry allows it."""
 
     name: str
     position: int
@@ -58,10 +58,10 @@ class Stream:
     """One pickle.
 
     Attributes:
-        file: relative to what was asked for; a member of an archive follows after `!`.
-        start: its first byte in the file or member.
-        globals: what it wants, in the order in which it does.
-        error: why it could not be followed to its end; None where it could.
+        file: relative to the URI of the survey; a member of an archive follows after `!`.
+        start: its offset in the file or member.
+        globals: its imports, in order.
+        error: why it could not be read to its end; None if it could.
     """
 
     file: str
@@ -76,7 +76,7 @@ class Stream:
 
 @dataclass(slots=True)
 class _GlobalNames:
-    """Collects what a pickle wants."""
+    """Collects the imports of a pickle."""
 
     seen: dict[Global, list[int]] = field(default_factory=dict[Global, list[int]])
 
@@ -96,19 +96,19 @@ def _known(name: Global) -> bool:
 
 
 def survey(uri: str | os.PathLike[str]) -> list[Stream]:
-    """List what all pickles below a URI want.
+    """List the imports of all pickles below a URI.
 
     Args:
         uri: a file or folder; it need not be a checkpoint.
 
     Raises:
-        NotFoundError: nothing is there.
+        NotFoundError: the file or folder does not exist.
         StorageError: the storage failed.
     """
     location = locate(uri)
     entry = location.stat()
     if entry is None:
-        raise NotFoundError("nothing is there", uri=location.uri)
+        raise NotFoundError("file or folder not found", uri=location.uri)
     if not entry.is_dir:
         return list(survey_file(location, location.name))
     return [stream for file in location.walk() for stream in survey_file(location.join(file.name), file.name)]
@@ -127,14 +127,14 @@ def survey_file(location: Location, name: str) -> Iterator[Stream]:
 
 
 def streams(data: PickleSource, name: str, start: int = 0) -> Iterator[Stream]:
-    """The pickles that lie in a row from a byte on; ends where what follows is none."""
+    """Consecutive pickles from an offset on, up to the first bytes that are not a pickle."""
     size = len(data)
     for number in range(_MOST_STREAMS):
         if start >= size or (number and not _looks_pickled(data[start : start + 32], "")):
             return
         stream, after = one_stream(data, name, start)
         if number and stream.error and not stream.globals:
-            return  # the data behind the last pickle of a legacy file
+            return  # the data after the last pickle of a legacy file
         yield stream
         if stream.error:
             return
@@ -142,7 +142,7 @@ def streams(data: PickleSource, name: str, start: int = 0) -> Iterator[Stream]:
 
 
 def one_stream(data: PickleSource, name: str, start: int = 0) -> tuple[Stream, int]:
-    """One pickle, and where it ends."""
+    """One pickle, and the offset of its end."""
     names = _GlobalNames()
     rules = Rules(allowed={}, persistent=_anything, far=_FAR, survey=names)
     try:
@@ -171,7 +171,7 @@ def _members(location: Location, name: str) -> Iterator[Stream]:
 
 
 def _scanned(location: Location, name: str) -> Iterator[Stream]:
-    """Pickles of archives in a row (the items of DCP files), and of cut ones: found by their local headers."""
+    """Pickles of consecutive archives (the items of DCP files) and of truncated ones, found by their local headers."""
     with walked(location) as data:
         size, at = len(data), data.find(LOCAL_MAGIC, 0, len(data))
         while 0 <= at < size:
@@ -218,6 +218,6 @@ def _object_array(location: Location, name: str, head: bytes) -> Iterator[Stream
 
 
 def _after_header(head: bytes) -> int:
-    """Where the data of a `.npy` begins."""
+    """Offset of the data in a `.npy` file."""
     wide = head[6:7] > b"\x01"
     return (12 if wide else 10) + int.from_bytes(head[8 : 12 if wide else 10], "little")

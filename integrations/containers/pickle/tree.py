@@ -1,10 +1,10 @@
-"""From an inert value to key paths: what a pickled object holds, as a tree.
+"""Converts an inert value to key paths: the contents of a pickled object, as a tree.
 
 Dicts and sequences become nodes, with list and tuple indices as decimal strings; tensors and plain scalars are
-leaves; None and empty containers are empties. What key paths cannot say is kept beside them: which keys were
-numbers, and the class of every node and value that is more than a plain dict, list or scalar, so that a writer can
-give it back, or refuse by name. A small pickle can be huge as a tree, because it may name one list a thousand
-times; nodes are counted against the length of the pickle.
+leaves; None and empty containers are empties. Facts that key paths cannot express are stored beside them: which keys
+were numbers, and the class of every node and value that is more than a plain dict, list or scalar, so that a writer can
+restore it, or refuse it by name. A small pickle can be huge as a tree, because it may refer to one list a thousand
+times; the number of nodes is limited by the length of the pickle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PickleTree:
 
     Attributes:
         types: class of a node or value that is more than a dict, list, or plain scalar.
-        keys: path of a child → its key in the dict, where that is no string.
+        keys: path of a child → its key in the dict, if that is not a string.
     """
 
     tensors: dict[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])
@@ -58,13 +58,13 @@ def plant(root: Any, pickle_bytes: int, tensor: type) -> PickleTree:
     """List the leaves of an inert value.
 
     Args:
-        root: what the machine made.
-        pickle_bytes: length of the pickle; an honest tree has fewer nodes.
-        tensor: the type of what is a tensor here.
+        root: the value from the machine.
+        pickle_bytes: length of the pickle, which limits the number of nodes.
+        tensor: the type of tensors in this format.
 
     Raises:
-        HostileError: the tree is deeper or larger than an honest pickle of that length makes.
-        CorruptError: two keys of one dict print alike, or the tree contains itself.
+        HostileError: the tree exceeds the limit of levels, or of nodes for a pickle of that length.
+        CorruptError: two keys of one dict print alike, or a key has an unsupported type.
     """
     walk = _TreeWalk(pickle_bytes + _FREE_NODES, tensor)
     walk.node((), root)
@@ -72,7 +72,7 @@ def plant(root: Any, pickle_bytes: int, tensor: type) -> PickleTree:
 
 
 class _TreeWalk:
-    """One walk with its allowance of nodes."""
+    """One walk with its limit of nodes."""
 
     def __init__(self, allowance: int, tensor: type) -> None:
         self.tree = PickleTree()
@@ -84,7 +84,7 @@ class _TreeWalk:
         self._left -= 1
         if self._left < 0 or len(path) > _MAX_DEPTH:
             raise HostileError(
-                "a tree larger or deeper than its pickle can honestly be", cure="do not use this file"
+                "the tree of the pickle exceeds the limit of nodes or levels", cure="do not use this file"
             )
         if isinstance(value, self._tensor):
             self.tree.tensors[path] = value
@@ -115,7 +115,9 @@ class _TreeWalk:
             self.tree.types[path] = LONG
             value = f"<{value.length} bytes>"
         elif not isinstance(value, (str, bool, int, float)):
-            raise UnsupportedError(f"a {type(value).__name__} as a value", path=render(path))
+            raise UnsupportedError(
+                f"unsupported value of type {type(value).__name__} in the pickle", path=render(path)
+            )
         self.tree.values[path] = value
 
     def _typed(self, path: KeyPath, kind: str, value: Any) -> None:
@@ -123,7 +125,7 @@ class _TreeWalk:
         self.node(path, value)
 
     def _record(self, path: KeyPath, record: CallRecord) -> None:
-        """An object of a class that nobody looks into: its arguments, state and items, once."""
+        """An object of a class that is not interpreted: its arguments, state and items, once."""
         if id(record) in self._above:
             self.tree.values[path] = f"<the {record.kind} above>"
             return
@@ -144,7 +146,7 @@ class _TreeWalk:
         if not value:
             self.tree.empties[path] = "dict"
         if len({_key_text(key, path) for key in value}) != len(value):
-            raise CorruptError("two keys of one dict print alike", path=render(path))
+            raise CorruptError("duplicate keys of a dict, when printed", path=render(path))
         for key, child in value.items():
             below = (*path, _key_text(key, path))
             if not isinstance(key, str):
@@ -166,5 +168,7 @@ def _key_text(key: Any, path: KeyPath) -> str:
     if key is None or isinstance(key, (str, int)):
         return str(key)
     raise CorruptError(
-        f"a {type(key).__name__} as the key of a dict", path=render(path), cure="use text or numbers as keys"
+        f"unsupported dict key of type {type(key).__name__}",
+        path=render(path),
+        cure="use strings or numbers as keys",
     )

@@ -1,7 +1,7 @@
-"""What an inert pickle machine makes: globals that are only names, records of calls that never happen.
+"""The values of an inert pickle machine: globals that are only names, and records of calls that are never made.
 
-Also the rules that a format gives to the machine, and the few makers that formats share. Keys of dicts and
-members of sets must be cheap to hash for whatever the data says: nested tuples (a pickle of 400 bytes can make one
+Also the rules that a format gives to the machine, and the makers that formats share. Keys of dicts and
+members of sets must be cheap to hash, whatever the data: nested tuples (a pickle of 400 bytes can build one
 whose hash takes 2^60 steps), long integers (all multiples of 2^61-1 collide) and floats are refused.
 """
 
@@ -19,7 +19,7 @@ _LARGEST_KEY = (1 << 61) - 1  # beyond it integers share hashes, and a dict of t
 
 
 class Global(NamedTuple):
-    """A name that a pickle wants to import."""
+    """A name that a pickle imports."""
 
     module: str
     name: str
@@ -30,13 +30,13 @@ class Global(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class CallRecord:
-    """What a pickle would have made by a call.
+    """A call that a pickle would make.
 
     Attributes:
-        kind: what it would have called.
-        args: with which arguments.
-        state: what it would have set on the result; None where nothing.
-        items: what it would have appended, or pairs that it would have set.
+        kind: the callable.
+        args: the arguments.
+        state: the state that it would set on the result; None if there is none.
+        items: the items that it would append, or the keys and values that it would set.
     """
 
     kind: Global
@@ -46,7 +46,7 @@ class CallRecord:
 
 
 class Attributes(dict[Any, Any]):
-    """An object that is no more than its attributes or items, as a dict (`argparse.Namespace`).
+    """An object that consists of its attributes or items only, as a dict (`argparse.Namespace`).
 
     Attributes:
         kind: name of its class.
@@ -61,7 +61,7 @@ class Attributes(dict[Any, Any]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opaque:
-    """A harmless object, told as plain data.
+    """A harmless object, as plain data.
 
     Attributes:
         kind: name of its class.
@@ -78,9 +78,9 @@ class Far:
 
     Attributes:
         start: offset of the first byte in the file.
-        length: bytes as they lie there.
+        length: bytes in the file.
         text: whether they are UTF-8 text.
-        latin: whether the text stands for bytes, one per character (protocol 2 has no other way).
+        latin: whether the text encodes bytes, one per character (as in protocol 2).
     """
 
     start: int
@@ -91,14 +91,14 @@ class Far:
 
 @runtime_checkable
 class Buildable(Protocol):
-    """A value of a format's own that takes the state that a pickle sets on it."""
+    """A value of a format that accepts the state that a pickle sets on it."""
 
     def build(self, state: Any) -> None:
         """Take the state."""
 
 
 class PickleSource(Protocol):
-    """The bytes of a pickle: `bytes`, a memory map, or a file that is read in pages."""
+    """The bytes of a pickle: `bytes`, a memory map, or a file that is read page by page."""
 
     def __len__(self) -> int: ...
     @overload
@@ -111,22 +111,22 @@ class PickleSource(Protocol):
 
 
 Maker: TypeAlias = Callable[[tuple[Any, ...]], Any]
-# Global → None (a Record is made of a call), or a function of ours that makes the value from the arguments.
+# Global → None (a call becomes a CallRecord), or a function that makes the value from the arguments.
 Allowed: TypeAlias = Mapping[tuple[str, str], Maker | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one format lets a pickle say.
+    """What one format allows in a pickle.
 
     Attributes:
-        allowed: the globals.
-        persistent: makes a value of a persistent id; None where the format has none.
+        allowed: the allowed globals.
+        persistent: converts a persistent id to a value; None if the format has none.
         refusal: a better error than `HostileError` for a global that is not allowed, or None.
-        far: byte strings and texts of at least so many bytes stay where they lie, as `Far`; None for none.
+        far: byte strings and texts of at least this many bytes stay in the file, as `Far`; None for no limit.
         opaque: names of further classes whose objects become opaque values.
-        survey: called with every global; given, all globals are allowed and all calls are recorded, so that a
-            list can be made of what a hostile pickle wants.
+        survey: called with every global; if given, all globals are allowed and all calls are recorded, to list
+            the imports of a hostile pickle.
     """
 
     allowed: Allowed
@@ -155,7 +155,7 @@ def checked_key(key: Any) -> Any:
     """A key of a dict or member of a set that is cheap to hash.
 
     Raises:
-        HostileError: it is not.
+        HostileError: it is not cheap to hash.
         UnsupportedError: it is a float.
     """
     if _cheap(key) or isinstance(key, (CallRecord, Global)):
@@ -163,23 +163,26 @@ def checked_key(key: Any) -> Any:
     if type(key) is tuple and len(key) <= _LONGEST_KEY and all(map(_cheap, key)):
         return key
     if type(key) is float:
-        raise UnsupportedError("a float as the key of a dict")
+        raise UnsupportedError("unsupported dict key of type float in the pickle")
     raise HostileError(
-        f"a {type(key).__name__} as a key whose hash could take for ever",
+        f"unsafe key of type {type(key).__name__} in the pickle: its hash could take unlimited time",
         cure="do not use this file; it was made to hang programs",
     )
 
 
 def plain_number(text: str) -> int | bool:
-    """A number of protocol 0 in digits; `00` and `01` are False and True.
+    """A decimal number of protocol 0; `00` and `01` are False and True.
 
     Raises:
-        CorruptError: it is none.
+        CorruptError: the text is not a number.
     """
     if text in ("00", "01"):
         return text == "01"
     if not text.lstrip("-").isdecimal():
-        raise CorruptError(f"{text[:20]!r} as a number in a pickle", cure="restore the file")
+        raise CorruptError(
+            f"invalid number {text[:20]!r} in the pickle",
+            cure="restore the file from a backup or download it again",
+        )
     return int(text)
 
 

@@ -1,8 +1,8 @@
-"""Emits pickles of protocol 2 by hand, so that the same values give the same bytes on any Python.
+"""Emits pickles of protocol 2 opcode by opcode, so that the same values give the same bytes on any Python.
 
-Only what checkpoints need: plain scalars and containers, globals by name, calls of them, and objects that are made
-empty and given a state. Globals and repeated words are remembered in the memo; nothing else is, because Python's
-own memo depends on the identity of objects. Torch's `weights_only=True` reader knows every opcode used here.
+It covers what checkpoints need: plain scalars and containers, globals by name, calls of them, and objects that are
+created empty and given a state. Only globals and repeated strings go into the memo, because Python's own memo depends
+on the identity of objects. Torch's `weights_only=True` reader knows every opcode used here.
 Source of the opcodes: the documentation strings of CPython's `pickletools`.
 """
 
@@ -28,7 +28,7 @@ class PickleWriter:
         self._memo: dict[object, bytes] = {}
 
     def raw(self, opcodes: bytes) -> None:
-        """Opcodes as they are."""
+        """Append opcodes unchanged."""
         self._out += opcodes
 
     def name(self, module: str, name: str) -> None:
@@ -36,7 +36,7 @@ class PickleWriter:
         self._remembered((module, name), f"c{module}\n{name}\n".encode)
 
     def word(self, text: str) -> None:
-        """A string that comes again."""
+        """A string that is repeated, and therefore in the memo."""
         self._remembered(text, partial(_text, text))
 
     def value(self, value: Any) -> None:
@@ -71,7 +71,7 @@ class PickleWriter:
         self._out += b"t"
 
     def made(self, module: str, name: str, args: Callable[[], None]) -> None:
-        """What a global gives when it is called with a tuple, which a function emits."""
+        """The result of a global called with a tuple, which a function emits."""
         self.name(module, name)
         args()
         self._out += b"R"
@@ -96,7 +96,7 @@ class PickleWriter:
         self._out += b"e" if emits else b""
 
     def state(self, module: str, name: str, fields: Iterable[tuple[str, Callable[[], None]]]) -> None:
-        """An object of a class, made empty and given attributes."""
+        """An object of a class, created empty and given attributes."""
         self.name(module, name)
         self._out += b")\x81"
         self.mapping((partial(self.word, word), emit) for word, emit in fields)
@@ -131,7 +131,7 @@ def _scalar(value: Any) -> bytes:
         return b"G" + struct.pack(">d", value)
     if isinstance(value, str):
         return _text(value)
-    raise UnsupportedError(f"a {type(value).__name__} is not written into pickles")
+    raise UnsupportedError(f"cannot pickle a value of type {type(value).__name__}")
 
 
 def _integer(value: int) -> bytes:
@@ -143,5 +143,5 @@ def _integer(value: int) -> bytes:
         return b"J" + struct.pack("<i", value)
     data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     if len(data) >= _U1:
-        raise UnsupportedError(f"an integer of {len(data)} bytes is not written into pickles")
+        raise UnsupportedError(f"cannot pickle an integer of {len(data)} bytes: the limit is {_U1 - 1}")
     return b"\x8a" + bytes([len(data)]) + data

@@ -8,8 +8,8 @@ sorted by offset tile the buffer from 0 to the end of the file without hole or o
 as its dtype and shape say, sub-byte types fill whole bytes, no name occurs twice. Its writer orders tensors by
 dtype, widest first, then by name, so that all are aligned, and pads the header to 8 bytes with spaces.
 
-`parse` reads header bytes only, and 100,000 entries within about a second. Everything that breaks a rule is an
-error that names the tensor. `build` makes the same bytes as the reference writer does.
+`parse` reads header bytes only, and 100,000 entries within about a second. A violation of a rule raises an error that
+names the tensor. `build` produces the same bytes as the reference writer.
 
 Element types: `Dtype` of the reference implementation (safetensors 0.8, `tensor.rs`). F4 is packed two per byte on
 disk, low nibble first, and one byte per element in canonical form; the 6-bit floats are opaque.
@@ -90,7 +90,7 @@ class HeaderEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header: its tensors in the order of their bytes, and its `__metadata__` (None where it has none)."""
+    """A header: its tensors in the order of their bytes, and its `__metadata__` (None if there is none)."""
 
     slots: tuple[HeaderEntry, ...]
     metadata: Mapping[str, str] | None
@@ -101,7 +101,7 @@ class _DuplicateError(ValueError):
 
 
 def plausible(head: bytes, size: int) -> bool:
-    """Whether a file of this size that begins so can be safetensors."""
+    """Whether a file with these first bytes and this size can be safetensors."""
     if size < 10 or len(head) < 9:  # noqa: PLR2004  length field and `{}`; length field and `{`
         return False
     (length,) = struct.unpack_from("<Q", head)
@@ -112,14 +112,14 @@ def parse(location: Location) -> Header:
     """Read and check the header of a file.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: the file does not exist.
         IncompleteError: it is a git-lfs pointer, not the file.
-        CorruptError: a rule of the format is broken.
-        UnsupportedError: a dtype that this version does not know, or more dimensions than numpy has.
+        CorruptError: the file violates a rule of the format.
+        UnsupportedError: the dtype is unknown, or there are more dimensions than numpy supports.
     """
     uri, entry = location.uri, location.stat()
     if entry is None:
-        raise NotFoundError("no such file", uri=uri)
+        raise NotFoundError(f"file not found: {location.name}", uri=uri)
     data = _header_bytes(location, entry.size)
     with uncollected():
         fields = _json(data, uri)
@@ -133,18 +133,24 @@ def _header_bytes(location: Location, size: int) -> bytes:
     head = location.read(0, 64)
     if head.startswith(_LFS_POINTER):
         raise IncompleteError(
-            "a git-lfs pointer lies here, not the file", uri=location.uri, cure="git lfs pull"
+            f"{location.name} is a git-lfs pointer, not the file itself",
+            uri=location.uri,
+            cure="run `git lfs pull`",
         )
     if len(head) < 8:  # noqa: PLR2004  the length field
-        raise _corrupt(f"{size} bytes are too few for a safetensors file", location.uri)
+        raise _corrupt(f"safetensors file is truncated: expected at least 8 bytes, got {size}", location.uri)
     (length,) = struct.unpack_from("<Q", head)
     if length > MAX_HEADER:
-        raise _corrupt(f"the header claims {length} bytes; {MAX_HEADER} is the limit", location.uri)
+        raise _corrupt(
+            f"safetensors header of {length} bytes exceeds the limit of {MAX_HEADER}", location.uri
+        )
     if length > size - 8:
-        raise _corrupt(f"the header claims {length} bytes in a file of {size}", location.uri)
+        raise _corrupt(
+            f"safetensors file is truncated: its header has {length} bytes, the file {size}", location.uri
+        )
     data = location.read(8, 8 + length)
     if len(data) != length or not data.startswith(b"{"):
-        raise _corrupt("the header does not begin with {", location.uri)
+        raise _corrupt("invalid safetensors header: it does not begin with {", location.uri)
     return data
 
 
@@ -152,11 +158,13 @@ def _json(data: bytes, uri: str) -> dict[str, Any]:
     try:
         return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
     except _DuplicateError as error:
-        raise CorruptError(f"the header names {error} twice", uri=uri, path=render((str(error),))) from error
+        raise CorruptError(
+            f"duplicate key {str(error)!r} in the safetensors header", uri=uri, path=render((str(error),))
+        ) from error
     except RecursionError as error:
-        raise _corrupt("the header nests too deep", uri) from error
+        raise _corrupt("safetensors header is nested too deeply", uri) from error
     except ValueError as error:
-        raise _corrupt(f"the header is not JSON: {error}", uri) from error
+        raise _corrupt(f"invalid JSON in the safetensors header: {error}", uri) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -168,33 +176,39 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is not JSON")
+    raise ValueError(f"{text} is not valid JSON")
 
 
 def _metadata(found: Any, uri: str) -> dict[str, str] | None:
     if found is None:
         return None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise _corrupt(f"{METADATA} is not an object of strings", uri)
+        raise _corrupt(f"invalid {METADATA}: expected an object of strings", uri)
     return found
 
 
 def _slot(name: str, fields: Any, uri: str) -> HeaderEntry:
-    """One entry with its own fields checked; offsets are still those of the header."""
+    """One entry, its fields checked; offsets are still relative to the end of the header."""
     if type(fields) is not dict or fields.keys() != _FIELDS:
-        raise _corrupt("its header entry does not have exactly dtype, shape and data_offsets", uri, name)
+        raise _corrupt(
+            "invalid header entry: expected exactly the keys dtype, shape and data_offsets", uri, name
+        )
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if type(dtype) is not str or dtype not in BITS:
         raise UnsupportedError(
-            f"dtype {str(dtype)[:40]!r} is not one of safetensors", uri=uri, path=render((name,))
+            f"unknown safetensors dtype {str(dtype)[:40]!r}", uri=uri, path=render((name,))
         )
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:  # noqa: PLR2004
-        raise _corrupt("its shape or data_offsets are not natural numbers", uri, name)
+        raise _corrupt("invalid shape or data_offsets: expected non-negative integers", uri, name)
     if not name.isascii():
         _require_unicode(name, uri)
     start, stop = offsets
-    if stop - start != _stored_bytes(shape, dtype, uri, name):
-        raise _corrupt(f"{stop - start} bytes do not hold {dtype} of shape {shape}", uri, name)
+    if stop - start != (expected := _stored_bytes(shape, dtype, uri, name)):
+        raise _corrupt(
+            f"size mismatch for {dtype} of shape {shape}: expected {expected} bytes, got {stop - start}",
+            uri,
+            name,
+        )
     return HeaderEntry(name, dtype, tuple(shape), start, stop)
 
 
@@ -208,38 +222,44 @@ def _require_unicode(name: str, uri: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise _corrupt(f"a tensor name is not Unicode: {name!a}", uri) from error
+        raise _corrupt(f"tensor name is not valid Unicode: {name!a}", uri) from error
 
 
 def _stored_bytes(shape: list[int], dtype: str, uri: str, name: str) -> int:
     if len(shape) > _MAX_RANK:
-        raise UnsupportedError(f"{len(shape)} dimensions", uri=uri, path=render((name,)))
+        raise UnsupportedError(
+            f"{len(shape)} dimensions exceed the limit of {_MAX_RANK}", uri=uri, path=render((name,))
+        )
     if math.prod([extent for extent in shape if extent]) * BITS[dtype] >= _MAX_BITS:
-        raise _corrupt(f"shape {shape} is larger than any file", uri, name)
+        raise _corrupt(f"shape {shape} exceeds the size of any file", uri, name)
     bits = math.prod(shape) * BITS[dtype]
     if bits % 8:
-        raise _corrupt(f"{bits} bits do not fill whole bytes", uri, name)
+        raise _corrupt(f"{bits} bits of {dtype} are not a whole number of bytes", uri, name)
     return bits // 8
 
 
 def _tiled(slots: list[HeaderEntry], base: int, size: int, uri: str) -> tuple[HeaderEntry, ...]:
-    """The slots with offsets in the file, once they are known to tile it."""
+    """The slots with offsets in the file, after a check that they tile it."""
     end = 0
     for slot in slots:
         if slot.start != end:
-            what = "bytes before it belong to no tensor" if slot.start > end else "it overlaps another tensor"
-            raise _corrupt(f"{what}: it begins at {slot.start}, not at {end}", uri, slot.name)
+            what = "gap before the tensor" if slot.start > end else "tensor overlaps another tensor"
+            raise _corrupt(f"{what}: expected data offset {end}, got {slot.start}", uri, slot.name)
         if base + slot.stop > size:
-            raise _corrupt(f"it ends {base + slot.stop - size} bytes after the file", uri, slot.name)
+            raise _corrupt(
+                f"safetensors file is truncated: expected at least {base + slot.stop} bytes, got {size}",
+                uri,
+                slot.name,
+            )
         end = slot.stop
     if base + end != size:
-        raise _corrupt(f"{size - base - end} bytes at the end belong to no tensor", uri)
+        raise _corrupt(f"{size - base - end} trailing bytes after the last tensor", uri)
     return tuple([HeaderEntry(name, dtype, shape, base + a, base + b) for name, dtype, shape, a, b in slots])
 
 
 def _corrupt(what: str, uri: str, name: str | None = None) -> CorruptError:
     path = None if name is None else render((name,)).encode("utf-8", "backslashreplace").decode()
-    return CorruptError(what, uri=uri, path=path, cure="fetch the file again, or restore it")
+    return CorruptError(what, uri=uri, path=path, cure="restore the file from a backup or download it again")
 
 
 def build(
@@ -249,14 +269,14 @@ def build(
 
     Args:
         tensors: tensors with one-part key paths.
-        metadata: what becomes `__metadata__`; left out where empty.
+        metadata: the `__metadata__`; left out if empty.
         uri: the target, for errors.
 
     Returns:
-        The bytes up to the first tensor, and where each tensor goes, by name.
+        The bytes up to the first tensor, and the position of each tensor, by name.
 
     Raises:
-        UnrepresentableError: a dtype, key path or size that the container cannot hold.
+        UnrepresentableError: the container cannot hold a dtype, key path or size.
     """
     rows = sorted(
         ((_stored_dtype(spec, uri), spec) for spec in tensors), key=lambda row: (-RANK[row[0]], row[1].path)
@@ -276,7 +296,9 @@ def build(
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > MAX_HEADER:
-        raise UnrepresentableError(f"a header of {len(text)} bytes is too long for safetensors", uri=uri)
+        raise UnrepresentableError(
+            f"safetensors header of {len(text)} bytes exceeds the limit of {MAX_HEADER}", uri=uri
+        )
     base = 8 + len(text)
     placed = {name: HeaderEntry(name, dtype, shape, base + a, base + b) for name, dtype, shape, a, b in slots}
     return struct.pack("<Q", len(text)) + text, placed
@@ -285,25 +307,29 @@ def build(
 def _stored_dtype(spec: TensorSpec, uri: str) -> str:
     if len(spec.path) != 1 or spec.path[0] == METADATA:
         raise UnrepresentableError(
-            "safetensors names tensors with one part",
+            f"safetensors requires key paths of one part, other than {METADATA}",
             uri=uri,
             path=spec.name,
-            cure="give --set join=. or the like",
+            cure="pass --set join=. to join the parts with a dot",
         )
     if spec.dtype not in TO_STORED:
-        raise UnrepresentableError(f"safetensors has no dtype {spec.dtype}", uri=uri, path=spec.name)
+        raise UnrepresentableError(
+            f"safetensors does not support dtype {spec.dtype}", uri=uri, path=spec.name
+        )
     return TO_STORED[spec.dtype]
 
 
 def _whole_bytes(spec: TensorSpec, dtype: str, uri: str) -> int:
     bits = spec.size * BITS[dtype]
     if bits % 8:
-        raise UnrepresentableError(f"{bits} bits do not fill whole bytes", uri=uri, path=spec.name)
+        raise UnrepresentableError(
+            f"{bits} bits of {dtype} are not a whole number of bytes", uri=uri, path=spec.name
+        )
     return bits // 8
 
 
 def placed_tensors(header: Header, file: Location) -> dict[KeyPath, tuple[TensorSpec, tuple[Extent, ...]]]:
-    """The tensors of one safetensors file with the place of each, in the order of their bytes."""
+    """The tensors of one safetensors file with the extents of each, in the order of their bytes."""
     return {
         (slot.name,): (
             TensorSpec((slot.name,), slot.shape, TO_OURS[slot.dtype]),

@@ -59,7 +59,7 @@ class SafetensorsWriter(FlatFilesWriter):
             StorageError: the storage is full or failed.
         """
         if not folder.store.capabilities.local:
-            raise UnsupportedError("safetensors is written to local folders only", uri=folder.uri)
+            raise UnsupportedError("safetensors files can only be written to local folders", uri=folder.uri)
         headers = {name: header.build(specs, metadata, folder.uri) for name, specs in shards.items()}
         self._folder = folder
         self._index = index
@@ -78,7 +78,7 @@ class SafetensorsWriter(FlatFilesWriter):
             self._files.write(name, 0, head)
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
-        """Where a span lies in its file, unless it is packed on the way."""
+        """The offset of a span in its file; 0 if the span is packed before it is written."""
         place = self._places[path]
         return place.start + where.start if isinstance(where, Span) and not place.packed else 0
 
@@ -95,14 +95,16 @@ class SafetensorsWriter(FlatFilesWriter):
         start, stop = where
         if place.packed:
             if start % 2:
-                raise UsageError("a span of four-bit elements must begin at an even one", path=name)
+                raise UsageError(
+                    f"span of four-bit elements must begin at an even element, got {start}", path=name
+                )
             start, stop, data = start // 2, (stop + 1) // 2, pack_nibbles(data, name)
         if not 0 <= start <= stop <= place.stop - place.start:
             raise UsageError(f"span {where} is not inside the tensor", path=name)
         self._files.write(place.file, place.start + start, data)
 
     def finish(self) -> None:
-        """Put the index once everything that it names is durable."""
+        """Write the index after everything that it names is durable."""
         self._files.sync()
         if self._index is not None:
             self._put_index(*self._index)
@@ -117,10 +119,10 @@ class SafetensorsWriter(FlatFilesWriter):
 
 
 def kept_metadata(custom: Mapping[str, object], metadata_format: str) -> dict[str, str]:
-    """What becomes `__metadata__`: the source's own strings, and the framework word that readers ask for.
+    """The `__metadata__` of a target: the source's own strings, and the framework name that readers require.
 
-    The shard descriptions of torch's HuggingFaceStorageWriter are left out: they say how its files were cut,
-    and would be wrong of ours.
+    The shard descriptions of torch's HuggingFaceStorageWriter are left out: they say how its files were sharded,
+    and would be wrong for ours.
     """
     strings = {key: value for key, value in custom.items() if isinstance(value, str)}
     kept = {key: value for key, value in strings.items() if not key.startswith("DCP_")}

@@ -1,10 +1,10 @@
-"""A torch.save archive: which tensors it holds, and where their bytes lie.
+"""Reads torch.save archives: their tensors, and the positions of the bytes.
 
-The root folder in the archive has any name (the file's stem, `archive`, `consolidated`), so the one member that
-ends in `/data.pkl` is looked for; storages are members `<root>/data/<key>`. `<root>/byteorder` is `little` or
+The root folder in the archive can have any name (the file's stem, `archive`, `consolidated`), so the reader searches
+for the one member that ends in `/data.pkl`; storages are members `<root>/data/<key>`. `<root>/byteorder` is `little` or
 `big`, and `little` where it is missing; `<root>/version` is the container's version. A tensor is a view: several
-may share a storage (tied weights, slices), strides may be 0 (expanded) or permuted, so a tensor's bytes lie raw
-only where it is contiguous and little endian. `constants.pkl` means TorchScript, whose `data.pkl` needs its code.
+may share a storage (tied weights, slices), strides may be 0 (expanded) or permuted, so a tensor is stored raw
+only if it is contiguous and little endian. `constants.pkl` means TorchScript, whose `data.pkl` needs its code.
 Source: torch/serialization.py of 1.6 to 2.15, and the archives that these wrote.
 """
 
@@ -38,13 +38,13 @@ _MAX_RANK = 64
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What an archive holds.
+    """The contents of an archive.
 
     Attributes:
         tree: its leaves.
-        placed: where each tensor lies.
+        placed: the position of each tensor.
         specs: each tensor's spec; `shares` in its tags names the first tensor that is the same view.
-        version: of the container, as its `version` record says; None where it has none.
+        version: of the container, from its `version` record; None if it has none.
     """
 
     tree: PickleTree
@@ -54,7 +54,7 @@ class Archive:
 
 
 class PlacedStorage(NamedTuple):
-    """A storage in its file: where, how many bytes, its CRC-32 (0 where none was taken), its byte order."""
+    """A storage in its file: offset, bytes, CRC-32 (0 if none was recorded) and byte order."""
 
     start: int
     length: int
@@ -63,22 +63,27 @@ class PlacedStorage(NamedTuple):
 
 
 def place_view(location: Location, path: KeyPath, tensor: TorchTensor, stored: PlacedStorage) -> PlacedTensor:
-    """A tensor as a view of a storage that was found.
+    """A tensor as a view of a storage with a known position.
 
     Raises:
         UnsupportedError: it has too many dimensions.
         CorruptError: it reaches beyond the storage.
     """
     if len(tensor.shape) > _MAX_RANK:
-        raise UnsupportedError(f"{len(tensor.shape)} dimensions", uri=location.uri, path=render(path))
+        raise UnsupportedError(
+            f"{len(tensor.shape)} dimensions exceed the limit of {_MAX_RANK}",
+            uri=location.uri,
+            path=render(path),
+        )
     width = dtypes.bits(tensor.dtype) // 8
     last = tensor.offset + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.strides, strict=True))
     if math.prod(tensor.shape) and (last + 1) * width > stored.length:
         raise CorruptError(
-            f"its storage {tensor.storage.key} has {stored.length} bytes, {(last + 1) * width} are needed",
+            f"tensor exceeds its storage {tensor.storage.key}: expected at least {(last + 1) * width} bytes, "
+            f"got {stored.length}",
             uri=location.uri,
             path=render(path),
-            cure="restore the file",
+            cure="restore the file from a backup or download it again",
         )
     return PlacedTensor(
         location,
@@ -99,30 +104,32 @@ def roots(directory: Directory, ending: str = PICKLE) -> list[str]:
 
 
 def read_archive(location: Location) -> Archive:
-    """Interpret an archive's pickle and find every tensor's bytes.
+    """Interpret the pickle of an archive and locate the bytes of every tensor.
 
     Raises:
-        NotACheckpointError: it is no torch archive, or holds no tensor.
-        UnsupportedError: TorchScript, whole modules, kinds of tensors that are not read.
-        HostileError: a global that is not allowed, hidden members, sizes that no file has.
-        CorruptError: it is cut, or contradicts itself.
+        NotACheckpointError: it is not a torch archive, or holds no tensor.
+        UnsupportedError: it is TorchScript, or holds whole modules or unsupported kinds of tensors.
+        HostileError: it has a forbidden global, hidden members, or impossible sizes.
+        CorruptError: it is truncated or invalid.
     """
     archive = read_object(location, read_directory(location), {})
     if not archive.placed:
         raise NotACheckpointError(
-            "a torch file without tensors", uri=location.uri, cure="give the file of the weights"
+            "the torch file contains no tensors",
+            uri=location.uri,
+            cure="pass the file that contains the weights",
         )
     require_honest_size(archive.placed, location)
     return archive
 
 
 def read_object(location: Location, directory: Directory, known: dict[bytes, PickleTree]) -> Archive:
-    """Interpret the pickle of an archive, which may hold no tensor, and lie anywhere in its file.
+    """Interpret the pickle of an archive that may hold no tensor and may begin anywhere in its file.
 
     Args:
         location: the file.
         directory: the archive's members.
-        known: trees of pickles that were interpreted before, by their bytes; this one is added.
+        known: the trees of earlier pickles, by the bytes of these; the new tree is added.
 
     Raises:
         NotACheckpointError, UnsupportedError, HostileError, CorruptError: as `read_archive`.
@@ -141,7 +148,9 @@ def _tree(data: bytes, location: Location) -> PickleTree:
     value, end = load(data, replace(RULES, opaque=location.opaque), location.uri)
     if end != len(data):
         raise CorruptError(
-            f"{len(data) - end} bytes after the pickle", uri=location.uri, cure="restore the file"
+            f"{len(data) - end} trailing bytes after the pickle",
+            uri=location.uri,
+            cure="restore the file from a backup or download it again",
         )
     return flatten(value, len(data))
 
@@ -149,16 +158,20 @@ def _tree(data: bytes, location: Location) -> PickleTree:
 def _root(directory: Directory, location: Location) -> str:
     if roots(directory, CONSTANTS):
         raise UnsupportedError(
-            "a TorchScript archive: its tensors are reached through its code",
+            "unsupported TorchScript archive: only its code can locate the tensors",
             uri=location.uri,
-            cure="save the state_dict() of the loaded module",
+            cure="load it with torch.jit.load and save its state_dict()",
         )
     found = roots(directory)
     if not found:
-        raise NotACheckpointError("a zip archive that torch did not write", uri=location.uri)
+        raise NotACheckpointError(
+            f"the zip archive is not a torch archive: no member ends in {PICKLE}", uri=location.uri
+        )
     if len(found) > 1:
         raise HostileError(
-            f"an archive with {len(found)} pickles", uri=location.uri, cure="do not use this file"
+            f"the torch archive has {len(found)} pickles; expected one",
+            uri=location.uri,
+            cure="do not use this file",
         )
     return found[0]
 
@@ -167,7 +180,11 @@ def _pickle(directory: Directory, root: str, location: Location) -> bytes:
     member = directory.members[root + PICKLE]
     data = read_member(location, member, _LARGEST_PICKLE)
     if member.crc and crc32(data) != member.crc:
-        raise CorruptError("the pickle does not have its checksum", uri=location.uri, cure="restore the file")
+        raise CorruptError(
+            f"checksum mismatch in {member.name}: expected CRC-32 {member.crc:#010x}, got {crc32(data):#010x}",
+            uri=location.uri,
+            cure="restore the file from a backup or download it again",
+        )
     return data
 
 
@@ -179,7 +196,7 @@ def _note(directory: Directory, name: str, location: Location) -> str | None:
 
 
 class _Placer:
-    """Finds the bytes of the tensors of one archive; looks at each storage once."""
+    """Locates the tensors of one archive; each storage is located once."""
 
     def __init__(self, location: Location, directory: Directory, root: str) -> None:
         self._location = location
@@ -188,7 +205,11 @@ class _Placer:
         self._starts: dict[str, int] = {}
         order = _note(directory, f"{root}/byteorder", location) or "little"
         if order not in ("little", "big"):
-            raise CorruptError(f"byte order {order!r}", uri=location.uri, cure="restore the file")
+            raise CorruptError(
+                f"invalid byte order {order!r}; expected little or big",
+                uri=location.uri,
+                cure="restore the file from a backup or download it again",
+            )
         self._big = order == "big"
 
     def place(self, path: KeyPath, tensor: TorchTensor) -> PlacedTensor:
@@ -200,9 +221,12 @@ class _Placer:
         member = self._directory.members.get(name)
         size = storage.elements * (dtypes.bits(storage.dtype) // 8 if storage.dtype else 1)
         if member is None or member.size != size:
-            seen = "is not there" if member is None else f"has {member.size} bytes, not {size}"
+            seen = f"expected {size} bytes, got {member.size}" if member else "not found in the archive"
             raise CorruptError(
-                f"member {name} {seen}", uri=self._location.uri, path=render(path), cure="restore the file"
+                f"zip member {name}: {seen}",
+                uri=self._location.uri,
+                path=render(path),
+                cure="restore the file from a backup or download it again",
             )
         if name not in self._starts:
             self._starts[name] = self._inside(data_offset(self._location, member), size, name)
@@ -211,6 +235,8 @@ class _Placer:
     def _inside(self, start: int, size: int, name: str) -> int:
         if start + size > self._directory.start:
             raise CorruptError(
-                f"member {name} runs into the directory", uri=self._location.uri, cure="restore the file"
+                f"zip member {name} overlaps the central directory",
+                uri=self._location.uri,
+                cure="restore the file from a backup or download it again",
             )
         return start

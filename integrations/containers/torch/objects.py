@@ -1,12 +1,12 @@
-"""From key paths back to the nested object that torch.save would have been given.
+"""Rebuilds from key paths the nested object that torch.save would pickle.
 
-Nodes are dicts, or lists where the manifest says so; keys that were numbers are numbers again, and objects of a class
-are (`emit_typed`), as far as the manifest's `custom` tells. Tensors stay TensorSpecs until they are pickled.
+Nodes are dicts, or lists where the manifest says so. The manifest's `custom` says which keys were numbers and which
+values were objects of a class; these are restored (`emit_typed`). Tensors stay TensorSpecs until they are pickled.
 
-The reader keeps the class of an object that is more than a dict, list or scalar beside the plain value
-(`manifest.custom["pickle"]["types"]`). Classes that torch files hold by nature (tuples, bytes, sets, sizes, devices,
-dtypes) and plain records (`Namespace`, paths, dates) are pickled as Python would; every other class was read around and
-cannot be written, which is said by name. Numpy scalars become plain numbers of the same value.
+The reader stores the class of an object that is more than a dict, list or scalar beside the plain value
+(`manifest.custom["pickle"]["types"]`). Common classes of torch files (tuples, bytes, sets, sizes, devices, dtypes) and
+plain records (`Namespace`, paths, dates) are pickled as Python would; every other class cannot be written, and the
+error names it. Numpy scalars become plain numbers of the same value.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def require_written(path: KeyPath, kind: str, value: Any, uri: str) -> None:
     """Refuse a class that can be read but not written.
 
     Raises:
-        UnrepresentableError: it is one.
+        UnrepresentableError: the class cannot be written.
     """
     plain = kind.startswith("numpy.") and not isinstance(value, (dict, list))
     known = plain or kind.startswith("pathlib.") or kind in (*_EMITTERS, *_RECORDS, *_MAPPINGS)
@@ -57,9 +57,9 @@ def require_written(path: KeyPath, kind: str, value: Any, uri: str) -> None:
     if known and not odd:
         return
     raise UnrepresentableError(
-        f"{render(path)!r} is a {value if kind == 'global' else kind}, which is read but not written",
+        f"cannot write {render(path)!r}: unsupported class {value if kind == 'global' else kind}",
         uri=uri,
-        cure="leave such objects behind with --ignore values",
+        cure="pass --ignore values to leave out such objects",
     )
 
 
@@ -67,9 +67,9 @@ def emit_typed(out: PickleWriter, typed: TypedObject, emit: Callable[[Any], None
     """Pickle an object of a class.
 
     Args:
-        out: where to.
+        out: the pickle.
         typed: the object.
-        emit: pickles what it holds.
+        emit: pickles a child.
     """
     module, _, name = typed.kind.rpartition(".")
     if typed.kind in _RECORDS:
@@ -118,7 +118,7 @@ def _dtype(out: PickleWriter, value: str, _emit: Any) -> None:
 
 
 def _of_one(module: str, name: str) -> Callable[[PickleWriter, Any, Callable[[Any], None]], None]:
-    """A class that is called with one list or tuple of items, or one text."""
+    """A class that is called with one argument: a list or tuple of items, or a string."""
 
     def run(out: PickleWriter, value: Any, emit: Callable[[Any], None]) -> None:
         def args() -> None:
@@ -147,7 +147,7 @@ def _bytearray(out: PickleWriter, value: str, emit: Callable[[Any], None]) -> No
 
 
 def _moment(kind: str, value: Any) -> tuple[int, ...] | None:
-    """Arguments of a date or time that ISO 8601 tells whole; None where it does not (one with a time zone)."""
+    """Arguments of a date or time from its ISO 8601 form; None if that is not enough (with a time zone)."""
     try:
         if kind == "datetime.date":
             day = dt.date.fromisoformat(value)
@@ -198,8 +198,8 @@ def build(manifest: Manifest, uri: str) -> Any:
     """The object that holds a manifest's tensors, values and empties.
 
     Raises:
-        UnrepresentableError: a leaf lies below another leaf, a list has a gap, or something was an object of a
-            class that is not written.
+        UnrepresentableError: a leaf is below another leaf, a list has a gap, or the class of an object cannot
+            be written.
     """
     leaves: dict[KeyPath, _TensorLeaf] = {path: _TensorLeaf(spec) for path, spec in manifest.tensors.items()}
     leaves |= {path: _TensorLeaf(value) for path, value in manifest.values.items()}
@@ -220,7 +220,7 @@ def _insert(root: dict[str, Any], path: KeyPath, leaf: _TensorLeaf, uri: str) ->
             break
     if not path or not isinstance(node, dict) or path[-1] in node:
         raise UnrepresentableError(
-            f"{render(path)!r} would have to be a leaf and a node at once",
+            f"{render(path)!r} is both a leaf and a node",
             uri=uri,
             cure="rename it in the source",
         )
@@ -228,7 +228,7 @@ def _insert(root: dict[str, Any], path: KeyPath, leaf: _TensorLeaf, uri: str) ->
 
 
 class _Finish:
-    """Turns the tree of names into the object."""
+    """Turns the tree of key paths into the object."""
 
     def __init__(self, manifest: Manifest, uri: str) -> None:
         said: Any = manifest.custom.get("pickle")
@@ -254,7 +254,7 @@ class _Finish:
             return {self._key((*path, name)): child for name, child in children.items()}
         names = [str(index) for index in range(len(children))]
         if set(names) != set(children):
-            raise UnrepresentableError(f"the list {render(path)!r} has gaps", uri=self._uri)
+            raise UnrepresentableError(f"list {render(path)!r} has gaps in its indices", uri=self._uri)
         return [children[name] for name in names]
 
     def _key(self, path: KeyPath) -> Any:

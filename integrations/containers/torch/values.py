@@ -1,11 +1,12 @@
-"""What a torch pickle may say, and the inert values that it makes: storages, tensors, plain containers.
+"""What a torch pickle may contain, and the inert values that it becomes: storages, tensors, plain containers.
 
-The allow-list holds exactly the globals that state dicts and trainer dicts of torch 1.6 to 2.15 need. A
-persistent id is ("storage", type, key, location, elements); the type gives the dtype, except for
-`UntypedStorage`, whose elements are bytes and whose tensors name their dtype (`_rebuild_tensor_v3`). Known
-globals that are harmless but not read (sparse and quantised tensors, numpy objects, whole modules) are
-unsupported; every other is hostile. `flatten` turns the inert value into key paths, and `tree_kind` says of what it
-is. Source: torch/_utils.py, torch/serialization.py, torch/_weights_only_unpickler.py.
+The allow-list holds exactly the globals that state dicts and trainer dicts of torch 1.6 to 2.15 need. A persistent id
+is ("storage", type, key, location, elements); the type gives the dtype, except for `UntypedStorage`, whose elements are
+bytes and whose tensors name their dtype (`_rebuild_tensor_v3`). Known globals that are harmless but not read (sparse
+and quantised tensors, numpy objects, whole modules) are unsupported; all others are hostile. `flatten` turns the inert
+value into key paths, and `tree_kind` classifies them.
+
+Source: torch/_utils.py, torch/serialization.py, torch/_weights_only_unpickler.py.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _PARAMETER_NAMES = ("weight", "bias")
 
 
 def kind_of(tensors: Collection[KeyPath], others: Collection[KeyPath]) -> Kind:
-    """`train-state` where an optimizer lies beside the rest, `params` for a flat state dict, else `other`.
+    """`train-state` for a tree with an optimizer, `params` for a flat state dict, else `other`.
 
     Args:
         tensors: nested key paths of tensors.
-        others: those of other leaves.
+        others: key paths of the other leaves.
     """
     tops = {path[0].lower() for path in (*tensors, *others) if path}
     if tops & _OPTIMIZERS or tops & set(_OPTIMIZER_STATES):
@@ -58,7 +59,7 @@ def flatten(root: Any, pickle_bytes: int) -> PickleTree:
     return plant(root, pickle_bytes, TorchTensor)
 
 
-# torch's dtype → ours, and the name of its typed storage where it has one.
+# torch's dtype → the name in wherry, and the name of its typed storage if it has one.
 DTYPES: tuple[tuple[str, str, str], ...] = (
     ("float64", "float64", "DoubleStorage"),
     ("float32", "float32", "FloatStorage"),
@@ -116,10 +117,10 @@ class Storage:
 
     Attributes:
         key: its name in the file.
-        dtype: our name of its element type; None where its elements are bytes.
-        elements: how many.
-        first: where in the stored bytes it begins, in elements: legacy streams have storages that are views of
-            another one, whose key this then is.
+        dtype: its element type as named in wherry; None if its elements are bytes.
+        elements: number of elements.
+        first: offset in the stored bytes, in elements: legacy streams have storages that are views of another one,
+            whose key they then have.
     """
 
     key: str
@@ -143,36 +144,38 @@ def storage_of(persistent: Any) -> Storage:
     """The storage that a persistent id stands for.
 
     Raises:
-        CorruptError: it is no storage's.
-        UnsupportedError: its element type is not read.
+        CorruptError: it does not describe a storage.
+        UnsupportedError: its element type is not supported.
     """
     if type(persistent) is not tuple or len(persistent) < 5 or persistent[0] != "storage":  # noqa: PLR2004
-        raise CorruptError("a persistent id that is not a storage")
+        raise CorruptError("invalid persistent id in the torch pickle: expected a storage")
     _, kind, key, _, elements, *rest = persistent
     if not isinstance(kind, Global) or type(key) is not str or type(elements) is not int or elements < 0:
-        raise CorruptError("a storage without type, key or size")
+        raise CorruptError("invalid storage in the torch pickle: missing type, key or size")
     if kind.name != _UNTYPED and kind.name not in _OF_STORAGE:
-        raise UnsupportedError(f"a storage of type {kind}")
+        raise UnsupportedError(f"unsupported torch storage type {kind}")
     dtype = None if kind.name == _UNTYPED else _OF_STORAGE[kind.name]
     return Storage(key, dtype, elements, _view_start(rest, elements))
 
 
 def _view_start(rest: list[Any], elements: int) -> int:
-    """Where a storage that is a view of another one begins in it; the elements are those of the other one."""
+    """Offset of a storage that is a view of another one; `elements` counts those of the other one."""
     if all(part is None for part in rest):
         return 0
     view = rest[0]
     if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):  # noqa: PLR2004
-        raise CorruptError("a storage whose view is not a key, an offset and a size")
+        raise CorruptError("invalid storage view: expected a key, an offset and a size")
     if view[1] + view[2] > elements:
-        raise CorruptError("a storage that is a view beyond the end of another one")
+        raise CorruptError(
+            f"storage view of elements {view[1]} to {view[1] + view[2]} out of range for {elements} elements"
+        )
     return view[1]
 
 
 def _rebuild_v2(args: tuple[Any, ...]) -> TorchTensor:
     storage, offset, shape, strides, *rest = args
     if not isinstance(storage, Storage) or storage.dtype is None:
-        raise CorruptError("a tensor of no storage, or of one without a type")
+        raise CorruptError("invalid tensor: expected a typed storage")
     _require_plain(rest[2:])
     return _tensor(storage, storage.dtype, offset, shape, strides)
 
@@ -180,34 +183,37 @@ def _rebuild_v2(args: tuple[Any, ...]) -> TorchTensor:
 def _rebuild_v3(args: tuple[Any, ...]) -> TorchTensor:
     storage, offset, shape, strides, _, _, dtype, *rest = args
     if not isinstance(storage, Storage) or not isinstance(dtype, Global):
-        raise CorruptError("a tensor of no storage or dtype")
+        raise CorruptError("invalid tensor: expected a storage and a dtype")
     if dtype.name not in _OURS:
-        raise UnsupportedError(f"a tensor of dtype {dtype}")
+        raise UnsupportedError(f"unsupported torch dtype {dtype}")
     _require_plain(rest)
     return _tensor(storage, _OURS[dtype.name], offset, shape, strides)
 
 
 def _require_plain(metadata: list[Any]) -> None:
-    """Torch marks lazily conjugated or negated tensors here; their stored bytes are not their values."""
+    """Refuse lazily conjugated or negated tensors, which torch marks here: their stored bytes are not their values."""
     if any(metadata):
         raise UnsupportedError(
-            "a tensor with a conjugate or negative bit", cure="save it after .resolve_conj()"
+            "unsupported tensor with a conjugate or negative bit",
+            cure="call .resolve_conj() or .resolve_neg() before saving",
         )
 
 
 def _tensor(storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any) -> TorchTensor:
     shape, strides = (part.value if isinstance(part, Opaque) else part for part in (shape, strides))
     if type(shape) not in (tuple, list) or type(strides) not in (tuple, list):
-        raise CorruptError("a tensor without shape or strides")
+        raise CorruptError("invalid tensor: missing shape or strides")
     numbers = [offset, *shape, *strides]
     if any(type(number) is not int or number < 0 for number in numbers) or len(shape) != len(strides):
-        raise CorruptError("a tensor whose shape, strides or offset are not natural numbers")
+        raise CorruptError(
+            "invalid tensor: shape, strides and offset must be non-negative integers, one stride per axis"
+        )
     return TorchTensor(storage, dtype, storage.first + offset, tuple(shape), tuple(strides))
 
 
 def _parameter(args: tuple[Any, ...]) -> TorchTensor:
     if not isinstance(args[0], TorchTensor):
-        raise CorruptError("a parameter that is not a tensor")
+        raise CorruptError(f"invalid parameter: expected a tensor, got {type(args[0]).__name__}")
     return args[0]
 
 
@@ -226,18 +232,16 @@ def _device(args: tuple[Any, ...]) -> Opaque:
 def _refusal(wanted: Global) -> WherryError | None:
     if wanted.module.startswith("torch.nn."):
         return UnsupportedError(
-            f"a pickled module (its class {wanted} would have to run), not a state dict",
+            f"unsupported pickled module: loading it runs code of {wanted}; expected a state dict",
             cure="load it where its code is installed and save model.state_dict()",
         )
     if wanted.module in _NUMPY:
         return UnsupportedError(
-            f"a numpy object ({wanted}) in a torch file",
-            cure=f"save tensors instead, or read the tensors around it with --allow-opaque {wanted}",
+            f"unsupported numpy object {wanted} in a torch file",
+            cure=f"pass --allow-opaque {wanted} to read only the tensors, or save tensors instead",
         )
     if wanted in _HARMLESS:
-        return UnsupportedError(
-            f"a kind of tensor that is not read: {wanted}", cure="save it as a dense tensor"
-        )
+        return UnsupportedError(f"unsupported kind of tensor: {wanted}", cure="save it as a dense tensor")
     return None
 
 

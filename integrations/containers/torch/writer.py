@@ -1,12 +1,12 @@
 """Writes torch.save archives: one with many tensors (a `.pt` file), or many in a row (the items of DCP files).
 
-Every place is fixed from the manifest before the first byte; any span of any tensor can then be written at any time
-from any thread, any number of times. The CRC-32 of each tensor is combined from that of the pieces as they pass,
-and what an earlier process wrote is read again; `finish` fills in everything that is not a tensor's.
+Every offset follows from the manifest before the first byte is written; any span of any tensor can then be written at
+any time from any thread, any number of times. The CRC-32 of each tensor is combined from those of its pieces; pieces
+that an earlier process wrote are read again. `finish` writes everything but the tensors.
 
-The root is `archive`, torch's own name for what it saves to a stream: a name that followed the file's would make
-two copies of one checkpoint differ. Each tensor is a contiguous storage of its own; the `serialization_id` record,
-which no reader asks for, is left out. Source: torch/serialization.py, torch/_utils.py and archives of torch 2.13.
+The root is `archive`, as when torch saves to a stream: a root named after the file would make two copies of one
+checkpoint differ. Each tensor has its own contiguous storage. The `serialization_id` record is omitted, because no
+reader requires it. Source: torch/serialization.py, torch/_utils.py and archives of torch 2.13.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def emit_tensor(out: PickleWriter, spec: TensorSpec, key: str) -> None:
     """A contiguous tensor over the whole of one storage, as torch pickles it.
 
     Args:
-        out: where to.
+        out: the pickle.
         spec: the tensor.
         key: name of its storage: the member `data/<key>`.
     """
@@ -71,7 +71,7 @@ def emit_tensor(out: PickleWriter, spec: TensorSpec, key: str) -> None:
 
 
 def archive_records(pickle: bytes, specs: Sequence[TensorSpec]) -> list[MemberRecord]:
-    """The members of an archive in torch's order; the storage of the n-th tensor is called n."""
+    """The members of an archive in torch's order; the storage of the n-th tensor has the key n."""
     return [
         small(f"{ROOT}/data.pkl", pickle),
         small(f"{ROOT}/.format_version", b"1"),
@@ -128,7 +128,7 @@ class ArchivesWriter(FlatFilesWriter):
             StorageError: the storage is full or failed.
         """
         if not folder.store.capabilities.local:
-            raise UnsupportedError("torch archives are written to local folders only", uri=folder.uri)
+            raise UnsupportedError("torch archives can only be written to local folders", uri=folder.uri)
         self._folder = Path(folder.path)
         self._plans = {name: plans for name, (plans, _) in files.items()}
         self._places = {
@@ -141,8 +141,8 @@ class ArchivesWriter(FlatFilesWriter):
         self._files = FlatFiles(self._folder, {name: size for name, (_, size) in files.items()})
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
-        """Where a span lies in its archive."""
-        place = self._places.get(path)  # tensors without elements have none
+        """The offset of a span in its file."""
+        place = self._places.get(path)  # None for tensors without elements
         return place.start + where.start if place and isinstance(where, Span) else 0
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
@@ -155,7 +155,7 @@ class ArchivesWriter(FlatFilesWriter):
         if not isinstance(where, Span) or where.nbytes != len(data):
             raise UsageError(f"{where} is not a span of {len(data)} bytes", path=render(path))
         if not data:
-            return  # tensors without elements have no place
+            return  # tensors without elements have no offset
         place = self._places[path]
         if not 0 <= where.start <= where.stop <= place.crc.size:
             raise UsageError(f"span {where} is not inside the tensor", path=render(path))
@@ -172,13 +172,13 @@ class ArchivesWriter(FlatFilesWriter):
         self._files.finish()
 
     def _crc(self, place: _RecordPlace) -> int:
-        """The CRC of a tensor; pieces that no `write` of this process covers are read from the staged file."""
+        """The CRC of a tensor; pieces that this process did not write are read from the staged file."""
         base = place.start
         return place.crc.value(lambda start, stop: self._files.read(place.file, base + start, base + stop))
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor as torch has them: an extent of 0 counts as 1."""
+    """Strides of a contiguous tensor as torch computes them: an extent of 0 counts as 1."""
     strides: list[int] = []
     step = 1
     for extent in reversed(shape):

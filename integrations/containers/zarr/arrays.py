@@ -1,8 +1,8 @@
-"""The arrays of a folder: stored names become zarr metadata, by one listing of the store.
+"""Opens the arrays of a folder: reads the zarr metadata of stored names from one listing of the store.
 
 Every system that keeps arrays under names in a folder (Orbax, T5X, PaxML, MaxText) opens them here, whether the
-folder is an OCDBT database or has one folder per array. What lacks its metadata is returned, not raised: only the
-caller knows whether another place may have it.
+folder is an OCDBT database or has one folder per array. Arrays without metadata are returned and do not raise, because
+only the caller knows whether the metadata may be elsewhere.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """What a folder has of the arrays that were asked for.
+    """The requested arrays of a folder.
 
     Attributes:
-        found: key path → the array.
-        without: key path → stored name of those that have no metadata.
-        listing: what the store holds; None where no array was asked for.
+        found: key path → the array, for those that have metadata.
+        without: key path → stored name, for those that have no metadata.
+        listing: the contents of the store; None if no array was requested.
     """
 
     found: dict[KeyPath, StoredArray] = field(default_factory=dict["KeyPath", StoredArray])
@@ -39,19 +39,19 @@ class Arrays:
 def open_arrays(
     location: Location, names: Mapping[KeyPath, str], *, ocdbt: bool, listed: Listing | None = None
 ) -> Arrays:
-    """Look the arrays up.
+    """Open arrays.
 
     Args:
         location: the folder.
         names: key path → stored name; without OCDBT the name of a folder.
         ocdbt: whether the folder is an OCDBT database.
-        listed: what the store holds, where the folder itself does not say it.
+        listed: the contents of the store, if the folder itself does not list them.
 
     Raises:
-        IncompleteError: the database lacks its manifest or a node.
-        CorruptError: metadata contradicts itself.
-        UnsupportedError: a dtype, codec or storage that is not read.
-        HostileError: a name points outside, or a size is absurd.
+        IncompleteError: the manifest or a node of the database is missing.
+        CorruptError: metadata is invalid.
+        UnsupportedError: a dtype, codec or storage is not supported.
+        HostileError: a name points outside the folder, or a size exceeds its limit.
     """
     if not names:
         return Arrays()
@@ -73,7 +73,7 @@ def open_arrays(
 
 
 def array_metadata(listing: Listing, name: str, uri: str) -> zarr.ZarrArray | None:
-    """The metadata of one array, zarr 2 or 3; None where there is none.
+    """The metadata of one array, zarr 2 or 3; None if there is none.
 
     Raises: what `open_arrays` does.
     """

@@ -1,6 +1,6 @@
 """Encodes chunks of zarr arrays as tensorstore would: whole chunks, padded at the edge, then compressed.
 
-Output goes into a buffer that each thread uses again, since fresh memory costs more than compressing into it.
+Output goes into a buffer that each thread reuses, because fresh memory costs more than the compression.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SLACK = 1 << 16
 
 class _Compress(Protocol):
     def __call__(self, data: memoryview, into: memoryview) -> memoryview:
-        """The compressed data, in `into` or in memory of its own."""
+        """The compressed data, in `into` or in new memory."""
         ...
 
 
@@ -36,7 +36,7 @@ class ChunkEncoder:
 
         Args:
             compression: how chunks are compressed.
-            version: of zarr; version 3 asks zstd for a checksum.
+            version: of zarr; in version 3, zstd frames have a checksum.
         """
         self.plain = compression == "none"
         self._compression: Compression = compression
@@ -44,11 +44,11 @@ class ChunkEncoder:
         self._own = threading.local()
 
     def encode(self, data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str) -> memoryview:
-        """The stored bytes of a chunk, valid until this thread encodes the next one; trailing zeros may be left out.
+        """The stored bytes of a chunk, valid until this thread encodes the next chunk; trailing zeros may be omitted.
 
         Args:
             data: canonical bytes of the chunk, without padding.
-            region: where it lies.
+            region: the region of the tensor that it holds.
             chunks: extents of a whole chunk.
             dtype: of the elements.
         """
@@ -61,16 +61,14 @@ class ChunkEncoder:
         own = self._own
         if not hasattr(own, "compress"):
             own.compress, own.buffer = _codec(self._compression, checksum=self._checksum), memoryview(b"")
-        bound = (
-            len(data) + len(data) // 8 + _SLACK
-        )  # zlib-ng spends nine bits on a byte that it cannot compress
+        bound = len(data) + len(data) // 8 + _SLACK  # zlib-ng needs nine bits for an incompressible byte
         if len(own.buffer) < bound:
-            own.buffer = memoryview(mmap.mmap(-1, bound))  # on a page: it may go straight to a device
+            own.buffer = memoryview(mmap.mmap(-1, bound))  # page-aligned, for direct I/O
         return own.compress(data, own.buffer)
 
 
 def padded(data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str) -> memoryview:
-    """A chunk as it is stored: where it ends at the tensor's edge, zeros fill it up."""
+    """A chunk as it is stored: at the edge of the tensor it is padded with zeros."""
     shape = region_shape(region)
     if shape == chunks:
         return data
@@ -82,7 +80,7 @@ def padded(data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str
 
 
 def _is_prefix(shape: tuple[int, ...], chunks: tuple[int, ...]) -> bool:
-    """Whether the elements of a part of a chunk come first in it: only the first axis that is cut may be shorter."""
+    """Whether a part of a chunk is a prefix of its elements: only the first axis that is cut may be shorter."""
     cut = next((axis for axis, chunk in enumerate(chunks) if chunk > 1), 0)
     return shape[cut + 1 :] == chunks[cut + 1 :]
 

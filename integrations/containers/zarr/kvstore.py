@@ -1,9 +1,9 @@
-"""Everything that touches tensorstore: stores, contexts, arrays, and the errors that come out of it.
+"""All access to tensorstore: stores, contexts, arrays, and the translation of its errors.
 
-tensorstore is imported inside functions: it takes a fifth of a second and detection does without it. Each job has
-a context of its own: no data cache (chunks are read once), a small cache for OCDBT nodes (without one every chunk
-read would decode the root again), and bounded concurrency. tensorstore reports everything as ValueError with a
-status word in front; here the words become our errors.
+tensorstore is imported inside functions: the import takes a fifth of a second, and detection does not need it. Each
+job has its own context: no data cache (chunks are read once), a small cache for OCDBT nodes (without it every chunk
+read would decode the root again), and bounded concurrency. tensorstore reports every failure as a ValueError that
+begins with a status word; here these words become wherry's errors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DRIVERS = {2: "zarr", 3: "zarr3"}
 _NODE_CACHE_BYTES = 32 << 20
 _FILE_THREADS = 4
 
-# What Orbax writes (its own configuration of 0.11 and later): tiny values inside the tree, one large root.
+# The configuration of Orbax 0.11 and later: tiny values inside the tree, one large root.
 _OCDBT_CONFIG = {
     "max_inline_value_bytes": 1024,
     "max_decoded_node_bytes": 100_000_000,
@@ -64,7 +64,7 @@ def base_spec(location: Location) -> JsonObject:
     """The tensorstore spec of a folder.
 
     Raises:
-        UnsupportedError: tensorstore cannot reach that storage.
+        UnsupportedError: tensorstore does not support the storage.
     """
     path = location.path.rstrip("/") + "/"
     if location.store.capabilities.local:
@@ -73,7 +73,7 @@ def base_spec(location: Location) -> JsonObject:
         bucket, _, key = path.lstrip("/").partition("/")
         return {"driver": _BUCKETS[location.store.protocol], "bucket": bucket, "path": key}
     raise UnsupportedError(
-        f"zarr and OCDBT are not read through {location.store.protocol}://",
+        f"unsupported storage {location.store.protocol}:// for zarr and OCDBT",
         uri=location.uri,
         cure="copy the checkpoint to a local folder, gs:// or s3:// first",
     )
@@ -85,8 +85,8 @@ def store_spec(location: Location, *, ocdbt: bool, writable: bool = False) -> Js
     Args:
         location: the folder.
         ocdbt: whether it is an OCDBT database rather than one file per key.
-        writable: for a writer: files are not synced one by one, the writer does that in groups (a sync per file
-            is three times slower).
+        writable: for a writer: files are not synced one by one, because the writer syncs them in groups (a sync
+            per file is three times slower).
     """
     base = base_spec(location)
     if writable and base["driver"] == "file":
@@ -106,7 +106,7 @@ def open_store(spec: JsonObject, using: ts.Context, uri: str) -> Store:
     """Open a key-value store.
 
     Raises:
-        DamagedError: it is not one.
+        DamagedError: it is not a key-value store.
         StorageError: the storage failed.
     """
     import tensorstore
@@ -118,7 +118,7 @@ def open_store(spec: JsonObject, using: ts.Context, uri: str) -> Store:
 
 
 def read_value(store: Store, key: str, uri: str) -> bytes:
-    """A small value; empty where there is none.
+    """A small value; empty if the key does not exist.
 
     Raises:
         DamagedError, StorageError: it cannot be read.
@@ -130,7 +130,7 @@ def read_value(store: Store, key: str, uri: str) -> bytes:
 
 
 def array_spec(spec: JsonObject, name: str, version: int, metadata: JsonObject | None = None) -> JsonObject:
-    """The spec of one array in a store; with its metadata where that need not be read."""
+    """The spec of one array in a store, with its metadata if that is already known."""
     prefix = f"{name}/" if name else ""
     inside = {**spec, "path": prefix if spec["driver"] == "ocdbt" else spec["path"] + prefix}
     whole: JsonObject = {"driver": _DRIVERS[version], "kvstore": inside, "recheck_cached_data": "open"}
@@ -138,7 +138,7 @@ def array_spec(spec: JsonObject, name: str, version: int, metadata: JsonObject |
 
 
 def open_to_read(spec: JsonObject, using: ts.Context, uri: str, path: str) -> Array:
-    """Open an array; reading a chunk that is not there will fail instead of giving fill values.
+    """Open an array such that reading a missing chunk fails instead of returning fill values.
 
     Raises:
         DamagedError, StorageError: it cannot be opened.
@@ -158,9 +158,9 @@ def open_to_read(spec: JsonObject, using: ts.Context, uri: str, path: str) -> Ar
 
 
 def translated(error: Exception, uri: str, path: str | None = None) -> WherryError:
-    """Our error for an exception of tensorstore.
+    """The wherry error for an exception of tensorstore.
 
-    A status that says what is wrong with the data is damage; everything else is the storage's failure.
+    A status about the data becomes a DamagedError; every other status becomes a StorageError.
     """
     if isinstance(error, OSError):
         return storage_error(error, uri)
@@ -178,7 +178,7 @@ def translated(error: Exception, uri: str, path: str | None = None) -> WherryErr
 
 
 def _system_error(text: str) -> OSError | None:
-    """The system call's error that a message quotes, for those errors that have a cure of their own."""
+    """The system error that a message quotes, for those errors that have a specific cure."""
     for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
         if os.strerror(code) in text:
             return OSError(code, os.strerror(code))

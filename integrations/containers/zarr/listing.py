@@ -1,11 +1,11 @@
-"""Which values a zarr store holds, and where their bytes lie, without reading them.
+"""Lists the values of a zarr store and the positions of their bytes, without reading them.
 
-Two layouts, one answer: a mapping from key to `Value`. With one file per key it is the folder's listing. In OCDBT
-it is the B-tree itself: small values lie inside a node, larger ones are references
+Both layouts give a mapping from key to `Value`. With one file per key it is the folder's listing. In OCDBT it comes
+from the B+tree: small values are stored inside a node, larger ones are references
 `value:<base>:<file>:<offset>:<length>` into data files (of `ocdbt.process_<id>/d/`, after Orbax's merge). The
-references are what makes raw reads possible, and what shows that a data file is missing or too short.
+references make raw reads possible, and show whether a data file is missing or truncated.
 
-Names in references are data: they are checked before any file is opened by them.
+File names in references are untrusted; they are checked before any file is opened.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Value(NamedTuple):
     """One stored value.
 
     Attributes:
-        length: its bytes.
-        file: where they lie, relative to the store; None for a value inside a node.
-        offset: where in that file.
-        inline: the bytes themselves, kept for array metadata only.
+        length: its size in bytes.
+        file: the file that holds it, relative to the store; None for a value inside a node.
+        offset: its offset in that file.
+        inline: the bytes themselves, for array metadata only.
     """
 
     length: int
@@ -41,7 +41,7 @@ class Value(NamedTuple):
     inline: bytes | None = None
 
 
-ASSETS = "assets"  # folder of the companion files beside arrays, as our writers make it
+ASSETS = "assets"  # folder of the companion files beside arrays, in checkpoints that wherry wrote
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Listing:
     _entries: dict[str, dict[str, Entry]] = field(default_factory=dict[str, dict[str, "Entry"]])
 
     def lack(self, key: str) -> str | None:
-        """Why a value cannot be read, or None where its bytes are there."""
+        """Why a value cannot be read, or None if its bytes exist."""
         value = self.values.get(key)
         if value is None:
             return "absent"
@@ -66,37 +66,37 @@ class Listing:
             return None
         size = self.size(value.file)
         if size is None:
-            return f"data file {value.file} is missing"
+            return f"data file not found: {value.file}"
         if size < value.offset + value.length:
-            return f"data file {value.file} ends at {size}, {value.offset + value.length} bytes are needed"
+            return f"data file {value.file} is truncated: expected {value.offset + value.length} bytes, got {size}"
         return None
 
     def read(self, key: str) -> bytes | None:
-        """Bytes of a small value; None where there is no such key.
+        """Bytes of a small value; None if the key does not exist.
 
         Raises:
-            IncompleteError: its data file is missing or too short.
-            HostileError: it is larger than any value that is read so.
+            IncompleteError: its data file is missing or truncated.
+            HostileError: it exceeds the limit for array metadata.
         """
         value = self.values.get(key)
         if value is None or value.inline is not None:
             return value and value.inline
         if value.length > _MOST_VALUE:
             raise HostileError(
-                f"{key} has {value.length:,} bytes; at most {_MOST_VALUE:,} of array metadata are read",
+                f"array metadata {key} of {value.length:,} bytes exceeds the limit of {_MOST_VALUE:,}",
                 uri=self.location.uri,
-                cure="restore the checkpoint",
+                cure="do not use this checkpoint",
             )
         reason = self.lack(key)
         if reason or value.file is None:
-            raise IncompleteError(f"{key} cannot be read: {reason}", uri=self.location.uri)
+            raise IncompleteError(f"cannot read {key}: {reason}", uri=self.location.uri)
         return self.location.member(value.file).read(value.offset, value.offset + value.length)
 
     def size(self, file: str) -> int | None:
-        """Bytes of a file; None where it is missing.
+        """Size of a file in bytes; None if it is missing.
 
         Raises:
-            HostileError: it must not be opened.
+            HostileError: the file must not be opened.
         """
         folder, _, name = file.rpartition("/")
         place = self.location.member(folder) if folder else self.location
@@ -125,7 +125,7 @@ def list_ocdbt(location: Location) -> Listing:
 
     Raises:
         IncompleteError: its manifest or a node of its tree is missing.
-        CorruptError: a node contradicts itself.
+        CorruptError: a node is invalid.
         HostileError: a reference points outside the folder.
     """
     listing = Listing(location, {})
@@ -144,9 +144,11 @@ def _require_node(listing: Listing, node: Reference) -> None:
     listing.location.member(node.file)
     size = listing.size(node.file)
     if size is None or size < node.offset + node.length:
-        reason = f"data file {node.file} {'is missing' if size is None else f'ends at {size}'}"
+        reason = (
+            f"expected {node.offset + node.length} bytes, got {size}" if size is not None else "not found"
+        )
         raise IncompleteError(
-            f"a node of the OCDBT tree cannot be read: {reason}",
+            f"cannot read a node of the OCDBT tree: data file {node.file}: {reason}",
             uri=listing.location.uri,
             cure="copy the checkpoint again, or use another step",
         )

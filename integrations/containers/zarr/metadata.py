@@ -1,4 +1,4 @@
-"""zarr 2 and zarr 3 array metadata: what an array's JSON says, and which chunks it therefore must have.
+"""Parses zarr 2 and zarr 3 array metadata, and derives the chunks that an array must have.
 
 Facts (zarr specifications 2 and 3, and what Orbax, T5X, PaxML and MaxText write through tensorstore):
 
@@ -6,17 +6,17 @@ Facts (zarr specifications 2 and 3, and what Orbax, T5X, PaxML and MaxText write
   padded. Types that numpy lacks appear under their ml_dtypes name (`bfloat16`, `int4`).
 - zarr 3: `zarr.json`; chunk keys `c/0/1`, a scalar's only chunk is `c`. Orbax wraps each chunk in
   `sharding_indexed` with one inner chunk: the data, then an index of 16 bytes and 4 of CRC-32C.
-- What an absent chunk means depends on the fill value: with `null` every chunk was stored, so absence is loss.
+- The meaning of an absent chunk depends on the fill value: with `null` every chunk was stored, so absence is loss.
 
-Metadata is hostile input: ranks, extents, chunk counts and chunk bytes have caps, and nothing here allocates by them.
+Metadata is untrusted: ranks, extents and chunk sizes are limited, and nothing is allocated from these numbers here.
 
-The codec chain of an array answers two questions about its stored chunks: do the bytes lie raw, and if not, can they be
-decoded piece by piece in the order of the elements? The second holds for zstd, gzip, zlib and no codec, of
-little-endian elements in C order; blosc and bz2 need (nearly) whole chunks in memory, other orders a whole chunk to
-turn.
+The codec chain of an array decides whether its chunks are stored raw, and if not, whether they can be decoded piece by
+piece in the order of the elements. The latter is possible for zstd, gzip, zlib and no codec, with little-endian
+elements in C order; blosc and bz2 need (nearly) whole chunks in memory, and other orders need a whole chunk for the
+transposition.
 
 Shards (zarr 3 `sharding_indexed`): the inner chunks, then 16 bytes for each (offset, length), then a CRC-32C of
-that index. Orbax writes one inner chunk in each shard, unless chunks were asked to be smaller.
+that index. Orbax writes one inner chunk in each shard, unless smaller chunks are requested.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _CODECS = frozenset({"zstd", "gzip", "blosc"})
 
 
 def extents(values: object) -> tuple[int, ...]:
-    """A shape that JSON gave; TypeError where it is none."""
+    """A shape from JSON; TypeError if it is not a shape."""
     found = tuple(cast("list[Any]", values))
     if any(isinstance(extent, bool) or not isinstance(extent, int) for extent in found):
-        raise TypeError(f"not a shape: {values!r}")
+        raise TypeError(f"expected a list of integers, got {values!r}")
     return cast("tuple[int, ...]", found)
 
 
 class Encoding(NamedTuple):
-    """What the codecs of a zarr 3 array say; the fields are those of `ZarrArray`."""
+    """The meaning of the codecs of a zarr 3 array; the fields are those of `ZarrArray`."""
 
     codec: str
     raw: bool
@@ -61,17 +61,17 @@ class Encoding(NamedTuple):
 
 
 def encoding3(codecs: list[JsonObject], chunks: tuple[int, ...], uri: str) -> Encoding:
-    """What a zarr 3 codec chain means.
+    """Interpret a zarr 3 codec chain.
 
     Raises:
-        UnsupportedError: a codec that is not known.
+        UnsupportedError: a codec is not supported.
     """
     names = [codec["name"] for codec in codecs]
     if names == ["sharding_indexed"]:
         return _shards(codecs[0]["configuration"], chunks, uri)
     unknown = [name for name in names if name not in {"bytes", "transpose", "crc32c", *_CODECS}]
     if unknown:
-        raise UnsupportedError(f"zarr codec {unknown[0]!r} is not known", uri=uri)
+        raise UnsupportedError(f"unsupported zarr codec {unknown[0]!r}", uri=uri)
     little = all(
         (codec.get("configuration") or {}).get("endian", "little") == "little"
         for codec in codecs
@@ -105,7 +105,7 @@ MAX_CHUNK_BYTES = 1 << 40
 _SPARE = 1 << 20  # bytes of headers, indices and checksums
 MAX_EXPANSION = 1 << 15  # zstd, the densest codec here, needs 4 bytes for a block of 128 KiB
 
-# Our dtype name → zarr 2 string. Types without a numpy string go by name; zarr 3 goes by name throughout.
+# Dtype in wherry → zarr 2 string. Types without a numpy string use their name; zarr 3 always uses names.
 ZARR2_STRINGS: dict[str, str] = {
     "bool": "|b1",
     "int8": "|i1",
@@ -132,21 +132,21 @@ _COMPRESSORS = frozenset({"zstd", "gzip", "zlib", "bz2", "blosc"})
 
 @dataclass(frozen=True, slots=True)
 class ZarrArray:
-    """One array, as its metadata describes it.
+    """The metadata of one array.
 
     Attributes:
         version: 2 or 3.
         shape: extents.
         chunks: extents of one stored chunk (of a shard, where there are shards).
         dtype: numpy or ml_dtypes name.
-        fill: the fill value; None means that there is none and every chunk was stored.
+        fill: the fill value; None if there is none and every chunk was stored.
         raw: whether the stored bytes of a chunk begin with its elements in C order, little endian.
-        codec: compressor, `none` if there is none.
-        prefix: what chunk keys begin with (`c` in zarr 3).
-        separator: what stands between the numbers of a chunk key.
+        codec: the compressor, or `none`.
+        prefix: the prefix of chunk keys (`c` in zarr 3).
+        separator: the separator between the numbers of a chunk key.
         trailer: bytes after the elements of a raw chunk.
         streams: whether a chunk can be decoded piece by piece, in the order of its elements.
-        inner: extents of the chunks inside a shard; None where chunks are not shards.
+        inner: extents of the chunks inside a shard; None if chunks are not shards.
     """
 
     version: int
@@ -169,7 +169,7 @@ class ZarrArray:
 
     @property
     def most_stored(self) -> int:
-        """Bytes that a stored chunk can have: codecs and the index of a shard add some to what does not compress."""
+        """The largest size of a stored chunk: codecs and the index of a shard add bytes to incompressible data."""
         parts = math.prod(self.chunks) // math.prod(self.inner) if self.inner else 1
         return 2 * self.chunk_nbytes + (parts << 10) + _SPARE
 
@@ -180,7 +180,7 @@ class ZarrArray:
 
     @property
     def chunk_count(self) -> int:
-        """Chunks that must be there."""
+        """Number of chunks of the array."""
         return math.prod(self.grid)
 
     def key(self, index: tuple[int, ...]) -> str:
@@ -202,7 +202,7 @@ class ZarrArray:
         return range(start // chunk, -(-stop // chunk)) if stop > start else range(0)
 
     def contiguous_axis(self) -> int | None:
-        """The axis along which the chunks, taken in order, are the tensor's bytes; None if they are not.
+        """The axis along which the chunks, in order, are the tensor's bytes; None if there is none.
 
         Chunks must be one element thick before that axis and span every axis after it exactly.
         """
@@ -214,7 +214,7 @@ class ZarrArray:
 
 
 def _indices(axes: list[range]) -> Iterator[tuple[int, ...]]:
-    """Every index of a grid in C order. Not `itertools.product`: that first makes a tuple of every range."""
+    """Every index of a grid in C order. Unlike `itertools.product`, this makes no tuple of every range."""
     if not axes:
         yield ()
         return
@@ -233,13 +233,13 @@ def parse(data: bytes, version: int, uri: str) -> ZarrArray:
 
     Raises:
         IncompleteError: the file is empty.
-        CorruptError: it is not such metadata.
-        UnsupportedError: it names a dtype, codec or grid that is not read here.
-        HostileError: its sizes exceed every real array.
+        CorruptError: it is not valid metadata.
+        UnsupportedError: a dtype, codec or grid is not supported.
+        HostileError: a size exceeds its limit.
     """
     if not data.strip():
         raise IncompleteError(
-            "array metadata is empty", uri=uri, cure="copy the checkpoint again, or use another step"
+            "zarr metadata file is empty", uri=uri, cure="copy the checkpoint again, or use another step"
         )
     try:
         fields = json.loads(data)
@@ -247,22 +247,22 @@ def parse(data: bytes, version: int, uri: str) -> ZarrArray:
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, (CorruptError, IncompleteError)):
             raise
-        raise CorruptError(f"not zarr {version} metadata: {error!r}", uri=uri) from error
+        raise CorruptError(f"invalid zarr {version} metadata: {error!r}", uri=uri) from error
     _check_sizes(array, uri)
     return array
 
 
 def dtype_name(string: object, uri: str) -> tuple[str, bool]:
-    """Our name for a zarr 2 dtype string, and whether it is big endian.
+    """The dtype in wherry for a zarr 2 dtype string, and whether it is big endian.
 
     Raises:
-        UnsupportedError: the type is not known.
+        UnsupportedError: the dtype is unknown.
     """
     text = string if isinstance(string, str) else json.dumps(string)
     big = text.startswith(">")
     name = _NAMES.get(f"<{text[1:]}" if big else text)
     if name is None:
-        raise UnsupportedError(f"zarr dtype {text!r} is not known", uri=uri)
+        raise UnsupportedError(f"unsupported zarr dtype {text!r}", uri=uri)
     return name, big
 
 
@@ -271,11 +271,14 @@ def _parse2(fields: JsonObject, uri: str) -> ZarrArray:
     compressor = fields["compressor"]
     codec = "none" if compressor is None else compressor["id"]
     if codec != "none" and codec not in _COMPRESSORS:
-        raise UnsupportedError(f"zarr compressor {codec!r} is not known", uri=uri)
+        raise UnsupportedError(f"unsupported zarr compressor {codec!r}", uri=uri)
     if fields.get("filters"):
-        raise UnsupportedError(f"zarr filters {fields['filters']!r} are not known", uri=uri)
+        raise UnsupportedError(f"unsupported zarr filters {fields['filters']!r}", uri=uri)
     if fields["order"] not in ("C", "F") or fields["zarr_format"] != 2:  # noqa: PLR2004
-        raise CorruptError(f"order {fields['order']!r} in zarr format {fields['zarr_format']!r}", uri=uri)
+        raise CorruptError(
+            f"invalid zarr 2 metadata: order {fields['order']!r}, zarr_format {fields['zarr_format']!r}",
+            uri=uri,
+        )
     plain = fields["order"] == "C" and not big
     return ZarrArray(
         version=2,
@@ -293,13 +296,17 @@ def _parse2(fields: JsonObject, uri: str) -> ZarrArray:
 
 def _parse3(fields: JsonObject, uri: str) -> ZarrArray:
     if fields["zarr_format"] != 3 or fields["node_type"] != "array":  # noqa: PLR2004
-        raise CorruptError("not the metadata of a zarr 3 array", uri=uri)
+        raise CorruptError(
+            f"invalid zarr 3 metadata: zarr_format {fields['zarr_format']!r}, node_type {fields['node_type']!r}",
+            uri=uri,
+        )
     name, grid, encoding = fields["data_type"], fields["chunk_grid"], fields["chunk_key_encoding"]
     if name not in STORABLE:
-        raise UnsupportedError(f"zarr dtype {name!r} is not known", uri=uri)
+        raise UnsupportedError(f"unsupported zarr dtype {name!r}", uri=uri)
     if grid["name"] != "regular" or encoding["name"] not in ("default", "v2"):
         raise UnsupportedError(
-            f"zarr grid {grid['name']!r} with keys {encoding['name']!r} is not known", uri=uri
+            f"unsupported zarr chunk grid {grid['name']!r} or chunk key encoding {encoding['name']!r}",
+            uri=uri,
         )
     default = encoding["name"] == "default"
     chunks = extents(grid["configuration"]["chunk_shape"])
@@ -320,19 +327,22 @@ def _parse3(fields: JsonObject, uri: str) -> ZarrArray:
 
 def _separator(value: object, uri: str) -> str:
     if value not in (".", "/"):
-        raise UnsupportedError(f"zarr dimension separator {value!r} is not known", uri=uri)
+        raise UnsupportedError(f"unsupported zarr dimension separator {value!r}", uri=uri)
     return str(value)
 
 
 def _check_sizes(array: ZarrArray, uri: str) -> None:
     if len(array.shape) != len(array.chunks):
-        raise CorruptError(f"shape {array.shape} with chunks {array.chunks}", uri=uri)
+        raise CorruptError(
+            f"rank mismatch in zarr metadata: shape {array.shape}, chunks {array.chunks}", uri=uri
+        )
     if any(extent < 0 for extent in array.shape) or any(chunk < 1 for chunk in array.chunks):
-        raise CorruptError(f"impossible shape {array.shape} or chunks {array.chunks}", uri=uri)
+        raise CorruptError(f"invalid zarr metadata: shape {array.shape}, chunks {array.chunks}", uri=uri)
     total = dtypes.canonical_size(array.dtype, math.prod(array.shape))
     if len(array.shape) > MAX_RANK or total > MAX_BYTES or array.chunk_nbytes > MAX_CHUNK_BYTES:
         raise HostileError(
-            f"an array of {total} bytes in chunks of {array.chunk_nbytes} bytes and rank {len(array.shape)}",
+            f"array of {total} bytes, chunks of {array.chunk_nbytes} bytes and rank {len(array.shape)} exceeds "
+            f"the limits of {MAX_BYTES}, {MAX_CHUNK_BYTES} and {MAX_RANK}",
             uri=uri,
             cure="do not use this checkpoint; no training system writes such arrays",
         )

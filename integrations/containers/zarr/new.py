@@ -1,8 +1,8 @@
-"""New zarr arrays: the metadata that we write, and how large their chunks are.
+"""Metadata and chunk sizes of new zarr arrays.
 
-Chunks are 4 to 8 MiB (decision 005), cut along the first axes only, so that they are contiguous in the tensor: they are
-formed from one span, and read back as one. zarr 2 gets `fill_value` null, zarr 3 cannot have that; there the reader is
-told by `store_array_data_equal_to_fill_value` in `_METADATA` that every chunk was stored.
+Chunks are 4 to 8 MiB (decision 005), cut along the first axes only, so that they are contiguous in the tensor: a chunk
+is written from one span, and read back as one. zarr 2 gets `fill_value` null, which zarr 3 does not allow; there
+`store_array_data_equal_to_fill_value` in `_METADATA` states that every chunk was stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MIB = 1 << 20
 def build(
     dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], *, version: int, compression: Compression
 ) -> JsonObject:
-    """The metadata of an array that we write, as Orbax and tensorstore accept it."""
+    """The metadata of a new array, in a form that Orbax and tensorstore accept."""
     if version == 2:  # noqa: PLR2004
         return {
             "zarr_format": 2,
@@ -54,12 +54,12 @@ def build(
 def auto_chunks(shape: tuple[int, ...], dtype: str, most: int = 8 * _MIB) -> tuple[int, ...]:
     """Extents of a chunk of 4 to 8 MiB, cut along the first axes only.
 
-    Where it is possible a chunk is a multiple of 4 MiB, so that leaves of the digest do not straddle chunks.
+    If possible a chunk is a multiple of 4 MiB, so that leaves of the digest do not cross chunks.
 
     Args:
         shape: extents of the tensor.
         dtype: its dtype.
-        most: bytes that a chunk may have.
+        most: largest size of a chunk in bytes.
     """
     if not shape or dtypes.canonical_size(dtype, math.prod(shape)) <= most:
         return tuple(max(extent, 1) for extent in shape)

@@ -1,7 +1,7 @@
-"""Regions of raw zarr chunks: only the bytes that are asked for are read, whatever the chunk grid is.
+"""Reads regions of raw zarr chunks: only the requested bytes are read, whatever the chunk grid.
 
-tensorstore reads a chunk whole, even to take one row of it; a scanned tensor whose layers are chunks of their own would
-be read once for every band of rows.
+tensorstore reads whole chunks, even for one row; a scanned tensor with one chunk per layer would be read once for every
+band of rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ChunkedArray(Protocol):
-    """What is asked of an array."""
+    """The part of an array's interface that is used here."""
 
     @property
     def zarr(self) -> ZarrArray:
@@ -37,7 +37,7 @@ class ChunkedArray(Protocol):
 
 
 def readable(array: ChunkedArray, listing: Listing | None) -> bool:
-    """Whether an array's chunks lie raw in files."""
+    """Whether an array's chunks are stored raw in files."""
     if not array.zarr.raw or listing is None or dtypes.opaque(array.zarr.dtype):
         return False
     first = listing.values.get(next(array.chunk_keys(), ""))
@@ -52,10 +52,10 @@ def fill(
     region: Region,
     buffer: memoryview,
 ) -> None:
-    """Put the elements of a region into a buffer; every chunk of it must be there, which the caller has seen to.
+    """Copy the elements of a region into a buffer; the caller has checked that all its chunks exist.
 
     Raises:
-        CorruptError: a file ends too early.
+        CorruptError: a file is truncated.
         StorageError: the storage failed.
     """
     import numpy as np

@@ -1,8 +1,7 @@
-"""Reading the arrays of an Orbax item: raw where their bytes lie raw, through tensorstore where they are encoded.
+"""Reads the arrays of an Orbax item: raw if they are stored raw, through tensorstore if they are encoded.
 
-A chunk that is not there is an error, never a fill value. All questions about presence are answered from one
-listing of the store; nothing is allocated for a region before every chunk of it is known to be there and large
-enough to decode to what its metadata promises.
+A missing chunk is an error, never a fill value. Presence is checked in one listing of the store; nothing is allocated
+for a region before every chunk of it is known to exist and to be large enough for what its metadata promises.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class StoredArray:
     Attributes:
         name: the stored name.
         zarr: its metadata, as stored.
-        metadata: the same as JSON, where no file of the store holds it.
+        metadata: the same as JSON, if no file of the store holds it.
     """
 
     name: str
@@ -68,11 +67,11 @@ class ArrayReader(BaseReader):
     Attributes:
         location: the item folder.
         arrays: key path → the array.
-        listing: what the store holds; None where the item has no arrays.
+        listing: the contents of the store; None if the item has no arrays.
         ocdbt: whether the store is an OCDBT database.
         zeros_stored: whether the writer stored chunks that equal the fill value.
-        inline: reads the tensors that lie in the msgpack tree; None where there are none.
-        lost: leaves of which nothing on disk states shape or dtype, with the reason; they are absent by name.
+        inline: reads the tensors in the msgpack tree; None if there are none.
+        lost: leaves without metadata of shape and dtype on disk, with the reason; they are reported as absent.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class ArrayReader(BaseReader):
         """The elements of a region.
 
         Raises:
-            IncompleteError: a chunk of it is not there.
+            IncompleteError: a chunk of it is missing.
             CorruptError: a chunk cannot be decoded.
         """
         import numpy  # noqa: ICN001  a third of the time of `wherry --help`
@@ -126,19 +125,19 @@ class ArrayReader(BaseReader):
         return data if data.dtype == wanted else data.view(wanted)
 
     def access(self, spec: TensorSpec) -> Access:
-        """Raw where the chunks in order are the tensor's bytes, else as `access_in_chunks`."""
+        """Raw if the chunks in order are the tensor's bytes, else as `access_in_chunks`."""
         extents = self.extents(spec)
         return self.access_in_chunks(spec) if extents is None else Access("raw", extents, gridded=False)
 
     def access_in_chunks(self, spec: TensorSpec) -> Access:
-        """By region where the chunks lie raw, else as they are encoded."""
+        """By region if the chunks are stored raw, else depending on the codec."""
         array = self.arrays.get(spec.path)
         if array is not None and raw.readable(array, self.listing):
             return Access("regions", gridded=False)
         return Access("stream" if array is not None and array.zarr.streams else "whole")
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """Raw chunks that in order are the tensor's bytes, none of them inside a B-tree node."""
+        """The extents of raw chunks that in order are the tensor's bytes, none of them inside a B+tree node."""
         if self.inline is not None and spec.path in self.inline.places:
             return self.inline.extents(spec)
         array = self.arrays[spec.path]
@@ -162,7 +161,7 @@ class ArrayReader(BaseReader):
         return tuple(extents)
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with a region, of raw chunks without the rest of them."""
+        """Fill a buffer with a region; of raw chunks, only the requested bytes are read."""
         array = self.arrays.get(spec.path)
         if array is None or self.listing is None or not raw.readable(array, self.listing):
             super().fill(spec, region, buffer)
@@ -171,17 +170,17 @@ class ArrayReader(BaseReader):
         raw.fill(array, self.listing, self.location, spec, region, buffer)
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """What decoding the one chunk of a cell holds."""
+        """Bytes of memory for decoding the one chunk of a cell."""
         array = self.arrays.get(spec.path)
         if array is None:
             return None
         return zarr_stream.held(array.zarr, self._stored(array, spec, cell)) if array.zarr.streams else None
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """The one chunk of a cell, decoded piece by piece.
+        """Decode the one chunk of a cell piece by piece.
 
         Raises:
-            IncompleteError: the chunk is not there.
+            IncompleteError: the chunk is missing.
             CorruptError: it does not decode to what its metadata promises.
         """
         array = self.arrays[spec.path]
@@ -201,7 +200,7 @@ class ArrayReader(BaseReader):
         return zarr_stream.StoredChunk(None, 0, len(data), key, data)
 
     def absent(self) -> Iterator[Absent]:
-        """Chunks that are not there; of one tensor at most a thousand chunks are named, the rest is counted."""
+        """Missing chunks; of one tensor at most a thousand chunks are named, the rest is counted."""
         yield from (Absent(path, "metadata", reason) for path, reason in self.lost.items())
         for path, array in self.arrays.items():
             expected = array.zarr.chunk_count
@@ -213,10 +212,10 @@ class ArrayReader(BaseReader):
                     path, key[len(array.name) + 1 :] if array.name else key, self._meaning(array, reason)
                 )
             if named == _NAMED_PER_TENSOR:
-                yield Absent(path, f"(up to {expected - named} more)", "not looked at one by one")
+                yield Absent(path, f"(up to {expected - named} more)", "not checked one by one")
 
     def companion(self, name: str) -> Location:
-        """Where a companion lies: among the assets."""
+        """The location of a companion, in the folder of assets."""
         return self.location.join(ASSETS).member(name)
 
     def members(self) -> Iterator[Entry]:
@@ -224,7 +223,7 @@ class ArrayReader(BaseReader):
         return (entry for entry in self.location.walk() if entry.name not in (FOLDER_NAME, SIGNATURE_NAME))
 
     def close(self) -> None:
-        """Let the open arrays go."""
+        """Close the open arrays."""
         with self._lock:
             self._handles.clear()
 
@@ -235,11 +234,11 @@ class ArrayReader(BaseReader):
         if reason != "absent":
             return reason
         if array.zarr.fill is None or self.zeros_stored:
-            return "absent, and this writer stored every chunk: lost"
-        return "absent chunk: zeros or loss, cannot be told"
+            return "not found; its writer stored every chunk, so the data is lost"
+        return "not found; either zeros that its writer left out, or lost data"
 
     def _require(self, array: StoredArray, region: Region, spec: TensorSpec) -> None:
-        """Refuse a region with an absent chunk, or one whose chunks are too small to hold what they promise."""
+        """Refuse a region with a missing chunk, or with a chunk that is too small or too large for its metadata."""
         for key in array.chunk_keys(region):
             reason = self._lack(key)
             if reason is not None:
@@ -247,7 +246,7 @@ class ArrayReader(BaseReader):
                     f"chunk {key}: {self._meaning(array, reason)}",
                     uri=self.location.uri,
                     path=spec.name,
-                    cure="copy the missing files from where it was trained, or use another step",
+                    cure="copy the missing files from the original checkpoint, or use another step",
                 )
             self._require_plausible(array, key, spec)
 
@@ -256,14 +255,16 @@ class ArrayReader(BaseReader):
         stored, decoded = self.listing.values[key].length, array.zarr.chunk_nbytes
         if array.zarr.raw and stored != decoded + array.zarr.trailer:
             raise CorruptError(
-                f"chunk {key} has {stored} bytes, not {decoded}", uri=self.location.uri, path=spec.name
+                f"size mismatch in chunk {key}: expected {decoded + array.zarr.trailer} bytes, got {stored}",
+                uri=self.location.uri,
+                path=spec.name,
             )
         if stored > array.zarr.most_stored:
             raise HostileError(
-                f"chunk {key} of {decoded} bytes has {stored:,} bytes in storage",
+                f"chunk {key} of {decoded} bytes takes {stored:,} bytes of storage",
                 uri=self.location.uri,
                 path=spec.name,
-                cure="restore the chunk from where it was trained",
+                cure="copy the chunk from the original checkpoint again",
             )
         if decoded > _SMALLEST_SUSPECT and decoded > stored * MAX_EXPANSION:
             raise HostileError(
@@ -273,7 +274,7 @@ class ArrayReader(BaseReader):
             )
 
     def _context(self) -> ts.Context:
-        """The tensorstore context, made when the first value is decoded by it: raw bytes never need it."""
+        """The tensorstore context, created when the first value is decoded with it; raw bytes do not need it."""
         with self._lock:
             self._using = self._using or kvstore.context()
             return self._using
@@ -292,7 +293,11 @@ class ArrayReader(BaseReader):
         )
         found = (tuple(handle.shape), handle.dtype.name)
         if found != (array.zarr.shape, array.zarr.dtype):
-            raise CorruptError(f"tensorstore finds {found} in {render(spec.path)}", uri=self.location.uri)
+            raise CorruptError(
+                f"metadata mismatch in {render(spec.path)}: tensorstore finds {found}, "
+                f"expected {(array.zarr.shape, array.zarr.dtype)}",
+                uri=self.location.uri,
+            )
         with self._lock:
             self._handles[array.name] = handle
             while len(self._handles) > _OPEN_ARRAYS:

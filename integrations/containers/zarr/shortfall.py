@@ -1,13 +1,13 @@
-"""What is missing of a sharded checkpoint, in words: how many bytes, of how many arrays, whose share.
+"""Describes what is missing from a sharded checkpoint: how many bytes, in how many arrays, and from which hosts.
 
 "449 GB, expected 1,800" has one common cause: every host wrote to its own disk, and only one of these disks was
-looked at. Metadata alone can show it. `_sharding` says how each array was laid over the devices, so it is known
-which chunks each device wrote; an OCDBT tree says which process's data files it refers to. Bytes are compared as
-decoded elements: files are compressed, and `du` proves nothing.
+copied. Metadata alone can show it. `_sharding` says how each array was sharded over the devices, and therefore which
+chunks each device wrote; an OCDBT tree says which process's data files it refers to. Sizes are those of decoded
+elements, because files are compressed and `du` shows nothing.
 
 Facts: with a NamedSharding a dimension is cut into as many equal parts as the mesh axes of its entry in the
-partition spec have devices, the first of these axes varying slowest. What no axis is named for is replicated: one of
-the devices that hold it writes it, or, since Orbax 0.11.9, each of them a slice with chunks of its own.
+partition spec have devices, the first of these axes varying slowest. Along the other mesh axes it is replicated: one of
+the devices that hold a shard writes it, or, since Orbax 0.11.9, each of them writes a slice with separate chunks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_DECIMALS_FROM = 100
 
 @dataclass(slots=True)
 class _Count:
-    """What a look at every expected chunk came to."""
+    """The result of checking every expected chunk."""
 
     present: int = 0
     expected: int = 0
@@ -47,14 +47,14 @@ class _Count:
 
 
 def shortfall(reader: ArrayReader, shardings: Mapping[KeyPath, Sharding]) -> str | None:
-    """Say what is missing.
+    """Describe what is missing.
 
     Args:
         reader: an opened item.
-        shardings: how the writer had laid the arrays over devices, where that is known.
+        shardings: how the writer sharded the arrays over devices, where known.
 
     Returns:
-        One phrase; None where nothing is missing, or where there is too much to look at.
+        One phrase; None if nothing is missing, or if there are too many chunks to check.
     """
     listing = reader.listing
     total = sum(array.zarr.chunk_count for array in reader.arrays.values())
@@ -68,7 +68,7 @@ def shortfall(reader: ArrayReader, shardings: Mapping[KeyPath, Sharding]) -> str
     words = [
         f"{_amount(count.present, count.expected)} present",
         f"{count.chunks_present:,} of {count.chunks:,} chunks",
-        f"{len(count.damaged):,} of {len(reader.arrays):,} arrays cannot be read whole",
+        f"{len(count.damaged):,} of {len(reader.arrays):,} arrays are incomplete",
     ]
     if count.files:
         words.append(_lost_files(count.files))
@@ -108,11 +108,11 @@ def _number(value: float) -> str:
 def _lost_files(files: set[str]) -> str:
     first = min(files)
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"data file {first}{more} missing or cut short"
+    return f"data file {first}{more} missing or truncated"
 
 
 def _processes(reader: ArrayReader, count: _Count) -> str | None:
-    """Of a merged OCDBT database: how many processes' stores are still there."""
+    """Of a merged OCDBT database: how many stores of processes still exist."""
     if reader.listing is None or not count.files:
         return None
     parts = {value.file.split("/")[0] for value in reader.listing.values.values() if value.file}
@@ -123,7 +123,7 @@ def _processes(reader: ArrayReader, count: _Count) -> str | None:
 
 
 def _devices(reader: ArrayReader, shardings: Mapping[KeyPath, Sharding]) -> str | None:
-    """The devices whose whole share is there, where that of all others is not: the disks of some of the hosts."""
+    """The devices whose chunks all exist, if those of all others are missing: the disks of some of the hosts."""
     meshes = {sharding.mesh for sharding in shardings.values()}
     if len(meshes) != 1:
         return None
@@ -143,11 +143,11 @@ def _devices(reader: ArrayReader, shardings: Mapping[KeyPath, Sharding]) -> str 
         return None
     share, total = math.gcd(whole, empty), whole + empty
     hosts = f"{whole // share} of {total // share} hosts"
-    return f"{hosts} (what {whole} of {total} devices wrote, as when each host wrote to its own disk)"
+    return f"{hosts} (the chunks of {whole} of {total} devices, as when each host wrote to its own disk)"
 
 
 def _coordinates(mesh: tuple[tuple[str, int], ...]) -> Iterator[dict[str, int]]:
-    """Every device of a mesh, by its place on each axis."""
+    """Every device of a mesh, by its index on each axis."""
     total = math.prod(extent for _name, extent in mesh)
     if total > _SHARES_LOOKED_AT:
         return
@@ -159,7 +159,7 @@ def _coordinates(mesh: tuple[tuple[str, int], ...]) -> Iterator[dict[str, int]]:
 def _shares(array: StoredArray, sharding: Sharding, devices: list[dict[str, int]]) -> Iterator[list[str]]:
     """The chunks of an array that each device wrote.
 
-    Of the devices that hold one shard the first writes it, unless there is a chunk for each of them.
+    The first of the devices that hold a shard writes it, unless there is a chunk for each of them.
     """
     sizes, rank = dict(sharding.mesh), len(array.zarr.shape)
     named = [_names(axis) for axis in sharding.spec[:rank]]

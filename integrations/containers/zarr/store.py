@@ -1,9 +1,9 @@
-"""Where the chunks of zarr arrays are put: a file each, or the data files of an OCDBT database.
+"""Writes the chunks of zarr arrays: one file per chunk, or the data files of an OCDBT database.
 
 Both are written from several threads, in any order, and made durable in groups, like every other container here. In a
-database, chunks that are not compressed have a place before the first byte; compressed ones are appended as they come.
-Which chunks are there, and where, is kept in a log that is synced after them: an interrupted run is taken up by it,
-and a chunk that was never put is absent from the tree instead of being zeros.
+database, uncompressed chunks have a known offset before the first byte is written; compressed ones are appended as
+they arrive. A log, which is synced after the chunks, records their positions: an interrupted run resumes from it, and a
+chunk that was never written is absent from the tree instead of being zeros.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class ChunkStore(Protocol):
     """Takes chunks and small values by key."""
 
     def put(self, key: str, data: memoryview, size: int = 0) -> None:
-        """Write a chunk, filled up with zeros to `size`; safe from several threads, and more than once."""
+        """Write a chunk, padded with zeros to `size`; thread-safe and repeatable."""
 
     def sync(self) -> None:
-        """Make durable every chunk whose `put` has returned."""
+        """Make every chunk durable whose `put` has returned."""
 
     def finish(self, values: Mapping[str, bytes]) -> None:
         """Write the small values and complete the store; idempotent."""
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release the resources."""
 
 
 class FileChunks:
@@ -72,8 +72,8 @@ class FileChunks:
             self._fresh.add(key)
 
     def sync(self) -> None:
-        """See ChunkStore; folders that are new count as well."""
-        with self._syncing:  # a second caller returns when what the first took is durable
+        """See ChunkStore; new folders become durable too."""
+        with self._syncing:  # a second caller returns when the chunks of the first are durable
             with self._lock:
                 fresh, self._fresh = self._fresh, set()
             try:
@@ -90,18 +90,18 @@ class FileChunks:
         self.sync()
 
     def close(self) -> None:
-        """See ChunkStore; nothing is held."""
+        """See ChunkStore; there is nothing to release."""
 
 
 class DatabaseChunks:
     """Data files of an OCDBT database."""
 
     def __init__(self, folder: Path, sizes: Mapping[str, int] | None = None) -> None:
-        """Make the files, or take up what an interrupted run left.
+        """Create the files, or continue those of an interrupted run.
 
         Args:
             folder: of the database.
-            sizes: key → bytes of the chunk, where they are known; else chunks are appended as they come.
+            sizes: key → size of the chunk, if known in advance; else chunks are appended as they arrive.
         """
         self._folder = folder
         self._places = _place(sizes or {})
@@ -118,7 +118,7 @@ class DatabaseChunks:
         self._end = ends[_data_file(self._number)]
 
     def put(self, key: str, data: memoryview, size: int = 0) -> None:
-        """See ChunkStore; a chunk without a place that is there already is not appended again."""
+        """See ChunkStore; a chunk that was already appended is not appended again."""
         with self._lock:
             place = self._places.get(key) or self._known.get(key) or self._reserve(max(len(data), size))
         if key in self._places or key not in self._known:
@@ -149,13 +149,13 @@ class DatabaseChunks:
                 self._fresh.pop(key, None)
 
     def _sync_names(self, number: int) -> None:
-        """Make the names of the data files up to this one durable, before anything says what lies in them."""
+        """Make the names of the data files up to this one durable, before the log refers to them."""
         with storage_errors(str(self._folder)):
             sync_folder(self._folder / DATA)
         self._named = number
 
     def finish(self, values: Mapping[str, bytes]) -> None:
-        """See ChunkStore; a chunk that was never put is not in the tree."""
+        """See ChunkStore; a chunk that was never written is not in the tree."""
         self.sync()
         self._files.finish()
         write_database(self._folder, {**self._known, **values})
@@ -177,7 +177,7 @@ class DatabaseChunks:
 
 
 def write_database(folder: Path, values: Mapping[str, Value]) -> None:
-    """Write the tree over values whose data files are there, then the manifest, durably.
+    """Write the tree over values whose data files exist, then the manifest, durably.
 
     Raises:
         StorageError: the storage failed.
@@ -207,21 +207,21 @@ def _place(sizes: Mapping[str, int]) -> dict[str, Reference]:
 
 
 def _start(end: int, nbytes: int) -> int:
-    """Where a chunk begins behind others: a large one on a block, so that it can go straight to the device."""
+    """Offset of a chunk after others: a large chunk begins on a block, for direct I/O."""
     return end if nbytes < SMALL else -(-end // BLOCK) * BLOCK
 
 
 def _data_file(number: int) -> str:
-    """Unlike random names, which tensorstore takes, these make two conversions of one checkpoint alike."""
+    """A deterministic name: with random names, as in tensorstore, two conversions of a checkpoint would differ."""
     return f"{DATA}/{number:032x}"
 
 
 def _recall(folder: Path) -> dict[str, Reference]:
-    """Where an interrupted run put its chunks: its log, or its database where it had come so far."""
+    """Positions of the chunks of an interrupted run, from its log, or from its database if that exists."""
     log = folder / LOG
     if log.exists():
         data = log.read_bytes()
-        os.truncate(log, data.rfind(b"\n") + 1)  # what follows was torn by a kill
+        os.truncate(log, data.rfind(b"\n") + 1)  # drop an incomplete last line
         rows = [json.loads(line) for line in data.split(b"\n")[:-1]]
         return {key: Reference(*place) for row in rows for key, place in row.items()}
     if not (folder / MANIFEST).exists():
@@ -243,7 +243,7 @@ def _append(log: Path, places: Mapping[str, Reference]) -> None:
 
 
 def sync_everything(folder: Path) -> None:
-    """Sync every file and folder below."""
+    """Sync every file and folder below a folder."""
     for home, _folders, files in os.walk(folder):
         for name in files:
             _sync_file(Path(home) / name)
@@ -278,7 +278,7 @@ def _write_file(path: Path, data: memoryview, size: int = 0) -> None:
 
 
 def _sync_files(folder: Path, keys: Iterable[str]) -> None:
-    """Sync files and the folders on the way to them: a new file is durable only once its name is."""
+    """Sync files and the folders above them: a new file is durable only when its name is."""
     parents = {folder}
     for key in keys:
         path = folder / key

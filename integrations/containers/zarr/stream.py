@@ -1,12 +1,12 @@
-"""Decoding a stored zarr chunk piece by piece, in memory that does not grow with the chunk.
+"""Decodes a stored zarr chunk piece by piece, in memory that does not grow with the chunk.
 
-tensorstore decodes whole chunks only: 8 MiB taken from a zstd chunk of 512 MiB cost 963 MB. Here the compressed
-bytes are read in pieces and the elements come in pieces, in the order in which they were stored. Held are two
-pieces and the codec's window (zstd: as its frame header says; deflate: 32 KiB).
+tensorstore decodes whole chunks only: reading 8 MiB of a zstd chunk of 512 MiB took 963 MB. Here the compressed
+bytes are read in pieces, and the elements are decoded in pieces, in stored order. Memory holds two
+pieces and the codec's window (zstd: from the frame header; deflate: 32 KiB).
 
-A chunk must decode to exactly what its metadata promises: not one byte more is decoded, fewer are an error, and so
-is a frame without its end (python-zstandard does not report that; a second frame of our own behind the chunk's
-bytes does, because it is only decoded where the first one ended).
+A chunk must decode to exactly the size in its metadata: excess bytes are never decoded; missing bytes are an error, and
+so is a frame without its end. python-zstandard does not report the latter; a second frame that is added after the
+chunk's bytes shows it, because it is decoded only if the first one ended.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class StoredChunk:
     """The stored bytes of one chunk, or of one inner chunk of a shard.
 
     Attributes:
-        place: the file; None where the bytes are in `inline`.
-        offset: where they begin.
-        length: how many there are.
-        name: what errors call it.
-        inline: the bytes, or nothing.
+        place: the file; None if the bytes are in `inline`.
+        offset: offset of the bytes.
+        length: number of bytes.
+        name: the name in errors.
+        inline: the bytes, or empty.
     """
 
     place: Location | None
@@ -72,26 +72,26 @@ class StoredChunk:
         return self.place.read(self.offset + start, self.offset + stop) if start < stop else b""
 
     def part(self, offset: int, length: int) -> StoredChunk:
-        """A part of it; the caller has checked that it lies inside."""
+        """A part of the chunk; the caller has checked the range."""
         return StoredChunk(self.place, self.offset + offset, length, self.name, self.inline)
 
     def corrupt(self, reason: str) -> NoReturn:
-        """Raise what says that these bytes contradict themselves."""
+        """Raise the error for invalid bytes."""
         raise self.error(reason)
 
     def error(self, reason: str) -> CorruptError:
-        """The same, to be raised from another error."""
+        """The error for invalid bytes."""
         cure = "copy the checkpoint again, or use another step"
         return CorruptError(f"chunk {self.name} {reason}", uri=self.uri, cure=cure)
 
 
 def held(array: ZarrArray, stored: StoredChunk) -> int:
-    """Bytes that decoding one chunk holds at a time, from the head of its first frame."""
+    """Bytes of memory for decoding one chunk, from the header of its first frame."""
     extents, state = array.chunks, 0
     if array.inner is not None:
         first = next((entry for entry in _index(array, stored) if _ABSENT not in entry), (0, 0))
         stored, extents = stored.part(*first), array.inner
-    if array.codec == "zstd" and stored.length:  # of a window larger than the chunk, only so much is touched
+    if array.codec == "zstd" and stored.length:  # a window larger than the chunk is not fully used
         state = min(_window(stored), dtypes.canonical_size(array.dtype, math.prod(extents)))
     return 2 * PIECE + _CODEC_BYTES + state
 
@@ -101,12 +101,12 @@ def blocks(array: ZarrArray, region: Region, stored: StoredChunk) -> Iterator[Bl
 
     Args:
         array: its array.
-        region: the part of the tensor that it holds.
+        region: the region of the tensor that it holds.
         stored: its bytes.
 
     Raises:
-        CorruptError: it does not decode to what the metadata promises.
-        IncompleteError: an inner chunk is not there.
+        CorruptError: it does not decode to the size in the metadata.
+        IncompleteError: an inner chunk is missing.
     """
     start = tuple(part.start for part in region)
     if array.inner is None:
@@ -115,9 +115,9 @@ def blocks(array: ZarrArray, region: Region, stored: StoredChunk) -> Iterator[Bl
     nbytes = dtypes.canonical_size(array.dtype, math.prod(array.inner))
     for place, (offset, length) in zip(_places(array, start), _index(array, stored), strict=True):
         if any(first >= extent for first, extent in zip(place, array.shape, strict=True)):
-            continue  # beyond the tensor's edge: never stored
+            continue  # outside the tensor: never stored
         if offset == length == _ABSENT:
-            raise IncompleteError(f"chunk {stored.name} lacks the inner chunk at {place}", uri=stored.uri)
+            raise IncompleteError(f"missing inner chunk at {place} in chunk {stored.name}", uri=stored.uri)
         inside = stored.part(offset, length)
         yield _block(place, array.inner, _pieces(array.codec, inside, nbytes))
 
@@ -129,7 +129,7 @@ def _block(start: tuple[int, ...], extents: tuple[int, ...], pieces: Iterator[me
 
 
 def _places(array: ZarrArray, start: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Where each inner chunk of a shard begins, in C order."""
+    """Start of each inner chunk of a shard, in C order."""
     assert array.inner is not None
     counts = [chunk // inner for chunk, inner in zip(array.chunks, array.inner, strict=True)]
     for number in range(math.prod(counts)):
@@ -142,22 +142,24 @@ def _places(array: ZarrArray, start: tuple[int, ...]) -> Iterator[tuple[int, ...
 
 
 def _index(array: ZarrArray, stored: StoredChunk) -> Iterator[tuple[int, int]]:
-    """Offset and length of each inner chunk, from the shard's end; those that are not there are `_ABSENT`."""
+    """Offset and length of each inner chunk, from the index at the shard's end; `_ABSENT` for missing ones."""
     assert array.inner is not None
     size = _ENTRY * (math.prod(array.chunks) // math.prod(array.inner))
     if stored.length < size + _CRC:
-        stored.corrupt(f"has {stored.length} bytes, too few for its index")
+        stored.corrupt(f"is truncated: expected an index of {size + _CRC} bytes, got {stored.length}")
     data = stored.read(stored.length - size - _CRC, stored.length)
     if len(data) != size + _CRC or crc32c(data[:size]) != int.from_bytes(data[size:], "little"):
-        stored.corrupt("has a damaged index")
+        stored.corrupt("has a checksum mismatch in its index")
     for offset, length in struct.iter_unpack("<QQ", data[:size]):
         if (offset, length) != (_ABSENT, _ABSENT) and offset + length > stored.length:
-            stored.corrupt("has an index that points outside of it")
+            stored.corrupt(
+                f"has an invalid index: bytes {offset} to {offset + length} out of range for {stored.length}"
+            )
         yield offset, length
 
 
 def _pieces(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
-    """Exactly so many decoded bytes; each piece is valid until the next is asked for."""
+    """Exactly `nbytes` decoded bytes; each piece is valid until the next is requested."""
     if codec == "none":
         return _copied(stored, nbytes)
     return _inflated(stored, nbytes, _WBITS[codec]) if codec in _WBITS else _unpacked(stored, nbytes)
@@ -165,11 +167,11 @@ def _pieces(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[memoryview
 
 def _copied(stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:
     if stored.length != nbytes:
-        stored.corrupt(f"has {stored.length} bytes, not {nbytes}")
+        stored.corrupt(f"has a size mismatch: expected {nbytes} bytes, got {stored.length}")
     for start in range(0, nbytes, PIECE):
         data = stored.read(start, start + PIECE)
         if len(data) != min(PIECE, nbytes - start):
-            stored.corrupt("ends early")
+            stored.corrupt("is truncated")
         yield memoryview(data)
 
 
@@ -200,7 +202,7 @@ def _inflated(stored: StoredChunk, nbytes: int, wbits: int) -> Iterator[memoryvi
                 data = stored.read(position, position + PIECE)
                 position += len(data)
                 if not data:
-                    stored.corrupt("ends early")
+                    stored.corrupt("is truncated")
             piece = engine.decompress(data, min(left, PIECE) or 1)
             data = engine.unconsumed_tail
             if len(piece) > left:
@@ -210,9 +212,9 @@ def _inflated(stored: StoredChunk, nbytes: int, wbits: int) -> Iterator[memoryvi
     except zlib.error as error:  # pyright: ignore[reportGeneralTypeIssues]  its stub says Any
         raise stored.error(f"cannot be decoded: {error}") from error
     if left:
-        stored.corrupt(f"decodes to {nbytes - left} bytes, not {nbytes}")
+        stored.corrupt(f"decodes to {nbytes - left} bytes; expected {nbytes}")
     if engine.unused_data or position != stored.length:
-        stored.corrupt("has bytes behind its end")
+        stored.corrupt("has trailing bytes")
 
 
 def _window(stored: StoredChunk) -> int:
@@ -223,17 +225,17 @@ def _window(stored: StoredChunk) -> int:
 
 
 class _File:
-    """Stored bytes as zstandard reads them, with the frame behind them that shows where they ended."""
+    """Stored bytes as a file for zstandard, followed by the frame that shows whether they ended."""
 
     def __init__(self, stored: StoredChunk) -> None:
         self._stored = stored
         self._position = 0
 
     def read(self, size: int) -> bytes:
-        """The next bytes; nothing at the end."""
+        """The next bytes; empty at the end."""
         data = self._stored.read(self._position, self._position + size)
         if not data and self._position < self._stored.length:
-            self._stored.corrupt("ends early")
+            self._stored.corrupt("is truncated")
         if not data:
             over = self._position - self._stored.length
             data = _END_FRAME[over : over + size]

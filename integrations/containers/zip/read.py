@@ -1,13 +1,13 @@
-"""Zip archives whose members are stored, not compressed: where each member's bytes lie.
+"""Locates the bytes of each member in zip archives whose members are stored, not compressed.
 
-Torch writes every tensor file as such an archive (torch.save) or as a run of them (DCP items). Offsets are never
-computed: the central directory says where a member's local header is, and the local header where its bytes
-begin, since both have extra fields of different lengths. Torch pads with an extra field so that data begins at a
+Torch writes every tensor file as such an archive (torch.save) or as a series of them (DCP items). Offsets are never
+computed: the central directory has the offset of a member's local header, and the local header that of its bytes,
+because both have extra fields of different lengths. Torch pads with an extra field so that data begins at a
 multiple of 64, and leaves sizes and CRC of the local header zero; the central directory has the true ones. A CRC of
-zero means that none was taken (`torch.serialization.set_crc32_options(False)`).
+zero means that none was computed (`torch.serialization.set_crc32_options(False)`).
 
-What scanners have been fooled with is refused: members of one name, compressed or encrypted members, a local
-header that names another member, members that overlap. Source: PKWARE APPNOTE 6.3, sections 4.3 and 4.5.
+Archives that could deceive malware scanners are refused: duplicate member names, compressed or encrypted members, a
+local header that names another member, members that overlap. Source: PKWARE APPNOTE 6.3, sections 4.3 and 4.5.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def local_member(head: bytes) -> tuple[str, int, bool]:
 
 
 def first_name(head: bytes) -> str:
-    """Name of the member whose local header begins a file; empty where there is none."""
+    """Name of the member whose local header begins a file; empty if there is none."""
     if len(head) < _LOCAL.size or not head.startswith(LOCAL_MAGIC):
         return ""
     length = _LOCAL.unpack_from(head)[9]
@@ -79,53 +79,60 @@ def read_directory(
 
     Args:
         location: the file.
-        start: where the archive begins in it.
-        stop: where it ends; the file's end by default.
-        tail: how many bytes before the end are searched for the end record.
+        start: offset of the archive in it.
+        stop: end of the archive; the end of the file by default.
+        tail: number of bytes before the end in which the end record is searched.
 
     Raises:
-        CorruptError: there is none, as when the file was cut, or it contradicts itself.
-        HostileError: two members have one name.
+        CorruptError: it is missing, as in a truncated file, or invalid.
+        HostileError: two members have the same name.
     """
     entry = location.stat()
     end = (entry.size if entry else 0) if stop is None else stop
     offset, size, count = _end_record(location, max(end - tail, start), start, end)
     if size > _LARGEST_DIRECTORY or not start <= offset <= offset + size <= end:
-        raise _corrupt(f"its directory of {size} bytes at {offset} is not inside", location)
+        raise _corrupt(f"zip central directory of {size} bytes at {offset} is outside the archive", location)
     data = location.read(offset, offset + size)
     members: dict[str, Member] = {}
     for member in _entries(data, start, location):
         if member.name in members:
             raise HostileError(
-                f"two members are called {member.name!r}", uri=location.uri, cure="do not use it"
+                f"duplicate zip member {member.name!r}", uri=location.uri, cure="do not use this file"
             )
         if not start <= member.header <= member.header + member.size <= offset:
-            raise _corrupt(f"member {member.name!r} does not lie before the directory", location)
+            raise _corrupt(
+                f"zip member {member.name!r} is outside the archive or overlaps the central directory",
+                location,
+            )
         members[member.name] = member
     if len(members) != count:
-        raise _corrupt(f"its directory announces {count} members and has {len(members)}", location)
+        raise _corrupt(
+            f"invalid zip central directory: expected {count} members, got {len(members)}", location
+        )
     return Directory(members, offset)
 
 
 def _end_record(location: Location, base: int, start: int, end: int) -> tuple[int, int, int]:
-    """Offset of the directory in the file, its bytes, and its members."""
+    """Offset of the directory in the file, its size in bytes, and its number of members."""
     tail = location.read(base, end)
     found = tail.rfind(b"PK\x05\x06")
     if found < 0 or len(tail) - found < _END.size:
-        raise _corrupt("no central directory: the file is cut, or not a zip archive", location)
+        raise _corrupt(
+            "zip central directory not found: the file is truncated or is not a zip archive", location
+        )
     _, disk, first_disk, _, count, size, offset, _ = _END.unpack_from(tail, found)
     wide = tail.rfind(b"PK\x06\x07", 0, found)
     if wide >= 0 and wide == found - _LOCATOR.size:
         return _end64_record(location, start, _LOCATOR.unpack_from(tail, wide)[2])
     if disk or first_disk:
-        raise UnsupportedError("a zip archive of several disks", uri=location.uri)
+        raise UnsupportedError("unsupported zip archive: it spans several disks", uri=location.uri)
     return start + offset, size, count
 
 
 def _end64_record(location: Location, start: int, offset: int) -> tuple[int, int, int]:
     data = location.read(start + offset, start + offset + _END64.size)
     if len(data) != _END64.size or not data.startswith(b"PK\x06\x06"):
-        raise _corrupt("its zip64 end record is not where it should be", location)
+        raise _corrupt(f"zip64 end record not found at {start + offset}", location)
     fields = _END64.unpack(data)
     return start + fields[9], fields[8], fields[7]
 
@@ -134,7 +141,7 @@ def _entries(data: bytes, start: int, location: Location) -> Iterator[Member]:
     position = 0
     while position < len(data):
         if len(data) - position < _CENTRAL.size or data[position : position + 4] != b"PK\x01\x02":
-            raise _corrupt("its directory is damaged", location)
+            raise _corrupt(f"invalid zip central directory: no entry at offset {position} of it", location)
         fields = _CENTRAL.unpack_from(data, position)
         _, _, _, flags, method, _, _, crc, size, full, names, extras, comments, _, _, _, header = fields
         name_end = position + _CENTRAL.size + names
@@ -164,43 +171,44 @@ def _wide(extra: bytes, numbers: list[int], location: Location) -> list[int]:
                 numbers[index] = number
             return numbers
         position += 4 + length
-    raise _corrupt("a member has no zip64 sizes", location)
+    raise _corrupt("invalid zip central directory: missing zip64 sizes of a member", location)
 
 
 def data_offset(location: Location, member: Member, methods: tuple[int, ...] = (STORED,)) -> int:
-    """Where a member's bytes begin in the file.
+    """Offset of a member's bytes in the file.
 
     Args:
         location: the file.
         member: one of its members.
-        methods: the ways of storing that are expected.
+        methods: the compression methods that are accepted.
 
     Raises:
-        HostileError: it is stored in another way or encrypted, or its local header is another member's.
-        CorruptError: there is no local header.
+        HostileError: it has another method or is encrypted, or its local header does not match the directory.
+        CorruptError: the local header is missing.
     """
     unequal = member.method == STORED and member.size != member.full_size
     if member.method not in methods or member.flags & _ENCRYPTED or unequal:
         raise HostileError(
-            f"member {member.name!r} is compressed or encrypted, which its writer never does",
+            f"zip member {member.name!r} is compressed or encrypted, which its format does not allow",
             uri=location.uri,
-            cure="do not use this file; it may hide something from scanners",
+            cure="do not use this file; it may hide data from malware scanners",
         )
     start, fields, name = _local_header(location, member)
     if name != member.name or fields[3] != member.method or fields[2] & _ENCRYPTED:
         raise HostileError(
-            f"member {member.name!r} is called {name!r} in its local header, or is stored otherwise there",
+            f"local header of zip member {member.name!r} does not match the central directory: name {name!r}, "
+            f"method {fields[3]}, flags {fields[2]:#x}",
             uri=location.uri,
-            cure="do not use this file; it may hide something from scanners",
+            cure="do not use this file; it may hide data from malware scanners",
         )
     return start
 
 
 def data_place(location: Location, member: Member) -> int:
-    """Where a member's bytes begin, whatever it is called and however it is packed: for looking, not for reading.
+    """Offset of a member's bytes, without the checks of `data_offset`: for inspection, not for reading.
 
     Raises:
-        CorruptError: there is no local header.
+        CorruptError: the local header is missing.
     """
     return _local_header(location, member)[0]
 
@@ -208,7 +216,7 @@ def data_place(location: Location, member: Member) -> int:
 def _local_header(location: Location, member: Member) -> tuple[int, tuple[int, ...], str]:
     head = location.read(member.header, member.header + _LOCAL.size + 4 * len(member.name) + 64)
     if len(head) < _LOCAL.size or not head.startswith(LOCAL_MAGIC):
-        raise _corrupt(f"member {member.name!r} has no local header", location)
+        raise _corrupt(f"local header of zip member {member.name!r} not found at {member.header}", location)
     fields = _LOCAL.unpack_from(head)
     name = head[_LOCAL.size : _LOCAL.size + fields[9]].decode("utf-8", "backslashreplace")
     return member.header + _LOCAL.size + fields[9] + fields[10], fields, name
@@ -218,19 +226,24 @@ def read_member(location: Location, member: Member, most: int) -> bytes:
     """The bytes of a small stored member.
 
     Raises:
-        HostileError: see `data_offset`; or it has more than `most` bytes.
-        CorruptError: the file ends early.
+        HostileError: see `data_offset`; or the member has more than `most` bytes.
+        CorruptError: the file is truncated.
     """
     if member.size > most:
         raise HostileError(
-            f"member {member.name!r} has {member.size} bytes", uri=location.uri, cure="do not use it"
+            f"zip member {member.name!r} of {member.size} bytes exceeds the limit of {most}",
+            uri=location.uri,
+            cure="do not use this file",
         )
     offset = data_offset(location, member)
     data = location.read(offset, offset + member.size)
     if len(data) != member.size:
-        raise _corrupt(f"member {member.name!r} is cut short", location)
+        raise _corrupt(
+            f"zip member {member.name!r} is truncated: expected {member.size} bytes, got {len(data)}",
+            location,
+        )
     return data
 
 
 def _corrupt(what: str, location: Location) -> CorruptError:
-    return CorruptError(what, uri=location.uri, cure="fetch the file again, or restore it")
+    return CorruptError(what, uri=location.uri, cure="restore the file from a backup or download it again")

@@ -1,10 +1,10 @@
-"""Lays out zip archives as torch writes them, before the first byte of a tensor is there.
+"""Lays out zip archives as torch writes them, before the first byte of a tensor is written.
 
-Everything but the CRCs of the data is known beforehand, so the place of every byte is. Members are stored; flags
+Everything but the CRCs of the data is known in advance, so the offset of every byte is. Members are stored; flags
 0x0808 (sizes follow in a descriptor, names are UTF-8); version and date fields zero; the local header has no sizes
 (or, from 4 GiB on, zip64 ones), an extra field of id 0x4246 filled with `Z` pads so that data begins at a multiple
 of 64 from the archive's start; the descriptor has 8-byte sizes for zip64 members. The zip64 end record and locator
-are always there. torch's own C++ reader and its offset arithmetic (`calculate_storage_offsets`) rely on exactly this.
+are always present. torch's own C++ reader and its offset arithmetic (`calculate_storage_offsets`) rely on exactly this.
 Source: caffe2/serialize/inline_container.cc of torch 2.13, observed; APPNOTE 6.3.
 """
 
@@ -33,12 +33,12 @@ _ZIP64, _PADDING = 0x0001, 0x4246
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """One member that will be written: small bytes that are known, or the data of a tensor.
+    """One member that will be written: small known bytes, or the data of a tensor.
 
     Attributes:
         name: its name in the archive.
         data: its bytes; None for a tensor's.
-        size: how many.
+        size: number of bytes.
         path: key path of the tensor.
     """
 
@@ -55,7 +55,7 @@ class MemberRecord:
 
 @dataclass(frozen=True, slots=True)
 class MemberSlot:
-    """A record with its place: offsets of local header and data from the archive's start."""
+    """A record with the offsets of its local header and data from the start of the archive."""
 
     record: MemberRecord
     header: int
@@ -90,7 +90,7 @@ def small(name: str, data: bytes) -> MemberRecord:
 
 
 def lay_out(records: Sequence[MemberRecord], start: int = 0) -> ArchivePlan:
-    """Give every record its place."""
+    """Assign an offset to every record."""
     slots: list[MemberSlot] = []
     position = 0
     for record in records:
@@ -103,7 +103,7 @@ def lay_out(records: Sequence[MemberRecord], start: int = 0) -> ArchivePlan:
 
 
 def frame(plan: ArchivePlan, crcs: Mapping[KeyPath, int]) -> Iterator[tuple[int, bytes]]:
-    """Every byte of an archive that is not a tensor's, as runs with their offsets in the file.
+    """All bytes of an archive except those of tensors, as runs with their offsets in the file.
 
     Args:
         plan: the archive.

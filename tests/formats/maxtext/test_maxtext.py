@@ -56,7 +56,7 @@ def test_scan_axis_and_aux_are_told():
 def test_one_of_four_hosts_is_said_in_words():
     reason = wherry.detect(place("defect-maxtext-one-of-4-hosts")).reason
     assert reason.startswith("1 of 4 hosts")
-    assert "108 of 433 kB present, 51 of 159 chunks, 36 of 51 arrays cannot be read whole" in reason
+    assert "108 of 433 kB present, 51 of 159 chunks, 36 of 51 arrays are incomplete" in reason
 
 
 @needs_corpus
@@ -75,7 +75,7 @@ def test_what_is_whole_of_an_incomplete_checkpoint_is_read():
 @needs_corpus
 def test_a_lost_data_file_is_named():
     reason = wherry.detect(place("defect-maxtext-gpt3-ocdbt-data-file-missing")).reason
-    assert "3 of 62 arrays cannot be read whole" in reason
+    assert "3 of 62 arrays are incomplete" in reason
     assert "data file ocdbt.process_0/d/" in reason
     assert "hosts" not in reason
 

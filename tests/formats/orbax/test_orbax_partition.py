@@ -58,17 +58,17 @@ def test_logical_names():
 @pytest.mark.parametrize(
     ("option", "shape", "named"),
     [
-        (f"{MESH};spec:*=data,model,data", (8, 8), "3 entries for 2 axes"),
-        (f"{MESH};spec:*=data,data", (8, 8), "splits two axes"),
-        (f"{MESH};spec:*=data", (6, 8), "does not divide by 4"),
-        (f"{MESH};spec:*=fsdp", (8, 8), "no axis fsdp"),
-        ("mesh:data=many;spec:*=data", (8, 8), "no number of devices"),
-        ("mesh:data=4", (8, 8), "alone"),
-        (f"{MESH};embed=data", (8, 8), "not understood"),
-        (f"{MESH};rules:embed", (8, 8), "not possible"),
-        ("0x4", (8, 8), "not possible"),
-        ("x4", (8, 8), "not possible"),
-        ("8y1", (8, 8), "not possible"),
+        (f"{MESH};spec:*=data,model,data", (8, 8), "has 3 entries, the tensor 2 axes"),
+        (f"{MESH};spec:*=data,data", (8, 8), "duplicate mesh axis"),
+        (f"{MESH};spec:*=data", (6, 8), "not divisible by 4"),
+        (f"{MESH};spec:*=fsdp", (8, 8), "unknown mesh axis in chunks: fsdp"),
+        ("mesh:data=many;spec:*=data", (8, 8), "invalid number of devices 'many'"),
+        ("mesh:data=4", (8, 8), "missing spec: or rules:"),
+        (f"{MESH};embed=data", (8, 8), "invalid clause"),
+        (f"{MESH};rules:embed", (8, 8), "invalid value for chunks"),
+        ("0x4", (8, 8), "invalid value for chunks"),
+        ("x4", (8, 8), "invalid value for chunks"),
+        ("8y1", (8, 8), "invalid value for chunks"),
     ],
 )
 def test_what_does_not_fit_is_refused(option, shape, named):

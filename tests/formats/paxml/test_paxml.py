@@ -73,7 +73,7 @@ def test_contents(case):
 def test_one_of_four_hosts_is_said_in_words():
     reason = wherry.detect(place("defect-paxml-one-of-4-hosts")).reason
     assert reason.startswith("1 of 4 hosts")
-    assert "57 of 123 chunks, 30 of 57 arrays cannot be read whole" in reason
+    assert "57 of 123 chunks, 30 of 57 arrays are incomplete" in reason
 
 
 @needs_corpus
@@ -138,7 +138,8 @@ def test_metadata_under_another_name_is_refused_by_name(copied):
 
 @needs_corpus
 @pytest.mark.parametrize(
-    ("name", "words"), [("", "is empty"), ("{", "not JSON"), ('{"version": "x"}', "no version")]
+    ("name", "words"),
+    [("", "is empty"), ("{", "invalid JSON in metadata"), ('{"version": "x"}', "no version")],
 )
 def test_a_damaged_metadata_item(copied, name, words):
     folder = copied(V11)

@@ -188,8 +188,8 @@ def small(*paths, lists=(), values=None):
         (small(("a", "0"), ("a_0",), lists=[("a",)]), "key collision"),
         (small(()), "no name for a bare leaf"),
         (small(("0",), lists=[()]), "no name for a bare leaf"),
-        (small(("a", "..", "x/../y")), "cannot be a folder"),
-        (small(("assets",)), "cannot be a folder"),
+        (small(("a", "..", "x/../y")), "cannot be the folder of an array"),
+        (small(("assets",)), "cannot be the folder of an array"),
     ],
 )
 def test_what_flat_names_cannot_spell_is_refused(tmp_path, manifest, words):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import re
 import shutil
 import subprocess
 import sys
@@ -151,7 +152,7 @@ def test_a_file_that_is_cut_while_a_view_is_read_ends_no_process(tmp_path):
     path = save(tmp_path, {"w": torch.ones(1 << 10, 1 << 10).t()})
     done = subprocess.run([sys.executable, "-c", CUT, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done
-    assert done.stdout == "the file ends before this tensor does\n"
+    assert re.fullmatch(r"the file is truncated: expected \d+ bytes at \d+, got \d+\n", done.stdout)
 
 
 def test_tied_weights_are_two_tensors_and_say_so(tmp_path):
@@ -309,7 +310,7 @@ def test_members_are_what_they_seem(tmp_path):
         opened(rewritten(source, tmp_path / "two.pt", **{"x/data.pkl": b"N."}), "torch-zip")
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(tmp_path / "ok.pt", "a") as archive:
         archive.writestr("model/data/0", b"0" * 16)
-    with pytest.raises(HostileError, match="two members"):
+    with pytest.raises(HostileError, match="duplicate zip member"):
         opened(tmp_path / "ok.pt", "torch-zip")
 
 
