@@ -171,7 +171,7 @@ def test_a_companion_that_was_carried_wrongly_is_found(tmp_path, source, monkeyp
     with wherry.open(source) as checkpoint:
         assert [one.name for one in checkpoint.manifest.companions] == ["tokenizer.json"]
     altered_on_the_way(monkeypatch, "tokenizer.json")
-    with pytest.raises(MismatchError, match=r"the companion file tokenizer\.json is not what it was"):
+    with pytest.raises(MismatchError, match=r"the companion file tokenizer\.json differs from the source"):
         wherry.rewrite(source, tmp_path / "b", as_=FOR_TORCH)
     assert names(tmp_path) == ["a"]
 

@@ -74,7 +74,7 @@ def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path
     done = rebuild([tmp_path / "archive"], tracking_uri="https://user:secret@models.example")
     assert (done.conversions, done.places, done.partial) == (2, 3, ("f" * 64,))
     assert {row["reason"].split(":")[0] for row in done.unreadable} == {
-        "the sidecar is not JSON",
+        "invalid JSON in the sidecar",
         "the registry went away",
     }
     places = {place.uri for place in wherry_places(chain.first.target.checkpoint_digest)}

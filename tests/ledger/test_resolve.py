@@ -117,7 +117,7 @@ def test_what_means_nothing_is_an_error(own_home, tmp_path, uri, error):
 
 def test_bytes_that_were_moved_are_found_through_the_ledger(receipt, name, tmp_path):
     place = moved(Path(receipt.target.uri), tmp_path / "archive")
-    with pytest.raises(NotFoundError, match="at no place that is known of"):
+    with pytest.raises(NotFoundError, match="not found at any known location"):
         wherry.resolve(f"models:/{name}@champion")
     seen = read_sidecar(locate(place)).checkpoint
     with open_ledger() as ledger:
@@ -162,7 +162,7 @@ def test_what_was_deleted_says_so_and_an_alias_protects(receipt, name, stores):
 
     upstream.MlflowClient(**stores).delete_registered_model_alias(name, "champion")
     mlflow.mark_deleted(name, "1", by="prune", reason="keep_last", **stores)
-    with pytest.raises(NotFoundError, match=r"bytes were deleted: .* by prune: keep_last"):
+    with pytest.raises(NotFoundError, match=r"the checkpoint was deleted: .* by prune: keep_last"):
         wherry.resolve(f"models:/{name}/1")
     mlflow.unregister(name, "1", **stores)
     assert [row for row in mlflow.registered(**stores) if row.name == name] == []

@@ -89,7 +89,7 @@ def test_the_journal_of_another_conversion_is_named(path, field):
     write(path)
     done, reason = read(path, {**HEADER, field: "other"})
     assert done == []
-    assert reason == f"the interrupted run had another {field}"
+    assert reason == f"the interrupted run had a different {field}"
 
 
 def test_what_is_not_signed_is_not_even_parsed(path):

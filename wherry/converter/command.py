@@ -116,8 +116,8 @@ def command(receipt: Receipt, *, source: str | None = None, target: str | None =
     """
     if source is None and is_live(receipt.source.uri):
         raise UsageError(
-            "it was made of a training state, which is gone", uri=receipt.target.uri,
-            cure="export it again from the run",
+            "the source was a live training state, which no longer exists", uri=receipt.target.uri,
+            cure="export it again from the training run",
         )  # fmt: skip
     asked = receipt.asked or resolved(receipt.target.format, receipt.options)
     if target is not None and target != receipt.target.uri:
@@ -185,7 +185,7 @@ def _compared(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     if not value:
-        return "not stated"
+        return "not set"
     if isinstance(value, dict) and "sha256" in value:
         return f"{value['name']} ({short(value['sha256'])})"
     if isinstance(value, dict):

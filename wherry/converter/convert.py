@@ -224,7 +224,7 @@ def _make(jobs: list[Job], there: Mapping[int, Receipt], *, lineage: bool) -> li
 
 def _kept(done: Mapping[int, Receipt], failure: WherryError, *, lineage: bool) -> dict[int, Receipt]:
     """Record what is committed although other targets failed, and say so with the error; the receipts."""
-    failure.add_note(f"committed all the same: {', '.join(one.target.uri for one in done.values())}")
+    failure.add_note(f"these targets are committed: {', '.join(one.target.uri for one in done.values())}")
     if not lineage:
         return {index: replace(one, lineage=LEFT_OUT) for index, one in done.items()}
     try:
@@ -245,9 +245,9 @@ def _places(
         return target, target
     step = checkpoint.manifest.step if as_step is None else as_step
     if row.step_folder is None:
-        raise UsageError(f"{row.name} has no naming rule for the steps of a run", cure="leave --into away")
+        raise UsageError(f"{row.name} has no naming rule for the steps of a run", cure="leave out --into")
     if step is None:
-        raise UsageError("the source states no step", uri=checkpoint.uri, cure="say --as-step N")
+        raise UsageError("the source has no step number", uri=checkpoint.uri, cure="pass --as-step N")
     folder = row.step_folder(step)
     row.guard(target.join(folder), into)
     return target.join(folder.split("/")[0]), target.join(folder)
@@ -266,7 +266,7 @@ def _require_apart(checkpoint: Checkpoint, target: Location) -> None:
     inside = f"{target.path}/".startswith(f"{locate(checkpoint.uri).path.rstrip('/')}/")
     if inside and target.store.protocol == locate(checkpoint.uri).store.protocol:
         raise UsageError(
-            "the target lies inside the source", uri=target.uri, cure="choose a target beside it"
+            "the target is inside the source", uri=target.uri, cure="choose a target outside the source"
         )
 
 
@@ -274,4 +274,4 @@ def _require_distinct(jobs: list[Job]) -> None:
     uris = [job.committed.uri for job in jobs]
     twice = next((uri for uri in uris if uris.count(uri) > 1), None)
     if twice is not None:
-        raise UsageError("two targets are the same", uri=twice, cure="give each target a place of its own")
+        raise UsageError("duplicate target", uri=twice, cure="choose a different path for each target")

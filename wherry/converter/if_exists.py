@@ -50,7 +50,7 @@ def existing_result(
         UsageError: an unknown choice.
     """
     if if_exists not in (None, *CHOICES):
-        raise UsageError(f"if_exists={if_exists} is not possible", cure=f"choose {' or '.join(CHOICES)}")
+        raise UsageError(f"invalid value for if_exists: {if_exists!r}", cure=f"choose {' or '.join(CHOICES)}")
     if not committed.exists():
         return None
     sidecar = _sidecar(target)
@@ -59,7 +59,7 @@ def existing_result(
     if receipt is not None and accepted:
         return replace(receipt, already=True)
     raise TargetExistsError(
-        "the target exists and is not the result of this conversion",
+        "target already exists and is not the result of this conversion",
         uri=committed.uri,
         cure="choose another target, or remove this one",
     )

@@ -100,9 +100,9 @@ def keep(place: Path) -> bool:
         if before.samefile(place):
             return True  # a run was killed between keeping and replacing
         raise TargetExistsError(
-            "a file that an earlier change kept is in the way",
+            "backup file already exists, from an earlier change",
             uri=str(before),
-            cure="move it away; it is what the checkpoint had before",
+            cure="move the backup away; it holds the file from before that change",
         ) from error
     return True
 

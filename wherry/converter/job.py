@@ -231,7 +231,9 @@ def _opened(job: Job, staged: Location) -> Checkpoint:
     detection = job.row.detect(Glimpse(staged))
     if detection is None:
         raise MismatchError(
-            "what was written is not recognised", uri=job.target.uri, cure="report this with the plan"
+            f"the written target is not recognised as {job.row.name}",
+            uri=job.target.uri,
+            cure="report this as a bug, with the plan; nothing was committed",
         )
     return Checkpoint(job.row.open(staged, detection))
 
@@ -241,7 +243,9 @@ def _require_structure(job: Job, found: Manifest) -> None:
     seen = {path: (spec.shape, spec.dtype) for path, spec in found.tensors.items()}
     if expected != seen:
         odd = min(set(expected.items()) ^ set(seen.items()))
-        raise MismatchError(f"read-back has another structure at {'/'.join(odd[0])}", uri=job.target.uri)
+        raise MismatchError(
+            f"read-back differs from the plan in shape or dtype at {'/'.join(odd[0])}", uri=job.target.uri
+        )
 
 
 def _sidecar(

@@ -107,7 +107,7 @@ def plan_target(
 def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest) -> Plan:
     row, only, as_step, verify = _writable(target.to), target.only, request.as_step, request.verify
     if verify not in ("digest", "none"):
-        raise UsageError(f"verify={verify} is not possible", cure="choose digest or none")
+        raise UsageError(f"invalid value for verify: {verify!r}", cure="choose digest or none")
     if only is None:
         _require_present(checkpoint)
     given = dict(target.options)
@@ -160,7 +160,8 @@ def _writable(to: str) -> Format:
     row = find_format(to)
     if row.create is None:
         raise UnsupportedError(
-            f"{row.name} is read but not written", cure="`wherry formats` shows what is written"
+            f"writing {row.name} is not supported",
+            cure="run `wherry formats` to list the formats that are written",
         )
     return row
 
@@ -176,7 +177,9 @@ def _require_present(checkpoint: Checkpoint, *, left: Callable[[KeyPath], bool] 
     reason = absence(checkpoint.reader, left=left)
     if reason is not None:
         choice = (
-            "take another step" if left else "take another step, or carry --only params where these are whole"
+            "or use another step"
+            if left
+            else "use another step, or pass --only params if the parameters are complete"
         )
         raise IncompleteError(reason, uri=checkpoint.uri, cure=f"restore the missing files, {choice}")
 

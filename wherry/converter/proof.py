@@ -130,7 +130,7 @@ def prove(
         _require_alike(checkpoint.manifest, found.manifest, change, rewriting.target)
         missing = absence(found.reader)
         if missing is not None:
-            raise MismatchError(f"what was written is not whole: {missing}", uri=rewriting.target)
+            raise MismatchError(f"the written checkpoint is incomplete: {missing}", uri=rewriting.target)
         if known is None:
             return None
         expected = known.hashes.renamed({path: change.name(path) for path in known.hashes.digests})
@@ -156,14 +156,16 @@ def open_written(written: Location, source: Detection, target: str) -> Checkpoin
     """
     claim = look(Glimpse(written), formats())
     if claim is None:
-        raise MismatchError("what was written is not recognised", uri=target, cure="convert the source")
+        raise MismatchError(
+            "no format recognises the written checkpoint", uri=target, cure="convert the source"
+        )
     if claim.format in find_format(source.format).refines:
         claim = replace(source, uri=written.uri, verdict="ok", reason=None)
     try:
         opened = find_format(claim.format).open(written, replace(claim, step=source.step))
     except (DamagedError, UnsupportedError) as error:
         raise MismatchError(
-            f"what was written does not open as {claim.format}: {error.what}",
+            f"the written checkpoint cannot be opened as {claim.format}: {error.what}",
             uri=target,
             cure="nothing was committed; convert the source",
         ) from error
@@ -208,7 +210,9 @@ def _require_alike(source: Manifest, found: Manifest, change: Change, uri: str) 
         odd = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         if odd:
             raise MismatchError(
-                f"the {what} {odd[0]} is not what it was", uri=uri, cure="report this; nothing was committed"
+                f"the {what} {odd[0]} differs from the source",
+                uri=uri,
+                cure="report this; nothing was committed",
             )
 
 
@@ -231,7 +235,7 @@ def _require_equal(found: Hashes, expected: Hashes, uri: str) -> None:
 def _require_companions(found: tuple[Companion, ...], known: tuple[Companion, ...], uri: str) -> None:
     odd = sorted({one.name for one in set(found) ^ set(known)})
     if odd:
-        raise MismatchError(f"the companion file {odd[0]} is not what it was", uri=uri)
+        raise MismatchError(f"the companion file {odd[0]} differs from the source", uri=uri)
 
 
 def _receipt(
@@ -287,7 +291,7 @@ def prove_boxes(
     failed = differences(source, written, pairs, found, known, memory=memory, progress=progress)
     if failed:
         raise MismatchError(
-            f"what was written differs from the source: {failed[0].reason}",
+            f"the written target differs from the source: {failed[0].reason}",
             uri=written.uri,
             path=failed[0].path or render(next(iter(pairs))),
             cure="check the storage; nothing was committed",

@@ -99,5 +99,5 @@ def agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:
             f"the source has changed since it was recorded: {failed[0].reason}",
             uri=checkpoint.uri,
             path=failed[0].path,
-            cure="restore the source, or delete its sidecar if the change was meant",
+            cure="restore the source, or delete its sidecar if the change was intended",
         )

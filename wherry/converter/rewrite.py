@@ -116,7 +116,9 @@ def rewrite(
 def carry_out(request: RewriteRequest, *, progress: OnProgress | None = None) -> Rewritten:
     """Carry out a rewrite as it is requested; see `rewrite`."""
     if request.verify not in VERIFY:
-        raise UsageError(f"verify={request.verify} is not possible", cure=f"choose {' or '.join(VERIFY)}")
+        raise UsageError(
+            f"invalid value for verify: {request.verify!r}", cure=f"choose {' or '.join(VERIFY)}"
+        )
     wanted = ProofRequest(request, parse_size(request.memory), RunContext.begun(progress), stated(request))
     with _ready(request) as ready:
         there = None if request.in_place else _existing(ready, request.if_exists)
@@ -141,7 +143,7 @@ def _recorded(done: Rewritten, *, lineage: bool) -> Rewritten:
 def _ready(request: RewriteRequest) -> Generator[_Ready]:
     target, in_place = request.target, request.in_place
     if (target is None) != in_place:
-        raise UsageError("rewrite needs a target, or in_place, and not both", cure="name a new folder")
+        raise UsageError("rewrite needs either a target or in_place", cure="name a new folder")
     location, detection = resolve_source(named(request.source))
     home = location if target is None else locate(target, location.opaque)
     _require_local(location, home)
@@ -155,10 +157,10 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
     change = row.plan(location, detection, value or None)
     with Checkpoint(change.opened, opaque=location.opaque) as checkpoint:
         if in_place and change.staged_only:
-            raise UnsupportedError(change.staged_only, uri=location.uri, cure="name a target instead")
+            raise UnsupportedError(change.staged_only, uri=location.uri, cure="pass a target instead")
         missing = absence(checkpoint.reader)
         if missing is not None:
-            raise IncompleteError(missing, uri=location.uri, cure="use another step; this one is not whole")
+            raise IncompleteError(missing, uri=location.uri, cure="use another step; this one is incomplete")
         rewriting = _rewriting(change, location, home, (name, value or None), in_place=in_place)
         yield _Ready(rewriting, change, location, home, checkpoint, pin)
 
@@ -167,9 +169,9 @@ def _find(format: str, name: str, location: Location) -> Rewrite:
     known = rewrites(format)
     if name not in known:
         raise UsageError(
-            f"{format} has no rewrite {name!r}",
+            f"unknown rewrite {name!r} for format {format}",
             uri=location.uri,
-            cure=f"choose {' or '.join(known)}" if known else "convert it",
+            cure=f"choose {' or '.join(known)}" if known else "use `wherry convert` instead",
         )
     return known[name]
 
@@ -255,10 +257,10 @@ def _require_local(*places: Location) -> None:
     for place in places:
         if not place.store.capabilities.local:
             raise UnsupportedError(
-                "rewrites are made on local file systems", uri=place.uri, cure="copy it first, or convert it"
+                "rewrite supports only local file systems", uri=place.uri, cure="copy it first, or convert it"
             )
 
 
 def _require_apart(source: Location, target: Location) -> None:
     if f"{target.path}/".startswith(f"{source.path}/") and target.path != source.path:
-        raise UsageError("the target lies inside the source", uri=target.uri, cure="choose one beside it")
+        raise UsageError("the target is inside the source", uri=target.uri, cure="choose a target outside it")

@@ -100,15 +100,15 @@ def _statements(connection: Connection) -> Iterator[RowMapping]:
 
 def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
     if row["seq"] != seq:
-        return f"statement {seq} before it is gone"
+        return f"statement {seq} is missing"
     if row["prev"] != prev:
-        return "does not continue the one before it"
+        return "the hash chain is broken: previous hash mismatch"
     if row["hash"] != hash_of(row):
         return "its contents were altered"
     if row["schema"] > tables.SCHEMA:
-        return f"it is of schema {row['schema']}, which a newer wherry reads"
+        return f"unsupported schema {row['schema']}; upgrade wherry"
     told = content_of(row["kind"], row["body"])
-    return None if row["content"] == told else "its content digest is not that of its body"
+    return None if row["content"] == told else "content digest mismatch"
 
 
 def _rows(row: RowMapping) -> list[Row]:
@@ -126,7 +126,7 @@ class _ExpectedRows:
         try:
             told = _rows(statement)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return f"its body cannot be read: {error!r}"
+            return f"invalid body: {error!r}"
         for table, row in told:
             held, key = self._rows[table.name], hash(_KEY[table](row))
             if table not in tables.FIRST or key not in held:
@@ -137,8 +137,8 @@ class _ExpectedRows:
         """What is wrong with a row that is there; each row must come once."""
         contents = self._rows[table.name].pop(hash(_KEY[table](row)), None)
         if contents is None:
-            return "no statement says so"
-        return None if contents == hash(_CONTENTS[table](row)) else "it is not what its statement says"
+            return "no statement records it"
+        return None if contents == hash(_CONTENTS[table](row)) else "the row differs from its statement"
 
     def missing(self, table: Table) -> frozenset[int]:
         return frozenset(self._rows[table.name])
@@ -152,7 +152,7 @@ def _row_fault(connection: Connection, expected: _ExpectedRows) -> str | None:
                 return f"{_named(table, row)}: {fault}"
         missing = expected.missing(table)
         if missing:
-            return f"{_first_missing(connection, table, missing)}: it is gone"
+            return f"{_first_missing(connection, table, missing)}: the row is missing"
     return None
 
 
@@ -161,7 +161,7 @@ def _first_missing(connection: Connection, table: Table, missing: frozenset[int]
         for other, told in _rows(row):
             if other is table and hash(_KEY[table](told)) in missing:
                 return _named(table, told)
-    raise AssertionError("what is missing was told by a statement")
+    raise AssertionError("every missing row belongs to a statement")
 
 
 def _named(table: Table, row: _Row) -> str:
@@ -180,5 +180,5 @@ def _seal_fault(connection: Connection, head: int) -> str | None:
         if row["seal"] != seal_of(row):
             return f"projection {row['name']}: its contents were altered"
         if not 0 <= row["delivered"] <= head:
-            return f"projection {row['name']}: statement {row['delivered']} was delivered, and there is none"
+            return f"projection {row['name']}: statement {row['delivered']} was delivered, but the last one is {head}"
     return None

@@ -123,7 +123,7 @@ def _engine(url: str) -> tuple[Engine, str, Backend]:
         raise
     except (ArgumentError, ValueError, TypeError) as error:  # a port that is no number, an unknown option
         raise UsageError(
-            f"the URL of the ledger is not valid: {type(error).__name__}",
+            f"invalid ledger URL: {type(error).__name__}",
             uri=without_secrets(url),
             cure=_CURE,
         ) from error
@@ -134,9 +134,7 @@ def _connected(url: str) -> tuple[Engine, str, Backend]:
     if file is not None:
         driver = make_url(url).drivername
         if driver not in _SQLITE:
-            raise UsageError(
-                f"the ledger does not speak through {driver}", uri=without_secrets(url), cure=_CURE
-            )
+            raise UsageError(f"unsupported ledger driver {driver}", uri=without_secrets(url), cure=_CURE)
         # A connection that stays open: closing the last one folds the WAL into the file, four syncs for each statement.
         arguments: dict[str, Any] = {
             "connect_args": {"timeout": BUSY_SECONDS},
@@ -149,7 +147,7 @@ def _connected(url: str) -> tuple[Engine, str, Backend]:
 
         return connect(url)
     raise UnsupportedError(
-        "a ledger is kept in a SQLite file or in PostgreSQL",
+        "unsupported ledger database; expected SQLite or PostgreSQL",
         uri=without_secrets(url),
         cure=_CURE,
     )
@@ -159,14 +157,14 @@ def _prepare(ledger: Ledger, *, migrating: bool) -> None:
     """Tables and triggers, once; looking costs one query."""
     version = schema_of(ledger)
     if version > tables.SCHEMA:
-        raise CorruptError(f"ledger of schema {version}", uri=ledger.uri, cure="use a newer wherry")
+        raise CorruptError(f"unsupported ledger schema {version}", uri=ledger.uri, cure="upgrade wherry")
     if version == tables.SCHEMA:
         return
     if version and not (migrating or isinstance(ledger.backend, Sqlite)):
         raise UnsupportedError(
-            f"the shared ledger has schema {version}, this wherry writes {tables.SCHEMA}",
+            f"the shared ledger has schema {version}, but this wherry requires {tables.SCHEMA}",
             uri=ledger.uri,
-            cure="run `wherry ledger migrate` once all its users can be updated, or use the older wherry",
+            cure="run `wherry ledger migrate` when all its users can upgrade, or use the older wherry",
         )
     with ledger.write() as connection:
         version = ledger.backend.version(connection)  # another process may have been quicker
@@ -229,7 +227,7 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
         yield
     except DBAPIError as error:
         busy = backend.busy(error)
-        cure = "check that it is a ledger that can be reached and written, or set WHERRY_LEDGER"
+        cure = "check that the ledger can be reached and written, or set WHERRY_LEDGER"
         raise StorageError(
             f"the ledger cannot be used: {error.orig}",
             uri=uri,

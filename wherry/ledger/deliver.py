@@ -100,12 +100,14 @@ def after_record() -> None:
     try:
         outcomes = deliver() if configured() else []
     except Exception as error:  # noqa: BLE001  what was recorded is recorded, whatever a destination looks like
-        _log.warning("the ledger's statements were not handed on: %s", _told(error))
+        _log.warning("ledger statements were not delivered: %s", _told(error))
         return
     for one in outcomes:
         if one.failed:
             _log.warning(
-                "%s was not told; it will be, with the next statement: %s", one.projection, one.failed
+                "delivery to %s failed; it is tried again with the next statement: %s",
+                one.projection,
+                one.failed,
             )
 
 
@@ -125,7 +127,7 @@ def report_failure(error: WherryError, source: str, target: str, to: str, starte
         for name, destination in configured().items():
             service(name).report_failure(destination, error, source, target, to, started)
     except Exception as failure:  # noqa: BLE001  the conversion's own error is the one to raise
-        _log.warning("the failure of the conversion was not handed on: %s", _told(failure))
+        _log.warning("the failed conversion was not reported: %s", _told(failure))
 
 
 def _destination(name: str) -> str:
@@ -133,11 +135,12 @@ def _destination(name: str) -> str:
         return ON_REQUEST[name]()
     if name not in DESTINATIONS:
         known = " or ".join((*DESTINATIONS, *ON_REQUEST))
-        raise UsageError(f"there is no projection {name}", cure=f"choose {known}")
+        raise UsageError(f"unknown projection {name!r}", cure=f"choose {known}")
     destination = configured().get(name)
     if destination is None:
         raise UsageError(
-            f"nobody says where {name} goes", cure=f"set {DESTINATIONS[name]} to a file or an http(s) URL"
+            f"no destination is configured for {name}",
+            cure=f"set {DESTINATIONS[name]} to a file or an http(s) URL",
         )
     return destination
 

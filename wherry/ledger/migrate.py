@@ -39,7 +39,7 @@ def migrate(connection: Connection, version: int, create: Callable[[Connection],
         CorruptError: nobody wrote such a schema, or a statement that is there cannot be read.
     """
     if version != 1:
-        raise CorruptError(f"no ledger ever had schema {version}", cure="restore the ledger from a backup")
+        raise CorruptError(f"invalid ledger schema {version}", cure="restore the ledger from a backup")
     old = _old_rows(connection)
     for table in ("location", "registration"):
         connection.execute(text(f"DROP TABLE {table}"))
@@ -49,7 +49,7 @@ def migrate(connection: Connection, version: int, create: Callable[[Connection],
         append(connection, "migration", {"from": version, "to": tables.SCHEMA, **_beyond(connection, old)})
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptError(
-            f"a statement cannot be read: {error!r}", cure="restore the ledger from a backup"
+            f"invalid statement: {error!r}", cure="restore the ledger from a backup"
         ) from error
 
 
@@ -77,8 +77,8 @@ def _rows(told: BareStatement) -> list[tuple[Table, dict[str, Any]]]:
         return list(rows_of(told))
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
-            f"statement {told.seq} cannot be read: {error!r}",
-            cure="restore the ledger from a backup, or rebuild it",
+            f"invalid statement {told.seq}: {error!r}",
+            cure="restore the ledger from a backup, or run `wherry ledger rebuild`",
         ) from error
 
 

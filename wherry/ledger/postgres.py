@@ -91,9 +91,9 @@ def connect(url: str) -> tuple[Engine, str, Postgres]:
     parsed = make_url(url)
     if parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise UsageError(
-            f"the ledger does not speak through {parsed.drivername}",
+            f"unsupported ledger driver {parsed.drivername}",
             uri=without_secrets(url),
-            cure="write postgresql://… ; the driver is psycopg 3",
+            cure="use postgresql://…; the driver is psycopg 3",
         )
     try:
         engine = create_engine(

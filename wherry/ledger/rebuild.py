@@ -137,9 +137,9 @@ def _require_empty(connection: Connection, uri: str) -> None:
 
     if connection.execute(select(tables.statement.c.seq).limit(1)).first() is not None:
         raise TargetExistsError(
-            "the ledger has statements; a rebuilt one takes the place of a lost one",
+            "the ledger is not empty; rebuild writes only to an empty ledger",
             uri=uri,
-            cure="move the old one away, or name a new one in WHERRY_LEDGER or with --ledger",
+            cure="move the old ledger away, or name a new one in WHERRY_LEDGER or with --ledger",
         )
 
 

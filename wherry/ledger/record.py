@@ -165,11 +165,13 @@ def record_event(ledger: Ledger, kind: str, subject: CheckpointRef | None, body:
         UsageError: no such kind, or a deletion that does not say of what.
     """
     if kind not in EVENTS:
-        raise UsageError(f"the ledger has no events of kind {kind!r}", cure=f"choose {', '.join(EVENTS)}")
+        raise UsageError(f"unknown event kind {kind!r}", cure=f"choose {', '.join(EVENTS)}")
     place = {"uri": subject.uri} if subject is not None and kind == "deletion" else {}
     full = {**place, **body, **(_about(subject) if subject is not None else {})}
     if kind == "deletion" and not (full.get("checkpoint_digest") and full.get("uri")):
-        raise UsageError("a deletion says what is gone", cure="give a subject, or checkpoint_digest and uri")
+        raise UsageError(
+            "a deletion must name the deleted checkpoint", cure="pass a subject, or checkpoint_digest and uri"
+        )
     with ledger.write() as connection:
         return append(connection, kind, full)
 

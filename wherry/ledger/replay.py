@@ -434,6 +434,6 @@ def _damage(time: str, outcome: Mapping[str, Any]) -> DamageRecord:
     tensors: Any = outcome.get("tensors")
     failed = tensors.get("failed", []) if isinstance(tensors, dict) else []
     first: dict[str, Any] = failed[0] if failed else {}
-    reason = str(first.get("reason") or "it did not pass")
+    reason = str(first.get("reason") or "verification failed")
     verdict = str(outcome.get("verdict", "failed"))
     return DamageRecord(time, verdict, reason, first.get("path") or None, first.get("leaf"))

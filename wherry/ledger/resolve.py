@@ -99,7 +99,7 @@ def resolve_model(
     elif digest is not None:
         asked = _ModelQuery(text, digest["digest"])
     else:
-        raise UsageError(f"not a model URI: {text}", cure=f"write {_FORMS}", stage="resolve")
+        raise UsageError(f"invalid model URI: {text}", cure=f"use {_FORMS}", stage="resolve")
     return _placed(asked, stores)
 
 
@@ -120,7 +120,7 @@ def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, st
     row = service("mlflow").look_up(name, version=parts["version"], alias=alias, **stores)
     deleted = row.tags.get(DELETED_TAG)
     if deleted:
-        raise NotFoundError(f"its bytes were deleted: {deleted}", uri=text, stage="resolve")
+        raise NotFoundError(f"the checkpoint was deleted: {deleted}", uri=text, stage="resolve")
     digest = row.tags.get(DIGEST_TAG)
     if digest is None:
         raise NotFoundError(
@@ -152,9 +152,9 @@ def _placed(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
     if failed:
         raise next((error for error in failed if error.retryable), failed[0])
     raise NotFoundError(
-        f"checkpoint {short(asked.digest)} is at no place that is known of: {', '.join(tried) or 'there is none'}",
+        f"checkpoint {short(asked.digest)} not found at any known location: {', '.join(tried) or 'none is known'}",
         uri=asked.uri,
-        cure="restore it; `wherry lineage show` tells what it was made of",
+        cure="restore the checkpoint; run `wherry lineage show` to see what it was made of",
         stage="resolve",
     )
 
@@ -183,16 +183,16 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
     sidecar = read_sidecar(location)
     if sidecar is None:
         raise NotFoundError(
-            "no digests are recorded for it, so nothing can be proved",
+            "no digests are recorded for this checkpoint, so it cannot be verified",
             uri=location.uri,
-            cure=f"take stock of it first: wherry inspect --digest --write {shlex.quote(location.uri)}",
+            cure=f"record its digests first: wherry inspect --digest --write {shlex.quote(location.uri)}",
             stage=stage,
         )
     if proved_digest(sidecar) != sidecar.checkpoint.checkpoint_digest:
         raise MismatchError(
-            "the manifest beside it was altered: it is not the one that its digest stands for",
+            "digest mismatch in the sidecar: its manifest was altered",
             uri=location.uri,
-            cure="restore the checkpoint",
+            cure="restore the checkpoint and its sidecar",
             stage=stage,
         )
     return sidecar
@@ -200,9 +200,9 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
 
 def _another(asked: _ModelQuery, place: str) -> MismatchError:
     return MismatchError(
-        f"another checkpoint than the registered {short(asked.digest)} lies there",
+        f"the checkpoint at this location is not the registered {short(asked.digest)}",
         uri=place,
-        cure="restore the checkpoint, or register the one that is there now",
+        cure="restore the registered checkpoint, or register the present one",
         stage="resolve",
     )
 

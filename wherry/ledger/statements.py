@@ -106,7 +106,7 @@ def moment(text: str) -> str:
         read = datetime.fromisoformat(text)
     except ValueError as error:
         raise UsageError(
-            f"not a date or time: {text!r}", cure="write 2026-11-21 or 2026-11-21T08:00+00:00"
+            f"invalid date or time: {text!r}", cure="use 2026-11-21 or 2026-11-21T08:00+00:00"
         ) from error
     if len(text) <= len("2026-11-21"):
         read = datetime.combine(read.date(), time.max)

@@ -89,7 +89,7 @@ class ContainerChecksums:
         found = watched.crc.value(lambda start, stop: _read(extent, start, stop))
         if found != extent.crc32:
             raise CorruptError(
-                f"its bytes have CRC {found:08x}, {extent.crc32:08x} was recorded when they were written",
+                f"checksum mismatch: expected CRC-32 {extent.crc32:08x}, got {found:08x}",
                 uri=extent.file,
                 path=watched.spec.name,
                 cure="copy the checkpoint again, or use another step",
@@ -101,7 +101,11 @@ class ContainerChecksums:
 def _read(extent: Extent, start: int, stop: int) -> memoryview:
     data = extent.location.read(extent.offset + start, extent.offset + stop)
     if len(data) != stop - start:
-        raise CorruptError("the file ends before this tensor does", uri=extent.file)
+        raise CorruptError(
+            f"the file is truncated: expected {extent.offset + stop} bytes or more, "
+            f"got {extent.offset + start + len(data)}",
+            uri=extent.file,
+        )
     return memoryview(data)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from wherry.core.digest import LeafHasher
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
+from wherry.core.units import short
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
@@ -121,11 +122,17 @@ def compare(
     failed: list[Failure] = []
     for path, digest in sorted(expected.items()):
         if path not in found.digests:
-            failed.append(Failure(render(path), "the tensor is gone"))
+            failed.append(Failure(render(path), "missing tensor"))
         elif found.digests[path] != digest:
             leaf = _first_difference(found.leaves.get(path, ()), leaves.get(path, ()))
-            where = "" if leaf is None else f" (leaf {leaf})"
-            failed.append(Failure(render(path), f"its bytes are not the recorded ones{where}", leaf))
+            failed.append(
+                Failure(
+                    render(path),
+                    f"digest mismatch: expected {short(digest)}, got {short(found.digests[path])}"
+                    f"{'' if leaf is None else f' (first difference in leaf {leaf})'}",
+                    leaf,
+                )
+            )
     return failed
 
 

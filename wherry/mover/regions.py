@@ -227,7 +227,9 @@ def read_span(
             _fill(extent.location, extent.offset + start - position, part, spec, straight=straight)
         position += extent.length
     if position < span.stop:
-        raise CorruptError(f"its bytes end at {position}, {spec.nbytes} were expected", path=spec.name)
+        raise CorruptError(
+            f"the tensor is truncated: expected {spec.nbytes} bytes, got {position}", path=spec.name
+        )
 
 
 def _fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
@@ -242,5 +244,9 @@ def _fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec,
         except OSError as error:
             raise storage_error(error, location.uri) from error
         if count == 0:
-            raise CorruptError("the file ends before this tensor does", uri=location.uri, path=spec.name)
+            raise CorruptError(
+                f"the file is truncated: expected {offset + len(buffer)} bytes or more, got {offset + filled}",
+                uri=location.uri,
+                path=spec.name,
+            )
         filled += count

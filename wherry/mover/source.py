@@ -251,11 +251,11 @@ class Source:
             return None
         held = self.reader.held(spec, cell) if self.access(spec).kind in ("stream", "regions") else None
         if held is None or held > self._limit:
-            way = "it cannot be decoded in pieces" if held is None else f"its codec holds {show_size(held)}"
+            way = "it cannot be decoded in pieces" if held is None else f"its codec needs {show_size(held)}"
             raise UsageError(
-                f"a chunk of {show_size(chunk)} does not fit a quarter of the memory budget, and {way}",
+                f"a chunk of {show_size(chunk)} exceeds a quarter of the memory budget, and {way}",
                 path=spec.name,
-                cure=f"give it --memory {-(-_SHARE * (held or chunk) // _MIB)}MiB",
+                cure=f"pass --memory {-(-_SHARE * (held or chunk) // _MIB)}MiB",
             )
         return held
 
@@ -345,7 +345,7 @@ class _Flow:
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:
-                raise ValueError(f"the bytes end at {self._position}")
+                raise ValueError(f"the decoded data is truncated: it ends at byte {self._position}")
             self._rest = piece
         piece, self._rest = self._rest[:most], self._rest[most:]
         self._position += len(piece)

@@ -64,7 +64,7 @@ def clean(
     if not location.store.capabilities.local:
         raise UsageError("only local folders have staging areas to clean", uri=location.uri)
     if location.entry is None:
-        raise NotFoundError("nothing is there", uri=location.uri)
+        raise NotFoundError("folder not found", uri=location.uri)
     with storage_errors(location.uri):
         looked = [_look(area, min_age) for area in sorted(_areas(Path(location.path)))]
         areas = [area for area in looked if area]

@@ -81,7 +81,7 @@ def _marked(location: Location) -> Lease | None:
                 return lease.__enter__()
         except (WherryError, OSError) as caught:
             error = caught
-    _log.warning("nobody is told that %s is being read: %s", location.uri, error)
+    _log.warning("%s could not be marked as in use: %s", location.uri, error)
     return None
 
 

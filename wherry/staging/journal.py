@@ -201,7 +201,7 @@ def _rows(lines: list[Line], header: Header) -> tuple[tuple[DurableMove, ...], s
         rows: list[dict[str, Any]] = [json.loads(line.text) for line in lines]
         changed = [name for name in header if rows[0].get(name) != header[name]]
         if changed:
-            return (), f"the interrupted run had another {' and '.join(changed)}"
+            return (), f"the interrupted run had a different {' and '.join(changed)}"
         return tuple(_decode(row) for group in rows[1:] for row in group["done"]), None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return (), f"the journal of the interrupted run cannot be read: {error}"

@@ -41,7 +41,7 @@ def journal_key() -> bytes:
     else:
         raise UsageError(
             f"{KEY_ENV} is shorter than {_SHORTEST} characters",
-            cure=f"{KEY_ENV}=$(openssl rand -hex 32)",
+            cure=f"export {KEY_ENV}=$(openssl rand -hex 32)",
         )
     return hashlib.sha256(b"wherry-journal-key" + text).digest()
 
@@ -53,7 +53,7 @@ def _kept() -> bytes:
         return _read(path) or _made(path)
     except OSError as error:
         _log.warning(
-            "an interrupted run cannot be resumed, because it has no key to sign its journal: %s", error
+            "the journal cannot be signed, so this run cannot be resumed if it is interrupted: %s", error
         )
         return secrets.token_bytes(32)
 
@@ -68,13 +68,17 @@ def _read(path: Path) -> bytes | None:
         private = found.st_uid == os.geteuid() and not found.st_mode & 0o077
         if not stat.S_ISREG(found.st_mode) or not private:
             raise StorageError(
-                "the key is not a file that only this user can read", uri=str(path), cure=f"rm '{path}'"
+                "the journal key must be a regular file that only its owner can access",
+                uri=str(path),
+                cure=f"rm '{path}'",
             )
         text = os.read(descriptor, _MOST)
     finally:
         os.close(descriptor)
     if len(text) < _SHORTEST:
-        raise StorageError("the key is too short", uri=str(path), cure=f"rm '{path}'")
+        raise StorageError(
+            f"the journal key is shorter than {_SHORTEST} characters", uri=str(path), cure=f"rm '{path}'"
+        )
     return text
 
 

@@ -97,10 +97,12 @@ class Lease:
         except OSError as failure:
             released, reason = False, str(failure)
         else:
-            reason = "another run is judging it"
+            reason = "another run is checking it"
         if not released:
             # What came of the work counts. As long as this process lives, others take the lease for held.
-            _log.warning("%s stays until it can be removed: %s", self._path, reason)
+            _log.warning(
+                "the lease %s was not released; trying again in the background: %s", self._path, reason
+            )
             threading.Thread(target=self._release_later, name="wherry-lease-release", daemon=True).start()
 
     @property
@@ -138,7 +140,7 @@ class Lease:
         return TargetInUseError(
             "another run took over this target",
             uri=self._target,
-            cure="wait for that run to end; this one was stopped, or gave no sign of life, for more than "
+            cure="wait for that run to end; this run did not renew its lease for more than "
             f"{lease_watch.EXPIRY_SECONDS:.0f} s",
             retryable=True,
         )
@@ -225,9 +227,9 @@ class Lease:
                 draft.replace(self._path)
             except PermissionError as error:
                 raise StorageError(
-                    "the lease of another user has expired and cannot be replaced",
+                    "the expired lease of another user cannot be replaced",
                     uri=str(self._path),
-                    cure=f"its owner can remove it: rm '{self._path}'",
+                    cure=f"ask its owner to remove it: rm '{self._path}'",
                 ) from error
         self.dead = owner.token if owner and judged.verdict is Verdict.DEAD else None
         return True
@@ -237,7 +239,7 @@ class Lease:
         return TargetInUseError(
             f"{who} is writing this target",
             uri=self._target,
-            cure="wait for that run to end; the lease of a run that gives no sign of life expires after "
+            cure="wait for that run to end; a lease that is not renewed expires after "
             f"{lease_watch.EXPIRY_SECONDS:.0f} s",
             retryable=True,
         )
@@ -259,7 +261,7 @@ class Lease:
                 if self._release():
                     return
             except OSError as error:
-                _log.debug("%s still stays: %s", self._path, error)
+                _log.debug("the lease %s was still not released: %s", self._path, error)
 
     def _beat(self) -> None:
         place, count, warned = self._text.rindex(_BEAT % 0), 0, False
@@ -273,7 +275,7 @@ class Lease:
             except OSError as error:  # storage that comes back in time costs nothing
                 if not warned:
                     _log.warning(
-                        "%s was not renewed; the next attempt is in %.0f s: %s",
+                        "the lease %s was not renewed; the next attempt is in %.0f s: %s",
                         self._path,
                         _HEARTBEAT_SECONDS,
                         error,

@@ -110,7 +110,7 @@ def see(path: Path) -> Sighting | None:
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(status.st_mode):
-        raise StorageError("a folder is in the place of the lease", uri=str(path), cure=f"rm -r '{path}'")
+        raise StorageError("the lease is a folder; expected a file", uri=str(path), cure=f"rm -r '{path}'")
     text = _text(path) if stat.S_ISREG(status.st_mode) else b""
     return Sighting(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, text)
 
@@ -173,7 +173,7 @@ def judge(paths: Iterable[Path]) -> dict[Path, Judgement]:
         if not noticed and time.monotonic() - begin >= NOTICE_SECONDS:
             noticed = True
             _log.warning(
-                "%s: waiting up to %.0f s for a sign of life of its owner", watches[0].path, EXPIRY_SECONDS
+                "%s: waiting up to %.0f s for the owner to renew the lease", watches[0].path, EXPIRY_SECONDS
             )
         time.sleep(pause())
 

@@ -89,7 +89,9 @@ class Staging:
             UsageError: the target's storage is read-only.
         """
         if not target.store.capabilities.create_only_put:
-            raise UsageError(f"{target.store.protocol}:// is read-only here", uri=target.uri)
+            raise UsageError(
+                f"cannot write to {target.store.protocol}://: the storage is read-only", uri=target.uri
+            )
         self.target = target
         self.discarded: str | None = None
         self._error: BaseException | None = None
@@ -280,7 +282,7 @@ class Staging:
                 self._commit_objects(commit_members, beside)
         except FileExistsError as error:
             raise TargetExistsError(
-                "the target appeared while it was being converted",
+                "target already exists; it was created during the conversion",
                 uri=self.target.uri,
                 cure="choose another target",
             ) from error
@@ -292,7 +294,9 @@ class Staging:
             LocalStore().put(str(self._area / SIDECAR), beside)
         with self._lease.exclusive():
             if not self._owns_area():
-                raise StorageError("the staging area was replaced", uri=str(self._area), cure="run it again")
+                raise StorageError(
+                    "the staging area was replaced", uri=str(self._area), cure="run the conversion again"
+                )
             with self._sidecar_put(target) if beside is not None else nullcontext():
                 rename_without_replacing(staged, target)
             sync_folder(target.parent)

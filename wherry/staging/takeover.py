@@ -72,7 +72,7 @@ def open_area(area: Path, name: str, identity: str | None, lease: Lease) -> Area
                 opening.former = take_up(left, area, lease.dead)
                 opening.is_new = opening.former is not None
                 break
-            opening.discarded = f"what an interrupted run left was not taken up: {reason}"
+            opening.discarded = f"the staging area of an interrupted run was not reused: {reason}"
     for left in list(left_for(area.parent, name)):
         if left.path not in (area, opening.former):
             with suppress(FileNotFoundError):  # a run that was refused has removed its draft of a lease
@@ -110,9 +110,9 @@ def _progress(left: FormerArea, lease: Lease) -> tuple[int, bool]:
 def _discard(left: FormerArea, lease: Lease, opening: AreaHistory) -> None:
     """Put aside what another conversion to this target left: the lease says that nobody works on it."""
     if left.path.lstat().st_uid not in (os.geteuid(), lease.uid):
-        opening.discarded = f"{left.path.name} belongs to another user and was left"
+        opening.discarded = f"{left.path.name} belongs to another user and was not removed"
     elif left.is_draft:
         opening.aside.append(left.path)
     else:
         opening.aside.append(set_aside(left.path))
-        opening.discarded = opening.discarded or "an interrupted run had another source, plan or option"
+        opening.discarded = opening.discarded or "the interrupted run had a different source, plan or option"

@@ -45,10 +45,10 @@ def modified(place: Location, members: Iterable[Entry]) -> datetime:
         with library_errors(place.store.protocol, place.path):
             return max(fs.modified(path) for path in paths).astimezone(UTC)
     except FileNotFoundError as error:
-        raise NotFoundError("no such file", uri=place.uri, cure="check the path") from error
+        raise NotFoundError("file not found", uri=place.uri, cure="check the path") from error
     except OSError as error:
         raise storage_error(error, place.uri) from error
     except UnsupportedError as error:
         raise UnsupportedError(
-            "the storage does not say when files were written", uri=place.uri, cure="select by step instead"
+            "the storage does not report modification times", uri=place.uri, cure="select by step instead"
         ) from error

@@ -58,9 +58,9 @@ def listed(folder: Location) -> dict[str, Entry]:
     lost = next((name for name, entry in found.items() if entry.size < 0), None)
     if lost is not None:
         raise CorruptError(
-            "a link that leads nowhere",
+            "broken symbolic link",
             uri=folder.join(lost).uri,
-            cure="restore the file, or remove the link",
+            cure="restore the file that the link points to, or remove the link",
         )
     return found
 
@@ -121,9 +121,9 @@ def carry_file(
         os.fsync(writing.fileno())
         if not size == os.fstat(writing.fileno()).st_size == os.fstat(reading.fileno()).st_size:
             raise MismatchError(
-                "the file changed while it was carried over",
+                "the file changed while it was copied",
                 uri=source.uri,
-                cure="wait until nothing writes to the source",
+                cure="wait until no process writes to the source, then try again",
             )
     return way, size
 
@@ -275,7 +275,9 @@ def _append(source: Location, file: BinaryIO, entry: Entry, done: int, copying: 
         count = source.store.readinto(source.path, done, part)
         if not count:
             raise IncompleteError(
-                f"it became shorter meanwhile: {done} of {entry.size} bytes", uri=source.uri, stage="fetch"
+                f"the source was truncated during the copy: expected {entry.size} bytes, got {done}",
+                uri=source.uri,
+                stage="fetch",
             )
         file.write(part[:count])
         done += count

@@ -143,7 +143,7 @@ def reading(path: Path) -> Generator[Callable[[int, memoryview], None]]:
             while buffer:
                 count = os.preadv(file, [buffer], offset)
                 if not count:
-                    raise AssertionError(f"{path} ends at {offset}")
+                    raise AssertionError(f"{path} is truncated: it ends at byte {offset}")
                 offset, buffer = offset + count, buffer[count:]
 
         yield read

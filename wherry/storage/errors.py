@@ -67,7 +67,7 @@ def translated(error: Exception, protocol: str, path: str) -> Exception | None:
 
 def _ours(error: Exception, names: set[str], protocol: str, path: str) -> WherryError | None:
     uri, text = f"{protocol}://{path}", " ".join(redact(str(error)).split()) or type(error).__name__
-    log_in = _LOG_IN.get(protocol, f"log in to {protocol}:// as its library asks for it")
+    log_in = _LOG_IN.get(protocol, f"log in to {protocol}:// as its library requires")
     found: WherryError | None = None
     if names & _OFFLINE:
         found = StorageError(f"{protocol}:// is offline: {text}", cure="unset HF_HUB_OFFLINE")
@@ -77,10 +77,10 @@ def _ours(error: Exception, names: set[str], protocol: str, path: str) -> Wherry
         found = StorageError(f"access denied: {text}", cure=log_in)
     elif isinstance(error, ValueError):
         found = UsageError(
-            f"{protocol}:// does not take this path: {text}", cure="write it as its library does"
+            f"invalid path for {protocol}://: {text}", cure="write the path as the storage library expects it"
         )
     elif isinstance(error, NotImplementedError):
-        found = UnsupportedError(f"{protocol}:// cannot do this", cure="use another store")
+        found = UnsupportedError(f"{protocol}:// does not support this operation", cure="use another store")
     elif not isinstance(error, OSError) and _packages(error) & _PACKAGES:
         cure = "check that the storage is reachable"
         found = StorageError(f"storage failed: {text}", cure=cure, retryable=True)

@@ -84,9 +84,9 @@ def link_refusal(path: str, real: str) -> HostileError:
     """
     folder = os.path.dirname(real.removesuffix(_DELETED))  # noqa: PTH120
     return HostileError(
-        f"a link leads outside the checkpoint, to {real}",
+        f"symbolic link points outside the checkpoint: {real}",
         uri=path,
-        cure=f'put the file itself there, or allow the folder in your wherry.toml: links = ["{folder}"]',
+        cure=f'replace the link with the file, or allow the folder in your wherry.toml: links = ["{folder}"]',
     )
 
 

@@ -56,7 +56,7 @@ class Entry:
         mark: time of the last modification (local files), ETag or generation; part of fingerprints.
         inode: device and inode of a local file; two files of one name and mark differ by it.
         changed: time of the last change of the inode in nanoseconds, which no program can set; 0 where there is none.
-        barred: why it must not be opened (`a FIFO`, `a link leads outside the checkpoint, to /etc/passwd`); empty
+        barred: why it must not be opened (`a FIFO`, `symbolic link points outside the checkpoint: /etc/passwd`); empty
             where it may.
     """
 
@@ -214,7 +214,7 @@ class Location:
         try:
             return self.store.read(self.path, start, stop)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-            raise NotFoundError("no such file", uri=self.uri, cure="check the path") from error
+            raise NotFoundError("file not found", uri=self.uri, cure="check the path") from error
         except OSError as error:
             raise storage_error(error, self.uri) from error
 
@@ -285,13 +285,13 @@ class Location:
             except StorageError as error:
                 if error.retryable:
                     raise
-            raise HostileError(entry.barred, uri=place.uri, cure="take it out of the checkpoint")
+            raise HostileError(entry.barred, uri=place.uri, cure="remove it from the checkpoint")
 
     def _too_large(self, size: int, most: int) -> HostileError:
         return HostileError(
-            f"{self.name} has {size:,} bytes; at most {most:,} of such a file are read",
+            f"{self.name} has {size:,} bytes, which exceeds the limit of {most:,}",
             uri=self.uri,
-            cure="take it out of the checkpoint, or restore it",
+            cure="remove it from the checkpoint, or restore the original file",
         )
 
     def _below(self, prefix: str, visits: Counter[str]) -> Iterator[Entry]:
@@ -310,9 +310,9 @@ class Location:
         circle = visits[real] > _MOST_VISITS
         if circle or prefix.count("/") > _DEEPEST:
             raise HostileError(
-                "links lead to this folder again and again"
+                f"more than {_MOST_VISITS} links lead to this folder"
                 if circle
-                else f"more than {_DEEPEST} folders deep",
+                else f"folders are nested more than {_DEEPEST} levels deep",
                 uri=self.uri,
-                cure="remove the links that lead back to a folder above them, or move the folder away",
+                cure="remove the links that point to a parent folder, or move the folder away",
             )

@@ -31,7 +31,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a block device",
 }
-_CURE = "take it out of the checkpoint; only regular files are read"
+_CURE = "remove it from the checkpoint; only regular files are read"
 
 
 def open_regular(path: str, *, root: Root | None = None, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
@@ -114,22 +114,22 @@ def read_descriptor(descriptor: int, start: int, stop: int) -> bytes:
 def special(mode: int) -> str:
     """What a file is that is neither regular nor a folder, by its mode; empty for those two."""
     kind = stat.S_IFMT(mode)
-    return "" if kind in (stat.S_IFREG, stat.S_IFDIR) else _KINDS.get(kind, "no regular file")
+    return "" if kind in (stat.S_IFREG, stat.S_IFDIR) else _KINDS.get(kind, "an unknown type of file")
 
 
 def special_refusal(path: str, mode: int) -> HostileError:
     """The error for something that is no regular file."""
-    return HostileError(f"{special(mode) or 'a device'} in place of a file", uri=path, cure=_CURE)
+    return HostileError(f"expected a regular file, got {special(mode) or 'a device'}", uri=path, cure=_CURE)
 
 
 def loop_refusal(path: str) -> HostileError:
     """The error for a link that leads back to itself."""
-    return HostileError("a link that leads back to itself", uri=path, cure="remove the link")
+    return HostileError("symbolic link points back to itself", uri=path, cure="remove the link")
 
 
 def written_link_refusal(path: str) -> HostileError:
     """The error for a link under a name that is to be written."""
-    return HostileError("a link where a file is written", uri=path, cure="remove the link")
+    return HostileError("cannot write through a symbolic link", uri=path, cure="remove the link")
 
 
 def _opened(path: str, flags: int, mode: int) -> int:

@@ -94,7 +94,9 @@ def read_sidecar(location: Location) -> Sidecar | None:
         return None
     except (ValueError, RecursionError) as error:
         raise CorruptError(
-            f"the sidecar is not JSON: {error}", uri=place.uri, cure="delete or restore it"
+            f"invalid JSON in the sidecar: {error}",
+            uri=place.uri,
+            cure="restore the sidecar from a backup, or delete it",
         ) from error
     return _decode(data, place.uri)
 
@@ -122,7 +124,7 @@ def encode(sidecar: Sidecar) -> bytes:
 def _decode(data: dict[str, Any], uri: str) -> Sidecar:
     try:
         if data["schema"] > SCHEMA:
-            raise CorruptError(f"sidecar of schema {data['schema']}", uri=uri, cure="use a newer wherry")
+            raise CorruptError(f"unsupported sidecar schema {data['schema']}", uri=uri, cure="upgrade wherry")
         return Sidecar(
             manifest=from_json(data["manifest"], uri),
             checkpoint=CheckpointRef(**data["checkpoint"]),
@@ -132,7 +134,9 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, CorruptError):
             raise
-        raise CorruptError(f"not a sidecar: {error!r}", uri=uri, cure="delete or restore it") from error
+        raise CorruptError(
+            f"invalid sidecar: {error!r}", uri=uri, cure="restore the sidecar from a backup, or delete it"
+        ) from error
 
 
 def _leaves(text: str) -> tuple[bytes, ...]:

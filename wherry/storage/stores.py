@@ -121,15 +121,18 @@ class LocalStore:
             real = os.path.realpath(path)
             if not self.root.admits(path, real):
                 return Entry(
-                    entry.name, -1, is_dir=False, barred=f"a link leads outside the checkpoint, to {real}"
+                    entry.name,
+                    -1,
+                    is_dir=False,
+                    barred=f"symbolic link points outside the checkpoint: {real}",
                 )
         return entry_of(entry.name, status)
 
 
 def _why_not_followed(error: OSError) -> str:
     if error.errno == errno.ELOOP:
-        return "a link that leads back to itself"
-    return f"a link that cannot be followed ({error.strerror})"
+        return "symbolic link points back to itself"
+    return f"symbolic link cannot be followed: {error.strerror}"
 
 
 class LiveStore:
@@ -156,7 +159,7 @@ class LiveStore:
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:  # noqa: ARG002
         """See Store."""
-        raise PermissionError(errno.EROFS, "a live state is not written", path)
+        raise PermissionError(errno.EROFS, "cannot write to a live state", path)
 
 
 def is_live(uri: str) -> bool:
@@ -290,11 +293,11 @@ def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) ->
 
 def _located(text: str) -> Location:
     if not text:
-        raise UsageError("an empty URI")
+        raise UsageError("empty URI")
     if text.startswith(("models:/", "wherry://")):
         raise UsageError(
-            f"{text} names a registered checkpoint, and is no place to write or to walk",
-            cure="`wherry resolve` prints where it lies",
+            f"{text} is a model URI; expected a path or a storage URI",
+            cure="run `wherry resolve URI` to print the location of the checkpoint",
         )
     protocol, separator, rest = text.partition("://")
     if not separator:

@@ -137,7 +137,7 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
     found, uri = checkpoint.detection, checkpoint.uri
     lacking = next((path for path in checkpoint.manifest.tensors if path not in hashes.digests), None)
     if lacking is not None:
-        raise IncompleteError("it has no digest of its own", uri=uri, path=render(lacking))
+        raise IncompleteError("the tensor has no digest", uri=uri, path=render(lacking))
     companions = tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
     mark = present_fingerprint(checkpoint)
     pin.require_unchanged(checkpoint)  # so the fingerprint is that of the files that were read
@@ -149,9 +149,9 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
         _put_new(sidecar_location(location), encode(Sidecar(manifest, node, None, hashes.leaves)))
     elif proved_digest(there) != node.checkpoint_digest:
         raise TargetExistsError(
-            "its sidecar tells of another checkpoint",
+            "the existing sidecar describes another checkpoint",
             uri=uri,
-            cure="`wherry verify --level digest` says what was altered; remove the sidecar if it is out of date",
+            cure="run `wherry verify --level digest` to see what changed; remove the sidecar if it is out of date",
         )
     return manifest
 
@@ -171,6 +171,8 @@ def _put_new(place: Location, data: bytes) -> None:
             draft.unlink(missing_ok=True)
         sync_folder(target.parent)
     except FileExistsError as error:
-        raise TargetExistsError("somebody else wrote its sidecar just now", uri=place.uri) from error
+        raise TargetExistsError(
+            "another process wrote the sidecar at the same time", uri=place.uri
+        ) from error
     except OSError as error:
         raise storage_error(error, place.uri) from error

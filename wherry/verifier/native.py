@@ -104,8 +104,8 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
     if loader is None:
         known = ", ".join(sorted(service("native").LOADERS))
         raise UnsupportedError(
-            f"no library is known that loads {name}", uri=checkpoint.uri,
-            cure=f"verify it at level digest; native knows {known}",
+            f"no native library is known for format {name}", uri=checkpoint.uri,
+            cure=f"pass --level digest; native supports {known}",
         )  # fmt: skip
     _require(loader.package, loader.extra, f"loading {name} natively")
     sidecar = read_sidecar(locate(checkpoint.uri))
@@ -140,7 +140,7 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
     sidecar = read_sidecar(locate(checkpoint.uri))
     source = against or (sidecar.receipt.source.uri if sidecar and sidecar.receipt else None)
     if source is None:
-        raise UsageError("level logits compares with the source", cure="say which: --against SOURCE")
+        raise UsageError("level logits needs a source to compare with", cure="pass --against SOURCE")
     from wherry.ledger.open import open_named
 
     with (
@@ -172,7 +172,7 @@ def _local(checkpoint: Checkpoint) -> str:
     location = locate(checkpoint.uri)
     if location.store.protocol != "file":
         raise UnsupportedError(
-            "libraries of other systems load from this machine's file system only here", uri=checkpoint.uri,
+            "native libraries can load a checkpoint only from a local file system", uri=checkpoint.uri,
             cure="fetch it first: wherry fetch URI DIR",
         )  # fmt: skip
     return location.path
@@ -201,16 +201,16 @@ def _ask(request: dict[str, Any], nbytes: int) -> dict[str, Any]:
         variables=_VARIABLES,
     )
     if done.code:
-        last = done.errors.strip().splitlines()[-1:] or ["it printed nothing"]
+        last = done.errors.strip().splitlines()[-1:] or ["it printed no error"]
         raise NoAnswerError(
-            f"the {request['task']} check ended with {done.code}: {last[0]}",
-            cure="a negative number is a signal: -9 is the system, out of memory", retryable=done.code < 0,
+            f"the {request['task']} check exited with code {done.code}: {last[0]}",
+            cure="a negative code is a signal; -9 usually means out of memory", retryable=done.code < 0,
         )  # fmt: skip
     try:
         answer = json.loads(done.output)
     except ValueError as error:
         raise NoAnswerError(
-            f"the {request['task']} check printed no answer", cure="look at what its library prints"
+            f"the {request['task']} check printed no result", cure="check what the library prints"
         ) from error
     if "unsupported" in answer:
         raise MissingExtraError(answer["unsupported"], cure=answer["cure"])
@@ -227,7 +227,9 @@ def _memory(nbytes: int) -> int:
 def _seen(answer: dict[str, Any]) -> NativeReport:
     if "refused" in answer:
         return NativeReport(
-            (Failure("", f"the library refused it: {answer['refused']}"),), True, answer["devices"]
+            (Failure("", f"the library cannot load the checkpoint: {answer['refused']}"),),
+            True,
+            answer["devices"],
         )
     return NativeReport(
         tuple(Failure(path, reason) for path, reason in answer["failed"]),

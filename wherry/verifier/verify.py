@@ -173,12 +173,12 @@ def verify_source(
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
     if level == "roundtrip" and against is None:
-        raise UsageError("level roundtrip compares with the source", cure="say which: --against SOURCE")
+        raise UsageError("level roundtrip needs a source to compare with", cure="pass --against SOURCE")
     if level in _OTHERS_SAY and source.opaque:
         raise UsageError(
-            f"level {level} cannot read around {', '.join(sorted(source.opaque))}: the system's own library would "
-            "call what a pickle names",
-            cure="leave out --allow-opaque, or verify it at level digest",
+            f"level {level} cannot skip {', '.join(sorted(source.opaque))}: the system's own library would "
+            "call what the pickle names",
+            cure="leave out --allow-opaque, or pass --level digest",
         )
     clock = time.monotonic()
     other = None if against is None else _Other(source.beside(against), family_file)
@@ -261,11 +261,15 @@ def _altered(
 
 def _nothing_recorded(checkpoint: Checkpoint, unrecorded: int) -> NotFoundError:
     count = len(checkpoint.manifest.tensors)
-    what = "it" if unrecorded == count else f"{unrecorded} of its {count} tensors; the others are intact"
+    what = (
+        "this checkpoint"
+        if unrecorded == count
+        else f"{unrecorded} of {count} tensors; the others are intact"
+    )
     return NotFoundError(
         f"no digests are recorded for {what}",
         uri=checkpoint.uri,
-        cure="compare it with another checkpoint: --against URI; wherry records digests of what it writes",
+        cure="pass --against URI to compare it with another checkpoint; wherry records digests of what it writes",
     )
 
 
@@ -327,7 +331,7 @@ def _differences(
 ) -> Iterator[Failure]:
     yield from compare(found, expected, leaves)
     for path in sorted(set(found.digests) - set(expected)):
-        yield Failure(render(path), "a tensor that was not expected")
+        yield Failure(render(path), "unexpected tensor")
 
 
 def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
@@ -335,10 +339,10 @@ def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Fa
         try:
             found = digested(checkpoint, companion)
         except NotFoundError:
-            yield Failure(companion.name, "the companion file is gone")
+            yield Failure(companion.name, "companion file not found")
             continue
         if found.sha256 != companion.sha256:
-            yield Failure(companion.name, "the companion file is not the recorded one")
+            yield Failure(companion.name, "digest mismatch in the companion file")
 
 
 _COMPARING = ("roundtrip", "logits")  # levels that need the source

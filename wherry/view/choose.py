@@ -55,7 +55,7 @@ def relaid(
     asked = {name: _word(value) for name, value in options.items() if name not in own}
     if wish.dtype and (dtypes.opaque(wish.dtype) or not dtypes.known(wish.dtype)):
         raise UsageError(
-            f"--dtype {wish.dtype} is no element type", cure="write for example bfloat16 or float32"
+            f"invalid value for --dtype: {wish.dtype!r}", cure="use for example bfloat16 or float32"
         )
     if not asked and _same_tree(checkpoint, row, wish):
         return checkpoint, own, only

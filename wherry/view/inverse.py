@@ -67,7 +67,7 @@ def roundtrip(
         dropped = {row.path for row in forward.ignored}
         for path in source.manifest.tensors:
             if path not in carried and path not in dropped:
-                yield Failure(render(path), "nothing of the target holds it")
+                yield Failure(render(path), "missing tensor: no target tensor holds it")
         yield from _compared(view, source, forward, back, memory, progress, measured=measured)
 
 
@@ -152,7 +152,7 @@ def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projection:
     declared = layout.get("family_file")
     if declared is None and layout["family"] not in families():
         raise UsageError(
-            f"family {layout['family']} was declared in a file", cure="give the same --family-file"
+            f"family {layout['family']!r} was declared in a family file", cure="pass the same --family-file"
         )
     family = load_family_file(declared) if declared else load_family(layout["family"])
     one, other = dict(layout["from"]), dict(layout["to"])
@@ -210,8 +210,8 @@ def _measured(
     error, share = max(one for one, _share in found), max(share for _one, share in found)
     if share > 1:
         yield Failure(
-            failure.path, f"its values differ by up to {error:.3g}, {share:.3g} times what |error| ≤ "
-            f"{bound.relative:.2g} × |value| + {bound.absolute:.2g} allows",
+            failure.path, f"its values differ by up to {error:.3g}, {share:.3g} times the bound |error| ≤ "
+            f"{bound.relative:.2g} × |value| + {bound.absolute:.2g}",
         )  # fmt: skip
         return
     measured.tensors += 1

@@ -38,7 +38,9 @@ _BRACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _STACKED = re.compile(r"([^{}]+):([01])")
 _LAYER = "layer"  # what the family of a tree calls the axis
 _AXIS = f"{{{_LAYER}}}"
-_CURE = "write `layers_{layers} -> layers:0` to stack, `layers:0 -> layers_{layers}` to take apart; the axis is 0 or 1"
+_CURE = (
+    "use `layers_{layers} -> layers:0` to stack, `layers:0 -> layers_{layers}` to unstack; the axis is 0 or 1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def parse_scan(text: str) -> Scan:
     unrolled, stacked = (sides[0], sides[-1]) if stacks else (sides[-1], sides[0])
     place, names = _STACKED.fullmatch(stacked), _BRACE.findall(unrolled)
     if len(sides) != 2 or place is None or len(names) != 1:  # noqa: PLR2004
-        raise UsageError(f"scan={text!r} is not possible", cure=_CURE)
+        raise UsageError(f"invalid value for scan: {text!r}", cure=_CURE)
     return Scan(place[1], _BRACE.sub(_AXIS, unrolled), int(place[2]), names[0], stacks)
 
 
@@ -129,9 +131,9 @@ def scanned_view(checkpoint: Checkpoint, text: str) -> Checkpoint:
     for path in source.values:
         if moves.place(path) is not None:
             raise UnrepresentableError(
-                "a leaf within the layers is no tensor, so it cannot be stacked",
+                "a leaf within the layers is not a tensor, so it cannot be stacked",
                 path=render(path),
-                cure="leave it behind: --ignore values",
+                cure="pass --ignore values to leave it out",
             )
     manifest = replace(
         manifest,
@@ -190,7 +192,7 @@ class _Moves:
         inside = {new for path in held if self.place(path) is not None for new in self.moved(path)}
         for path, kinds in found.items():
             if len(set(kinds)) > 1 or (self._stacks and path in inside and len(kinds) != self._layers):
-                raise UnrepresentableError("the layers do not hold the same empty nodes", path=render(path))
+                raise UnrepresentableError("the layers have different empty nodes", path=render(path))
         return {path: kinds[0] for path, kinds in found.items()}
 
     def _head(self) -> KeyPath:
@@ -209,7 +211,7 @@ def _require_source(manifest: Manifest, scan: Scan) -> None:
     """The family of a tree takes both forms; a source that is in the target's already is a mistake in the text."""
     if not fits(manifest, scan):
         wanted = scan.unrolled.replace(_AXIS, f"{{{scan.name}}}") if scan.stacks else scan.stacked
-        raise UsageError(f"scan={scan.text!r}: no key path has {wanted}", cure=_CURE)
+        raise UsageError(f"scan {scan.text!r}: no key path matches {wanted}", cure=_CURE)
 
 
 class _AxisNames:
@@ -228,7 +230,7 @@ class _AxisNames:
         axes, tags = {one.axes for one in sources}, [one.tags for one in sources]
         if len(axes) > 1 or any(one != tags[0] for one in tags):
             raise MismatchError(
-                f"the layers name their axes differently: {sorted(map(str, axes))}", path=stored.spec.name
+                f"the layers have different axis names: {sorted(map(str, axes))}", path=stored.spec.name
             )
         names = axes.pop()
         rank = len(stored.spec.shape)
@@ -244,7 +246,7 @@ class _AxisNames:
             return (*names[:place], self._scan.name, *names[place:])
         if names[place] not in (None, self._scan.name):
             raise MismatchError(
-                f"axis {place} is called {names[place]}, not {self._scan.name}",
+                f"wrong name of axis {place}: expected {self._scan.name}, got {names[place]}",
                 path=source.name,
                 cure="put the name in the braces, or choose the other axis",
             )

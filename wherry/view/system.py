@@ -95,7 +95,7 @@ def _require_options(asked: Mapping[str, str], source: System, target: System, r
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise UsageError(
-            f"{row.name} has no option {', '.join(unknown)}, and neither has its layout",
+            f"unknown option {', '.join(unknown)} for format {row.name} and its layout",
             cure=f"choose among {', '.join(dict.fromkeys(known)) or 'none'}",
         )
 
@@ -119,7 +119,7 @@ def _config(checkpoint: Checkpoint, wish: LayoutRequest) -> dict[str, Any] | Non
         found = json.loads(checkpoint.reader.companion(CONFIG).read_whole(MOST_CONFIG))
     except ValueError as error:
         raise UsageError(
-            f"{CONFIG} is not JSON: {error}", uri=checkpoint.uri, cure="give --config FILE"
+            f"invalid JSON in {CONFIG}: {error}", uri=checkpoint.uri, cure="pass --config FILE"
         ) from error
     return found if isinstance(found, dict) else None
 
@@ -141,20 +141,20 @@ def _family(
         return None
     if name is not None:
         raise UsageError(
-            f"it was written through the family {name}, which a file declares", uri=checkpoint.uri,
-            cure=f"give that --family-file, or keep the tree with --family {NONE}",
+            f"the checkpoint was written with family {name!r}, which a family file declares", uri=checkpoint.uri,
+            cure=f"pass that --family-file, or keep the tree with --family {NONE}",
         )  # fmt: skip
     fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row)]
     if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
         raise AmbiguousError(
-            f"this could be a {' or a '.join(one.name for one in fitting)}",
+            f"several families fit this checkpoint: {', '.join(one.name for one in fitting)}",
             uri=checkpoint.uri,
-            cure=f"say which with --family {fitting[0].name}, or keep the tree with --family {NONE}",
+            cure=f"choose with --family {fitting[0].name}, or keep the tree with --family {NONE}",
         )
     if not fitting and asked:
         raise UsageError(
-            "no model family is known whose layouts fit every tensor", uri=checkpoint.uri,
-            cure="name it with --family, or declare it in a --family-file; `wherry layouts` lists the families",
+            "no known model family fits every tensor", uri=checkpoint.uri,
+            cure="pass --family, or declare one in a --family-file; run `wherry layouts` to list the families",
         )  # fmt: skip
     return fitting[0] if fitting else None
 
@@ -199,8 +199,8 @@ def _systems(
     if wish.explicit:
         lacking = row.name if target is None else checkpoint.detection.format
         raise UnrepresentableError(
-            f"family {family.name} has no system whose checkpoints lie in {lacking}",
+            f"family {family.name} has no system with checkpoints of format {lacking}",
             uri=checkpoint.uri,
-            cure=f"it has: {', '.join(sorted(family.systems))}; others are declared with --family-file",
+            cure=f"choose among {', '.join(sorted(family.systems))}, or declare others with --family-file",
         )
     return None

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wherry.formats.reader import Reader
     from wherry.layout.copies import Pieces, StoredTensor
 
-_OTHER_SYSTEM = "a file of the source's system, of no use to the target's"
+_OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
 _BAND = 8 << 20  # what is gathered at a time: the unit of raw moves
 
 
