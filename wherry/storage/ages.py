@@ -19,7 +19,7 @@ _NANOSECONDS = 1e9
 
 
 def age_of(location: Location) -> float | None:
-    """Seconds since the newest of its files was written; of a folder those that lie directly in it."""
+    """Seconds since the newest file was written; for a folder, only its direct children count."""
     if not location.store.capabilities.local:
         return None
     entries = [one for one in location.entries() if not one.is_dir] or [location.entry]
@@ -31,9 +31,9 @@ def modified(place: Location, members: Iterable[Entry]) -> datetime:
     """When the newest file of a checkpoint was written; UTC.
 
     Raises:
-        NotFoundError: one of the files is gone.
+        NotFoundError: one of the files no longer exists.
         StorageError: the storage failed.
-        UnsupportedError: it does not say when files were written.
+        UnsupportedError: it does not report modification times.
     """
     if place.store.capabilities.local:
         newest = max((int(member.mark) for member in members if member.mark), default=0)
