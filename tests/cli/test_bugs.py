@@ -155,13 +155,13 @@ def test_loggers_of_libraries_print_no_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("url", "kind", "words"),
     [
-        ("postgresql://host:port/db", UsageError, "not valid"),
-        ("postgresql://me:secret@host:port/db", UsageError, "not valid"),
-        ("sqlite:///{folder}/x.db?timeout=soon", UsageError, "not valid"),
+        ("postgresql://host:port/db", UsageError, "invalid ledger URL"),
+        ("postgresql://me:secret@host:port/db", UsageError, "invalid ledger URL"),
+        ("sqlite:///{folder}/x.db?timeout=soon", UsageError, "invalid ledger URL"),
         ("sqlite+aiosqlite:///{folder}/x.db", UsageError, "unsupported ledger driver"),
         ("postgresql+nothing://host/db", UsageError, "unsupported ledger driver"),
-        ("mysql://host/db", UnsupportedError, "SQLite file or in PostgreSQL"),
-        ("nonsense", UnsupportedError, "SQLite file or in PostgreSQL"),
+        ("mysql://host/db", UnsupportedError, "unsupported ledger database; expected SQLite or PostgreSQL"),
+        ("nonsense", UnsupportedError, "unsupported ledger database; expected SQLite or PostgreSQL"),
         ("sqlite:///{folder}", StorageError, "cannot be used"),
         ("sqlite:///{folder}/file", StorageError, "cannot be used"),
         ("sqlite:////proc/self/ledger.db", StorageError, "cannot be used"),

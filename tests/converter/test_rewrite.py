@@ -312,7 +312,7 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path, source):
 
 def test_a_format_without_rewrites(tmp_path, source):
     wherry.convert(source, tmp_path / "b.npz", to="npz", ignore=("values", "empties"), lineage=False)
-    with pytest.raises(UsageError, match="no rewrite"):
+    with pytest.raises(UsageError, match="unknown rewrite"):
         wherry.rewrite(tmp_path / "b.npz", tmp_path / "c", as_=FOR_TORCH)
     with pytest.raises((UnsupportedError, UsageError)):
         wherry.rewrite(tmp_path / "b.npz", tmp_path / "c", as_="")

@@ -128,7 +128,7 @@ def wherry_places(digest):
 def test_a_ledger_with_statements_is_never_rebuilt(chain, tmp_path):
     with open_ledger() as ledger:
         before = head(ledger)
-    with pytest.raises(TargetExistsError, match="has statements") as refusal:
+    with pytest.raises(TargetExistsError, match="the ledger is not empty") as refusal:
         rebuild([tmp_path / "out"], registry=False)
     assert refusal.value.cure
     with open_ledger() as ledger:

@@ -85,7 +85,7 @@ def test_every_verb_takes_them(receipt, name, tmp_path):
 @pytest.mark.parametrize("write", ["models:/m@c", "wherry://sha256/" + "0" * 64])
 def test_they_are_no_place_to_write(receipt, tmp_path, monkeypatch, write):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="no place to write"):
+    with pytest.raises(UsageError, match="is a model URI; expected a path"):
         wherry.convert(receipt.source.uri, write, to="orbax")
     assert not (tmp_path / "models:").exists()
 
@@ -132,7 +132,7 @@ def test_another_checkpoint_at_the_place_is_never_given(receipt, name, tmp_path)
     moved(Path(receipt.target.uri), tmp_path / "gone")
     other = converted(tmp_path / "other")
     moved(Path(other.target.uri), Path(receipt.target.uri))
-    with pytest.raises(MismatchError, match="another checkpoint"):
+    with pytest.raises(MismatchError, match="is not the registered"):
         wherry.resolve(f"models:/{name}@champion")
 
 
@@ -196,5 +196,5 @@ def test_a_live_state_is_restored_through_a_model_uri(receipt, name, tmp_path):
         assert found.missing == found.unexpected == ()
         assert all(np.array_equal(found.state[key], value) for key, value in wanted.items())
     moved(Path(receipt.target.uri), tmp_path / "away")
-    with pytest.raises(NotFoundError, match="no place that is known of"):
+    with pytest.raises(NotFoundError, match="not found at any known location"):
         wherry.restore(f"models:/{name}@champion", into=template)

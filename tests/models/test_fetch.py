@@ -129,7 +129,7 @@ def test_an_altered_manifest_is_refused(source, tmp_path):
 
 
 def test_what_has_no_record_cannot_be_proved(tmp_path):
-    with pytest.raises(NotFoundError, match="nothing can be proved"):
+    with pytest.raises(NotFoundError, match="so it cannot be verified"):
         wherry.fetch(model_folder(tmp_path / "bare"), tmp_path / "copy")
 
 

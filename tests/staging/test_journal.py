@@ -175,7 +175,7 @@ def test_without_a_key_a_run_works_and_is_not_resumed(
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "file" / "home"))
     write(path)
-    assert "an interrupted run cannot be resumed" in caplog.text
+    assert "the journal cannot be signed, so this run cannot be resumed" in caplog.text
     assert "another key" in read(path)[1]
 
 

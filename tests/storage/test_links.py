@@ -161,7 +161,7 @@ def test_a_link_below_a_file_leads_to_nothing(model):
 def test_a_link_that_cannot_be_followed_is_named(model, tmp_path):
     (model / "z").symlink_to("x" * 300)
     (entry,) = [entry for entry in locate(model).entries() if entry.name == "z"]
-    assert entry.barred == "a link that cannot be followed (File name too long)"
+    assert entry.barred == "symbolic link cannot be followed: File name too long"
     assert refused(model, tmp_path, "File name too long", to="huggingface").uri == str(model / "z")
     assert wherry.detect(model).verdict == "malicious"
 
