@@ -1,6 +1,6 @@
-"""system: the source as another system would have written it, by the declarations of a model family.
+"""system: a view of the source in another system's layout, by the declarations of a model family.
 
-The family is that of the config, else the only one whose layouts fit every tensor.
+The family is that of the config, otherwise the only one whose layouts fit every tensor.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ CONFIG = "config.json"
 
 
 def layout_options() -> frozenset[str]:
-    """Every name that `--set` takes for some layout: forms and conventions of all systems, and `scan`."""
+    """All names that `--set` accepts for layouts: forms and conventions of all systems, and `scan`."""
     systems = [system for name in families() for system in load_family(name).systems.values()]
     return frozenset(name for system in systems for name in (*system.forms, *system.conventions)) | {SCAN}
 
 
 def table(family: str | None = None, family_file: str | None = None) -> dict[str, dict[str, list[str]]]:
-    """Parameter → system → key paths and axes, as `wherry layouts` prints them.
+    """Parameter → system → key paths and axes, the output of `wherry layouts`.
 
     Raises:
-        UsageError: there is no such family, or the file is none.
+        UsageError: the family is unknown, or the file does not declare a family.
     """
     return side_by_side(load_family_file(family_file) if family_file else load_family(family or ""))
 
@@ -54,13 +54,13 @@ def table(family: str | None = None, family_file: str | None = None) -> dict[str
 def view(
     checkpoint: Checkpoint, row: Format, asked: Mapping[str, str], wish: LayoutRequest, only: str | None
 ) -> LayoutView | None:
-    """The view that `wherry.view.choose.relaid` gives; None where the tree stays as it is.
+    """The view that `wherry.view.choose.relaid` returns; None if the tree does not change.
 
     Args:
         checkpoint: the opened source.
         row: the target format.
         asked: forms and conventions.
-        wish: what else the user says.
+        wish: the other layout options.
         only: `params` or None.
 
     Raises:
@@ -90,7 +90,7 @@ def view(
 
 
 def _require_options(asked: Mapping[str, str], source: System, target: System, row: Format) -> None:
-    """Refuse a name that nothing between these two systems takes, before one of them is blamed for it."""
+    """Refuse an option that neither of these two systems accepts, before one of them reports it as its own error."""
     known = [*row.options, *target.forms, *target.conventions, *source.forms, *source.conventions]
     unknown = [name for name in asked if name not in known]
     if unknown:
@@ -110,7 +110,7 @@ def _needed(
 
 
 def _config(checkpoint: Checkpoint, wish: LayoutRequest) -> dict[str, Any] | None:
-    """A config of Hugging Face, which names the model: given, or beside the source, whatever its system is."""
+    """A Hugging Face config, which names the model: given, or beside the source of any system."""
     if wish.config:
         return config_file(wish.config)
     if CONFIG not in {companion.name for companion in checkpoint.manifest.companions}:
@@ -160,14 +160,14 @@ def _family(
 
 
 def _written(checkpoint: Checkpoint) -> dict[str, str]:
-    """What wherry recorded of the layout when it wrote the source: family, forms and conventions."""
+    """The layout that wherry recorded when it wrote the source: family, forms and conventions."""
     sidecar = read_sidecar(locate(checkpoint.uri))
     layout: dict[str, Any] = sidecar.manifest.origin.get("layout") or {} if sidecar else {}
     return {"family": layout["family"], **layout["to"]} if layout else {}
 
 
 def _same_system(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
-    """Whether source and target are one system: then it does not matter which of several fitting families it is."""
+    """Whether source and target are the same system: then any of several fitting families can be used."""
     return system_of_format(family, checkpoint.detection.format) is system_of_format(family, row.name)
 
 
@@ -185,7 +185,7 @@ def _fits(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
     except UnrepresentableError:
         return False
     except WherryError:
-        return True  # its tensors are known; what is wrong is said when it is chosen
+        return True  # its tensors are known; other errors are reported when the family is used
     return True
 
 
