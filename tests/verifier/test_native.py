@@ -99,7 +99,7 @@ def test_a_child_that_comes_to_no_answer_says_nothing_of_the_checkpoint(source, 
     from wherry.integrations import native
 
     monkeypatch.setattr(native, "CHILD", "wherry.no_such_child")
-    with pytest.raises(NoAnswerError, match=r"ended with 1: .*no_such_child"):
+    with pytest.raises(NoAnswerError, match=r"exited with code 1: .*no_such_child"):
         wherry.verify(source, level="native")
 
 

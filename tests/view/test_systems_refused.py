@@ -266,7 +266,7 @@ def test_a_family_of_the_user_s_own(model, tmp_path):
     wish = LayoutRequest(family_file=str(mine))
     wherry.convert(model, tmp_path / "there", to="maxtext", wish=wish, lineage=False)
     prove = {"level": "roundtrip", "against": model}
-    with pytest.raises(UsageError, match="family mine was declared in a file"):
+    with pytest.raises(UsageError, match="family 'mine' was declared in a family file"):
         wherry.verify(tmp_path / "there", **prove)
     assert wherry.verify(tmp_path / "there", **prove, family_file=str(mine)).ok
     refused(tmp_path / "there", "huggingface", UsageError, "family mine", "--family-file")
