@@ -100,7 +100,7 @@ def test_what_is_asked_for(model, tmp_path):
         model,
         "maxtext",
         UsageError,
-        "maxtext has no option scan",
+        "unknown option scan_layer for format maxtext",
         "scan_layers",
         options={"scan_layer": "true"},
     )
@@ -127,7 +127,13 @@ def test_what_is_asked_for(model, tmp_path):
 def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path):
     source = tmp_path / "0"
     shutil.copytree(place("maxtext-llama31-l3-scan").parent, source)
-    refused(source, "huggingface", AmbiguousError, "several families fit this checkpoint: llama, mistral", "--family llama")
+    refused(
+        source,
+        "huggingface",
+        AmbiguousError,
+        "several families fit this checkpoint: llama, mistral",
+        "--family llama",
+    )
     wish = LayoutRequest(family="llama")
     refused(source, "huggingface", UsageError, "rotary positions", "--set rope=half|interleaved", wish=wish)
     made = {}
@@ -149,7 +155,7 @@ def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path
             "penzai-llama-unroll-plain",
             LayoutRequest(),
             AmbiguousError,
-            ["a llama or a mistral", "--family llama"],
+            ["several families fit this checkpoint: llama, mistral", "--family llama"],
         ),
         (
             "penzai-llama-unroll-params-tuple",

@@ -89,7 +89,10 @@ def test_a_view_keeps_what_is_no_tensor(tmp_path):
         assert view.manifest.origin["scan"]["inverse"] == "layers:0 -> layers_{layers}"
     manifest = replace(manifest, values={("params", "layers_0", "text"): "x"}, lists=frozenset())
     write(tmp_path / "b", begun.tensors, manifest)
-    with wherry.open(tmp_path / "b") as checkpoint, pytest.raises(UnrepresentableError, match="is not a tensor"):
+    with (
+        wherry.open(tmp_path / "b") as checkpoint,
+        pytest.raises(UnrepresentableError, match="is not a tensor"),
+    ):
         scanned_view(checkpoint, "layers_{layers} -> layers:0")
 
 
