@@ -31,8 +31,8 @@ def only(report, kind):
     "error",
     [
         missing_extra("jax", "jax", "native"),
-        UnsupportedError("libraries of other systems load from this machine's file system only here"),
-        NoAnswerError("the native check ended with -9", retryable=True),
+        UnsupportedError("native libraries can load a checkpoint only from a local file system"),
+        NoAnswerError("the native check exited with code -9", retryable=True),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -55,7 +55,7 @@ def test_a_format_that_no_library_is_known_for(tmp_path, monkeypatch):
     source, target = support.source(tmp_path), tmp_path / "target"
     wherry.convert(source, target, to="t5x-legacy", options={"split": "."})
     report = audit([target], native_sample=1)
-    assert "no library is known that loads t5x-legacy" in only(report, "native-not-run").what
+    assert "no native library is known for format t5x-legacy" in only(report, "native-not-run").what
     assert (report.exit_code, report.counts["loaded"]) == (0, 0)
     assert verifications() == []
     assert support.kinds(audit()) == set()

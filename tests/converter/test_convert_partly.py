@@ -59,7 +59,7 @@ def test_the_others_are_recorded_signed_and_named(source, tmp_path, full, monkey
     assert [show(place).edges[0].statement for place in made] == [1, 2]
     assert [(tmp_path / name).exists() for name in ("a/wherry.sig", "c.msgpack.wherry.sig")] == [True, True]
     assert told == [str(tmp_path / "b.npz")]
-    assert error.__notes__ == [f"committed all the same: {made[0]}, {made[1]}"]
+    assert error.__notes__ == [f"these targets are committed: {made[0]}, {made[1]}"]
 
 
 def test_the_command_says_what_is_committed(source, tmp_path, full, capsys):
@@ -78,7 +78,7 @@ def test_the_command_says_what_is_committed(source, tmp_path, full, capsys):
     shown = capsys.readouterr()
     assert ended.value.code == 10
     assert json.loads(shown.out)["error"] == "StorageError"
-    assert shown.err.splitlines()[-1] == f"note: committed all the same: {tmp_path / 'a'}"
+    assert shown.err.splitlines()[-1] == f"note: these targets are committed: {tmp_path / 'a'}"
 
 
 def test_what_cannot_be_recorded_either_is_a_note(source, tmp_path, full, monkeypatch):

@@ -243,7 +243,7 @@ def test_a_changed_source_is_not_resumed(tmp_path):
     save_file({"w": np.ones(3_000_000, dtype="f4")}, model)
     receipt = wherry.convert(model, target, to="orbax", lineage=False)
     assert receipt.resumed_bytes == 0
-    assert "another source" in receipt.note
+    assert "a different source" in receipt.note
     assert os.listdir(target.parent) == ["8"]
     assert wherry.open(target).read("w").sum() == 3_000_000
 

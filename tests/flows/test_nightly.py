@@ -111,13 +111,13 @@ def test_one_that_fails_stops_nothing_and_is_not_tried_again(server, tmp_path, t
     spec = write(tmp_path)
     state = nightly(spec, return_state=True)
     assert state.is_failed()
-    assert "1 of 3 failed; the first: the target exists" in state.message
+    assert "1 of 3 failed; the first: target already exists" in state.message
     text = page(state)
     assert "**damaged**: 1" in text
     assert "somebody" not in text
     assert (tmp_path / "out" / "good" / "1.safetensors").is_file()
     assert (tmp_path / "out" / "half" / "1-orbax").is_dir(), "the other target of the same source is made"
-    assert "the target exists" in told[0][0].first_error
+    assert "target already exists" in told[0][0].first_error
     assert told[0][0].cure
 
     again = nightly(spec)

@@ -140,7 +140,7 @@ def test_an_event_that_says_too_little_is_refused(url):
     with open_ledger(url) as ledger:
         with pytest.raises(UsageError, match="conversion"):
             record_event(ledger, "conversion", node("a"), {})
-        with pytest.raises(UsageError, match="what is gone"):
+        with pytest.raises(UsageError, match="must name the deleted checkpoint"):
             record_event(ledger, "deletion", None, {"uri": "/somewhere"})
         assert head(ledger).seq == 0
 

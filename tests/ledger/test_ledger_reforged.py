@@ -94,7 +94,7 @@ def test_a_statement_that_was_written_anew_with_its_own_digests(notes):
     rows = rows_of(notes)
     rows[2] = sealed(rows[2], body=FORGED)
     rewrite(notes, rows)
-    assert fault_of(notes) == ("statement 4: does not continue the one before it", 5)
+    assert fault_of(notes) == ("statement 4: the hash chain is broken: previous hash mismatch", 5)
 
 
 def test_the_last_statement_written_anew_is_noticed_by_an_anchor_alone(notes):
@@ -119,9 +119,9 @@ def test_two_statements_that_changed_places(notes, links):
         fourth = sealed(fourth, prev=third["hash"])
     rewrite(notes, [*rows[:2], third, fourth, *rows[4:]])
     expected = {
-        "none": "statement 3: does not continue the one before it",
+        "none": "statement 3: the hash chain is broken: previous hash mismatch",
         "kept": "statement 3: its contents were altered",
-        "own": "statement 5: does not continue the one before it",
+        "own": "statement 5: the hash chain is broken: previous hash mismatch",
     }
     assert fault_of(notes) == (expected[links], 5)
 
@@ -130,7 +130,7 @@ def test_a_statement_that_was_taken_out_and_the_numbers_closed_up(notes):
     rows = rows_of(notes)
     after = [sealed(row, seq=row["seq"] - 1) for row in rows[3:]]
     rewrite(notes, [*rows[:2], *after])
-    assert fault_of(notes) == ("statement 3: does not continue the one before it", 5)
+    assert fault_of(notes) == ("statement 3: the hash chain is broken: previous hash mismatch", 5)
 
 
 def test_a_statement_that_was_put_in(notes):
@@ -138,19 +138,19 @@ def test_a_statement_that_was_put_in(notes):
     extra = sealed(rows[2], body=FORGED, prev=rows[1]["hash"])
     after = [sealed(row, seq=row["seq"] + 1) for row in rows[2:]]
     rewrite(notes, [*rows[:2], extra, *after], unique=False)
-    assert fault_of(notes) == ("statement 4: does not continue the one before it", 5)
+    assert fault_of(notes) == ("statement 4: the hash chain is broken: previous hash mismatch", 5)
 
 
 def test_a_statement_that_is_gone(notes):
     rows = rows_of(notes)
     rewrite(notes, [*rows[:2], *rows[3:]])
-    assert fault_of(notes) == ("statement 4: statement 3 before it is gone", 5)
+    assert fault_of(notes) == ("statement 4: statement 3 is missing", 5)
 
 
 def test_the_first_statement_must_begin_the_chain(notes):
     rows = rows_of(notes)
     rewrite(notes, [sealed(rows[0], prev="1" * 64), *rows[1:]])
-    assert fault_of(notes) == ("statement 1: does not continue the one before it", 5)
+    assert fault_of(notes) == ("statement 1: the hash chain is broken: previous hash mismatch", 5)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["alone", "with its digest"])
@@ -158,7 +158,7 @@ def test_a_link_that_was_altered(notes, own):
     rows = rows_of(notes)
     rows[2] = {**rows[2], "prev": "1" * 64}
     rewrite(notes, [*rows[:2], sealed(rows[2]) if own else rows[2], *rows[3:]])
-    assert fault_of(notes) == ("statement 3: does not continue the one before it", 5)
+    assert fault_of(notes) == ("statement 3: the hash chain is broken: previous hash mismatch", 5)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
@@ -197,7 +197,7 @@ def test_a_content_digest_that_was_altered_under_a_new_chain(notes):
     rows = rows_of(notes)
     rows[2]["content"] = "3" * 64
     rewrite(notes, relinked(rows, 2))
-    assert fault_of(notes) == ("statement 3: its content digest is not that of its body", 5)
+    assert fault_of(notes) == ("statement 3: content digest mismatch", 5)
 
 
 def test_a_statement_of_a_newer_schema(notes):
@@ -205,7 +205,7 @@ def test_a_statement_of_a_newer_schema(notes):
     rows = rows_of(notes)
     rows[2]["schema"] = tables.SCHEMA + 1
     rewrite(notes, relinked(rows, 2))
-    newer = f"statement 3: it is of schema {tables.SCHEMA + 1}, which a newer wherry reads"
+    newer = f"statement 3: unsupported schema {tables.SCHEMA + 1}; upgrade wherry"
     assert fault_of(notes) == (newer, 5)
 
 
@@ -218,7 +218,7 @@ def test_a_cursor_under_its_own_seal_that_skips_what_is_to_come(notes, number):
         row = dict(connection.execute(tables.projection.select()).mappings().one())
     seal = seal_of({**row, "delivered": number})
     altered(notes, f"UPDATE projection SET delivered = {number}, seal = '{seal}'")
-    said = f"projection openlineage: statement {number} was delivered, and there is none"
+    said = f"projection openlineage: statement {number} was delivered, but the last one is {NOTES}"
     assert fault_of(notes) == (said, 5)
 
 
@@ -237,7 +237,7 @@ def test_a_conversion_forged_with_all_its_rows(url):
     rows[0] = sealed(rows[0], body=rows[0]["body"].replace('"lossless":true', '"lossless":false'))
     rewrite(url, rows)
     altered(url, "UPDATE conversion SET lossless = false WHERE statement = 1")
-    assert fault_of(url) == ("statement 2: does not continue the one before it", 5)
+    assert fault_of(url) == ("statement 2: the hash chain is broken: previous hash mismatch", 5)
 
 
 def test_an_older_chain_cannot_be_grafted_on(url):
@@ -249,7 +249,7 @@ def test_an_older_chain_cannot_be_grafted_on(url):
     rows = rows_of(url)
     other = sealed(rows[1], body=FORGED, prev="2" * 64)
     rewrite(url, [rows[0], other, sealed(rows[2], prev=other["hash"])])
-    assert fault_of(url) == ("statement 2: does not continue the one before it", 5)
+    assert fault_of(url) == ("statement 2: the hash chain is broken: previous hash mismatch", 5)
 
 
 # What an audit and its evidence say.
@@ -277,7 +277,7 @@ def test_an_audit_names_the_first_broken_statement(recorded):
     forged_ledger()
     report = audit(record=False)
     [found] = [one for one in report.findings if one.kind == "chain-altered"]
-    assert found.what == "statement 3: does not continue the one before it"
+    assert found.what == "statement 3: the hash chain is broken: previous hash mismatch"
     assert report.exit_code == 9
 
 

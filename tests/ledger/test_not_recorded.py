@@ -227,7 +227,7 @@ def test_a_verification_that_passed_and_was_not_recorded(source, tmp_path, broke
 def test_an_address_that_is_none_costs_no_receipt(source, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("WHERRY_OPENLINEAGE", "http://[bad")
     assert wherry.convert(source, tmp_path / "out", to="orbax").lineage == "recorded"
-    assert "were not handed on: ValueError" in caplog.text
+    assert "were not delivered: ValueError" in caplog.text
 
 
 def test_a_bug_of_the_ledger_keeps_what_was_fetched_and_verified(source, tmp_path, monkeypatch):

@@ -147,7 +147,12 @@ def test_a_place_has_the_role_of_what_was_done_there(tmp_path):
 def test_damage_is_remembered_until_its_bytes_are_proved(state):
     assert {*state.damaged} == {(digest("b"), "/checkpoints/b")}
     [damage] = state.damaged.values()
-    assert (damage.verdict, damage.reason, damage.path, damage.leaf) == ("altered", "it did not pass", "w", 3)
+    assert (damage.verdict, damage.reason, damage.path, damage.leaf) == (
+        "altered",
+        "verification failed",
+        "w",
+        3,
+    )
     assert {digest("b"), digest("c")} == {*state.proved}
 
 

@@ -85,7 +85,7 @@ def test_every_verb_takes_them(receipt, name, tmp_path):
 @pytest.mark.parametrize("write", ["models:/m@c", "wherry://sha256/" + "0" * 64])
 def test_they_are_no_place_to_write(receipt, tmp_path, monkeypatch, write):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="no place to write"):
+    with pytest.raises(UsageError, match="is a model URI; expected a path"):
         wherry.convert(receipt.source.uri, write, to="orbax")
     assert not (tmp_path / "models:").exists()
 
@@ -117,7 +117,7 @@ def test_what_means_nothing_is_an_error(own_home, tmp_path, uri, error):
 
 def test_bytes_that_were_moved_are_found_through_the_ledger(receipt, name, tmp_path):
     place = moved(Path(receipt.target.uri), tmp_path / "archive")
-    with pytest.raises(NotFoundError, match="at no place that is known of"):
+    with pytest.raises(NotFoundError, match="not found at any known location"):
         wherry.resolve(f"models:/{name}@champion")
     seen = read_sidecar(locate(place)).checkpoint
     with open_ledger() as ledger:
@@ -132,7 +132,7 @@ def test_another_checkpoint_at_the_place_is_never_given(receipt, name, tmp_path)
     moved(Path(receipt.target.uri), tmp_path / "gone")
     other = converted(tmp_path / "other")
     moved(Path(other.target.uri), Path(receipt.target.uri))
-    with pytest.raises(MismatchError, match="another checkpoint"):
+    with pytest.raises(MismatchError, match="is not the registered"):
         wherry.resolve(f"models:/{name}@champion")
 
 
@@ -162,7 +162,7 @@ def test_what_was_deleted_says_so_and_an_alias_protects(receipt, name, stores):
 
     upstream.MlflowClient(**stores).delete_registered_model_alias(name, "champion")
     mlflow.mark_deleted(name, "1", by="prune", reason="keep_last", **stores)
-    with pytest.raises(NotFoundError, match=r"bytes were deleted: .* by prune: keep_last"):
+    with pytest.raises(NotFoundError, match=r"the checkpoint was deleted: .* by prune: keep_last"):
         wherry.resolve(f"models:/{name}/1")
     mlflow.unregister(name, "1", **stores)
     assert [row for row in mlflow.registered(**stores) if row.name == name] == []
@@ -196,5 +196,5 @@ def test_a_live_state_is_restored_through_a_model_uri(receipt, name, tmp_path):
         assert found.missing == found.unexpected == ()
         assert all(np.array_equal(found.state[key], value) for key, value in wanted.items())
     moved(Path(receipt.target.uri), tmp_path / "away")
-    with pytest.raises(NotFoundError, match="no place that is known of"):
+    with pytest.raises(NotFoundError, match="not found at any known location"):
         wherry.restore(f"models:/{name}@champion", into=template)

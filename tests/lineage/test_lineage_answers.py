@@ -66,7 +66,7 @@ def test_a_model_uri_is_answered_by_its_digest(chain, monkeypatch):
     assert impact("models:/model@champion").root == digest
 
     def deleted(text):
-        raise NotFoundError("its bytes were deleted", uri=text)
+        raise NotFoundError("the checkpoint was deleted", uri=text)
 
     row = SimpleNamespace(
         name="model", version="3", tags={"wherry.checkpoint_digest": digest}, aliases=("champion",)

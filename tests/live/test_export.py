@@ -268,6 +268,6 @@ def test_live_places_are_names_only():
     assert place.uri == "live://host/run@3"
     assert not place.exists()
     assert place.entries() == []
-    with pytest.raises(StorageError, match="not written"):
+    with pytest.raises(StorageError, match="cannot write to a live state"):
         place.put(b"")
     assert dtypes.known("bfloat16")

@@ -124,12 +124,12 @@ def test_an_altered_manifest_is_refused(source, tmp_path):
     data = json.loads((source / "wherry.json").read_text())
     data["manifest"]["tensors"][0]["digest"] = "0" * 64
     (source / "wherry.json").write_text(json.dumps(data))
-    with pytest.raises(MismatchError, match="manifest beside it was altered"):
+    with pytest.raises(MismatchError, match="digest mismatch in the sidecar: its manifest was altered"):
         wherry.fetch(source, tmp_path / "copy")
 
 
 def test_what_has_no_record_cannot_be_proved(tmp_path):
-    with pytest.raises(NotFoundError, match="nothing can be proved"):
+    with pytest.raises(NotFoundError, match="so it cannot be verified"):
         wherry.fetch(model_folder(tmp_path / "bare"), tmp_path / "copy")
 
 

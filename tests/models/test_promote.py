@@ -112,7 +112,7 @@ def test_a_sidecar_that_was_altered_too_is_refused(candidate, name):
     flip_a_bit(Path(candidate.target.uri))
     rewrite_sidecar(candidate.target.uri)
     assert wherry.verify(candidate.target.uri, level="digest").ok, "the place itself tells a consistent story"
-    with pytest.raises(MismatchError, match="another checkpoint than the registered"):
+    with pytest.raises(MismatchError, match="the checkpoint at this location is not the registered"):
         wherry.promote(f"models:/{name}@candidate")
 
 

@@ -12,13 +12,13 @@ def test_equal_digests_are_no_finding():
 
 
 def test_a_tensor_that_is_gone_is_named():
-    assert compare(FOUND, {**FOUND.digests, ("d",): "3"}, {}) == [Failure("d", "the tensor is gone")]
+    assert compare(FOUND, {**FOUND.digests, ("d",): "3"}, {}) == [Failure("d", "missing tensor")]
 
 
 def test_the_first_leaf_that_differs_is_named_where_both_sides_know_theirs():
     expected = {("a",): "9", ("b", "c"): "2"}
     [known] = compare(FOUND, expected, {("a",): (b"x", b"z")})
     assert (known.path, known.leaf) == ("a", 1)
-    assert known.reason == "its bytes are not the recorded ones (leaf 1)"
+    assert known.reason == "digest mismatch: expected 9, got 1 (first difference in leaf 1)"
     assert [one.leaf for one in compare(FOUND, expected, {})] == [None]
     assert [one.leaf for one in compare(FOUND, expected, {("a",): (b"x",)})] == [None]

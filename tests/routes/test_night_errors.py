@@ -96,7 +96,7 @@ def test_a_faulty_limit_is_said_before_a_night_begins(night, monkeypatch, name):
     ("output", "kind", "words"),
     [
         ('{"unsupported": "torch 2.1 is not safe", "cure": "upgrade it"}', MissingExtraError, "torch 2.1"),
-        ("", NoAnswerError, "printed no answer"),
+        ("", NoAnswerError, "printed no result"),
     ],
 )
 def test_what_is_installed_is_no_property_of_the_checkpoint(monkeypatch, output, kind, words):

@@ -90,7 +90,7 @@ def test_since_leaves_what_is_older(tmp_path):
             "since 2026-03-02",
             "wherry.storage.ages",
             "modified",
-            UnsupportedError("the storage does not say when"),
+            UnsupportedError("the storage does not report modification times"),
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_what_others_may_have_prepared_is_not_believed(model, target, monkeypatc
     receipt = convert_slowly(model, target, verify=verify)
     assert receipt.resumed_bytes == 0
     assert receipt.note
-    assert ("key" if how == "another key" else "was not taken up") in receipt.note
+    assert ("key" if how == "another key" else "was not reused") in receipt.note
     assert_right(target, model)
     assert theirs.read_bytes() == before
 

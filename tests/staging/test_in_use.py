@@ -78,7 +78,7 @@ def test_where_nothing_can_lie_beside_it_the_home_knows(tmp_path, monkeypatch, c
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "file" / "home"))
     with in_use(uri):
-        assert "nobody is told" in caplog.text
+        assert "could not be marked as in use" in caplog.text
 
 
 def test_a_dead_reader_does_not_hold(tmp_path):

@@ -89,7 +89,7 @@ def test_the_journal_of_another_conversion_is_named(path, field):
     write(path)
     done, reason = read(path, {**HEADER, field: "other"})
     assert done == []
-    assert reason == f"the interrupted run had another {field}"
+    assert reason == f"the interrupted run had a different {field}"
 
 
 def test_what_is_not_signed_is_not_even_parsed(path):
@@ -175,7 +175,7 @@ def test_without_a_key_a_run_works_and_is_not_resumed(
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "file" / "home"))
     write(path)
-    assert "an interrupted run cannot be resumed" in caplog.text
+    assert "the journal cannot be signed, so this run cannot be resumed" in caplog.text
     assert "another key" in read(path)[1]
 
 

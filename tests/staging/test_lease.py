@@ -178,7 +178,7 @@ def test_a_lease_that_is_no_file_is_replaced_and_never_followed(path, quick, kin
 def test_a_folder_in_the_place_of_a_lease_is_named_with_its_cure(path):
     path.mkdir()
     with (
-        pytest.raises(StorageError, match="a folder is in the place of the lease") as failure,
+        pytest.raises(StorageError, match="the lease is a folder; expected a file") as failure,
         Lease(path, "t"),
     ):
         pytest.fail("it was taken")
@@ -314,7 +314,7 @@ def test_a_lease_that_cannot_be_given_back_is_removed_later(path, monkeypatch, c
         stale = Stale(Lease.holds)
         monkeypatch.setattr(Lease, "holds", stale.method())
         raise ValueError("of the work")
-    assert f"{path} stays" in caplog.text
+    assert f"{path} was not released" in caplog.text
     assert path.exists()
     stale.mended = True
     wait_for(lambda: not path.exists())

@@ -85,12 +85,12 @@ def test_what_the_library_refuses_is_said(source, tmp_path, monkeypatch):
     )  # a library that cannot load it
     found = wherry.verify(target, level="native")
     assert (found.verdict, found.ok, found.exit_code) == ("refused", False, 9)
-    assert "the library refused it" in found.failed[0].reason
+    assert "the library cannot load the checkpoint" in found.failed[0].reason
 
 
 def test_a_format_without_a_library_is_unsupported(source, tmp_path):
     target = made(source, tmp_path / "target", "t5x-legacy", split=".")
-    with pytest.raises(UnsupportedError, match="no library is known that loads t5x-legacy"):
+    with pytest.raises(UnsupportedError, match="no native library is known for format t5x-legacy"):
         wherry.verify(target, level="native")
 
 
@@ -99,7 +99,7 @@ def test_a_child_that_comes_to_no_answer_says_nothing_of_the_checkpoint(source, 
     from wherry.integrations import native
 
     monkeypatch.setattr(native, "CHILD", "wherry.no_such_child")
-    with pytest.raises(NoAnswerError, match=r"ended with 1: .*no_such_child"):
+    with pytest.raises(NoAnswerError, match=r"exited with code 1: .*no_such_child"):
         wherry.verify(source, level="native")
 
 

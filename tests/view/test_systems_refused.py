@@ -100,7 +100,7 @@ def test_what_is_asked_for(model, tmp_path):
         model,
         "maxtext",
         UsageError,
-        "maxtext has no option scan",
+        "unknown option scan_layer for format maxtext",
         "scan_layers",
         options={"scan_layer": "true"},
     )
@@ -127,7 +127,13 @@ def test_what_is_asked_for(model, tmp_path):
 def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path):
     source = tmp_path / "0"
     shutil.copytree(place("maxtext-llama31-l3-scan").parent, source)
-    refused(source, "huggingface", AmbiguousError, "a llama or a mistral", "--family llama")
+    refused(
+        source,
+        "huggingface",
+        AmbiguousError,
+        "several families fit this checkpoint: llama, mistral",
+        "--family llama",
+    )
     wish = LayoutRequest(family="llama")
     refused(source, "huggingface", UsageError, "rotary positions", "--set rope=half|interleaved", wish=wish)
     made = {}
@@ -149,7 +155,7 @@ def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path
             "penzai-llama-unroll-plain",
             LayoutRequest(),
             AmbiguousError,
-            ["a llama or a mistral", "--family llama"],
+            ["several families fit this checkpoint: llama, mistral", "--family llama"],
         ),
         (
             "penzai-llama-unroll-params-tuple",
@@ -266,10 +272,10 @@ def test_a_family_of_the_user_s_own(model, tmp_path):
     wish = LayoutRequest(family_file=str(mine))
     wherry.convert(model, tmp_path / "there", to="maxtext", wish=wish, lineage=False)
     prove = {"level": "roundtrip", "against": model}
-    with pytest.raises(UsageError, match="family mine was declared in a file"):
+    with pytest.raises(UsageError, match="family 'mine' was declared in a family file"):
         wherry.verify(tmp_path / "there", **prove)
     assert wherry.verify(tmp_path / "there", **prove, family_file=str(mine)).ok
-    refused(tmp_path / "there", "huggingface", UsageError, "family mine", "--family-file")
+    refused(tmp_path / "there", "huggingface", UsageError, "family 'mine'", "--family-file")
     wherry.convert(tmp_path / "there", tmp_path / "tree", to="orbax", lineage=False)
     wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", wish=wish, lineage=False)
     assert load_file(tmp_path / "back" / WEIGHTS).keys() == load_file(model / WEIGHTS).keys()

@@ -1,4 +1,4 @@
-"""From one checkpoint to another: plan, convert, rewrite.
+"""Converts checkpoints: plan, convert, rewrite.
 
 - Plan: the moves of a conversion with their bytes and memory, and a digest (`plan`).
 - Job: one target of a conversion while it is being written (`job`).

@@ -1,17 +1,17 @@
-"""command: what was asked for of a conversion, and the command line that asks for the same once more.
+"""command: the stated request of a conversion, and the command line that repeats it.
 
-A receipt's `options` are what the request came to, defaults filled in; under `asked` it keeps what was stated, and
-nothing that was not:
+A receipt's `options` are the resolved options, with defaults filled in; under `asked` it keeps only what the user
+stated:
 
     to, only, ignore, family, dtype, assets, as_step, verify, meta    as `wherry convert` takes them
     options                              the words of `--set`, renames and layout options among them
     into                                 the run in which the step was made
     family_file, config                  {name, sha256} of the file
     as, in_place                         as `wherry rewrite` takes them
-    from, step, item, opaque             which checkpoint of the source, and what may pass unread in it
+    from, step, item, opaque             which checkpoint of the source, and its opaque classes
 
-What decides nothing of the result (memory, progress) and the key of a signature are left out. `to` or `as` is in every
-one, so an empty `asked` is that of a receipt that was written before there were any.
+Fields that do not affect the result (memory, progress) and the key of a signature are left out. `to` or `as` is always
+present, so an empty `asked` means that the receipt is older than this field.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from wherry.core.receipt import Receipt
 
 _OPTIONS = {one.name: one for one in options_of(TargetRequest, SourceRequest, ConvertRequest)}
-_NAMES = {"format": "from"}  # option → what receipts call it, where that is another word
-_CHOSEN = ("step", "item")  # not said again, as the source is what they chose
+_NAMES = {"format": "from"}  # option → its name in receipts, if that differs
+_CHOSEN = ("step", "item")  # not repeated, as the source URI already names what they chose
 _FILES = tuple(name for name, one in _OPTIONS.items() if one.stated == "file")
 _ORDER = ("options", "only", "ignore", "into", "as_step", "meta", "verify", "format", "step", "item")
-# What decides the result; and what of it the digest of a plan does not cover, which sees sizes and no contents.
+# Fields that affect the result; and those that the plan's digest does not cover, as it sees sizes but no contents.
 UNPLANNED = tuple(name for name, one in _OPTIONS.items() if one.decides and one.stated in ("file", "place"))
 DECIDING = tuple(
     sorted(
@@ -59,14 +59,14 @@ _REWRITE = "rewrite"  # in the options of a receipt: the name of the rewrite
 
 
 def stated(request: ConvertRequest | RewriteRequest, target: TargetRequest | None = None) -> dict[str, Any]:
-    """What a receipt keeps as `asked`: what is not as by default.
+    """The `asked` field of a receipt: all fields that differ from their defaults.
 
     Args:
-        request: what was asked for.
-        target: which of the targets of a conversion.
+        request: the request.
+        target: one of the targets of a conversion.
 
     Raises:
-        NotFoundError, StorageError: a file that is named cannot be read.
+        NotFoundError, StorageError: a named file cannot be read.
     """
     if isinstance(request, RewriteRequest):
         said: dict[str, Any] = {"as": request.as_, "in_place": request.in_place}
@@ -90,7 +90,7 @@ def _stated(how: str, value: Any, target: TargetRequest | None) -> Any:
 
 
 def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: TargetRequest) -> ConvertRequest:
-    """A conversion as it was asked for, of this source to this target; see `stated`."""
+    """A request with the same stated fields, for this source and this target; see `stated`."""
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value["name"] if name in _FILES else value
         for name, value in asked.items()
@@ -101,23 +101,23 @@ def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: Targe
 
 
 def command(receipt: Receipt, *, source: str | None = None, target: str | None = None) -> str:
-    """The command line that makes the same again, quoted for a shell.
+    """The command line that repeats a conversion, quoted for a shell.
 
-    The target must be free: what lies there is moved away first. For a receipt without `asked` it states the options
-    that are not the format's own, which is all that such a receipt tells.
+    The target must not exist: move an existing one away first. For a receipt without `asked`, the command states the
+    options that differ from the format's defaults, as such a receipt has no more.
 
     Args:
-        receipt: of what was made.
-        source: where the source, or one with the same tensors, lies now; where it lay by default.
-        target: what is to be made; what was made by default.
+        receipt: of the conversion.
+        source: URI of the source, or of a checkpoint with the same tensors; the receipt's source by default.
+        target: URI of the target; the receipt's target by default.
 
     Raises:
-        UsageError: it was made of a live training state, and there is no other source.
+        UsageError: the source was a live training state, and no other source is given.
     """
     if source is None and is_live(receipt.source.uri):
         raise UsageError(
-            "it was made of a training state, which is gone", uri=receipt.target.uri,
-            cure="export it again from the run",
+            "the source was a live training state, which no longer exists", uri=receipt.target.uri,
+            cure="export it again from the training run",
         )  # fmt: skip
     asked = receipt.asked or resolved(receipt.target.format, receipt.options)
     if target is not None and target != receipt.target.uri:
@@ -127,13 +127,13 @@ def command(receipt: Receipt, *, source: str | None = None, target: str | None =
 
 
 def command_line(asked: Mapping[str, Any], source: str, target: str, *, moved: bool = False) -> str:
-    """The command line for a request, a source that it means exactly, and a target.
+    """The command line for a request, an exact source, and a target.
 
     Args:
-        asked: see `stated`; `step` and `item` are not said again, as the source is what they chose.
+        asked: see `stated`; `step` and `item` are not repeated, as the source URI already names what they chose.
         source: URI of the checkpoint.
-        target: URI of what is made.
-        moved: whether the source is another one than was stated; then its format is left to be detected.
+        target: URI of the target.
+        moved: whether the source differs from the stated one; then its format is detected.
     """
     rewritten = "as" in asked
     head = ["wherry", "rewrite" if rewritten else "convert", source]
@@ -144,7 +144,7 @@ def command_line(asked: Mapping[str, Any], source: str, target: str, *, moved: b
 
 
 def resolved(format: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """As much of a request as the options of a receipt tell: those that are not what the format does anyway."""
+    """A request reconstructed from the options of a receipt: those that differ from the format's defaults."""
     if _REWRITE in options:
         value = f"={options['value']}" if options.get("value") is not None else ""
         found = {"as": f"{options[_REWRITE]}{value}", "in_place": options.get("in_place", False)}
@@ -161,10 +161,10 @@ def resolved(format: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def present(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The same request with the files that it names as they are now.
+    """The same request with the present contents of the files that it names.
 
     Raises:
-        NotFoundError, StorageError: one cannot be read.
+        NotFoundError, StorageError: a file cannot be read.
     """
     return {**asked, **{name: _file(asked[name]["name"]) for name in _FILES if name in asked}}
 
@@ -172,7 +172,7 @@ def present(asked: Mapping[str, Any]) -> dict[str, Any]:
 def differences(
     before: Mapping[str, Any], now: Mapping[str, Any], among: Collection[str] = DECIDING
 ) -> Iterator[str]:
-    """In words, in which fields two requests differ; a file is what is in it, wherever it lies."""
+    """The fields in which two requests differ, as text; files are compared by their contents."""
     for name in among:
         old, new = before.get(name), now.get(name)
         if _compared(old) != _compared(new):
@@ -185,7 +185,7 @@ def _compared(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     if not value:
-        return "not stated"
+        return "not set"
     if isinstance(value, dict) and "sha256" in value:
         return f"{value['name']} ({short(value['sha256'])})"
     if isinstance(value, dict):
@@ -205,7 +205,7 @@ def _options(asked: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _words(flag: str, kind: str, value: Any) -> Iterator[str]:
-    """An option as the command line takes it."""
+    """An option in command line form."""
     if kind == "flag":
         yield flag
     elif kind == "rules":
@@ -228,7 +228,7 @@ def _is_said(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
+    """A value as it is after a JSON round trip."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

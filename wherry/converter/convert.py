@@ -1,7 +1,7 @@
-"""convert: carry out plans, so that each target appears whole and proved, or not at all.
+"""convert: carry out plans, so that each target appears complete and verified, or not at all.
 
-plan → stage → move → finish → read back → sidecar → commit → lineage. The source is read once, whatever the number
-of targets; its leaves are hashed on the way, and where it has a sidecar of ours its digests must agree.
+plan → stage → move → finish → read back → sidecar → commit → lineage. The source is read once, regardless of the
+number of targets; its leaves are hashed meanwhile, and must match the digests of its sidecar, if it has one.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def convert(
 
     Args:
         source: URI of a checkpoint, step or run; never changed.
-        target: URI of exactly what is committed; must not exist, unless it is the result of this same conversion.
+        target: URI of the committed checkpoint; must not exist, unless it is the result of the same conversion.
         to: target format, a name or alias.
         options: format-specific options and `split` / `join`.
-        common: everything else that a request has, by name: memory, verify, if_exists, lineage, only, ignore, format,
+        common: the other fields of a request, by name: memory, verify, if_exists, lineage, only, ignore, format,
             step, item, meta, into, as_step, sign, and `wish`, a LayoutRequest; also `progress`, which is called a few
             times a second.
 
     Returns:
-        The receipt; `already` where nothing had to be done.
+        The receipt; `already` if nothing had to be done.
 
     Raises:
         NotRecordedError: the target is committed, but the ledger cannot be used; `result` is the receipt.
@@ -83,22 +83,22 @@ def convert(
 def convert_all(request: ConvertRequest, *, progress: OnProgress | None = None) -> GroupReceipt:
     """Convert a checkpoint to several targets, reading it once.
 
-    Each target commits, resumes and is verified on its own: where one fails, the others are still made.
+    Each target commits, resumes and is verified independently: if one fails, the others are still made.
 
     Args:
-        request: what is asked for.
+        request: the request.
         progress: called a few times a second.
 
     Returns:
-        The receipts of all targets, in order; `already` where nothing had to be done.
+        The receipts of all targets, in order; `already` if nothing had to be done.
 
     Raises:
         NotRecordedError: the targets are committed, but the ledger cannot be used; `result` is the GroupReceipt.
-        WherryError: the first error of any target, after the others were made; these are in its `committed`.
+        WherryError: the first error of any target, after the others were made; their receipts are in its `committed`.
     """
     running, sign = RunContext.begun(progress), request.sign
     if sign is not None:
-        service("signing").load_key(sign)  # a key that does not fit is said before any byte moves
+        service("signing").load_key(sign)  # report an invalid key before any byte is moved
     with _failures_told(request, running.started):
         opened = settled_checkpoint(lambda: open_source(named(request.source)))
         with opened as checkpoint, in_use(checkpoint.uri), _signed_too(sign, progress):
@@ -109,7 +109,7 @@ def convert_all(request: ConvertRequest, *, progress: OnProgress | None = None) 
 
 
 def convert_opened(checkpoint: Checkpoint, request: ConvertRequest, running: RunContext) -> GroupReceipt:
-    """Convert what is already open, a live training state among it; see `convert_all`."""
+    """Convert an opened checkpoint, for example a live training state; see `convert_all`."""
     jobs, lineage = plan_jobs(checkpoint, request, running), request.lineage
     threading.Thread(target=_ahead, args=(lineage,), name="wherry-ahead", daemon=True).start()
     there = {
@@ -121,7 +121,7 @@ def convert_opened(checkpoint: Checkpoint, request: ConvertRequest, running: Run
 
 
 def _recorded(group: GroupReceipt) -> GroupReceipt:
-    """Record what is committed; also what was there already, which the ledger may not have."""
+    """Record committed targets, including existing ones, which the ledger may lack."""
     try:
         return replace(group, receipts=record_all(group.receipts))
     except NotRecordedError as error:
@@ -131,7 +131,7 @@ def _recorded(group: GroupReceipt) -> GroupReceipt:
 
 @contextmanager
 def _failures_told(request: ConvertRequest, started: str) -> Generator[None]:
-    """Tell the projections of an error that ends a conversion; what is committed has not failed."""
+    """Report an error that ends a conversion to the projections; committed targets have not failed."""
     try:
         yield
     except NotRecordedError:
@@ -145,7 +145,7 @@ def _failures_told(request: ConvertRequest, started: str) -> Generator[None]:
 
 @contextmanager
 def _signed_too(key: str | None, progress: OnProgress | None) -> Generator[None]:
-    """Sign what is committed also where it could not be recorded, or where other targets failed."""
+    """Sign committed targets, even if they could not be recorded, or if other targets failed."""
     try:
         yield
     except NotRecordedError as error:
@@ -159,7 +159,7 @@ def _signed_too(key: str | None, progress: OnProgress | None) -> Generator[None]
 
 
 def _signed_anyway(failure: WherryError, key: str, progress: OnProgress | None) -> None:
-    """Sign what is committed although other targets failed; that failure stays the one that is raised."""
+    """Sign committed targets although others failed; the original failure is still the one that is raised."""
     try:
         _sign(failure.committed.values(), key, progress)
     except WherryError as error:
@@ -167,14 +167,14 @@ def _signed_anyway(failure: WherryError, key: str, progress: OnProgress | None) 
 
 
 def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) -> None:
-    """Sign what was committed; what was there already and has a signature keeps it, so that a rerun reads nothing."""
+    """Sign committed targets; existing targets keep their signatures, so that a rerun reads nothing."""
     for receipt in receipts:
         if not (receipt.already and signature_location(locate(receipt.target.uri)).exists()):
             service("signing").sign(receipt.target.uri, key, progress=progress)
 
 
 def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: RunContext) -> list[Job]:
-    """Plan every target; nothing is written."""
+    """Plan all targets; nothing is written."""
     pin = take_pin(checkpoint)
     jobs = [_job(checkpoint, target, request, running, pin) for target in request.targets]
     _require_distinct(jobs)
@@ -195,19 +195,19 @@ def _job(
 
 
 def _group(jobs: Sequence[Job]) -> str:
-    """The name of a pass: the same for the same plans, so that a resumed pass keeps it."""
+    """The name of a pass: the same for the same plans, so that a resumed pass has the same name."""
     return sha256_of("group", [job.plan.digest for job in jobs]) if len(jobs) > 1 else ""
 
 
 def _ahead(lineage: bool) -> None:
-    """Have ready what the end needs while bytes move: SQLAlchemy takes a fifth of a second to import."""
+    """Import SQLAlchemy in advance, while bytes are moved: the import takes 0.2 s."""
     software()
     if lineage:
         import_module("wherry.ledger.record")
 
 
 def _make(jobs: list[Job], there: Mapping[int, Receipt], *, lineage: bool) -> list[Receipt]:
-    """Make what is not there; the receipts of all.
+    """Make the missing targets; returns the receipts of all.
 
     Raises:
         WherryError: the first error of any target; `committed` has the receipts of the others.
@@ -223,8 +223,8 @@ def _make(jobs: list[Job], there: Mapping[int, Receipt], *, lineage: bool) -> li
 
 
 def _kept(done: Mapping[int, Receipt], failure: WherryError, *, lineage: bool) -> dict[int, Receipt]:
-    """Record what is committed although other targets failed, and say so with the error; the receipts."""
-    failure.add_note(f"committed all the same: {', '.join(one.target.uri for one in done.values())}")
+    """Record committed targets although others failed, and add a note to the error; returns the receipts."""
+    failure.add_note(f"these targets are committed: {', '.join(one.target.uri for one in done.values())}")
     if not lineage:
         return {index: replace(one, lineage=LEFT_OUT) for index, one in done.items()}
     try:
@@ -238,23 +238,23 @@ def _kept(done: Mapping[int, Receipt], failure: WherryError, *, lineage: bool) -
 def _places(
     target: Location, row: Format, checkpoint: Checkpoint, asked: TargetRequest, as_step: int | None
 ) -> tuple[Location, Location]:
-    """What is committed in one step, and where the checkpoint lies in it."""
+    """The location that is committed in one step, and the location of the checkpoint in it."""
     into = asked.into
     if not into:
         row.guard(target, into)
         return target, target
     step = checkpoint.manifest.step if as_step is None else as_step
     if row.step_folder is None:
-        raise UsageError(f"{row.name} has no naming rule for the steps of a run", cure="leave --into away")
+        raise UsageError(f"{row.name} has no naming rule for the steps of a run", cure="leave out --into")
     if step is None:
-        raise UsageError("the source states no step", uri=checkpoint.uri, cure="say --as-step N")
+        raise UsageError("the source has no step number", uri=checkpoint.uri, cure="pass --as-step N")
     folder = row.step_folder(step)
     row.guard(target.join(folder), into)
     return target.join(folder.split("/")[0]), target.join(folder)
 
 
 def existing(job: Job, if_exists: str | None) -> Receipt | None:
-    """The receipt of what is at a job's target already; see `existing_result`."""
+    """The receipt of an existing target of a job; see `existing_result`."""
     receipt = existing_result(job.checkpoint, job.plan, job.target, job.committed, if_exists)
     if receipt is not None:
         tidy(job.committed)
@@ -262,11 +262,11 @@ def existing(job: Job, if_exists: str | None) -> Receipt | None:
 
 
 def _require_apart(checkpoint: Checkpoint, target: Location) -> None:
-    """A target inside the source would change the source."""
+    """Refuse a target inside the source, which would change the source."""
     inside = f"{target.path}/".startswith(f"{locate(checkpoint.uri).path.rstrip('/')}/")
     if inside and target.store.protocol == locate(checkpoint.uri).store.protocol:
         raise UsageError(
-            "the target lies inside the source", uri=target.uri, cure="choose a target beside it"
+            "the target is inside the source", uri=target.uri, cure="choose a target outside the source"
         )
 
 
@@ -274,4 +274,4 @@ def _require_distinct(jobs: list[Job]) -> None:
     uris = [job.committed.uri for job in jobs]
     twice = next((uri for uri in uris if uris.count(uri) > 1), None)
     if twice is not None:
-        raise UsageError("two targets are the same", uri=twice, cure="give each target a place of its own")
+        raise UsageError("duplicate target", uri=twice, cure="choose a different path for each target")

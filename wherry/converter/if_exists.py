@@ -1,8 +1,8 @@
-"""Existing targets: is what lies at the target already the result of this very conversion?
+"""Existing targets: decides whether an existing target is already the result of the same conversion.
 
-It is when the sidecar names the same plan digest, the source's fingerprint is the one that was read then, and
-the target's files still have the fingerprint that they were committed with. Then a rerun does nothing. Anything
-else at the target is somebody's property and is never touched.
+It is if the sidecar has the same plan digest, the source has the same fingerprint as then, and the target's files still
+have the fingerprint with which they were committed. Then a rerun does nothing. Any other existing target is never
+touched.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class AnyPlan(Protocol):
-    """What would be done: the plan of a conversion or of a rewrite."""
+    """The plan of a conversion or of a rewrite."""
 
     @property
     def digest(self) -> str:
-        """Names it: the same for the same request."""
+        """The identity of the plan: the same for the same request."""
         ...
 
 
@@ -35,22 +35,22 @@ CHOICES = ("fail", "skip", "resume")
 def existing_result(
     checkpoint: Checkpoint, plan: AnyPlan, target: Location, committed: Location, if_exists: str | None
 ) -> Receipt | None:
-    """The receipt of what is at the target, marked `already`; None where nothing is there.
+    """The receipt of an existing target, marked `already`; None if the target does not exist.
 
     Args:
         checkpoint: the opened source.
-        plan: what would be done.
-        target: where the checkpoint would lie.
-        committed: what would appear in one step: the target, or the step folder around it.
+        plan: the plan.
+        target: the location of the checkpoint.
+        committed: the location that would be committed in one step: the target, or the step folder around it.
         if_exists: `skip` accepts any target that wherry wrote, `resume` (the default) the result of this same
             conversion, `fail` nothing.
 
     Raises:
-        TargetExistsError: something else is there.
-        UsageError: an unknown choice.
+        TargetExistsError: the target is something else.
+        UsageError: `if_exists` is invalid.
     """
     if if_exists not in (None, *CHOICES):
-        raise UsageError(f"if_exists={if_exists} is not possible", cure=f"choose {' or '.join(CHOICES)}")
+        raise UsageError(f"invalid value for if_exists: {if_exists!r}", cure=f"choose {' or '.join(CHOICES)}")
     if not committed.exists():
         return None
     sidecar = _sidecar(target)
@@ -59,7 +59,7 @@ def existing_result(
     if receipt is not None and accepted:
         return replace(receipt, already=True)
     raise TargetExistsError(
-        "the target exists and is not the result of this conversion",
+        "target already exists and is not the result of this conversion",
         uri=committed.uri,
         cure="choose another target, or remove this one",
     )
@@ -69,7 +69,7 @@ def _sidecar(target: Location) -> Sidecar | None:
     try:
         return read_sidecar(target)
     except WherryError:
-        return None  # an unreadable sidecar proves nothing, so the target counts as somebody's property
+        return None  # an unreadable sidecar proves nothing, so the target must not be touched
 
 
 def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: AnyPlan, target: Location) -> bool:
@@ -83,5 +83,5 @@ def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: AnyPlan, t
         with open_source(which) as present:
             mark = present_fingerprint(present, marks=target.store.capabilities.local)
     except WherryError:
-        return False  # damaged since: not a whole result, and not ours to repair
+        return False  # damaged since then: not a complete result, and not repaired here
     return mark == sidecar.checkpoint.fingerprint

@@ -1,7 +1,7 @@
-"""In place: small files of a checkpoint are replaced in its own folder, each in one step, and the old ones kept.
+"""Replaces small files of a checkpoint in its own folder, each atomically, and keeps the old ones.
 
-`<file>.before` is the file that was there. Where the check that follows fails, or anything else does, the old files
-are put back and what was made is removed. A run that is killed leaves either file under its name, never half of one.
+`<file>.before` is the previous file. If the following check, or anything else, fails, the old files are restored and
+new ones removed. After a killed run each file is either the old or the new one, never incomplete.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ BEFORE = ".before"
 
 @contextmanager
 def changed(folder: Location, change: Change, require_unchanged: Callable[[], object]) -> Generator[Lease]:
-    """Carry out a change in a folder; where the block fails, everything is as it was.
+    """Carry out a change in a folder; if the block fails, all files are restored.
 
     Args:
-        folder: a local folder; nobody else may hold it as a target.
-        change: what to do; its `files` and `finish`.
-        require_unchanged: called before anything is touched, when no other run can change the folder any more; raises
-            where the folder is not what the change was made for.
+        folder: a local folder; no other run may hold it as a target.
+        change: the change; its `files` and `finish` are used.
+        require_unchanged: called before anything is changed, while no other run can change the folder; raises if the
+            folder has changed since the change was planned.
 
     Yields:
-        The lease. The last step of the block belongs within its `exclusive`, which raises where another run has taken
-        the folder over meanwhile.
+        The lease. The last step of the block must run within its `exclusive`, which raises if another run has taken the
+        folder over meanwhile.
 
     Raises:
         TargetInUseError: another run holds the folder.
-        TargetExistsError: a kept file of an earlier change is in the way.
+        TargetExistsError: a backup file of an earlier change exists.
         StorageError: the storage failed.
     """
     home = Path(folder.path)
@@ -64,13 +64,13 @@ def changed(folder: Location, change: Change, require_unchanged: Callable[[], ob
                 sync_folder(home)
             yield held
         except BaseException:
-            with held.exclusive():  # a folder that another run has taken over is left as it is
+            with held.exclusive():  # a folder that another run has taken over is not changed
                 _undo(home, kept, new)
             raise
 
 
 def replace_sidecar(folder: Location, data: bytes) -> None:
-    """Put a sidecar, and keep the newest older one under a hidden name: no system takes it for a file of its own.
+    """Write a sidecar, and keep the previous one under a hidden name, which no system mistakes for its own file.
 
     Raises:
         StorageError: the storage failed.
@@ -85,10 +85,10 @@ def replace_sidecar(folder: Location, data: bytes) -> None:
 
 
 def keep(place: Path) -> bool:
-    """Keep a file beside itself; False where there is none.
+    """Keep a backup of a file beside it; False if the file does not exist.
 
     Raises:
-        TargetExistsError: an older one was kept there.
+        TargetExistsError: an older backup exists.
         OSError: the storage failed.
     """
     if not place.exists():
@@ -100,15 +100,15 @@ def keep(place: Path) -> bool:
         if before.samefile(place):
             return True  # a run was killed between keeping and replacing
         raise TargetExistsError(
-            "a file that an earlier change kept is in the way",
+            "backup file already exists, from an earlier change",
             uri=str(before),
-            cure="move it away; it is what the checkpoint had before",
+            cure="move the backup away; it holds the file from before that change",
         ) from error
     return True
 
 
 def _link(place: Path, before: Path) -> None:
-    """A second name for a file, in one step; a copy where the file system has no links."""
+    """Add a second name for a file, atomically; make a copy if the file system has no hard links."""
     try:
         before.hardlink_to(place)
     except OSError as error:
@@ -121,7 +121,7 @@ def _undo(home: Path, kept: list[str], new: list[str]) -> None:
     for name in kept:
         before = home / f"{name}{BEFORE}"
         before.replace(home / name)
-        before.unlink(missing_ok=True)  # two names of one file: renaming one to the other does nothing
+        before.unlink(missing_ok=True)  # a rename between two names of one file does nothing
     for name in new:
         remove(home / name)
     sync_folder(home)

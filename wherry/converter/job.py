@@ -1,7 +1,7 @@
 """Job: one target of a conversion, from its plan to its commit.
 
 stage → (the mover moves) → finish → read back → sidecar → commit. Several jobs may share one pass over a source;
-each stages, resumes, is verified and commits on its own.
+each stages, resumes, is verified and commits independently.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What stays the same while one target is made.
+    """The constant data of one target while it is made.
 
     Attributes:
         checkpoint: the opened source.
-        plan: what will be done.
+        plan: the plan.
         row: the target format.
-        target: where the checkpoint will lie.
-        committed: what appears in one step: the target itself, or the step folder of a run that holds it.
-        running: when it began, and who is told.
-        meta: what the user wants to keep with the checkpoint.
+        target: the location of the checkpoint.
+        committed: the location that is committed in one step: the target, or the step folder of a run around it.
+        running: when the run began, and the receiver of its progress.
+        meta: metadata of the user to store with the checkpoint.
         pin: the source's files when the plan was made.
         group: see Receipt.
-        source_digests: of the source's tensors, where `checkpoint` is a view of it; else the pass gives them.
-        asked: what was stated; see `wherry.converter.command`.
+        source_digests: of the source's tensors, if `checkpoint` is a view of it; otherwise the pass computes them.
+        asked: the stated request; see `wherry.converter.command`.
     """
 
     checkpoint: Checkpoint
@@ -78,10 +78,10 @@ class StagedJob:
     Attributes:
         job: the job.
         staging: the area.
-        staged: where in the area the checkpoint is written.
-        journal: what is done.
+        staged: the location of the checkpoint in the area.
+        journal: the finished moves.
         companions: the companion files that were copied, with their digests.
-        output: what the mover delivers to.
+        output: the receiver of the mover's bytes.
     """
 
     job: Job
@@ -93,7 +93,7 @@ class StagedJob:
 
 
 def stage(job: Job, stack: ExitStack) -> StagedJob:
-    """Open a job's staging area and writer, taking up what an interrupted run left; `stack` closes them.
+    """Open a job's staging area and writer, and resume an interrupted run; `stack` closes them.
 
     Raises:
         TargetInUseError: another run is writing the target.
@@ -129,8 +129,8 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         hashes: digests of the source's tensors that were carried, by source key path.
 
     Raises:
-        MismatchError: what was read back differs, or the source changed; nothing is committed.
-        TargetExistsError: something appeared at the target meanwhile.
+        MismatchError: the read-back differs, or the source changed; nothing is committed.
+        TargetExistsError: the target was created meanwhile.
         StorageError: the storage failed.
     """
     job, place = staged.job, staged.staged
@@ -138,7 +138,9 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         raise staged.output.error
     finish(staged.output.writer)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
-    with blaming_changes(job.pin, job.checkpoint.original):  # boxes and identity need the source once more
+    with blaming_changes(
+        job.pin, job.checkpoint.original
+    ):  # boxes and the source's identity read the source again
         boxed = _boxed(staged, ours)
         verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
         ours = Hashes({**ours.digests, **boxed.digests}, {**ours.leaves, **boxed.leaves})
@@ -154,7 +156,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
 
 
 def finish(writer: Writer) -> None:
-    """Complete the container and release it."""
+    """Complete the container and close it."""
     writer.sync()
     writer.finish()
     writer.close()
@@ -173,10 +175,10 @@ def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
 
 
 def _boxed(staged: StagedJob, ours: Hashes) -> Hashes:
-    """The digests of tensors that were carried in boxes, of which only the written target can be hashed.
+    """The digests of tensors that were carried in boxes, which can only be hashed in the written target.
 
     Raises:
-        MismatchError: what was written is not what was read.
+        MismatchError: the written data differs from the source.
     """
     job = staged.job
     boxed = {path: source for path, source in job.plan.pairs.items() if path not in ours.digests}
@@ -231,7 +233,9 @@ def _opened(job: Job, staged: Location) -> Checkpoint:
     detection = job.row.detect(Glimpse(staged))
     if detection is None:
         raise MismatchError(
-            "what was written is not recognised", uri=job.target.uri, cure="report this with the plan"
+            f"the written target is not recognised as {job.row.name}",
+            uri=job.target.uri,
+            cure="report this as a bug, with the plan; nothing was committed",
         )
     return Checkpoint(job.row.open(staged, detection))
 
@@ -241,7 +245,9 @@ def _require_structure(job: Job, found: Manifest) -> None:
     seen = {path: (spec.shape, spec.dtype) for path, spec in found.tensors.items()}
     if expected != seen:
         odd = min(set(expected.items()) ^ set(seen.items()))
-        raise MismatchError(f"read-back has another structure at {'/'.join(odd[0])}", uri=job.target.uri)
+        raise MismatchError(
+            f"read-back differs from the plan in shape or dtype at {'/'.join(odd[0])}", uri=job.target.uri
+        )
 
 
 def _sidecar(

@@ -1,7 +1,7 @@
-"""passes: the jobs of a conversion carried out, those that read the same thing together.
+"""passes: carries out the jobs of a conversion; jobs that read the same data share a pass.
 
-Jobs that keep the source's tree share one pass over it. A view through another system's layout has a pass of its own,
-in which the source is digested too (`wherry.view.groups`).
+Jobs that keep the source's tree share one pass over it. A view through another system's layout has a separate pass,
+which also computes the source's digests (`wherry.view.groups`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
-    """Carry out all jobs; what came of each, in order. A pass that fails does not keep the others from being made."""
+    """Carry out all jobs; returns the result of each, in order. A failed pass does not stop the others."""
     results: dict[int, Receipt | WherryError] = {}
     for group in _groups(jobs):
         try:
@@ -41,7 +41,7 @@ def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[int]]:
-    """The numbers of jobs that read the same."""
+    """The indexes of jobs that share a pass."""
     groups: dict[int, list[int]] = {}
     for number, job in enumerate(jobs):
         groups.setdefault(id(job.checkpoint), []).append(number)
@@ -72,7 +72,7 @@ def _outcome(staged: StagedJob, hashes: Hashes) -> Receipt | WherryError:
 
 
 def _move(jobs: list[Job], staged: list[StagedJob]) -> tuple[Hashes, Hashes | None]:
-    """The digests of what was read, and where that is a view, those of what it is a view of."""
+    """The digests of the tensors that were read and, for a view, those of its original; else None."""
     seen, memory, progress = jobs[0].checkpoint, jobs[0].plan.memory, jobs[0].running.progress
     moves = joint_moves([job.plan for job in jobs])
     specs = {path: spec for path, spec in seen.manifest.tensors.items() if path in moves.targets}

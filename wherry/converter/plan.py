@@ -1,11 +1,9 @@
-"""plan: everything that a conversion will do, resolved before any byte moves.
+"""plan: everything that a conversion will do, resolved before any byte is moved.
 
 A plan lists which source tensor becomes which target tensor, what is ignored and by which named rule, the bytes
-in and out, the largest piece of memory, the parameter count against what the config says, and the target's own
+in and out, the peak memory, the parameter count compared with the config, and the target's own
 manifest. Making a plan reads metadata only and writes nothing. Its digest identifies the conversion: the same
 source structure, target format, options and rules give the same digest on any machine.
-
-The noun Plan: everything that a conversion will do, and the units of work that follow from it.
 """
 
 from __future__ import annotations
@@ -64,21 +62,21 @@ def plan(
 
     Args:
         source: URI of a checkpoint, step or run.
-        target: URI of exactly what will be committed.
+        target: URI of the checkpoint that will be committed.
         to: target format, a name or alias.
         options: format-specific options and `split` / `join`.
         memory: budget, for example `128MiB`.
-        only: `params` carries the parameters and leaves optimizer state and counters.
-        ignore: named rules for what the target cannot hold: `values`, `empties`, `companions`.
+        only: `params` carries only the parameters, without optimizer state and counters.
+        ignore: named rules for content that the target cannot hold: `values`, `empties`, `companions`.
         verify: `digest` reads the target back before the commit, `none` does not.
         format, step, item: which checkpoint of the source.
-        wish: what is asked for of layouts; see `wherry.view.choose`.
-        as_step: the step to write, where the source states none (or another one is wanted).
+        wish: the layout options; see `wherry.view.choose`.
+        as_step: the step to write, if the source has none or another one is required.
 
     Raises:
-        UsageError, NotFoundError, NotACheckpointError, DamagedError, HostileError: the request or the source is bad,
-            or a chunk of the source cannot be decoded in that much memory.
-        UnrepresentableError: the target cannot hold the source; every reason is named.
+        UsageError, NotFoundError, NotACheckpointError, DamagedError, HostileError: the request or the source is
+            invalid, or a chunk of the source cannot be decoded within the memory budget.
+        UnrepresentableError: the target cannot hold the source; every reason is listed.
     """
     whole = TargetRequest(os.fspath(target), to, options or {}, only, layout=wish)
     which = SourceRequest(os.fspath(source), format, step, item)
@@ -99,7 +97,7 @@ def plan_request(request: ConvertRequest) -> Plan:
 def plan_target(
     checkpoint: Checkpoint, row: Format, target: TargetRequest, request: ConvertRequest
 ) -> tuple[Checkpoint, Plan]:
-    """The source as the target's system would have written it, and the plan that makes the target of it."""
+    """The source in the layout of the target's system, and the plan that makes the target from it."""
     seen, options, only = relaid(checkpoint, row, target.settings, target.layout, target.only)
     return seen, _make(seen, replace(target, options=options, only=only, rename=()), request)
 
@@ -107,7 +105,7 @@ def plan_target(
 def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest) -> Plan:
     row, only, as_step, verify = _writable(target.to), target.only, request.as_step, request.verify
     if verify not in ("digest", "none"):
-        raise UsageError(f"verify={verify} is not possible", cure="choose digest or none")
+        raise UsageError(f"invalid value for verify: {verify!r}", cure="choose digest or none")
     if only is None:
         _require_present(checkpoint)
     given = dict(target.options)
@@ -145,7 +143,7 @@ def _make(checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest
 
 
 def _without_hints(manifest: Manifest) -> Manifest:
-    """A target's manifest without what its format was told of chunks."""
+    """A target's manifest without the chunk hints for its format."""
     kept = {
         path: replace(spec, tags=_rest(spec.tags)) for path, spec in manifest.tensors.items() if spec.tags
     }
@@ -160,13 +158,14 @@ def _writable(to: str) -> Format:
     row = find_format(to)
     if row.create is None:
         raise UnsupportedError(
-            f"{row.name} is read but not written", cure="`wherry formats` shows what is written"
+            f"writing {row.name} is not supported",
+            cure="run `wherry formats` to list the formats that are written",
         )
     return row
 
 
 def _left_by(mapped: MappedTree, source: Manifest) -> Callable[[KeyPath], bool]:
-    """Whether a leaf is left behind, and so may be missing; also one of which not even the shape is there."""
+    """Whether a leaf is not carried, and so may be missing; includes leaves without a known shape."""
     carried = set(mapped.pairs.values())
     roots = {path[:1] for path in carried}
     return lambda path: path not in carried and (path in source.tensors or path[:1] not in roots)
@@ -176,7 +175,9 @@ def _require_present(checkpoint: Checkpoint, *, left: Callable[[KeyPath], bool] 
     reason = absence(checkpoint.reader, left=left)
     if reason is not None:
         choice = (
-            "take another step" if left else "take another step, or carry --only params where these are whole"
+            "or use another step"
+            if left
+            else "use another step, or pass --only params if the parameters are complete"
         )
         raise IncompleteError(reason, uri=checkpoint.uri, cure=f"restore the missing files, {choice}")
 
@@ -207,26 +208,26 @@ BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensors
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a conversion will do.
+    """Everything that a conversion will do, and the units of work that follow from it.
 
     Attributes:
-        source: what is read.
-        target: URI of what will be written.
+        source: the detected source.
+        target: URI of the target.
         to: target format.
         format_version: of the target.
         options: target options with defaults filled in.
-        manifest: what the target will hold.
+        manifest: the contents of the target.
         pairs: target key path → source key path.
         ignored: source entries that are not carried, each with its rule.
         ways: source key path → how the tensor is read.
         parameters: elements of the source's tensors.
-        expected_parameters: what the source's config says; None where it says nothing that we understand.
+        expected_parameters: the number according to the source's config; None if that is unknown.
         memory: budget in bytes.
         verify: verification before the commit, `digest` or `none`.
         digest: identity of this conversion.
-        lossy: target key path → what its values may lose there and back; empty where every move is exact.
-        notes: what could not be carried or made, in words.
-        snippet: how the target's own software loads the result, where that is known.
+        lossy: target key path → bound of the error after a round trip; empty if every move is exact.
+        notes: messages about content that could not be carried or made.
+        snippet: code that loads the result with the target's own software, if that is known.
     """
 
     source: Detection
@@ -265,13 +266,13 @@ class Plan:
 
     @property
     def peak_memory(self) -> int:
-        """Most bytes resident at once: the base and what is in flight."""
+        """Peak memory in bytes: the base and the data in flight."""
         largest = max((self._largest(target, source) for target, source in self.pairs.items()), default=0)
         return BASE_BYTES + max(min(self.memory, carrier_count() * largest), largest)
 
     @property
     def raw(self) -> frozenset[KeyPath]:
-        """Source key paths of which any span can be read: bytes lie raw in files, or will in a spill file."""
+        """Source key paths of which any span can be read: their bytes are raw in files or in a spill file."""
         return self._paths(lambda way: way.spans)
 
     @property
@@ -281,17 +282,17 @@ class Plan:
 
     @property
     def free(self) -> frozenset[KeyPath]:
-        """Those among these whose chunks need not be regarded."""
+        """The key paths among `regions` whose chunks need not be considered."""
         return self._paths(lambda way: way.access.kind == "regions" and not way.access.gridded)
 
     @property
     def spilled(self) -> frozenset[KeyPath]:
-        """Source key paths that go through a spill file: chunks too large to decode whole, and not in order."""
+        """Source key paths that are decoded into spill files: their chunks are too large, and not in order."""
         return self._paths(lambda way: way.spilled)
 
     @property
     def spill(self) -> int:
-        """Bytes that go through spill files; a band of chunks is removed once it has been read."""
+        """Bytes that are written to spill files; a band of chunks is removed once it has been read."""
         return sum(self.source_manifest.tensors[path].nbytes for path in self.spilled)
 
     def _paths(self, holds: Callable[[Way], bool]) -> frozenset[KeyPath]:
@@ -306,7 +307,7 @@ class Plan:
         return self.ways[source].largest(spec, [self.manifest.tensors[target]])
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as `--json` prints it."""
+        """The plan in the form of `--json`."""
         found = self.parameters
         expected = self.expected_parameters
         return {
@@ -348,7 +349,7 @@ class Plan:
 
 
 def joint_moves(plans: Sequence[Plan]) -> JointMoves:
-    """The moves of several plans with one source, each part of which is read once."""
+    """The moves of several plans with one source; each part of the source is read once."""
     targets: dict[KeyPath, list[TensorSpec]] = {}
     for one in plans:
         for target, source in one.pairs.items():

@@ -1,13 +1,12 @@
-"""Proof of a rewrite: what was written is opened anew and holds every tensor of the source under its new name.
+"""Proof of a rewrite, and of tensors that were carried in boxes.
 
-The metadata of both sides is compared always. With digests every tensor is read through the source's metadata and
-again through the target's: that the files are the same bytes would not prove that the new metadata finds them.
+After a rewrite the target is opened again, and must hold every tensor of the source under its new name. The metadata of
+both sides is always compared. With digests, every tensor is read through the source's metadata and again through the
+target's: equal bytes in the files would not prove that the new metadata refers to them correctly.
 
-boxed: the proof for tensors that were carried in boxes.
-
-A box is a chunk that is no run of the tensor's bytes (a layer of a stack, a shard of a mesh), so the leaves of the
-tensor cannot be hashed on the way. What was written is therefore read again from storage and compared with the
-source: as it is where the source has the same tensor, else through the inverse layout.
+A box is a chunk that is not one run of the tensor's bytes (a layer of a stack, a shard of a mesh), so the leaves of the
+tensor cannot be hashed during the pass. So the written target is read again from storage and compared with the source:
+directly if the source has the same tensor, otherwise through the inverse layout.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ class ProofRequest:
     """How the proof of a rewrite is made, and what its receipt states.
 
     Attributes:
-        request: what was asked for.
+        request: the request.
         memory: budget in bytes.
-        running: when it began, and who is told.
-        asked: what was stated; see `wherry.converter.command`.
-        folder: where spill files lie; a temporary folder by default.
+        running: when the run began, and the receiver of its progress.
+        asked: the stated request; see `wherry.converter.command`.
+        folder: for spill files; a temporary folder by default.
     """
 
     request: RewriteRequest
@@ -71,10 +70,10 @@ class ProofRequest:
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What is known of the source's bytes before anything is changed.
+    """The digests of the source before anything is changed.
 
     Attributes:
-        hashes: of its tensors.
+        hashes: digests of its tensors.
         companions: its companion files with their digests.
         reference: its node of the lineage.
     """
@@ -85,10 +84,10 @@ class SourceFacts:
 
 
 def know(checkpoint: Checkpoint, wanted: ProofRequest) -> SourceFacts | None:
-    """Read the source, or take its sidecar's word where it is not to be read; None where there is none.
+    """Read the source, or use the digests of its sidecar if it should not be read; None if there is no sidecar.
 
     Raises:
-        MismatchError: it is not what its sidecar says.
+        MismatchError: it differs from its sidecar.
         DamagedError, StorageError: it cannot be read.
     """
     hashes = _read(checkpoint, wanted, "digest") if wanted.digests else _recorded(checkpoint)
@@ -108,18 +107,18 @@ def prove(
     wanted: ProofRequest,
     rewriting: RewritePlan,
 ) -> Sidecar | None:
-    """Open what was written, compare it with the source, and say so in a sidecar.
+    """Open the written checkpoint, compare it with the source, and return its sidecar.
 
     Args:
-        checkpoint: the source, as it was opened before.
-        change: what was done.
-        known: what is known of the source's bytes.
-        written: where the result lies now.
-        wanted: how it is proved.
+        checkpoint: the source, opened before the change.
+        change: the change that was made.
+        known: the digests of the source.
+        written: the present location of the result.
+        wanted: how to prove it.
         rewriting: for the receipt.
 
     Returns:
-        The sidecar with the receipt; None where no digests are known.
+        The sidecar with the receipt; None if no digests are known.
 
     Raises:
         MismatchError: something differs.
@@ -130,7 +129,7 @@ def prove(
         _require_alike(checkpoint.manifest, found.manifest, change, rewriting.target)
         missing = absence(found.reader)
         if missing is not None:
-            raise MismatchError(f"what was written is not whole: {missing}", uri=rewriting.target)
+            raise MismatchError(f"the written checkpoint is incomplete: {missing}", uri=rewriting.target)
         if known is None:
             return None
         expected = known.hashes.renamed({path: change.name(path) for path in known.hashes.digests})
@@ -149,21 +148,23 @@ def prove(
 
 
 def open_written(written: Location, source: Detection, target: str) -> Checkpoint:
-    """Open what was written as what it is; where only the source's name said more, as what the source is.
+    """Open the written checkpoint in its detected format, or in the source's format if that is a refinement of it.
 
     Raises:
-        MismatchError: no format knows it, or it does not open: the rewrite does not fit this checkpoint.
+        MismatchError: no format recognises it, or it cannot be opened: the rewrite does not fit this checkpoint.
     """
     claim = look(Glimpse(written), formats())
     if claim is None:
-        raise MismatchError("what was written is not recognised", uri=target, cure="convert the source")
+        raise MismatchError(
+            "no format recognises the written checkpoint", uri=target, cure="convert the source"
+        )
     if claim.format in find_format(source.format).refines:
         claim = replace(source, uri=written.uri, verdict="ok", reason=None)
     try:
         opened = find_format(claim.format).open(written, replace(claim, step=source.step))
     except (DamagedError, UnsupportedError) as error:
         raise MismatchError(
-            f"what was written does not open as {claim.format}: {error.what}",
+            f"the written checkpoint cannot be opened as {claim.format}: {error.what}",
             uri=target,
             cure="nothing was committed; convert the source",
         ) from error
@@ -177,7 +178,7 @@ def _read(checkpoint: Checkpoint, wanted: ProofRequest, stage: str) -> Hashes:
 
 
 def _recorded(checkpoint: Checkpoint) -> Hashes | None:
-    """What the sidecar says, where the files are those that it was written for."""
+    """The digests of the sidecar, if the files still have its fingerprint; None otherwise."""
     sidecar = read_sidecar(locate(checkpoint.uri))
     if sidecar is None or sidecar.checkpoint.fingerprint != present_fingerprint(checkpoint):
         return None
@@ -189,7 +190,7 @@ def _digested(checkpoint: Checkpoint) -> tuple[Companion, ...]:
 
 
 def _require_alike(source: Manifest, found: Manifest, change: Change, uri: str) -> None:
-    """The same tensors under their new names, and the same values, empties and companion files."""
+    """Require the same tensors under their new names, and the same values, empty nodes and companion files."""
     rows: tuple[tuple[str, Mapping[Any, Any], Mapping[Any, Any]], ...] = (
         (
             "tensor",
@@ -208,12 +209,14 @@ def _require_alike(source: Manifest, found: Manifest, change: Change, uri: str) 
         odd = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         if odd:
             raise MismatchError(
-                f"the {what} {odd[0]} is not what it was", uri=uri, cure="report this; nothing was committed"
+                f"the {what} {odd[0]} differs from the source",
+                uri=uri,
+                cure="report this; nothing was committed",
             )
 
 
 def _printed(held: Mapping[Any, Any]) -> dict[str, str]:
-    """By printed path; as text, so that 1 and True differ and a NaN equals itself."""
+    """Values by printed key path, as text, so that 1 and True differ and a NaN equals itself."""
     return {render(path): repr(value) for path, value in held.items()}
 
 
@@ -231,7 +234,7 @@ def _require_equal(found: Hashes, expected: Hashes, uri: str) -> None:
 def _require_companions(found: tuple[Companion, ...], known: tuple[Companion, ...], uri: str) -> None:
     odd = sorted({one.name for one in set(found) ^ set(known)})
     if odd:
-        raise MismatchError(f"the companion file {odd[0]} is not what it was", uri=uri)
+        raise MismatchError(f"the companion file {odd[0]} differs from the source", uri=uri)
 
 
 def _receipt(
@@ -270,14 +273,14 @@ def prove_boxes(
     memory: int,
     progress: OnProgress | None,
 ) -> None:
-    """Compare what was written in boxes with what it was made of.
+    """Compare tensors that were written in boxes with their source.
 
     Args:
         source: the source of the conversion, or the view of it through the target's layout.
         written: the target, opened.
-        pairs: key path in the target → in the source, of the tensors in question.
-        found: their digests as the target has them.
-        known: digests of the source's own tensors, where `source` is a view of it.
+        pairs: key path in the target → in the source, of these tensors.
+        found: their digests in the target.
+        known: digests of the source's own tensors, if `source` is a view of it.
         memory: budget for reading.
         progress: called a few times a second.
 
@@ -287,7 +290,7 @@ def prove_boxes(
     failed = differences(source, written, pairs, found, known, memory=memory, progress=progress)
     if failed:
         raise MismatchError(
-            f"what was written differs from the source: {failed[0].reason}",
+            f"the written target differs from the source: {failed[0].reason}",
             uri=written.uri,
             path=failed[0].path or render(next(iter(pairs))),
             cure="check the storage; nothing was committed",

@@ -27,9 +27,9 @@ def reference(uri: str, name: str, version: str | None, manifest: Manifest, mark
     """The node of a checkpoint.
 
     Args:
-        uri: where it lies.
+        uri: its URI.
         name: its format.
-        version: the format's name of the layout.
+        version: the format's version of the layout.
         manifest: its contents, tensor and companion digests included.
         mark: its fingerprint.
     """
@@ -57,16 +57,16 @@ def source_reference(
 ) -> CheckpointRef:
     """The node of the checkpoint that was converted.
 
-    Its tensor digests are known from the conversion's one pass; tensors that were not carried are read here, as
-    identity covers them too. Tensors that are not there (only parameters were asked for) are no part of it. Where
-    wherry wrote the source, its own record is the node.
+    Its tensor digests are known from the conversion's pass; tensors that were not carried are read here, as the
+    identity covers them too. Missing tensors (when only parameters were requested) are not part of it. If wherry wrote
+    the source, its sidecar contains the node.
 
     Args:
         checkpoint: the source.
-        digests: source key path → tensor digest, of what was carried.
-        companions: those that were copied, with their digests.
-        memory: budget for reading what was not carried.
-        folder: where spill files of that lie; a temporary folder by default.
+        digests: source key path → tensor digest, of the carried tensors.
+        companions: the copied companion files, with their digests.
+        memory: budget for reading tensors that were not carried.
+        folder: for spill files; a temporary folder by default.
     """
     mark = present_fingerprint(checkpoint)
     detection, manifest = checkpoint.detection, checkpoint.manifest
@@ -84,10 +84,10 @@ def source_reference(
 
 
 def agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:
-    """Where the source has a manifest of ours, its bytes must still be the ones that were recorded.
+    """Compare the digests of the source with its sidecar, if it has one.
 
     Raises:
-        MismatchError: they are not; the tensor is named.
+        MismatchError: they differ; the tensor is named.
     """
     recorded = read_sidecar(locate(checkpoint.uri))
     if recorded is None:
@@ -99,5 +99,5 @@ def agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:
             f"the source has changed since it was recorded: {failed[0].reason}",
             uri=checkpoint.uri,
             path=failed[0].path,
-            cure="restore the source, or delete its sidecar if the change was meant",
+            cure="restore the source, or delete its sidecar if the change was intended",
         )

@@ -1,9 +1,9 @@
 """rewrite: make a checkpoint readable by changing its small files alone; no tensor is decoded or encoded.
 
-look at everything → carry (reflink, else copy) → small files → open and compare → digests → sidecar → commit →
-lineage. The result is a new checkpoint that appears whole or not at all, and the source is never changed; only with
-`in_place` are files of the source itself replaced, and the old ones kept. Which rewrites there are is the formats'
-affair: `Format.rewrites`, and those of the formats that it refines.
+check everything → copy (reflink if possible) → small files → open and compare → digests → sidecar → commit →
+lineage. The result is a new checkpoint that appears complete or not at all, and the source is never changed; only with
+`in_place` files of the source itself are replaced, and the old ones kept. The formats define the rewrites:
+`Format.rewrites`, and those of the formats that it refines.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ VERIFY = ("digest", "none")
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A rewrite whose source has been looked at."""
+    """A rewrite whose source has been opened and checked."""
 
     rewriting: RewritePlan
     change: Change
@@ -59,7 +59,7 @@ class _Ready:
 
 
 def plan_rewrite(request: RewriteRequest) -> RewritePlan:
-    """Say what a rewrite would do, after looking for everything that the result needs; nothing is written.
+    """Plan a rewrite, after checking that everything that the result needs exists; nothing is written.
 
     Raises: as `rewrite`.
     """
@@ -85,7 +85,7 @@ def rewrite(
 
     Args:
         source: URI of a checkpoint on a local file system; changed only with `in_place`.
-        target: URI of exactly what is committed; a folder that does not exist yet.
+        target: URI of the committed checkpoint; a folder that does not exist yet.
         as_: `NAME` or `NAME=VALUE`; `wherry formats FORMAT` lists the names.
         in_place: replace files of the source itself, and keep each as `<file>.before`.
         memory: budget for reading, for example `128MiB`.
@@ -94,14 +94,15 @@ def rewrite(
             only the metadata is, and nothing is recorded unless the source's digests are known.
         if_exists: as in `convert`.
         lineage: whether the ledger records it.
-        meta: what the user wants to keep with the checkpoint.
+        meta: metadata of the user to store with the checkpoint.
         which: `format`, `step`, `item`: which checkpoint of the source.
 
     Raises:
-        UsageError: no such rewrite, nothing to be done, or neither or both of a target and `in_place`.
-        UnsupportedError: this checkpoint cannot be rewritten so.
-        IncompleteError: something that the result needs is not there.
-        MismatchError: what was written is not what was read; nothing is committed, files in place are put back.
+        UsageError: the rewrite is unknown or has nothing to do, or neither or both of a target and `in_place` are
+            given.
+        UnsupportedError: the rewrite does not support this checkpoint.
+        IncompleteError: something that the result needs is missing.
+        MismatchError: the result differs from the source; nothing is committed, files in place are restored.
         TargetExistsError, TargetInUseError, StorageError: the target cannot be made.
         NotRecordedError: it is committed, but the ledger cannot be used; `result` is the Rewritten.
     """
@@ -114,9 +115,11 @@ def rewrite(
 
 
 def carry_out(request: RewriteRequest, *, progress: OnProgress | None = None) -> Rewritten:
-    """Carry out a rewrite as it is requested; see `rewrite`."""
+    """Carry out a rewrite request; see `rewrite`."""
     if request.verify not in VERIFY:
-        raise UsageError(f"verify={request.verify} is not possible", cure=f"choose {' or '.join(VERIFY)}")
+        raise UsageError(
+            f"invalid value for verify: {request.verify!r}", cure=f"choose {' or '.join(VERIFY)}"
+        )
     wanted = ProofRequest(request, parse_size(request.memory), RunContext.begun(progress), stated(request))
     with _ready(request) as ready:
         there = None if request.in_place else _existing(ready, request.if_exists)
@@ -125,7 +128,7 @@ def carry_out(request: RewriteRequest, *, progress: OnProgress | None = None) ->
 
 
 def _recorded(done: Rewritten, *, lineage: bool) -> Rewritten:
-    """With what the ledger has of it; without digests there is nothing that could be recorded."""
+    """Record a rewrite in the ledger; without digests nothing can be recorded."""
     if done.receipt is None:
         return done
     if not lineage:
@@ -141,7 +144,7 @@ def _recorded(done: Rewritten, *, lineage: bool) -> Rewritten:
 def _ready(request: RewriteRequest) -> Generator[_Ready]:
     target, in_place = request.target, request.in_place
     if (target is None) != in_place:
-        raise UsageError("rewrite needs a target, or in_place, and not both", cure="name a new folder")
+        raise UsageError("rewrite needs either a target or in_place", cure="name a new folder")
     location, detection = resolve_source(named(request.source))
     home = location if target is None else locate(target, location.opaque)
     _require_local(location, home)
@@ -155,10 +158,10 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
     change = row.plan(location, detection, value or None)
     with Checkpoint(change.opened, opaque=location.opaque) as checkpoint:
         if in_place and change.staged_only:
-            raise UnsupportedError(change.staged_only, uri=location.uri, cure="name a target instead")
+            raise UnsupportedError(change.staged_only, uri=location.uri, cure="pass a target instead")
         missing = absence(checkpoint.reader)
         if missing is not None:
-            raise IncompleteError(missing, uri=location.uri, cure="use another step; this one is not whole")
+            raise IncompleteError(missing, uri=location.uri, cure="use another step; this one is incomplete")
         rewriting = _rewriting(change, location, home, (name, value or None), in_place=in_place)
         yield _Ready(rewriting, change, location, home, checkpoint, pin)
 
@@ -167,9 +170,9 @@ def _find(format: str, name: str, location: Location) -> Rewrite:
     known = rewrites(format)
     if name not in known:
         raise UsageError(
-            f"{format} has no rewrite {name!r}",
+            f"unknown rewrite {name!r} for format {format}",
             uri=location.uri,
-            cure=f"choose {' or '.join(known)}" if known else "convert it",
+            cure=f"choose {' or '.join(known)}" if known else "use `wherry convert` instead",
         )
     return known[name]
 
@@ -179,7 +182,7 @@ def _rewriting(
 ) -> RewritePlan:
     sizes = listed(source)
     renamed = {render(old): render(new) for old, new in sorted(change.renamed.items())}
-    # Contents are left out: a time of commit in them would make every request another one.
+    # Contents are left out: a commit time in them would make every request different.
     named = [*asked, in_place, sorted(change.carried.items()), sorted(change.files), renamed]
     return RewritePlan(
         source=source.uri,
@@ -219,7 +222,7 @@ def _staged(ready: _Ready, wanted: ProofRequest) -> Rewritten:
 
 
 def _written(ready: _Ready, area: Location, wanted: ProofRequest) -> tuple[Sidecar | None, dict[str, int]]:
-    """Carry, write and prove; the sidecar, and how many bytes went over in which way."""
+    """Copy, write and prove; returns the sidecar, and the number of bytes copied in each way."""
     change = ready.change
     known = know(ready.checkpoint, wanted)
     make_folder(area)
@@ -245,7 +248,7 @@ def _in_place(ready: _Ready, wanted: ProofRequest) -> Rewritten:
 
     with changed(ready.source, ready.change, require_unchanged) as held:
         sidecar = prove(ready.checkpoint, ready.change, known, ready.source, wanted, ready.rewriting)
-        with held.exclusive():  # also without a sidecar: what was proved must be what this run made
+        with held.exclusive():  # also without a sidecar: the proved files must be those that this run made
             if sidecar is not None:
                 replace_sidecar(ready.source, encode(sidecar))
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt)
@@ -255,10 +258,10 @@ def _require_local(*places: Location) -> None:
     for place in places:
         if not place.store.capabilities.local:
             raise UnsupportedError(
-                "rewrites are made on local file systems", uri=place.uri, cure="copy it first, or convert it"
+                "rewrite supports only local file systems", uri=place.uri, cure="copy it first, or convert it"
             )
 
 
 def _require_apart(source: Location, target: Location) -> None:
     if f"{target.path}/".startswith(f"{source.path}/") and target.path != source.path:
-        raise UsageError("the target lies inside the source", uri=target.uri, cure="choose one beside it")
+        raise UsageError("the target is inside the source", uri=target.uri, cure="choose a target outside it")

@@ -1,4 +1,4 @@
-"""rewrite_plan: what a rewrite would do, and what it did."""
+"""The plan of a rewrite, and its result."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class RewritePlan:
     Attributes:
         source: URI of the checkpoint.
         format: its format.
-        target: URI of exactly what is committed; the source's own in place.
+        target: URI of the committed checkpoint; that of the source if it is rewritten in place.
         name, value: which rewrite, as in `--as NAME=VALUE`.
         in_place: whether files of the source itself are replaced.
-        files: small files that are written anew.
-        carried: how many files go over as they are, and their bytes.
-        left: files of the source that the target does not have.
-        renamed: key path → new key path, printed, of those that change.
-        tensors: how many there are.
-        digest: names the request.
+        files: small files that are written.
+        carried: number and total bytes of the files that are copied unchanged.
+        left: files of the source that are not copied.
+        renamed: printed key path → new key path, of the tensors that are renamed.
+        tensors: number of tensors.
+        digest: identity of the request.
     """
 
     source: str
@@ -43,7 +43,7 @@ class RewritePlan:
     digest: str
 
     def to_json(self) -> dict[str, Any]:
-        """As `rewrite --dry-run --json` prints it."""
+        """The output of `rewrite --dry-run --json`."""
         files, nbytes = self.carried
         return {
             "source": {"uri": self.source, "format": self.format},
@@ -65,9 +65,9 @@ class Rewritten:
     """What a rewrite did.
 
     Attributes:
-        rewriting: what was asked for.
-        receipt: the lineage edge; None where no digests are known (`verify="none"`).
-        ways: `reflink` and `copy` → bytes that went over so.
+        rewriting: the plan.
+        receipt: the lineage edge; None if no digests are known (`verify="none"`).
+        ways: `reflink` and `copy` → number of bytes that were copied that way.
     """
 
     rewriting: RewritePlan
@@ -75,6 +75,6 @@ class Rewritten:
     ways: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def to_json(self) -> dict[str, Any]:
-        """As `rewrite --json` prints it."""
+        """The output of `rewrite --json`."""
         receipt = self.receipt.to_json() if self.receipt else None
         return {**self.rewriting.to_json(), "carried_by": dict(self.ways), "receipt": receipt}

@@ -1,17 +1,16 @@
-"""Appending: how a statement joins the chain, and how the rows that it tells are written.
+"""Appends statements to the chain, and derives the rows of the other tables from them.
 
-Both happen in the caller's write transaction, which holds the ledger's lock from its first moment: nothing comes
-between the reading of the head and the new statement, and a statement is never there without its rows.
+Both happen in the caller's write transaction, which holds the ledger's lock from its start: no other writer comes
+between reading the head and adding the new statement, and a statement never exists without its rows.
 
-What a statement tells: the rows of the ledger's other tables, as a pure function of kind and body.
+The rows of the ledger's other tables are a pure function (`rows_of`) of a statement's kind and body. It has three uses:
+a new statement's rows are written with it, the check replays the chain through it and compares, and a migration fills
+new tables with it. So it reads the bodies of all schemas:
 
-One function serves three ends: a new statement's rows are written with it, the check replays the chain through it
-and compares, and a migration fills new tables by it. So it reads the bodies of every schema there ever was:
-
-- Schema 1 knew `conversion`, `verification` and `registration`; the latter two named their checkpoint by its digest
-  alone, and claims and sightings were rows without a statement.
-- Since schema 2 every body has the whole `subject`, and there are `claim`, `release`, `sighting`, `migration` (what
-  the rows of schema 1 said beyond the statements), `rebuild` and the events.
+- Schema 1 had `conversion`, `verification` and `registration`; the latter two named their checkpoint only by its
+  digest, and claims and sightings were rows without a statement.
+- Since schema 2 every body has the whole `subject`, and there are `claim`, `release`, `sighting`, `migration` (the
+  contents of schema 1's rows that its statements lacked), `rebuild` and the events.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
 
 
 def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
-    """Add a statement and the rows that it tells.
+    """Add a statement and its rows.
 
-    Its time is never before that of its predecessor, whatever the clocks of the writers say, so that the ledger up
-    to a moment is a beginning of the chain.
+    Its time is never before that of its predecessor, regardless of the writers' clocks, so that the ledger up to a
+    moment is a prefix of the chain.
 
     Returns:
         Its number.
@@ -64,13 +63,13 @@ def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
 
 
 def same_statement(connection: Connection, kind: str, body: Mapping[str, Any]) -> int | None:
-    """The statement that says exactly this already; the digest covers the kind."""
+    """The number of an existing statement with the same kind and body; None if there is none."""
     table, text = tables.statement.c, canonical_json(body).decode()
     return connection.scalar(select(table.seq).where(table.content == content_of(kind, text)).limit(1))
 
 
 def content_of(kind: str, text: str) -> str:
-    """Digest of what a statement says, without when and after which other.
+    """Digest of the kind and body of a statement, without its time and position.
 
     Args:
         kind: of the statement.
@@ -80,14 +79,14 @@ def content_of(kind: str, text: str) -> str:
 
 
 def hash_of(row: Mapping[str, Any] | RowMapping) -> str:
-    """The link of the chain: over everything that a statement's row has, the hash before it included."""
+    """The hash of a statement: over all columns of its row, including the previous hash."""
     return sha256_of("statement", {name: row[name] for name in _HASHED})
 
 
 def write(connection: Connection, rows: Iterable[Row]) -> None:
-    """Write rows by the rule of their table: the first telling stays, or the last one wins.
+    """Write rows by the rule of their table: the first value is kept, or the last one wins.
 
-    Rows of one table that follow each other go in one execution; a row that refers to another comes after it.
+    Consecutive rows of one table are written in one execution; a row that refers to another comes after it.
     """
     ordered = sorted(rows, key=lambda row: _ORDER[row[0]])
     for table, group in groupby(ordered, key=lambda row: row[0]):
@@ -118,7 +117,7 @@ Row = tuple["Table", dict[str, Any]]
 
 
 class BareStatement(NamedTuple):
-    """A statement, as far as its rows depend on it."""
+    """The parts of a statement on which its rows depend."""
 
     kind: str
     body: Mapping[str, Any]
@@ -127,7 +126,7 @@ class BareStatement(NamedTuple):
 
 
 def rows_of(told: BareStatement) -> Iterator[Row]:
-    """The rows that a statement tells, checkpoints before what refers to them."""
+    """The rows of a statement; checkpoints before rows that refer to them."""
     body = told.body
     if told.kind == "conversion":
         yield from _seen(body["source"], told)
@@ -149,7 +148,7 @@ def rows_of(told: BareStatement) -> Iterator[Row]:
 
 
 def _seen(subject: Mapping[str, Any], told: BareStatement) -> Iterator[Row]:
-    """A checkpoint and where it was."""
+    """The rows of a checkpoint and of its place."""
     yield tables.checkpoint, {name: subject[name] for name in tables.checkpoint.c.keys()}  # noqa: SIM118  columns
     yield tables.location, _place(subject, told)
 
@@ -205,7 +204,7 @@ def _registered(body: Mapping[str, Any], state: str, told: BareStatement) -> dic
 
 
 def _carried(told: BareStatement) -> Iterator[Row]:
-    """What the rows of an older schema said beyond its statements."""
+    """The rows of an older schema that no statement contained."""
     for row in told.body["checkpoints"]:
         yield tables.checkpoint, dict(row)
     for row in told.body["places"]:

@@ -1,10 +1,10 @@
-"""Checking a ledger: is every row of every table what it was when it was written?
+"""Checks a ledger: whether every row of every table is unchanged since it was written.
 
-The chain is recomputed from the first statement on, and each statement is asked which rows it tells; what the
-other tables hold must be exactly that. The seals of the projections' rows are recomputed. The first fault is named.
+The hash chain is recomputed from the first statement, and the rows are derived again from each statement; the other
+tables must hold exactly these rows. The seals of the projections' rows are recomputed. The first fault is reported.
 
-A chain proves nothing about its own end: whoever cuts off the last statements, or writes the whole chain anew,
-leaves one that is in itself whole. An anchor (number and hash of a statement, kept elsewhere) finds that.
+A chain cannot prove that it is complete: after cutting off the last statements, or writing the whole chain anew, it is
+still valid. An anchor (number and hash of a statement, kept elsewhere) detects that.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 
     _Row = Mapping[str, Any] | RowMapping
 
-_PAGE = 1000  # rows that the driver holds at a time
+_PAGE = 1000  # rows that the driver fetches at a time
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# What names a row of a table, and all that it holds. Their hash() is keyed anew in every process, so that nobody can
-# prepare two rows that look alike.
+# The key and the contents of a row, by table. Their hash() has a new random key in every process, so that collisions
+# cannot be prepared.
 _KEY = {table: itemgetter(*names) for table, names in tables.KEYS.items()}
 _CONTENTS = {table: itemgetter(*table.c.keys()) for table in tables.KEYS}
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A statement that was kept elsewhere.
+    """The number and hash of a statement, kept outside the ledger.
 
     Attributes:
         hash: its hash, or at least 16 hex digits of it.
-        seq: its number; None where only the hash was kept.
+        seq: its number; None if only the hash was kept.
     """
 
     hash: str
     seq: int | None = None
 
 
-_BEFORE_ALL = Anchor(tables.GENESIS, 0)  # what `anchor` prints of an empty ledger
+_BEFORE_ALL = Anchor(tables.GENESIS, 0)  # what `anchor` prints for an empty ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Chain:
     """Outcome of `check_chain`.
 
     Attributes:
-        statements: how many there are.
+        statements: number of statements.
         head: hash of the last one.
-        altered: the first row that is not what it was when written, and why; None where all are.
-        anchored: number of the statement that the anchor names; None where it is not in this chain, or none was given.
+        altered: the first altered row, and the reason; None if no row was altered.
+        anchored: number of the statement that the anchor names; None if it is not in this chain, or without an anchor.
     """
 
     statements: int
@@ -72,11 +72,11 @@ class Chain:
 
 
 def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
-    """Recompute every hash, and every row that the statements tell.
+    """Recompute every hash, and every row that follows from the statements.
 
     Args:
-        ledger: what to check.
-        anchor: a statement that must be in it as it was.
+        ledger: the ledger to check.
+        anchor: a statement that must be in it unchanged.
     """
     with ledger.read() as connection:
         head, count, expected = tables.GENESIS, 0, _ExpectedRows()
@@ -100,15 +100,15 @@ def _statements(connection: Connection) -> Iterator[RowMapping]:
 
 def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
     if row["seq"] != seq:
-        return f"statement {seq} before it is gone"
+        return f"statement {seq} is missing"
     if row["prev"] != prev:
-        return "does not continue the one before it"
+        return "the hash chain is broken: previous hash mismatch"
     if row["hash"] != hash_of(row):
         return "its contents were altered"
     if row["schema"] > tables.SCHEMA:
-        return f"it is of schema {row['schema']}, which a newer wherry reads"
+        return f"unsupported schema {row['schema']}; upgrade wherry"
     told = content_of(row["kind"], row["body"])
-    return None if row["content"] == told else "its content digest is not that of its body"
+    return None if row["content"] == told else "content digest mismatch"
 
 
 def _rows(row: RowMapping) -> list[Row]:
@@ -116,17 +116,17 @@ def _rows(row: RowMapping) -> list[Row]:
 
 
 class _ExpectedRows:
-    """The rows that must be there, as digests of their keys and contents: the memory of a long ledger is small."""
+    """The rows that must exist, as hashes of their keys and contents, so that a long ledger needs little memory."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[int, int]] = {table.name: {} for table in tables.KEYS}
 
     def take(self, statement: RowMapping) -> str | None:
-        """Take what a statement tells; why it cannot be read, where it cannot."""
+        """Add the rows of a statement; the reason if its body is invalid."""
         try:
             told = _rows(statement)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return f"its body cannot be read: {error!r}"
+            return f"invalid body: {error!r}"
         for table, row in told:
             held, key = self._rows[table.name], hash(_KEY[table](row))
             if table not in tables.FIRST or key not in held:
@@ -134,11 +134,11 @@ class _ExpectedRows:
         return None
 
     def fault(self, table: Table, row: _Row) -> str | None:
-        """What is wrong with a row that is there; each row must come once."""
+        """The fault of an existing row, or None; each row must be passed once."""
         contents = self._rows[table.name].pop(hash(_KEY[table](row)), None)
         if contents is None:
-            return "no statement says so"
-        return None if contents == hash(_CONTENTS[table](row)) else "it is not what its statement says"
+            return "no statement records it"
+        return None if contents == hash(_CONTENTS[table](row)) else "the row differs from its statement"
 
     def missing(self, table: Table) -> frozenset[int]:
         return frozenset(self._rows[table.name])
@@ -152,7 +152,7 @@ def _row_fault(connection: Connection, expected: _ExpectedRows) -> str | None:
                 return f"{_named(table, row)}: {fault}"
         missing = expected.missing(table)
         if missing:
-            return f"{_first_missing(connection, table, missing)}: it is gone"
+            return f"{_first_missing(connection, table, missing)}: the row is missing"
     return None
 
 
@@ -161,11 +161,11 @@ def _first_missing(connection: Connection, table: Table, missing: frozenset[int]
         for other, told in _rows(row):
             if other is table and hash(_KEY[table](told)) in missing:
                 return _named(table, told)
-    raise AssertionError("what is missing was told by a statement")
+    raise AssertionError("every missing row belongs to a statement")
 
 
 def _named(table: Table, row: _Row) -> str:
-    """A row in words: its table and what names it."""
+    """A row as text: its table and its key."""
     if table is tables.edge:
         return f"edge {short(row['source'])} → {short(row['target'])}"
     values = (row[name] for name in tables.KEYS[table])
@@ -180,5 +180,5 @@ def _seal_fault(connection: Connection, head: int) -> str | None:
         if row["seal"] != seal_of(row):
             return f"projection {row['name']}: its contents were altered"
         if not 0 <= row["delivered"] <= head:
-            return f"projection {row['name']}: statement {row['delivered']} was delivered, and there is none"
+            return f"projection {row['name']}: statement {row['delivered']} was delivered, but the last one is {head}"
     return None

@@ -1,9 +1,9 @@
 """The outbox: how far each projection of the ledger (OpenLineage events, a registry, ...) has been delivered.
 
-Statements are the outbox themselves: a projection is a cursor over them. Appends happen strictly one after the
+The statements themselves are the outbox: a projection is a cursor over them. Appends happen strictly one after the
 other, so a statement never becomes visible after one with a higher number, and a cursor that moves forward skips
-none. Delivery is in order and at least once: a projection takes a statement, then `delivered` moves the cursor, and
-a crash in between delivers it again. A projection is rebuilt by `rewind`.
+none. Delivery is in order and at least once: a projection processes a statement, then `delivered` moves the cursor, and
+a crash in between delivers the statement again. `rewind` rebuilds a projection.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LONGEST = 2000  # characters of an error that are kept
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a projection stands.
+    """The progress of a projection.
 
     Attributes:
         name: of the projection.
-        delivered: number of the last statement that it took; 0 before the first.
-        failed: the error of the last attempt; None where that succeeded.
-        tried: when that was; UTC.
-        behind: statements that are still to be delivered, of any kind.
+        delivered: number of the last delivered statement; 0 before the first.
+        failed: the error of the last attempt; None if that succeeded.
+        tried: time of the last attempt; UTC.
+        behind: number of statements that are not delivered yet, of any kind.
     """
 
     name: str
@@ -48,34 +48,34 @@ class Cursor:
 
 
 def pending(ledger: Ledger, name: str, *, kinds: Collection[str] | None = None) -> Iterator[Statement]:
-    """The statements that a projection has not taken yet, in order."""
+    """The statements that were not delivered to a projection yet, in order."""
     with ledger.read() as connection:
         row = _row(connection, name)
     return statements(ledger, after=row["delivered"] if row else 0, kinds=kinds)
 
 
 def delivered(ledger: Ledger, name: str, seq: int) -> None:
-    """Note that a projection took everything up to a statement; a cursor never moves back by this."""
+    """Record that all statements up to a number were delivered; this never moves a cursor back."""
     with ledger.write() as connection:
         row = _row(connection, name)
         _put(connection, name, max(seq, row["delivered"] if row else 0), None)
 
 
 def failed(ledger: Ledger, name: str, seq: int, error: str) -> None:
-    """Note why a statement could not be delivered; the cursor stays before it."""
+    """Record why a statement could not be delivered; the cursor stays before it."""
     with ledger.write() as connection:
         row = _row(connection, name)
         _put(connection, name, row["delivered"] if row else 0, f"statement {seq}: {error}"[:_LONGEST])
 
 
 def rewind(ledger: Ledger, name: str, seq: int = 0) -> None:
-    """Set a cursor, so that what comes after a statement is delivered again; from the beginning by default."""
+    """Move a cursor back, so that all statements after a number are delivered again; from the first by default."""
     with ledger.write() as connection:
         _put(connection, name, seq, None)
 
 
 def cursors(ledger: Ledger) -> list[Cursor]:
-    """Every projection that was ever tried, by name."""
+    """The cursors of all projections that were ever tried, by name."""
     head = select(tables.statement.c.seq).order_by(tables.statement.c.seq.desc()).limit(1)
     with ledger.read() as connection:
         last = connection.scalar(head) or 0
@@ -84,7 +84,7 @@ def cursors(ledger: Ledger) -> list[Cursor]:
 
 
 def seal_of(row: Mapping[str, Any] | RowMapping) -> str:
-    """Digest of a projection's row, by which a row that somebody altered is found."""
+    """Digest of a projection's row, which reveals an altered row."""
     return sha256_of("projection", [row[name] for name in ("name", "delivered", "failed", "tried")])
 
 
@@ -94,7 +94,7 @@ def _row(connection: Connection, name: str) -> RowMapping | None:
 
 
 def _put(connection: Connection, name: str, seq: int, error: str | None) -> None:
-    """Insert or update: the ledger's lock is held, so nobody comes between."""
+    """Insert or update the row; the ledger's lock is held, so no other writer interferes."""
     table = tables.projection
     row = {"name": name, "delivered": seq, "failed": error, "tried": utc_now()}
     row["seal"] = seal_of(row)

@@ -1,14 +1,15 @@
-"""The ledger's database: how it is opened, made, locked and kept durable. `wherry.ledger.record` writes it.
+"""The ledger's database: opening, creation, locking and durability. `wherry.ledger.record` writes it.
 
-SQLite, the default, is one file in WAL mode with `synchronous=FULL`: a commit is on the disk when it returns, readers
-go on meanwhile, and writers of all processes wait for one another. PostgreSQL is for teams; `wherry.ledger.postgres`
-has what is different there. Both give the same promises:
+SQLite, the default, is one file in WAL mode with `synchronous=FULL`: a commit is on disk when it returns, readers
+are not blocked, and writers of all processes wait for one another. PostgreSQL is for teams; `wherry.ledger.postgres`
+implements the differences. Both give the same guarantees:
 
-- `write()` holds the one lock of the ledger from its first moment, so appends are strictly one after the other.
-- `read()` sees one state of the ledger, whatever is appended meanwhile.
+- `write()` holds the single lock of the ledger from its start, so appends happen strictly one after the other.
+- `read()` sees a consistent snapshot of the ledger, whatever is appended meanwhile.
 
-An older SQLite ledger is migrated when it is opened (in one transaction, under the lock; statements stay as they
-are). A shared one waits for `wherry ledger migrate`, as its other users need the newer wherry from then on.
+An older SQLite ledger is migrated when it is opened (in one transaction, under the lock; statements are not
+changed). A shared ledger is only migrated by `wherry ledger migrate`, as all its users need the newer wherry from then
+on.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5
 
 
 class Backend(Protocol):
-    """What a database does in its own way."""
+    """The operations that differ between databases."""
 
     def connected(self, connection: Any) -> None:
         """Prepare a new connection of the driver."""
@@ -44,14 +45,14 @@ class Backend(Protocol):
         """Begin a transaction, for `READ` or `WRITE`; the latter returns with the lock held."""
 
     def version(self, connection: Connection) -> int:
-        """The number of the schema that is there; 0 where there is none yet."""
+        """The schema version of the database; 0 if it has none yet."""
         ...
 
     def create(self, connection: Connection) -> None:
-        """Make what is missing of tables, indexes and triggers, and note the number of the schema."""
+        """Create missing tables, indexes and triggers, and store the schema version."""
 
     def busy(self, error: DBAPIError) -> bool:
-        """Whether the same can succeed a moment later."""
+        """Whether the same operation can succeed a moment later."""
         ...
 
 
@@ -65,13 +66,13 @@ class Ledger:
 
     @contextmanager
     def write(self) -> Generator[Connection]:
-        """A transaction that holds the write lock from its first moment."""
+        """A transaction that holds the write lock from its start."""
         with self._transaction(WRITE) as connection:
             yield connection
 
     @contextmanager
     def read(self) -> Generator[Connection]:
-        """A transaction that sees one state of the ledger."""
+        """A transaction that sees a consistent snapshot of the ledger."""
         with self._transaction(READ) as connection:
             yield connection
 
@@ -84,15 +85,15 @@ class Ledger:
 
 @contextmanager
 def open_ledger(url: str | None = None, *, migrating: bool = False) -> Generator[Ledger]:
-    """Open the ledger, and make it where there is none.
+    """Open the ledger, and create it if it does not exist.
 
     Args:
         url: SQLAlchemy URL; `WHERRY_LEDGER` or the file in the home by default.
-        migrating: bring a shared ledger to the present schema, too.
+        migrating: whether to migrate a shared ledger to the present schema, too.
 
     Raises:
         StorageError: it cannot be read or written.
-        UsageError: it is no URL, or names a driver or an option that there is not.
+        UsageError: the URL is invalid, or names an unknown driver or option.
         UnsupportedError: the database is neither SQLite nor PostgreSQL, or has an older schema and is shared.
         CorruptError: it was written by a newer wherry.
         MissingExtraError: the driver of the database is not installed.
@@ -111,7 +112,7 @@ def open_ledger(url: str | None = None, *, migrating: bool = False) -> Generator
 
 
 def schema_of(ledger: Ledger) -> int:
-    """The number of the schema of what is there; 0 where nothing is."""
+    """The schema version of a ledger; 0 if it is empty."""
     with ledger.read() as connection:
         return ledger.backend.version(connection)
 
@@ -121,9 +122,9 @@ def _engine(url: str) -> tuple[Engine, str, Backend]:
         return _connected(url)
     except WherryError:
         raise
-    except (ArgumentError, ValueError, TypeError) as error:  # a port that is no number, an unknown option
+    except (ArgumentError, ValueError, TypeError) as error:  # a port that is not a number, an unknown option
         raise UsageError(
-            f"the URL of the ledger is not valid: {type(error).__name__}",
+            f"invalid ledger URL: {type(error).__name__}",
             uri=without_secrets(url),
             cure=_CURE,
         ) from error
@@ -134,10 +135,8 @@ def _connected(url: str) -> tuple[Engine, str, Backend]:
     if file is not None:
         driver = make_url(url).drivername
         if driver not in _SQLITE:
-            raise UsageError(
-                f"the ledger does not speak through {driver}", uri=without_secrets(url), cure=_CURE
-            )
-        # A connection that stays open: closing the last one folds the WAL into the file, four syncs for each statement.
+            raise UsageError(f"unsupported ledger driver {driver}", uri=without_secrets(url), cure=_CURE)
+        # Keep a connection open: closing the last one checkpoints the WAL, which costs four syncs for each statement.
         arguments: dict[str, Any] = {
             "connect_args": {"timeout": BUSY_SECONDS},
             "pool_size": 1,
@@ -149,27 +148,27 @@ def _connected(url: str) -> tuple[Engine, str, Backend]:
 
         return connect(url)
     raise UnsupportedError(
-        "a ledger is kept in a SQLite file or in PostgreSQL",
+        "unsupported ledger database; expected SQLite or PostgreSQL",
         uri=without_secrets(url),
         cure=_CURE,
     )
 
 
 def _prepare(ledger: Ledger, *, migrating: bool) -> None:
-    """Tables and triggers, once; looking costs one query."""
+    """Create or migrate the tables and triggers if required; the check costs one query."""
     version = schema_of(ledger)
     if version > tables.SCHEMA:
-        raise CorruptError(f"ledger of schema {version}", uri=ledger.uri, cure="use a newer wherry")
+        raise CorruptError(f"unsupported ledger schema {version}", uri=ledger.uri, cure="upgrade wherry")
     if version == tables.SCHEMA:
         return
     if version and not (migrating or isinstance(ledger.backend, Sqlite)):
         raise UnsupportedError(
-            f"the shared ledger has schema {version}, this wherry writes {tables.SCHEMA}",
+            f"the shared ledger has schema {version}, but this wherry requires {tables.SCHEMA}",
             uri=ledger.uri,
-            cure="run `wherry ledger migrate` once all its users can be updated, or use the older wherry",
+            cure="run `wherry ledger migrate` when all its users can upgrade, or use the older wherry",
         )
     with ledger.write() as connection:
-        version = ledger.backend.version(connection)  # another process may have been quicker
+        version = ledger.backend.version(connection)  # another process may have migrated it meanwhile
         if version == 0:
             ledger.backend.create(connection)
         elif version < tables.SCHEMA:
@@ -179,10 +178,10 @@ def _prepare(ledger: Ledger, *, migrating: bool) -> None:
 
 
 class Sqlite:
-    """SQLite; the number of the schema is kept where SQLite keeps such numbers."""
+    """SQLite; the schema version is stored as `user_version`."""
 
     def connected(self, connection: Any) -> None:
-        """Leave transactions to us, and make every commit durable; WAL lets readers go on meanwhile."""
+        """Disable the driver's implicit transactions, and make every commit durable; WAL does not block readers."""
         connection.isolation_level = None
         for pragma in (
             f"busy_timeout={BUSY_SECONDS * 1000}",
@@ -193,7 +192,7 @@ class Sqlite:
             connection.execute(f"PRAGMA {pragma}").close()
 
     def begin(self, connection: Connection, kind: str) -> None:
-        """Take the write lock at once where it will be needed: taking it later could find it lost."""
+        """Take the write lock at the start of a write transaction: upgrading a read transaction later can fail."""
         connection.exec_driver_sql("BEGIN IMMEDIATE" if kind == WRITE else "BEGIN")
 
     def version(self, connection: Connection) -> int:
@@ -229,7 +228,7 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
         yield
     except DBAPIError as error:
         busy = backend.busy(error)
-        cure = "check that it is a ledger that can be reached and written, or set WHERRY_LEDGER"
+        cure = "check that the ledger can be reached and written, or set WHERRY_LEDGER"
         raise StorageError(
             f"the ledger cannot be used: {error.orig}",
             uri=uri,

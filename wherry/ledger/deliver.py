@@ -1,13 +1,13 @@
-"""deliver: hand the ledger's statements on to those who asked for them.
+"""deliver: deliver the ledger's statements to projections, such as OpenLineage.
 
-A projection takes one statement after the other, in order; the ledger keeps how far it came. It is delivered at
-least once: a projection that fails keeps its cursor and is tried again with the next statement, or by
-`wherry ledger deliver`, and one that lost everything is rebuilt from the first statement (`again`). Nothing here ever
-fails what is being recorded: what does not arrive is logged, kept in the ledger, and delivered later.
+A projection processes the statements in order; the ledger stores its cursor. Delivery is at least once: if it fails,
+the cursor stays and delivery is tried again with the next statement, or by `wherry ledger deliver`; a destination that
+lost its data is rebuilt from the first statement (`again`). A failed delivery never fails the call that records a
+statement: it is logged, noted in the ledger, and repeated later.
 
-The registry is one too, on request alone: `wherry ledger deliver mlflow --again` makes what it has lost.
+The model registry is also a projection, only on request: `wherry ledger deliver mlflow --again` restores lost entries.
 
-A projection is there when it is configured; `WHERRY_OPENLINEAGE`, or `target` in the section
+A projection is active if it is configured; `WHERRY_OPENLINEAGE`, or `target` in the section
 `[openlineage]` of `wherry.toml`, names a file or a server for OpenLineage events.
 """
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from wherry.ledger.database import Ledger
     from wherry.ledger.statements import Statement
 
-# projection → the variable that says where it goes. Its service takes `projection(destination)`.
+# projection → the variable with its destination. Its service has a function `projection(destination)`.
 DESTINATIONS = {"openlineage": "WHERRY_OPENLINEAGE"}
 _SETTINGS = {"openlineage": "openlineage.target"}  # the same in `wherry.toml`
-# Projections that are never delivered to by themselves, because what they hold was made before it was recorded.
+# Projections that are delivered to only on request, because their contents are created before they are recorded.
 ON_REQUEST = {"mlflow": mlflow_registry_uri}
-_EVERY = 50  # statements after which the cursor is moved: a move costs as much as a statement
+_EVERY = 50  # statements after which the cursor is stored: storing it costs as much as a statement
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What came of one delivery.
+    """The result of one delivery.
 
     Attributes:
-        projection: which.
-        destination: where it goes, without secrets.
-        statements: how many it was handed.
-        events: how many of them it had something to say about.
-        cursor: the last statement that it has.
-        failed: why the next one was not taken; None where all were.
+        projection: its name.
+        destination: its destination, without secrets.
+        statements: number of delivered statements.
+        events: number of statements for which it produced an event.
+        cursor: number of the last delivered statement.
+        failed: why the next one was not delivered; None if all were.
     """
 
     projection: str
@@ -61,10 +61,10 @@ class Delivery:
 
 
 def configured() -> dict[str, str]:
-    """Projection → destination, for those that are asked for.
+    """Projection → destination, for the configured projections.
 
     Raises:
-        UsageError: `wherry.toml` is faulty.
+        UsageError: `wherry.toml` is invalid.
     """
     rows = {
         name: os.environ.get(variable) or setting(_SETTINGS[name]) for name, variable in DESTINATIONS.items()
@@ -73,17 +73,17 @@ def configured() -> dict[str, str]:
 
 
 def deliver(projection: str | None = None, *, again: bool = False) -> list[Delivery]:
-    """Deliver what is pending.
+    """Deliver pending statements.
 
     Args:
         projection: only this one; every configured one by default.
-        again: from the first statement on, for a destination that lost what it had.
+        again: start from the first statement, for a destination that lost its data.
 
     Returns:
-        What came of each; a failure of one does not stop the others.
+        The result of each projection; a failure of one does not stop the others.
 
     Raises:
-        UsageError: there is no such projection, or it is not configured.
+        UsageError: the projection is unknown or not configured.
         StorageError: the ledger cannot be read or written.
     """
     from wherry.ledger.record import open_ledger
@@ -96,28 +96,30 @@ def deliver(projection: str | None = None, *, again: bool = False) -> list[Deliv
 
 
 def after_record() -> None:
-    """Deliver what was just recorded, where anything is configured; never fails the caller."""
+    """Deliver new statements if any projection is configured; never fails the caller."""
     try:
         outcomes = deliver() if configured() else []
-    except Exception as error:  # noqa: BLE001  what was recorded is recorded, whatever a destination looks like
-        _log.warning("the ledger's statements were not handed on: %s", _told(error))
+    except Exception as error:  # noqa: BLE001  the record stands, whatever happens to a destination
+        _log.warning("ledger statements were not delivered: %s", _told(error))
         return
     for one in outcomes:
         if one.failed:
             _log.warning(
-                "%s was not told; it will be, with the next statement: %s", one.projection, one.failed
+                "delivery to %s failed; it is tried again with the next statement: %s",
+                one.projection,
+                one.failed,
             )
 
 
 def report_failure(error: WherryError, source: str, target: str, to: str, started: str) -> None:
-    """Tell of a conversion that failed; never fails the caller.
+    """Report a failed conversion to the projections; never fails the caller.
 
-    The ledger has only what was done, so this goes out at once or not at all.
+    The ledger records only completed work, so this is sent immediately or not at all.
 
     Args:
-        error: why.
-        source: what was to be read.
-        target: what was to be written.
+        error: why it failed.
+        source: URI of the source.
+        target: URI of the target.
         to: its format.
         started: when it began; UTC, ISO 8601.
     """
@@ -125,7 +127,7 @@ def report_failure(error: WherryError, source: str, target: str, to: str, starte
         for name, destination in configured().items():
             service(name).report_failure(destination, error, source, target, to, started)
     except Exception as failure:  # noqa: BLE001  the conversion's own error is the one to raise
-        _log.warning("the failure of the conversion was not handed on: %s", _told(failure))
+        _log.warning("the failed conversion was not reported: %s", _told(failure))
 
 
 def _destination(name: str) -> str:
@@ -133,11 +135,12 @@ def _destination(name: str) -> str:
         return ON_REQUEST[name]()
     if name not in DESTINATIONS:
         known = " or ".join((*DESTINATIONS, *ON_REQUEST))
-        raise UsageError(f"there is no projection {name}", cure=f"choose {known}")
+        raise UsageError(f"unknown projection {name!r}", cure=f"choose {known}")
     destination = configured().get(name)
     if destination is None:
         raise UsageError(
-            f"nobody says where {name} goes", cure=f"set {DESTINATIONS[name]} to a file or an http(s) URL"
+            f"no destination is configured for {name}",
+            cure=f"set {DESTINATIONS[name]} to a file or an http(s) URL",
         )
     return destination
 
@@ -153,7 +156,7 @@ def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Del
     for statement in ledger_outbox.pending(ledger, name):
         try:
             events += take(statement)
-        except Exception as error:  # noqa: BLE001  whatever a projection makes of a statement, the record stays
+        except Exception as error:  # noqa: BLE001  the record stands, whatever a projection raises
             failure = _told(error)
             ledger_outbox.delivered(ledger, name, seq)
             ledger_outbox.failed(ledger, name, statement.seq, failure)
@@ -178,7 +181,7 @@ def _cursor(ledger: Ledger, name: str) -> int:
 
 
 def to_json(outcomes: list[Delivery]) -> dict[str, Any]:
-    """As `ledger deliver --json` prints it."""
+    """The output of `ledger deliver --json`."""
     from dataclasses import asdict
 
     return {"schema": 1, "delivered": [asdict(one) for one in outcomes]}

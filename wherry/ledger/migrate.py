@@ -1,8 +1,8 @@
-"""Migration: an older ledger gets the tables of the present schema; its statements stay exactly as they are.
+"""Migrates an older ledger to the tables of the present schema; its statements are not changed.
 
-The new tables are filled from the statements. What the old rows say beyond them (under schema 1: claims, sightings,
-and checkpoints that were only ever verified) is taken over by one statement of kind `migration`, so that from then on
-every row is told by the chain. All of it is one transaction.
+The new tables are filled from the statements. Old rows without a statement (in schema 1: claims, sightings, and
+checkpoints that were only verified) are added as one statement of kind `migration`, so that from then on every row
+follows from the chain. The migration is one transaction.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Table
 
-_BATCH = 1000  # rows written in one go
-# Under schema 1 a place and its statement each took the time for themselves, milliseconds apart.
+_BATCH = 1000  # rows written in one execution
+# In schema 1 a place and its statement had separate timestamps, milliseconds apart.
 _SAME_MOMENT = timedelta(seconds=1)
 
 
 def migrate(connection: Connection, version: int, create: Callable[[Connection], None]) -> None:
-    """Bring a ledger to the present schema, in a transaction that is open for writing.
+    """Migrate a ledger to the present schema, in a transaction that is open for writing.
 
     Args:
         connection: of the ledger.
-        version: the schema that is there.
-        create: makes missing tables, indexes and triggers and notes the present schema.
+        version: the schema version of the ledger.
+        create: creates missing tables, indexes and triggers, and stores the present schema version.
 
     Raises:
-        CorruptError: nobody wrote such a schema, or a statement that is there cannot be read.
+        CorruptError: the schema version or a statement is invalid.
     """
     if version != 1:
-        raise CorruptError(f"no ledger ever had schema {version}", cure="restore the ledger from a backup")
+        raise CorruptError(f"invalid ledger schema {version}", cure="restore the ledger from a backup")
     old = _old_rows(connection)
     for table in ("location", "registration"):
         connection.execute(text(f"DROP TABLE {table}"))
@@ -49,7 +49,7 @@ def migrate(connection: Connection, version: int, create: Callable[[Connection],
         append(connection, "migration", {"from": version, "to": tables.SCHEMA, **_beyond(connection, old)})
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptError(
-            f"a statement cannot be read: {error!r}", cure="restore the ledger from a backup"
+            f"invalid statement: {error!r}", cure="restore the ledger from a backup"
         ) from error
 
 
@@ -62,7 +62,7 @@ def _old_rows(connection: Connection) -> dict[str, list[dict[str, Any]]]:
 
 
 def _fill(connection: Connection) -> None:
-    """Write what the statements tell; what stands already (checkpoints, edges) stays."""
+    """Write the rows of the statements; existing rows (checkpoints, edges) are kept."""
     batch: list[tuple[Table, dict[str, Any]]] = []
     for told in _statements(connection):
         batch += _rows(told)
@@ -77,13 +77,13 @@ def _rows(told: BareStatement) -> list[tuple[Table, dict[str, Any]]]:
         return list(rows_of(told))
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
-            f"statement {told.seq} cannot be read: {error!r}",
-            cure="restore the ledger from a backup, or rebuild it",
+            f"invalid statement {told.seq}: {error!r}",
+            cure="restore the ledger from a backup, or run `wherry ledger rebuild`",
         ) from error
 
 
 def _statements(connection: Connection) -> Iterator[BareStatement]:
-    """Page by page: rows are written meanwhile."""
+    """The statements, page by page, as rows are written meanwhile."""
     table, last = tables.statement, 0
     while True:
         query = select(table).where(table.c.seq > last).order_by(table.c.seq).limit(_BATCH)
@@ -95,7 +95,7 @@ def _statements(connection: Connection) -> Iterator[BareStatement]:
 
 
 def _beyond(connection: Connection, old: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """What the old rows say that no statement does."""
+    """The contents of old rows that no statement contains."""
     stated = {digest for told in _statements(connection) for digest in _named(told)}
     places = {(row.checkpoint_digest, row.uri): row for row in connection.execute(select(tables.location))}
     names = ("checkpoint_digest", "registry", "name", "seen")

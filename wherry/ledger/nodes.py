@@ -1,7 +1,7 @@
-"""Nodes of the lineage: checkpoints as the ledger knows them, with where they were seen and what is known of them.
+"""Nodes of the lineage: checkpoints of the ledger, with their places, registrations and verifications.
 
-These are questions about single checkpoints, answered from the tables by their indexes; what is asked about the whole
-ledger, or about an earlier moment, is `wherry.ledger.replay`.
+These queries about single checkpoints use the indexes of the tables; `wherry.ledger.replay` answers questions about the
+whole ledger, or about an earlier moment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     _Key = TypeVar("_Key", str, int)
 
-_AT_ONCE = 500  # digests or statements asked for in one query; drivers bound the number of parameters
+_AT_ONCE = 500  # digests or statements in one query; drivers limit the number of parameters
 _PAST_HEX = "g"  # sorts after every hex digit
 
 
@@ -51,12 +51,12 @@ class LineageNode(CheckpointRecord):
     verified: VerificationRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As `lineage show --json` prints it."""
+        """The output of `lineage show --json`."""
         return {**asdict(self), "places": [place.to_json() for place in self.places]}
 
 
 def node_of(subject: CheckpointRef, seen: str) -> LineageNode:
-    """The node that a sidecar tells of, without any ledger."""
+    """The node that a sidecar describes, without a ledger."""
     return LineageNode(
         checkpoint_digest=subject.checkpoint_digest,
         weights_digest=subject.weights_digest,
@@ -72,7 +72,7 @@ def node_of(subject: CheckpointRef, seen: str) -> LineageNode:
 
 
 def nodes(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNode]:
-    """Checkpoint digest → node, for those that the ledger knows."""
+    """Checkpoint digest → node, for the checkpoints in the ledger."""
     table, found = tables.checkpoint, dict[str, LineageNode]()
     with ledger.read() as connection:
         for some in _batches(digests):
@@ -103,22 +103,22 @@ def verifications(ledger: Ledger, digest: str) -> dict[str, dict[str, Any]]:
 
 
 def present(ledger: Ledger) -> LedgerState:
-    """The conversions as they stand now, their rate, and the notes of routes: what is asked for a whole night.
+    """The present conversions, their rate, and the notes of routes: the part of the state that a night needs.
 
-    The rest of the state is empty. Of conversions only the last statements are read, for the rate.
+    The rest of the state is empty. Only the last statements of conversions are read, for the rate.
     """
     last = replay(ledger, after=max(head(ledger).seq - RATE_STATEMENTS, 0), kinds={"conversion"})
     return replace(replay(ledger, kinds={"note"}), conversions=conversions(ledger), rate=last.rate)
 
 
 def conversions(ledger: Ledger) -> tuple[ConversionRecord, ...]:
-    """Every conversion, in the order in which it was recorded, without what only its statement holds."""
+    """All conversions, in the order in which they were recorded, without fields that are only in their statements."""
     with ledger.read() as connection:
         return tuple(map(_conversion, connection.execute(_conversions_query()).mappings()))
 
 
 def asked_in(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """Number of a conversion's statement → what was stated; see `converter.command`. Empty where it is not kept."""
+    """Statement number of a conversion → the stated request; see `converter.command`. Empty if it was not recorded."""
     table, found = tables.statement.c, dict[int, dict[str, Any]]()
     with ledger.read() as connection:
         for some in _batches(list(numbers)):
@@ -128,7 +128,7 @@ def asked_in(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]
 
 
 def digest_at(ledger: Ledger, uri: str) -> str | None:
-    """The checkpoint that was seen last at a URI."""
+    """The digest of the checkpoint that was last seen at a URI."""
     table = tables.location.c
     query = select(table.checkpoint_digest).where(table.uri == uri)
     with ledger.read() as connection:
@@ -136,7 +136,7 @@ def digest_at(ledger: Ledger, uri: str) -> str | None:
 
 
 def digests_starting(ledger: Ledger, prefix: str) -> list[str]:
-    """Checkpoints whose checkpoint digest or weights digest begins so."""
+    """Checkpoints whose checkpoint digest or weights digest starts with a prefix."""
     table = tables.checkpoint.c
     begins = (
         and_(column >= prefix, column < prefix + _PAST_HEX)
@@ -197,7 +197,7 @@ def _verified(connection: Connection, digests: Collection[str]) -> dict[str, lis
 
 
 def _conversions_query() -> Select[Any]:
-    """Conversions with the tombstone of their target, where that is younger than the place it marks."""
+    """Conversions with the tombstone of their target, if that is newer than the place that it marks."""
     done, stone, place = tables.conversion.c, tables.tombstone.c, tables.location.c
     same = (stone.checkpoint_digest == done.target) & (stone.uri == done.target_uri)
     there = (place.checkpoint_digest == done.target) & (place.uri == done.target_uri)

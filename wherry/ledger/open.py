@@ -1,4 +1,4 @@
-"""open: verbs that take a model URI wherever they take the URI of a checkpoint; `wherry.open` and `wherry.detect`."""
+"""Makes verbs accept a model URI wherever they take the URI of a checkpoint; `wherry.open` and `wherry.detect`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 def _named(
     verb: Callable[Concatenate[str | os.PathLike[str], P], T],
 ) -> Callable[Concatenate[str | os.PathLike[str], P], T]:
-    """The verb, after a model URI such as `models:/name@alias` has been replaced by the checkpoint's own URI."""
+    """A verb that accepts a model URI such as `models:/name@alias` in place of the checkpoint's own URI."""
 
     @wraps(verb)
     def with_checkpoint_uri(uri: str | os.PathLike[str], *positional: P.args, **options: P.kwargs) -> T:

@@ -1,8 +1,8 @@
-"""outcomes: tell the ledger what is committed, and say so where that fails.
+"""Records committed work in the ledger, and reports work that could not be recorded.
 
-Work that is not recorded is not done: the target stays, and the call ends with a `NotRecordedError` that carries what
-it would have returned and names the command that records it later. `record_sidecar` is that command: it reads the
-sidecar of what was committed, so nothing but the checkpoint itself is needed.
+Work counts as done only when it is recorded: if recording fails, the target stays, and the call raises a
+`NotRecordedError` that carries the result of the call and names the command that records it later. That command runs
+`record_sidecar`, which needs only the checkpoint with its sidecar.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Ledger
     from wherry.storage.location import Location
 
-# Errors of the ledger and the registry themselves; others are about the checkpoint.
+# Errors of the ledger and the registry themselves; other errors concern the checkpoint.
 _REFUSALS = (StorageError, MissingExtraError, UnsupportedError, UsageError)
-# What would count as "gone" or "in use" before the commit is work left to do after it.
+# Errors that after the commit mean only that work remains to be done.
 _GONE = (NotFoundError, TargetInUseError)
 RECORDED = "recorded"
-REFUSED = "not recorded: "  # with the reason
+REFUSED = "not recorded: "  # prefix of the reason
 LEFT_OUT = "left out by request"
 _LATE = "recorded now; the ledger did not have it"
 _HAD = "the ledger had it already"
@@ -58,14 +58,14 @@ def record(receipt: Receipt) -> Receipt:
 
 
 def record_all(receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
-    """Record what is committed: conversions that were made now, and those that were found to be made.
+    """Record committed conversions: new ones, and existing ones that were found.
 
     Returns:
-        The receipts, each with what the ledger holds of it as `lineage`.
+        The receipts, each with the outcome of the recording as `lineage`.
 
     Raises:
-        NotRecordedError: the ledger cannot be used. The targets stay; `result` is what would have been returned, with
-            the reason as `lineage` of each that was not recorded.
+        NotRecordedError: the ledger cannot be used. The targets stay; `result` is the result of the call, with the
+            reason as `lineage` of each receipt that was not recorded.
     """
     from wherry.ledger.record import open_ledger
 
@@ -73,7 +73,7 @@ def record_all(receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
     try:
         with open_ledger() as ledger:
             done.extend(replace(one, lineage=_recorded(ledger, one)) for one in receipts)
-    except Exception as caught:  # noqa: BLE001  whatever it is, the targets are committed
+    except Exception as caught:  # noqa: BLE001  whatever the error is, the targets are committed
         cause, rest = wherry_error(caught), receipts[len(done) :]
         error = not_recorded(cause, [one.target.uri for one in rest])
         error.result = (*done, *(replace(one, lineage=REFUSED + cause.what) for one in rest))
@@ -83,10 +83,10 @@ def record_all(receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
 
 
 def require_recorded(receipt: Receipt) -> Receipt:
-    """The receipt that another process made, unless that process could not record the conversion.
+    """Return the receipt of another process, unless that process could not record the conversion.
 
     Raises:
-        NotRecordedError: it could not; `result` is the receipt.
+        NotRecordedError: the conversion was not recorded; `result` is the receipt.
     """
     if receipt.lineage.startswith(REFUSED):
         error = not_recorded(StorageError(receipt.lineage.removeprefix(REFUSED)), [receipt.target.uri])
@@ -122,17 +122,17 @@ def record_outcome(subject: CheckpointRef, verification: Mapping[str, Any]) -> N
 def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) -> tuple[str, str]:
     """Record a committed checkpoint from its sidecar: its place, and the conversion that made it.
 
-    It makes up for what a conversion, a rewrite, an export or a fetch could not record. No tensor byte is read.
+    Use it after a conversion, a rewrite, an export or a fetch that could not be recorded. No tensor byte is read.
 
     Args:
         uri: the checkpoint.
         ledger: SQLAlchemy URL; `WHERRY_LEDGER` or the file in the home by default.
 
     Returns:
-        Where the checkpoint lies, and what was done, in words.
+        The URI of the checkpoint, and what was recorded, as text.
 
     Raises:
-        NotFoundError: nothing is there, or it has no sidecar.
+        NotFoundError: the checkpoint does not exist, or has no sidecar.
         MismatchError: the sidecar was altered.
         StorageError: the ledger cannot be used.
     """
@@ -153,7 +153,7 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
 
 
 def _as_it_lies(checkpoint: CheckpointRef, location: Location) -> CheckpointRef:
-    """A checkpoint at its present place; a copy has a fingerprint of its own."""
+    """A checkpoint at its present place; a copy has its own fingerprint."""
     from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 
     if checkpoint.uri == location.uri:
@@ -163,12 +163,12 @@ def _as_it_lies(checkpoint: CheckpointRef, location: Location) -> CheckpointRef:
 
 
 def not_recorded(error: WherryError, uris: Sequence[str], *, cure: str | None = None) -> NotRecordedError:
-    """The error for work that is done while the ledger or the registry refused.
+    """The error for work that is done, but could not be recorded or registered.
 
     Args:
-        error: why it refused.
-        uris: what is committed.
-        cure: what makes up for it once the reason is gone; the command that records the sidecars by default.
+        error: the error of the ledger or the registry.
+        uris: the committed checkpoints.
+        cure: how to record the work once the error is fixed; by default the command that records the sidecars.
     """
     again = cure or f"run: {shlex.join(['wherry', 'ledger', 'record', *uris])}"
     return NotRecordedError(
@@ -181,10 +181,10 @@ def not_recorded(error: WherryError, uris: Sequence[str], *, cure: str | None = 
 
 @contextmanager
 def verification_of(uri: str) -> Generator[None]:
-    """Around the verification of what is committed: a source that is gone meanwhile does not undo the commit.
+    """Around the verification of a committed target: an error, such as a missing source, does not undo the commit.
 
     Raises:
-        NotRecordedError: it is not verified; `result` is None.
+        NotRecordedError: the target could not be verified; `result` is None.
     """
     try:
         yield
@@ -200,7 +200,7 @@ def verification_of(uri: str) -> Generator[None]:
 def registration_of(
     uri: str, name: str, *, alias: str | None = None, tags: Mapping[str, str] | None = None
 ) -> Generator[None]:
-    """Around the registration of what is committed: a registry or ledger that refuses does not undo that.
+    """Around the registration of a committed target: an error of the registry or ledger does not undo the commit.
 
     Args:
         uri: the checkpoint.
@@ -208,7 +208,7 @@ def registration_of(
         alias, tags: as for `register`.
 
     Raises:
-        NotRecordedError: it is not registered.
+        NotRecordedError: the target could not be registered.
     """
     try:
         yield

@@ -1,12 +1,14 @@
-"""The ledger in PostgreSQL, for teams: what is different from a SQLite file.
+"""The ledger in PostgreSQL, for teams: differences from a SQLite file.
 
-- The tables are in a schema `wherry` of the database, away from everybody else's; it is made where the user may.
-- The one lock of the ledger is an advisory lock of the transaction, taken before anything is read. The transaction is
-  READ COMMITTED, so what it reads after waiting is what the holder before it committed; under REPEATABLE READ it
-  would be what was there before waiting. Readers take no lock and are REPEATABLE READ, READ ONLY: one state.
-- A commit is on the disk when it returns, also where the server's default says otherwise.
-- No setting outlives its transaction and nothing is prepared on the server, so a pooler between is no obstacle.
-- psycopg 3 speaks; credentials come from the URL, PGPASSFILE, a service file or PGPASSWORD, and are never printed.
+- The tables are in a schema `wherry` of the database, apart from other applications; it is created if the user has the
+  permission.
+- The single lock of the ledger is an advisory lock of the transaction, taken before anything is read. The transaction
+  is READ COMMITTED, so after waiting it reads what the previous holder committed; under REPEATABLE READ it would read
+  the state from before the wait. Readers take no lock and are REPEATABLE READ, READ ONLY: one snapshot.
+- A commit is on disk when it returns, even if the server's default differs.
+- No setting outlives its transaction and nothing is prepared on the server, so a connection pooler can be used.
+- The driver is psycopg 3; credentials come from the URL, PGPASSFILE, a service file or PGPASSWORD, and are never
+  printed.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ if TYPE_CHECKING:
     from sqlalchemy.exc import DBAPIError
 
 SCHEMA_NAME = "wherry"
-_LOCK = 0x7768657272790001  # `wherry` in ASCII, and which of its locks
+_LOCK = 0x7768657272790001  # `wherry` in ASCII, and the number of the lock
 _NOTE = "wherry ledger, schema "
-# A query of the catalog's tables, which sees what was committed while the lock was waited for; to_regclass() may not,
-# as it answers from a cache of the session.
+# This query of the catalog sees what was committed during the wait for the lock; to_regclass() may not, as it answers
+# from a cache of the session.
 _VERSION = (
     "SELECT d.description FROM pg_catalog.pg_class c "  # noqa: S608  our own name
     "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -36,13 +38,13 @@ _VERSION = (
     "AND d.classoid = 'pg_catalog.pg_class'::regclass "
     f"WHERE n.nspname = '{SCHEMA_NAME}' AND c.relname = 'statement'"
 )
-# SQLSTATE classes and codes after which the same may succeed: connection lost, deadlock or serialization failure, too
-# many connections or out of resources, shutting down or starting up; 55P03 is a lock that was waited for too long.
+# SQLSTATE classes and codes after which a retry may succeed: connection lost, deadlock or serialization failure, too
+# many connections or out of resources, shutting down or starting up; 55P03 is a lock timeout.
 _BUSY = ("08", "40", "53", "57P", "55P03")
 
 
 class Postgres:
-    """PostgreSQL; the number of the schema is the comment on the table of statements."""
+    """PostgreSQL; the schema version is stored in the comment on the table of statements."""
 
     def connected(self, connection: Any) -> None:
         """Never prepare statements on the server: a pooler may hand each transaction to another session."""
@@ -81,19 +83,19 @@ class Postgres:
 
 
 def connect(url: str) -> tuple[Engine, str, Postgres]:
-    """An engine for the ledger, its name without secrets, and its ways.
+    """An engine for the ledger, its URI without secrets, and its backend.
 
     Raises:
         MissingExtraError: psycopg is not installed.
-        UsageError: it asks for another driver.
-        ArgumentError, ValueError: SQLAlchemy cannot read it.
+        UsageError: the URL names another driver.
+        ArgumentError, ValueError: SQLAlchemy cannot parse the URL.
     """
     parsed = make_url(url)
     if parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise UsageError(
-            f"the ledger does not speak through {parsed.drivername}",
+            f"unsupported ledger driver {parsed.drivername}",
             uri=without_secrets(url),
-            cure="write postgresql://… ; the driver is psycopg 3",
+            cure="use postgresql://…; the driver is psycopg 3",
         )
     try:
         engine = create_engine(

@@ -1,11 +1,11 @@
-"""rebuild: a new ledger from what lies beside the checkpoints and from what the registry was told.
+"""rebuild: create a new ledger from the sidecars of checkpoints and from the model registry.
 
-Sidecars give back checkpoints, conversions, edges and places; the tags of registered versions give back registrations,
-and which of them prune has emptied. What nobody else keeps (verifications, promotions, other deletions, audits, the
-numbers and times of the old statements) is lost, and the first statement of the new chain says so, with everything that
-could not be read. No tensor byte is read: the digests are those that were recorded when the checkpoints were committed.
+Sidecars restore checkpoints, conversions, edges and places; the tags of registered versions restore registrations, and
+which of their checkpoints `prune` deleted. Everything else (verifications, promotions, other deletions, audits, the
+numbers and times of the old statements) is lost. The first statement of the new chain states that, and lists everything
+that could not be read. No tensor byte is read: the digests were recorded when the checkpoints were committed.
 
-All of it is one transaction, and only a ledger without any statement is written.
+The rebuild is one transaction, and writes only to an empty ledger.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _TAG = "wherry."
-# What no sidecar and no registry keeps.
+# What neither sidecars nor the registry contain.
 LOST = (
     "verifications after the conversion", "promotions and rollbacks", "deletions of what was not registered",
     "audits and notes", "claims of registrations", "conversions whose targets were not found",
@@ -41,19 +41,19 @@ LOST = (
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What came back.
+    """What was restored.
 
     Attributes:
         ledger: the ledger that was written.
         checkpoints: nodes of the lineage.
-        conversions: statements of that kind.
+        conversions: number of their statements.
         edges: conversions from one checkpoint to another.
         places: where checkpoints were found.
         registrations: versions of registered models.
-        deletions: places of registered checkpoints that are known to be gone.
-        partial: digests of registered checkpoints that are known by the registry's tags alone.
-        unreadable: what could not be read, and why.
-        lost: what is not kept anywhere but in a ledger.
+        deletions: places of registered checkpoints that are known to be deleted.
+        partial: digests of registered checkpoints that are known only from the registry's tags.
+        unreadable: files that could not be read, with the reason.
+        lost: kinds of records that are kept only in a ledger.
         head: hash of the last statement.
     """
 
@@ -70,19 +70,21 @@ class RebuildReport:
     head: str
 
     def to_json(self) -> dict[str, Any]:
-        """As `ledger rebuild --json` prints it."""
+        """The output of `ledger rebuild --json`."""
         return {"schema": SCHEMA, **asdict(self)}
 
 
 @dataclass(slots=True)
 class _RebuildSources:
-    """What was found before anything is written."""
+    """Everything that was found, before anything is written."""
 
     sidecars: list[tuple[str, Sidecar]] = field(default_factory=list[tuple[str, Sidecar]])
     registered: list[tuple[CheckpointRef, str, str]] = field(
         default_factory=list[tuple[CheckpointRef, str, str]]
     )
-    deleted: dict[str, str] = field(default_factory=dict[str, str])  # digest → what the registry says of it
+    deleted: dict[str, str] = field(
+        default_factory=dict[str, str]
+    )  # digest → the deletion note of the registry
     partial: list[str] = field(default_factory=list[str])
     unreadable: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
@@ -98,9 +100,9 @@ def rebuild(
     """Write a new ledger from sidecars and registry.
 
     Args:
-        roots: folders below which checkpoints lie.
+        roots: folders with checkpoints.
         ledger: SQLAlchemy URL of the new ledger; `WHERRY_LEDGER` or the file in the home by default.
-        registry: whether MLflow is asked for registrations.
+        registry: whether to query MLflow for registrations.
         tracking_uri, registry_uri: as in `register`.
 
     Raises:
@@ -125,7 +127,7 @@ def rebuild(
             "registry": without_secrets(chosen) if registry else None,
         }
         with opened.write() as connection:
-            _require_empty(connection, opened.uri)  # nobody wrote meanwhile
+            _require_empty(connection, opened.uri)  # no other process wrote meanwhile
             _write(connection, asked, found)
             return _outcome(connection, opened.uri, found)
 
@@ -137,14 +139,14 @@ def _require_empty(connection: Connection, uri: str) -> None:
 
     if connection.execute(select(tables.statement.c.seq).limit(1)).first() is not None:
         raise TargetExistsError(
-            "the ledger has statements; a rebuilt one takes the place of a lost one",
+            "the ledger is not empty; rebuild writes only to an empty ledger",
             uri=uri,
-            cure="move the old one away, or name a new one in WHERRY_LEDGER or with --ledger",
+            cure="move the old ledger away, or name a new one in WHERRY_LEDGER or with --ledger",
         )
 
 
 def _gather(root: str | os.PathLike[str], found: _RebuildSources) -> None:
-    """The sidecars of what is found below a root, damaged checkpoints included."""
+    """Collect the sidecars of all checkpoints below a root, including damaged checkpoints."""
     from wherry.formats.discover import discover
 
     skipped: list[SkippedPath] = []
@@ -180,14 +182,14 @@ def _ask_registry(tracking: str, registry: str, found: _RebuildSources) -> None:
 
 
 def _references(found: _RebuildSources) -> dict[str, CheckpointRef]:
-    """Digest → checkpoint, of what a sidecar tells: itself where it was found, else as the source of a conversion."""
+    """Digest → checkpoint: from its own sidecar if that was found, otherwise from the sidecar of a conversion of it."""
     sources = (sidecar.receipt.source for _uri, sidecar in found.sidecars if sidecar.receipt is not None)
     selves = (replace(sidecar.checkpoint, uri=uri) for uri, sidecar in found.sidecars)
     return {one.checkpoint_digest: one for one in (*sources, *selves)}
 
 
 def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
-    """As much of a node as a registered version says of it."""
+    """A node with the fields that a registered version records."""
     step = tags.get(f"{_TAG}step", "")
     return CheckpointRef(
         uri=tags.get(f"{_TAG}uri", ""),
@@ -201,7 +203,7 @@ def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
 
 
 def _write(connection: Connection, asked: Mapping[str, Any], found: _RebuildSources) -> None:
-    """The statement of what is and is not there, then what was recovered, in the order in which it was done."""
+    """Write the statement of the rebuild, then the recovered statements, in their original order."""
     from wherry.ledger.append import append
     from wherry.ledger.record import add_conversion, add_registration, add_sighting
 
@@ -211,7 +213,7 @@ def _write(connection: Connection, asked: Mapping[str, Any], found: _RebuildSour
             add_conversion(connection, sidecar.receipt)
     for uri, sidecar in sorted(
         found.sidecars, key=_when
-    ):  # where it was found, and not only where it was made
+    ):  # where it was found, in addition to where it was made
         add_sighting(connection, replace(sidecar.checkpoint, uri=uri))
     for subject, name, version in sorted(found.registered, key=lambda row: (row[1], int(row[2]))):
         add_registration(connection, subject, str(asked["registry"]), name, version)
@@ -219,7 +221,7 @@ def _write(connection: Connection, asked: Mapping[str, Any], found: _RebuildSour
 
 
 def _bury(connection: Connection, found: _RebuildSources) -> None:
-    """State the deletions that the registry knows of; one that was found somewhere is there again."""
+    """Record the deletions that the registry notes, except for checkpoints that were found."""
     from sqlalchemy import select
 
     from wherry.ledger import schema as tables
@@ -266,7 +268,7 @@ def _digests(found: _RebuildSources) -> Iterator[str]:
 
 
 def _mark(sidecar: Sidecar) -> tuple[str, str, str]:
-    """What tells one conversion from another; a copy of a converted checkpoint brings the receipt of the same one."""
+    """The key of a conversion; a copy of a converted checkpoint has the receipt of the same conversion."""
     receipt = sidecar.receipt
     return (receipt.target.uri, receipt.plan_digest, receipt.finished) if receipt else ("", "", "")
 

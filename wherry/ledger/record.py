@@ -1,12 +1,11 @@
 """The ledger: what was converted, verified, registered, promoted and deleted; append-only and chained by hashes.
 
-Each statement carries the hash of the one before it, so that an altered, removed or inserted row is found and
-named by `check_chain`. (A cut-off tail is not: keep `head` elsewhere, as an anchor.) Writers take the ledger's lock
-before they read the head, so the chain stays whole under any number of processes; a statement, with the rows that
-it tells, is on the disk when its function returns.
+Each statement carries the hash of the one before it, so that `check_chain` finds and names an altered, removed or
+inserted row. (It does not find a cut-off tail: keep `head` elsewhere, as an anchor.) Writers take the ledger's lock
+before they read the head, so the chain stays valid with any number of processes; a statement and its rows are on disk
+when its function returns.
 
-SQLAlchemy is imported by the `ledger` modules and nowhere else in the engine: import them only where the ledger
-is used.
+Only the `ledger` modules of the engine import SQLAlchemy: import them only where the ledger is used.
 """
 
 from __future__ import annotations
@@ -54,18 +53,18 @@ __all__ = [
     "statements",
 ]  # fmt: skip
 
-_PASSING = ("already", "lineage")  # fields of a receipt that say how it was obtained, not what was done
+_PASSING = ("already", "lineage")  # fields of a receipt that describe how it was obtained, not what was done
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One conversion: from a checkpoint digest to another, by a plan.
+    """One conversion: from one checkpoint digest to another, by a plan.
 
     Attributes:
         source: digest of the checkpoint that was read.
         target: digest of the checkpoint that was written.
         plan_digest: the plan that was carried out.
-        statement: number of the ledger's statement; None where only a sidecar tells of it.
+        statement: number of the ledger's statement; None if it is known only from a sidecar.
         time: when it was finished; UTC.
         lossless: whether every move was exact.
     """
@@ -79,10 +78,10 @@ class Edge:
 
 
 def record_conversion(ledger: Ledger, receipt: Receipt) -> int:
-    """Append what a conversion did.
+    """Append a conversion.
 
-    Recording a receipt again adds at most that the places were seen again. A copy that keeps the checkpoint digest
-    is a second location of one node and has no edge.
+    Recording a receipt again adds at most new sightings of the places. A copy with the same checkpoint digest is a
+    second place of one node and has no edge.
 
     Returns:
         The number of its statement.
@@ -103,7 +102,7 @@ def add_conversion(connection: Connection, receipt: Receipt) -> int:
 
 
 def has_conversion(ledger: Ledger, receipt: Receipt) -> bool:
-    """Whether the ledger has this very conversion."""
+    """Whether the ledger has exactly this conversion."""
     with ledger.read() as connection:
         return same_statement(connection, "conversion", _body(receipt)) is not None
 
@@ -119,10 +118,10 @@ def record_verification(ledger: Ledger, subject: CheckpointRef, verification: Ma
 
 
 def record_sighting(ledger: Ledger, subject: CheckpointRef) -> int | None:
-    """Note that a checkpoint is at its place, where the ledger would not say so of that place now.
+    """Record that a checkpoint is at its place, unless the ledger already says so.
 
     Returns:
-        The number of the statement; None where nothing was new.
+        The number of the statement; None if nothing was new.
     """
     with ledger.write() as connection:
         return add_sighting(connection, subject)
@@ -147,37 +146,40 @@ def add_sighting(connection: Connection, subject: CheckpointRef) -> int | None:
 
 
 def record_event(ledger: Ledger, kind: str, subject: CheckpointRef | None, body: Mapping[str, Any]) -> int:
-    """Append an event: a promotion, a rollback, a deletion, an audit, or a note. Each call is an event of its own.
+    """Append an event: a promotion, a rollback, a deletion, an audit, or a note. Each call adds a new event.
 
-    A deletion names what is gone by `checkpoint_digest` and `uri`, which are the subject's where it has one; from
-    then on the lineage shows that place as gone, until the checkpoint is seen there again.
+    A deletion names the deleted checkpoint by `checkpoint_digest` and `uri`, which default to the subject's; from
+    then on the lineage shows that place as deleted, until the checkpoint is seen there again.
 
     Args:
-        ledger: where.
+        ledger: the ledger.
         kind: one of `EVENTS`.
-        subject: the checkpoint that it is about, where it is about one.
-        body: what else is to be said; JSON, nothing secret. Our own fields (`subject`, `checkpoint_digest`) win.
+        subject: the checkpoint that the event concerns; None if it concerns none.
+        body: further fields; JSON, without secrets. wherry's own fields (`subject`, `checkpoint_digest`) take
+            precedence.
 
     Returns:
         The number of its statement.
 
     Raises:
-        UsageError: no such kind, or a deletion that does not say of what.
+        UsageError: the kind is unknown, or a deletion does not name a checkpoint.
     """
     if kind not in EVENTS:
-        raise UsageError(f"the ledger has no events of kind {kind!r}", cure=f"choose {', '.join(EVENTS)}")
+        raise UsageError(f"unknown event kind {kind!r}", cure=f"choose {', '.join(EVENTS)}")
     place = {"uri": subject.uri} if subject is not None and kind == "deletion" else {}
     full = {**place, **body, **(_about(subject) if subject is not None else {})}
     if kind == "deletion" and not (full.get("checkpoint_digest") and full.get("uri")):
-        raise UsageError("a deletion says what is gone", cure="give a subject, or checkpoint_digest and uri")
+        raise UsageError(
+            "a deletion must name the deleted checkpoint", cure="pass a subject, or checkpoint_digest and uri"
+        )
     with ledger.write() as connection:
         return append(connection, kind, full)
 
 
 def claim_registration(ledger: Ledger, subject: CheckpointRef, registry: str, name: str) -> None:
-    """Say, before a registry is asked, that this checkpoint is about to be registered under a name.
+    """Record, before the registry is called, that this checkpoint is about to be registered under a name.
 
-    Nothing is added where it has been claimed or registered there already.
+    Nothing is added if it is already claimed or registered there.
     """
     with ledger.write() as connection:
         held = _registration(connection, subject, registry, name)
@@ -186,7 +188,7 @@ def claim_registration(ledger: Ledger, subject: CheckpointRef, registry: str, na
 
 
 def drop_claim(ledger: Ledger, subject: CheckpointRef, registry: str, name: str) -> None:
-    """Take a claim back after a failure that left nothing in the registry; a registration stays."""
+    """Release a claim after a failure that left nothing in the registry; a registration is kept."""
     with ledger.write() as connection:
         held = _registration(connection, subject, registry, name)
         if held is not None and held["state"] == PENDING:
@@ -196,7 +198,7 @@ def drop_claim(ledger: Ledger, subject: CheckpointRef, registry: str, name: str)
 def record_registration(
     ledger: Ledger, subject: CheckpointRef, registry: str, name: str, version: str
 ) -> int:
-    """Turn a claim into a registration and append the statement; nothing where that version is recorded.
+    """Turn a claim into a registration and append the statement; do nothing if that version is already recorded.
 
     Returns:
         The number of its statement.

@@ -1,9 +1,8 @@
-"""The replay of the ledger: what its statements say up to a moment, in one set of nouns.
+"""Replays the ledger: the state that results from its statements up to a moment.
 
-The chain is streamed once, statement by statement, and every statement is replayed into the rows that it tells. So the
-state as of a date is what the ledger said then, and its memory is that of the nouns, not of the receipts. `nodes`
-answers from the tables, in the same nouns, what needs no statement: questions about single checkpoints, and the
-conversions as they stand now.
+The chain is streamed once, and every statement is replayed into its rows. So the state as of a date is the state that
+the ledger had then, and it needs memory for its records, not for the receipts. For questions that need no statements,
+about single checkpoints and the present conversions, `nodes` reads the same records from the tables.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Ledger, Statement
 
 WRITTEN, READ, SEEN = "written", "read", "seen"
-# What a note is about: a target that a route had made, a conversion that failed for good, a run of a flow.
+# Subjects of notes: a target that a route made, a conversion that failed permanently, a run of a flow.
 PRODUCT, FAILURE, RUN = "route", "failure", "run"
-RATE_STATEMENTS = 200  # the last ones, from which the rate of conversions is estimated
+RATE_STATEMENTS = 200  # number of last statements from which the rate of conversions is estimated
 _HISTORY = ("promotion", "rollback", "deletion")
 _PRODUCT_FIELDS = ("route", "target", "request", "committed", "run", "step", "score")
 _FAILURE_FIELDS = {"source", "fingerprint", "wherry", "requests", "error"}
-_PROVING = ("digest", "roundtrip")  # levels whose passing proves that the bytes are the recorded ones
+_PROVING = ("digest", "roundtrip")  # levels that prove that the bytes match the recorded digests
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint as the ledger knows it; the fields of a CheckpointRef without its place."""
+    """A checkpoint in the ledger; the fields of a CheckpointRef without its place."""
 
     checkpoint_digest: str
     weights_digest: str
@@ -46,15 +45,15 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlaceRecord:
-    """Where a checkpoint was seen.
+    """A URI at which a checkpoint was seen.
 
     Attributes:
-        uri: where.
-        checkpoint_digest: which checkpoint was there.
-        fingerprint: of its files when it was seen last.
-        statement: number of the last statement that told so; 0 where only a sidecar does.
-        seen: when that was; UTC.
-        gone: when it was deleted there (UTC); None where nothing says so.
+        uri: the URI.
+        checkpoint_digest: the checkpoint that was seen.
+        fingerprint: of its files when it was last seen.
+        statement: number of the last statement about it; 0 if it is known only from a sidecar.
+        seen: when it was last seen; UTC.
+        gone: when it was deleted there (UTC); None if no deletion is recorded.
         role: `written` by wherry, `read` as the source of a conversion, or only `seen`.
     """
 
@@ -67,7 +66,7 @@ class PlaceRecord:
     role: str = SEEN
 
     def to_json(self) -> dict[str, Any]:
-        """As a node of the lineage shows it."""
+        """The JSON form in a node of the lineage."""
         return {name: getattr(self, name) for name in ("uri", "fingerprint", "seen", "gone")}
 
 
@@ -95,7 +94,7 @@ class VerificationRecord:
 
 @dataclass(frozen=True, slots=True)
 class DamageRecord:
-    """What a verification found: when, the verdict, and the first tensor with the reason and the damaged leaf."""
+    """The damage that a verification found: time, verdict, and the first tensor with its reason and damaged leaf."""
 
     time: str
     verdict: str
@@ -115,16 +114,16 @@ class ConversionRecord:
         plan_digest: the plan that was carried out.
         options: the plan's options.
         time: when it was finished; UTC.
-        source_uri: what was read.
-        source_fingerprint: mark of the source's files then.
+        source_uri: URI of the source.
+        source_fingerprint: fingerprint of the source's files then.
         source_digest: checkpoint digest of the source.
         statement: number of the ledger's statement.
         lossless: whether every move was exact.
-        software: the version of wherry that did it; empty where that is not known.
-        gone: when the result was deleted there (UTC); None where nothing says so.
-        asked: what was asked for, as receipts keep it; empty in old ones, and where no statement was read.
-        seconds: wall time; likewise.
-        bytes_read: tensor bytes that were read; likewise.
+        software: the version of wherry that did it; empty if unknown.
+        gone: when the result was deleted there (UTC); None if no deletion is recorded.
+        asked: the stated request, as in receipts; empty for old receipts, and if no statement was read.
+        seconds: wall time; 0 in the same cases.
+        bytes_read: tensor bytes that were read; 0 in the same cases.
     """
 
     target_uri: str
@@ -147,16 +146,16 @@ class ConversionRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProductNote:
-    """What the ledger was told of a target that a route had made; told last of all, when nothing is left to do.
+    """A note about a target that a route made; it is recorded last, when all work for the target is done.
 
     Attributes:
         statement: number of the note.
         route: name of the route.
         target: URI of the checkpoint.
-        request: digest of what the route asked for.
+        request: digest of the route's request.
         committed: what was committed in one step: the checkpoint, or the step folder that holds it.
-        run, step: of its source.
-        score: the metric of its source by which the route chooses or keeps; None where it is not known.
+        run, step: run and step of its source.
+        score: the metric of its source by which the route selects or keeps; None if it is unknown.
     """
 
     statement: int
@@ -171,21 +170,21 @@ class ProductNote:
 
 @dataclass(frozen=True)
 class LedgerState:
-    """What the ledger says up to a moment; made by `replay`, or by `nodes.present` of what is asked of it now.
+    """The state of the ledger up to a moment; made by `replay`, or in part by `nodes.present`.
 
     Attributes:
         checkpoints: checkpoint digest → checkpoint.
-        places: URI → the checkpoint that lies there by the last statement about that place, if it is not gone.
+        places: URI → the checkpoint at that place by its last statement, unless that is a deletion.
         registrations: checkpoint digest → registrations.
         conversions: in the order in which they were recorded.
-        proved: checkpoint digest → when its bytes were last found equal to the record; UTC.
-        damaged: (checkpoint digest, URI) → the verification that found damage, where none passed since.
-        products: (route, target URI) → the last note that the route had it made.
-        failures: (source URI, fingerprint, version of wherry) → request that failed for good → its error.
+        proved: checkpoint digest → when its bytes were last verified against the recorded digests; UTC.
+        damaged: (checkpoint digest, URI) → the verification that found damage, if none has passed since.
+        products: (route, target URI) → the last note that the route made it.
+        failures: (source URI, fingerprint, version of wherry) → request that failed permanently → its error.
         history: promotions, rollbacks and deletions, in order.
-        rate: bytes a second of the last conversions, as one works after the other; None where there are none.
-        statements: how many there are.
-        head: hash of the last one.
+        rate: bytes per second of the last conversions, one after the other; None if there are none.
+        statements: number of statements.
+        head: hash of the last statement.
         time: when that was written; UTC.
     """
 
@@ -216,7 +215,7 @@ class LedgerState:
         return tuple(str(row) for row in self.registrations.get(digest, ()) if row.state == "registered")
 
     def living(self, digest: str) -> list[PlaceRecord]:
-        """Where a checkpoint should be."""
+        """The places at which a checkpoint should be."""
         return self._by_checkpoint.get(digest, [])
 
     @cached_property
@@ -228,17 +227,17 @@ class LedgerState:
 
     @cached_property
     def between(self) -> Mapping[tuple[str, str], ConversionRecord]:
-        """(checkpoint digest of a source, of what was made of it) → the last such conversion."""
+        """(checkpoint digest of a source, of its target) → the last such conversion."""
         return {(one.source_digest, one.target_digest): one for one in self.conversions}
 
     @cached_property
     def children(self) -> Mapping[str, list[str]]:
-        """Checkpoint digest → those that were made from it; a copy is the same checkpoint."""
+        """Checkpoint digest → checkpoints that were made from it; a copy is the same checkpoint."""
         return self._edges(up=False)
 
     @cached_property
     def parents(self) -> Mapping[str, list[str]]:
-        """Checkpoint digest → those that it was made from."""
+        """Checkpoint digest → checkpoints from which it was made."""
         return self._edges(up=True)
 
     def _edges(self, *, up: bool) -> Mapping[str, list[str]]:
@@ -250,7 +249,7 @@ class LedgerState:
 
     @cached_property
     def by_source(self) -> Mapping[str, Mapping[str, list[ConversionRecord]]]:
-        """URI of a converted source → fingerprint of its files → what was made of them."""
+        """URI of a converted source → fingerprint of its files → conversions of it."""
         found = defaultdict[str, defaultdict[str, list[ConversionRecord]]](lambda: defaultdict(list))
         for one in self.conversions:
             found[one.source_uri][one.source_fingerprint].append(one)
@@ -258,12 +257,12 @@ class LedgerState:
 
     @cached_property
     def by_target(self) -> Mapping[str, ConversionRecord]:
-        """Target URI → the conversion that was committed there last."""
+        """Target URI → the last conversion that was committed there."""
         return {one.target_uri: one for one in self.conversions}
 
     @cached_property
     def requests(self) -> Mapping[str, str]:
-        """Target URI → the request by which a route had it made last."""
+        """Target URI → the request with which a route last made it."""
         return {
             one.target: one.request for one in sorted(self.products.values(), key=lambda one: one.statement)
         }
@@ -272,14 +271,14 @@ class LedgerState:
 def replay(
     ledger: Ledger, *, after: int = 0, kinds: Collection[str] | None = None, until: str | None = None
 ) -> LedgerState:
-    """The state of the ledger, or what some of its statements say.
+    """The state of the ledger, or the state that follows from some of its statements.
 
     Args:
-        ledger: opened.
+        ledger: the opened ledger.
         after, kinds, until: which statements count, as for `wherry.ledger.statements.statements`; all by default.
 
     Raises:
-        UsageError: `until` is no moment.
+        UsageError: `until` is not a valid date or time.
     """
     from wherry.ledger.statements import statements
 
@@ -290,12 +289,12 @@ def replay(
 
 
 def passed(outcome: Mapping[str, Any]) -> bool:
-    """Whether a verification passed, by its JSON form; old ones state the verdict alone."""
+    """Whether a verification passed, by its JSON form; old ones have only the verdict."""
     return bool(outcome.get("ok", outcome.get("verdict") == "ok"))
 
 
 class _Draft:
-    """A state that grows statement by statement; strings and options that occur again are held once."""
+    """A state that is built statement by statement; repeated strings and options are stored once."""
 
     def __init__(self) -> None:
         self._checkpoints: dict[str, CheckpointRecord] = {}
@@ -358,7 +357,7 @@ class _Draft:
         )
 
     def _take_outcome(self, statement: Statement) -> None:
-        """What a verification, or the reading back of a conversion, proved or disproved of the bytes."""
+        """Apply the outcome of a verification, or of the read-back of a conversion."""
         body = statement.body
         subject = body["target"] if statement.kind == "conversion" else body
         outcome = body["verification"] or {}
@@ -370,7 +369,7 @@ class _Draft:
             self._damaged[place] = _damage(statement.time, outcome)
 
     def _take_note(self, statement: Statement) -> None:
-        """Notes of our own; others, and those that lack a field, are somebody else's."""
+        """Apply a note of wherry; other notes, and notes without a required field, are ignored."""
         body: dict[str, Any] = interned(statement.body)
         if body.get("about") == PRODUCT and {"route", "target", "request"} <= body.keys():
             fields: dict[str, Any] = {name: body.get(name) for name in _PRODUCT_FIELDS}
@@ -406,7 +405,7 @@ class _Draft:
         return sum(one.bytes_read for one in last) / seconds if seconds > 0 else None
 
     def _living(self) -> dict[str, PlaceRecord]:
-        """The places that are not gone, each with what wherry did there; what it wrote stays so when it is read."""
+        """The places without a deletion, each with its role; a place that wherry wrote stays `written` when read."""
         read = {one.source_uri: one.source_digest for one in self._conversions}
         written = {one.target_uri: one.target_digest for one in self._conversions}
         places = self._places
@@ -426,7 +425,7 @@ class _Draft:
 
 
 def interned(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose strings are held once in the process: digests and URIs occur in many statements."""
+    """A row with interned strings: digests and URIs occur in many statements."""
     return {name: intern(value) if type(value) is str else value for name, value in row.items()}
 
 
@@ -434,6 +433,6 @@ def _damage(time: str, outcome: Mapping[str, Any]) -> DamageRecord:
     tensors: Any = outcome.get("tensors")
     failed = tensors.get("failed", []) if isinstance(tensors, dict) else []
     first: dict[str, Any] = failed[0] if failed else {}
-    reason = str(first.get("reason") or "it did not pass")
+    reason = str(first.get("reason") or "verification failed")
     verdict = str(outcome.get("verdict", "failed"))
     return DamageRecord(time, verdict, reason, first.get("path") or None, first.get("leaf"))

@@ -1,9 +1,9 @@
-"""resolve: which checkpoint a model URI means, and where it lies.
+"""resolve: find the checkpoint that a model URI names, and its location.
 
-`models:/<name>@<alias>` and `models:/<name>/<version>` are asked of the registry, `wherry://sha256/<digest>` of the
-ledger and then of the registry. What they give is the URI of a place that still holds the checkpoint with the digest
-that was registered; a place that holds another one is an error, never an answer. Every verb that takes a
-checkpoint's URI takes these too.
+`models:/<name>@<alias>` and `models:/<name>/<version>` are looked up in the registry, `wherry://sha256/<digest>` in the
+ledger and then in the registry. The result is the URI of a place that still holds the checkpoint with the registered
+digest; a place that holds another checkpoint is an error, never the result. Every verb that takes a checkpoint's URI
+also takes these.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<versio
 _DIGEST = re.compile(r"wherry://sha256/(?P<digest>[0-9a-f]{64})")
 _SCHEMES = ("models:/", "wherry://")
 _FORMS = "models:/NAME@ALIAS, models:/NAME/VERSION or wherry://sha256/DIGEST"
-# Tags of a model version, by which it points to its checkpoint.
+# Tags of a model version that point to its checkpoint.
 URI_TAG = "wherry.uri"
 DIGEST_TAG = "wherry.checkpoint_digest"
 WEIGHTS_TAG = "wherry.weights_digest"
-DELETED_TAG = "wherry.deleted"  # its bytes were removed on purpose, by prune
+DELETED_TAG = "wherry.deleted"  # `prune` deleted its checkpoint intentionally
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """What a model URI means.
+    """The checkpoint that a model URI names.
 
     Attributes:
-        uri: where the checkpoint lies.
-        name: the registered model; None where a digest was asked for and no registry knows it.
+        uri: the location of the checkpoint.
+        name: the registered model; None if a digest was given and no registry knows it.
         version: its version.
-        alias: the alias that was asked for.
+        alias: the alias in the model URI.
         checkpoint_digest: identity of the checkpoint.
-        weights_digest: of its content.
-        tags: of the version.
+        weights_digest: digest of its tensors.
+        tags: tags of the version.
     """
 
     uri: str
@@ -62,7 +62,7 @@ class ResolvedModel:
 
 @dataclass(frozen=True, slots=True)
 class _ModelQuery:
-    """A version as the registry has it, or a digest alone."""
+    """A version in the registry, or only a digest."""
 
     uri: str
     digest: str
@@ -71,23 +71,23 @@ class _ModelQuery:
 
 
 def is_model_uri(text: str | os.PathLike[str]) -> bool:
-    """Whether a text is a model URI, well-formed or not; nothing is looked up."""
+    """Whether a text is a model URI, valid or not; nothing is looked up."""
     return os.fspath(text).startswith(_SCHEMES)
 
 
 def resolve_model(
     uri: str | os.PathLike[str], *, tracking_uri: str | None = None, registry_uri: str | None = None
 ) -> ResolvedModel:
-    """Say which checkpoint a model URI means and where it lies.
+    """Find the checkpoint that a model URI names, and its location.
 
     Args:
         uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or `wherry://sha256/DIGEST`.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
 
     Raises:
-        UsageError: it is none of these.
-        NotFoundError: there is no such version, or no place that is known of has the checkpoint any more.
-        MismatchError: what lies where it should is another checkpoint.
+        UsageError: the URI has none of these forms.
+        NotFoundError: the version does not exist, or no known place holds the checkpoint any more.
+        MismatchError: another checkpoint is at its place.
         MissingExtraError: mlflow is not installed.
         StorageError: the registry or the ledger cannot be reached.
     """
@@ -99,17 +99,17 @@ def resolve_model(
     elif digest is not None:
         asked = _ModelQuery(text, digest["digest"])
     else:
-        raise UsageError(f"not a model URI: {text}", cure=f"write {_FORMS}", stage="resolve")
+        raise UsageError(f"invalid model URI: {text}", cure=f"use {_FORMS}", stage="resolve")
     return _placed(asked, stores)
 
 
 def checkpoint_uri(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The URI of the checkpoint that a model URI names, see `resolve_model`; any other URI as it is."""
+    """The URI of the checkpoint that a model URI names, see `resolve_model`; any other URI unchanged."""
     return resolve_model(uri).uri if is_model_uri(uri) else uri
 
 
 def stores_of(tracking_uri: str | None, registry_uri: str | None) -> dict[str, str]:
-    """Both MLflow URIs, as keyword arguments: those that are given, those of the environment, those of the home."""
+    """Both MLflow URIs as keyword arguments: those given, else from the environment, else in the home."""
     tracking = tracking_uri or mlflow_tracking_uri()
     registry = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
     return {"tracking_uri": tracking, "registry_uri": registry}
@@ -120,7 +120,7 @@ def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, st
     row = service("mlflow").look_up(name, version=parts["version"], alias=alias, **stores)
     deleted = row.tags.get(DELETED_TAG)
     if deleted:
-        raise NotFoundError(f"its bytes were deleted: {deleted}", uri=text, stage="resolve")
+        raise NotFoundError(f"the checkpoint was deleted: {deleted}", uri=text, stage="resolve")
     digest = row.tags.get(DIGEST_TAG)
     if digest is None:
         raise NotFoundError(
@@ -133,7 +133,7 @@ def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, st
 
 
 def _placed(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
-    """The first place that holds the checkpoint; the registry's word counts before the ledger's."""
+    """The first place that holds the checkpoint; places from the registry come before those from the ledger."""
     tried: list[str] = []
     failed: list[WherryError] = []
     for place in _places(asked, stores):
@@ -142,7 +142,7 @@ def _placed(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
         tried.append(place)
         try:
             found = _at(place)
-        except WherryError as error:  # another place may have it
+        except WherryError as error:  # another place may hold it
             failed.append(error)
             continue
         if found is not None and proved_digest(found[1]) == asked.digest:
@@ -152,15 +152,15 @@ def _placed(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
     if failed:
         raise next((error for error in failed if error.retryable), failed[0])
     raise NotFoundError(
-        f"checkpoint {short(asked.digest)} is at no place that is known of: {', '.join(tried) or 'there is none'}",
+        f"checkpoint {short(asked.digest)} not found at any known location: {', '.join(tried) or 'none is known'}",
         uri=asked.uri,
-        cure="restore it; `wherry lineage show` tells what it was made of",
+        cure="restore the checkpoint; run `wherry lineage show` to see what it was made of",
         stage="resolve",
     )
 
 
 def proved_digest(sidecar: Sidecar) -> str:
-    """The checkpoint digest that a sidecar's own manifest hashes to: what it says of itself may be altered."""
+    """The checkpoint digest computed from a sidecar's manifest; the digest that it states may be altered."""
     from wherry.core.digest import checkpoint_digest
 
     subject = sidecar.checkpoint
@@ -168,31 +168,31 @@ def proved_digest(sidecar: Sidecar) -> str:
 
 
 def proved_sidecar(location: Location, stage: str) -> Sidecar:
-    """The sidecar of a checkpoint, where its manifest is the one that its digest stands for.
+    """The sidecar of a checkpoint, after checking that its manifest matches its digest.
 
     Args:
         location: the checkpoint.
         stage: the verb that needs it.
 
     Raises:
-        NotFoundError: it has none.
-        MismatchError: it was altered.
+        NotFoundError: the checkpoint has no sidecar.
+        MismatchError: the sidecar was altered.
     """
     from wherry.storage.sidecar import read_sidecar
 
     sidecar = read_sidecar(location)
     if sidecar is None:
         raise NotFoundError(
-            "no digests are recorded for it, so nothing can be proved",
+            "no digests are recorded for this checkpoint, so it cannot be verified",
             uri=location.uri,
-            cure=f"take stock of it first: wherry inspect --digest --write {shlex.quote(location.uri)}",
+            cure=f"record its digests first: wherry inspect --digest --write {shlex.quote(location.uri)}",
             stage=stage,
         )
     if proved_digest(sidecar) != sidecar.checkpoint.checkpoint_digest:
         raise MismatchError(
-            "the manifest beside it was altered: it is not the one that its digest stands for",
+            "digest mismatch in the sidecar: its manifest was altered",
             uri=location.uri,
-            cure="restore the checkpoint",
+            cure="restore the checkpoint and its sidecar",
             stage=stage,
         )
     return sidecar
@@ -200,9 +200,9 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
 
 def _another(asked: _ModelQuery, place: str) -> MismatchError:
     return MismatchError(
-        f"another checkpoint than the registered {short(asked.digest)} lies there",
+        f"the checkpoint at this location is not the registered {short(asked.digest)}",
         uri=place,
-        cure="restore the checkpoint, or register the one that is there now",
+        cure="restore the registered checkpoint, or register the present one",
         stage="resolve",
     )
 
@@ -223,7 +223,7 @@ def _places(asked: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
 
 
 def _at(uri: str) -> tuple[Location, Sidecar] | None:
-    """The checkpoint at a place, where there is one that says itself what it is."""
+    """The checkpoint at a place with its sidecar; None if there is none."""
     from wherry.storage.sidecar import read_sidecar
     from wherry.storage.stores import locate
 

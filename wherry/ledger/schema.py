@@ -1,13 +1,12 @@
-"""The tables of the ledger, and what keeps its statements from being changed.
+"""The tables of the ledger, and the triggers that protect its statements from changes.
 
-`statement` is the ledger: append-only, each row chained to the one before it, with the number of the schema in which
-its body is written. Every other table but one is told by the statements, row by row (`wherry.ledger.append`), and could
-be made of them again; `wherry ledger check` compares the two, so that an altered, missing or invented row of any of
-them is found. `projection` alone is a state of its own: how far each projection has been delivered. Its rows are
-sealed by a digest.
+`statement` is the ledger: append-only, each row chained to the one before it, with the schema version of its body. The
+rows of every other table but one follow from the statements (`wherry.ledger.append`), and could be derived again;
+`wherry ledger check` compares the two, so that it finds an altered, missing or forged row in any of them. Only
+`projection` has its own state: the cursor of each projection. Its rows are sealed with a digest.
 
 Triggers abort every UPDATE and DELETE of `statement` and `edge`, and every statement that does not continue the
-chain. Whoever removes the triggers and alters a row breaks the chain of hashes, which the check finds.
+chain. If somebody removes the triggers and alters a row, the hash chain breaks, and the check finds it.
 
 Columns that hold digests and URIs are compared byte by byte (collation C on PostgreSQL, where the database's own
 collation would be slower and could not serve prefixes).
@@ -31,10 +30,10 @@ from sqlalchemy import (
 )
 
 SCHEMA = 2
-GENESIS = "0" * 64  # what the first statement continues
+GENESIS = "0" * 64  # the previous hash of the first statement
 _DIGEST = String(64).with_variant(String(64, collation="C"), "postgresql")
 _TEXT = String().with_variant(Text(collation="C"), "postgresql")
-_SEQ = Integer().with_variant(BigInteger(), "postgresql")  # INTEGER makes it SQLite's own row number
+_SEQ = Integer().with_variant(BigInteger(), "postgresql")  # INTEGER makes it SQLite's rowid
 
 metadata = MetaData()
 
@@ -79,7 +78,7 @@ location = Table(
 )
 Index("location_uri", location.c.uri, location.c.statement)
 
-tombstone = Table(  # also for what the ledger never saw, so without a foreign key to `checkpoint`
+tombstone = Table(  # also for unknown checkpoints, so without a foreign key to `checkpoint`
     "tombstone",
     metadata,
     Column("checkpoint_digest", _DIGEST, nullable=False),
@@ -153,7 +152,7 @@ projection = Table(
     Column("seal", _DIGEST, nullable=False),
 )
 
-# Table → the columns that name a row. What tells a row again overwrites it, but for what is kept as told first.
+# Table → its key columns. A later statement about a row overwrites it, except in the tables of FIRST.
 KEYS: dict[Table, tuple[str, ...]] = {
     checkpoint: ("checkpoint_digest",),
     location: ("checkpoint_digest", "uri"),
@@ -171,7 +170,7 @@ _BROKEN = f"{_SAID}this does not continue its chain"
 
 
 def sqlite_triggers() -> tuple[str, ...]:
-    """What keeps the rows of the append-only tables as they are."""
+    """The triggers that protect the rows of the append-only tables."""
     sealed = [
         f"CREATE TRIGGER IF NOT EXISTS {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
         f"BEGIN SELECT RAISE(ABORT, '{_SAID}{table}'); END"
@@ -189,7 +188,7 @@ def postgres_triggers(schema: str) -> tuple[str, ...]:
     """The same for PostgreSQL, TRUNCATE included.
 
     Args:
-        schema: where the tables are.
+        schema: the schema of the tables.
     """
     body = f"() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$ BEGIN"
     refuse = f"RAISE EXCEPTION '{_SAID}%', TG_TABLE_NAME;"

@@ -1,4 +1,4 @@
-"""Statements as they are read: the chain itself, in order, whole or by kind or up to a moment."""
+"""Reads the statements of the chain in order; all of them, by kind, or up to a moment."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Statement:
 
     Attributes:
         seq: its number, from 1 without gaps.
-        kind: what it states; `wherry.ledger.append.KINDS`.
-        schema: in which its body is written.
+        kind: one of `wherry.ledger.append.KINDS`.
+        schema: schema version of its body.
         time: when it was appended; UTC, never before its predecessor's.
-        hash: over all of it and `prev`.
-        prev: hash of the one before it.
-        body: what it states.
+        hash: over all fields, including `prev`.
+        prev: hash of the statement before it.
+        body: its contents.
         content: digest of kind and body.
-        text: the body as it is hashed, so that the link can be recomputed elsewhere.
+        text: the body as hashed text, so that the hash can be recomputed elsewhere.
     """
 
     seq: int
@@ -49,7 +49,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class ChainHead:
-    """The end of the chain, to be kept elsewhere; number 0 and the hash of nothing where it is empty."""
+    """The end of the chain, to be kept elsewhere; number 0 and the genesis hash if the chain is empty."""
 
     seq: int
     hash: str
@@ -61,17 +61,17 @@ def statements(
 ) -> Iterator[Statement]:
     """The statements in order.
 
-    Read page by page, and no transaction stays open while the caller works on one: nothing that was read can change,
-    and what is appended meanwhile is met at the end.
+    They are read page by page, and no transaction stays open while the caller works on one: statements never
+    change, and those that are appended meanwhile come at the end.
 
     Args:
-        ledger: where.
+        ledger: the ledger.
         after: number after which to begin.
         kinds: only these.
         until: only those up to this moment (ISO 8601; UTC where it has no offset; a date means its end).
 
     Raises:
-        UsageError: `until` is no moment.
+        UsageError: `until` is not a valid date or time.
     """
     last = None if until is None else moment(until)
     table = tables.statement
@@ -97,16 +97,16 @@ def head(ledger: Ledger) -> ChainHead:
 
 
 def moment(text: str) -> str:
-    """A moment as statements write it.
+    """A moment in the format of statements.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not a valid date or time.
     """
     try:
         read = datetime.fromisoformat(text)
     except ValueError as error:
         raise UsageError(
-            f"not a date or time: {text!r}", cure="write 2026-11-21 or 2026-11-21T08:00+00:00"
+            f"invalid date or time: {text!r}", cure="use 2026-11-21 or 2026-11-21T08:00+00:00"
         ) from error
     if len(text) <= len("2026-11-21"):
         read = datetime.combine(read.date(), time.max)
@@ -115,7 +115,7 @@ def moment(text: str) -> str:
 
 
 def by_number(ledger: Ledger, numbers: Collection[int]) -> dict[int, Statement]:
-    """Number → statement, for those that there are."""
+    """Number → statement, for the numbers that exist."""
     table, found, every = tables.statement, dict[int, Statement](), sorted(numbers)
     with ledger.read() as connection:
         for start in range(0, len(every), _PAGE):

@@ -1,4 +1,4 @@
-"""Bytes on their way from a source to a target, within a budget of memory.
+"""The mover: transfers bytes from a source to a target within a memory budget.
 
 - Move: whole leaves of one target tensor with the regions of the source that they need (`move`).
 - Way: how a tensor is read within the budget, found once from its reader's Access (`move`).

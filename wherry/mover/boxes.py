@@ -1,8 +1,8 @@
-"""Stored boxes: a tensor in a file as the boxes that it was decoded in, one behind the other.
+"""Stored boxes: a tensor in a file as the boxes in which it was decoded, one after another.
 
-Chunks that are cut along inner axes hold short runs of the tensor's bytes. Putting each run where it belongs takes a
-call for a few kilobytes (17 µs each, 3.6 s of processor time for 1 GB); a box is written as it comes, and a region is
-read as parts of boxes, which are long again wherever the region is many rows.
+Chunks that are cut along inner axes hold short runs of the tensor's bytes. Writing each run to its place in the tensor
+takes a call for a few kilobytes (17 µs each, 3.6 s of processor time for 1 GB). So a box is written as it is decoded,
+and a region is read as parts of boxes, which are long if the region has many rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     # Fills memory from an offset in the file.
     Read = Callable[[int, memoryview], None]
 
-_SHORT = 256 << 10  # runs below this are not put where they belong
-_TOGETHER = 2 << 20  # bytes of a box that are held at a time
+_SHORT = 256 << 10  # bytes; shorter runs are not written to their place in the tensor
+_TOGETHER = 2 << 20  # bytes of a box that are in memory at a time
 
 
 class StoredBox(NamedTuple):
-    """A box of elements and where in the file it begins; it may reach beyond the tensor's edge."""
+    """A box of elements and its offset in the file; it may extend beyond the tensor's edge."""
 
     region: Region
     offset: int
@@ -85,7 +85,7 @@ def _fill_part(
 
 
 def _parts(spec: TensorSpec, region: Region) -> Iterator[Region]:
-    """A region in parts that may be held."""
+    """Split a region into parts that fit the memory limit."""
     small: Iterator[tuple[Region, Span]] = row_bands(
         replace(spec, shape=region_shape(region), chunks=None), _TOGETHER
     )

@@ -1,11 +1,11 @@
 """The mover: reads, hashes and writes a checkpoint's tensors in one pass, in parallel, in bounded memory.
 
 Each worker thread takes the next move, reads its bytes into a reused buffer (raw spans by `pread`, decoded
-regions through the format's reader), hashes the leaves while the bytes are in the cache, and gives them to every
-output that wants them. Hashing, reading and writing release the interpreter lock, so threads overlap all three.
-What was written is made durable in groups: with one fsync at the end the same bytes took four to six times as long.
+regions through the format's reader), hashes the leaves while the bytes are in the cache, and delivers them to every
+output that needs them. Hashing, reading and writing release the interpreter lock, so threads overlap all three.
+Written data is synced in groups: with one fsync at the end the same bytes took four to six times as long.
 
-Without an output it is the digest pass of `verify` and `inspect`.
+Without outputs it is the digest pass of `verify` and `inspect`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Carrier:
     """One pass over a checkpoint's bytes.
 
     Attributes:
-        source: where they come from.
+        source: provides the bytes.
         specs: the source tensors by key path.
-        meter: counts what is done.
-        outputs: where they go; none for a digest pass.
-        hashers: one per source tensor, filled as the pass goes on.
-        crew: who does it; stops with the source.
+        meter: counts the progress.
+        outputs: receive the bytes; empty for a digest pass.
+        hashers: one per source tensor, updated during the pass.
+        crew: the worker threads; they stop with the source.
     """
 
     source: Source
@@ -56,21 +56,21 @@ class Carrier:
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     crew: Crew = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    # More threads than cores that hash at once would all be done at once, and then wait for storage together.
+    # If more threads than cores hashed at once, all would finish at once, and then wait for storage together.
     _hashing: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(os.cpu_count() or 2))
 
     def __post_init__(self) -> None:
         self.crew = Crew(self.source.stopped)
 
     def carry(self, moves: Iterable[Move]) -> None:
-        """Do all moves.
+        """Carry out all moves.
 
         An output that fails keeps its error and is left out; the pass ends early once all have failed.
 
         Raises:
             WherryError: the first error of reading; the other workers stop after their present move.
-            BaseException: what is no Exception stopped it from outside (Ctrl-C, a cancelled flow run, an exit);
-                the workers have stopped too, and what they had finished is durable and in the journals.
+            BaseException: an interruption that is not an Exception (Ctrl-C, a cancelled flow run, an exit); the
+                workers have stopped too, and their finished moves are durable and in the journals.
         """
         workers = threads.carrier_count() if self._waits() else threads.worker_count()
         self.take_up()
@@ -79,7 +79,7 @@ class Carrier:
 
     @contextmanager
     def settling(self) -> Generator[None]:
-        """Around the work: what was finished is made durable and recorded, also where it is ended from outside."""
+        """Around the work: finished moves are made durable and recorded, even after an interruption."""
         try:
             yield
         except BaseException as error:
@@ -90,7 +90,7 @@ class Carrier:
         self._settle()
 
     def tasks(self, moves: Iterable[Move]) -> Iterator[Task]:
-        """What a crew has to do for the moves that some output still wants; other ones count as done."""
+        """The tasks for the moves that some output still needs; other moves count as done."""
         for path, rows in groupby(moves, key=attrgetter("source")):
             if self.source.way(self.specs[path]).flows:
                 wanted = list(self._wanted(rows))
@@ -111,20 +111,20 @@ class Carrier:
                 self.meter.add(move.span.nbytes, self.specs[move.source].name)
 
     def take_up(self) -> None:
-        """Take the leaves that earlier runs hashed from the journals."""
+        """Take over from the journals the leaves that earlier runs hashed."""
         for output in self.outputs:
             for row in output.journal.done:
                 for leaf, digest in row.leaves.items():
                     self._hasher(row.source).preset(leaf, digest)
 
     def _waits(self) -> bool:
-        """Whether the workers will wait for storage, on one side at least, rather than compute."""
+        """Whether the workers mostly wait for storage, at the source or at an output, rather than compute."""
         if not (self.outputs or self.source.straight) or any(output.encodes for output in self.outputs):
             return False
         return not any(self.source.access(spec).computes for spec in self.specs.values())
 
     def _plain(self) -> bool:
-        """Whether bytes are moved as they lie, so that no thread will need numpy."""
+        """Whether bytes are copied without decoding or encoding, so that no thread needs numpy."""
         kept = all(
             target.chunks is None and not dtypes.paired(target.dtype)
             for output in self.outputs
@@ -147,7 +147,7 @@ class Carrier:
         spec, hasher = self.specs[moves[0].source], self._hasher(moves[0].source)
         spans = [move.span for move in moves]
         with self.source.flow(spec, spans, self._place(moves[0])) as parts:
-            for move, part in zip(moves, parts, strict=True):  # which takes the parts to their end
+            for move, part in zip(moves, parts, strict=True):  # reads the parts to their end
                 self._deliver(move, part, hasher)
                 self.meter.add(move.span.nbytes, spec.name)
 
@@ -158,11 +158,13 @@ class Carrier:
             return self.hashers[source]
 
     def _place(self, move: Move) -> int:
-        """Where in its file the first output will put a part; several outputs seldom agree."""
+        """The offset at which the first output will write a part; several outputs rarely agree."""
         return self.outputs[0].place(move) if self.outputs else 0
 
     def _deliver(self, move: Move, data: memoryview, hasher: LeafHasher) -> None:
-        if not move.box:  # which is no run of the tensor's bytes: it is hashed when the target is read back
+        if (
+            not move.box
+        ):  # a box is not one run of the tensor's bytes: it is hashed when the target is read back
             with self._hashing:
                 hasher.update(move.span.start, data)
         for output in self.outputs:
@@ -183,7 +185,7 @@ def digest_moves(specs: Iterable[TensorSpec], source: Source) -> Iterator[Move]:
 
 
 def _in_turns(rows: list[Iterator[Move]]) -> Iterator[Move]:
-    """One of each, again and again: workers that must wait for a tensor to be decoded wait for different ones."""
+    """Interleave moves of several tensors, so that workers do not all wait for the same tensor to be decoded."""
     while rows:
         for row in list(rows):
             move = next(row, None)

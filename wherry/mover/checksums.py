@@ -1,16 +1,17 @@
-"""Checksums that a container recorded, compared with the bytes as they pass.
+"""Verifies the checksums that a container records, while its bytes are read.
 
-Archives of torch record a CRC-32 for each member. The mover's fast path reads spans past such containers, so a
-flipped bit would travel on with a fresh digest around it. A reader that knows the CRC of an extent says so; every
-pass (converting, verifying, inspecting) then compares it once the whole extent was read. What a resumed run does
-not read again is read here.
+Torch archives record a CRC-32 for each member. The mover's fast path reads spans without the container's own reader, so
+a flipped bit would be copied and get a valid digest. A reader that knows the CRC of an extent reports it; every pass
+(converting, verifying, inspecting) then compares it once the whole extent was read. Parts that a resumed run does not
+read again are read here.
 
-CRC-32 of a byte string whose pieces come in any order, from several threads, and more than once.
+`PieceCrc` computes the CRC-32 of a byte string whose pieces come in any order, from several threads, and more than
+once.
 
-The CRC of two strings in a row follows from the CRC of each and the length of the second: the first is multiplied
+The CRC of two concatenated strings follows from the CRC of each and the length of the second: the first is multiplied
 by x^(8·length) modulo the polynomial, over GF(2), as zlib's `crc32_combine` does. Pieces are kept per cell of
-4 MiB; a piece that overlaps what is known of a cell replaces it, so a repeated write counts with its last bytes.
-What no piece covers (an earlier process wrote it) is asked for when the whole is combined.
+4 MiB; a piece that overlaps known pieces of a cell replaces them, so after a repeated write the last bytes count.
+Parts that no piece covers (an earlier process wrote them) are read when the CRC of the whole is computed.
 Source: the polynomial and bit order of ISO 3309, as zip uses them (APPNOTE 4.4.7).
 """
 
@@ -47,10 +48,10 @@ class ContainerChecksums:
         self._lock = threading.Lock()
 
     def update(self, extents: tuple[Extent, ...], span: Span, data: memoryview, spec: TensorSpec) -> None:
-        """Take the bytes of a span of a tensor; each byte must come at most once.
+        """Add the bytes of a span of a tensor; each byte must be added at most once.
 
         Raises:
-            CorruptError: an extent is complete and its CRC is not the recorded one.
+            CorruptError: an extent is complete and its CRC differs from the recorded one.
         """
         position = 0
         for extent in extents:
@@ -61,10 +62,10 @@ class ContainerChecksums:
             position += extent.length
 
     def finish(self) -> None:
-        """Compare what is not complete, reading what is missing of it.
+        """Read the missing parts of incomplete extents, and compare their CRCs.
 
         Raises:
-            CorruptError: a CRC is not the recorded one, or a file ends too early.
+            CorruptError: a CRC differs from the recorded one, or a file is truncated.
             StorageError: the storage failed.
         """
         for watched in list(self._watched.values()):
@@ -89,7 +90,7 @@ class ContainerChecksums:
         found = watched.crc.value(lambda start, stop: _read(extent, start, stop))
         if found != extent.crc32:
             raise CorruptError(
-                f"its bytes have CRC {found:08x}, {extent.crc32:08x} was recorded when they were written",
+                f"checksum mismatch: expected CRC-32 {extent.crc32:08x}, got {found:08x}",
                 uri=extent.file,
                 path=watched.spec.name,
                 cure="copy the checkpoint again, or use another step",
@@ -101,12 +102,16 @@ class ContainerChecksums:
 def _read(extent: Extent, start: int, stop: int) -> memoryview:
     data = extent.location.read(extent.offset + start, extent.offset + stop)
     if len(data) != stop - start:
-        raise CorruptError("the file ends before this tensor does", uri=extent.file)
+        raise CorruptError(
+            f"the file is truncated: expected {extent.offset + stop} bytes or more, "
+            f"got {extent.offset + start + len(data)}",
+            uri=extent.file,
+        )
     return memoryview(data)
 
 
 def without_checksum(checkpoint: Checkpoint) -> int:
-    """How many tensors there are whose bytes the container does not cover with checksums."""
+    """The number of tensors that have no checksum in the container."""
     every = (checkpoint.reader.extents(spec) for spec in checkpoint.manifest.tensors.values())
     return sum(extents is None or any(one.crc32 is None for one in extents) for extents in every)
 
@@ -117,7 +122,7 @@ _TOP = 1 << 31
 
 
 def combine(first: int, second: int, length: int) -> int:
-    """CRC of two strings in a row.
+    """CRC of two concatenated strings.
 
     Args:
         first: CRC of the first.
@@ -158,7 +163,7 @@ class PieceCrc:
         self._cells: dict[int, dict[int, tuple[int, int]]] = {}  # cell → start → (stop, CRC)
 
     def update(self, start: int, data: memoryview) -> None:
-        """Take the bytes [start, start + len(data))."""
+        """Add the bytes [start, start + len(data))."""
         position, stop = start, start + len(data)
         while position < stop:
             end = min((position // CELL + 1) * CELL, stop)
@@ -173,10 +178,10 @@ class PieceCrc:
             pieces[start] = (stop, value)
 
     def value(self, read: Callable[[int, int], memoryview]) -> int:
-        """The CRC of all of it.
+        """The CRC of the whole string.
 
         Args:
-            read: gives bytes [start, stop) that no piece covers; at most a cell at a time.
+            read: returns bytes [start, stop) that no piece covers; at most one cell at a time.
         """
         total = 0
         for base in range(0, self.size, CELL):

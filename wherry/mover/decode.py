@@ -1,10 +1,10 @@
-"""Decoded: source tensors that do not lie raw, decoded as wholes, each once, for views that take any region of them.
+"""Decodes whole encoded source tensors, each once, for views that read arbitrary regions of them.
 
-A layout takes regions of a tensor that no chunk grid was made for; taking them out of compressed chunks would decode
-every chunk again and again. So a tensor is decoded, chunk by chunk and in bounded memory, when it is asked for, and
-hashed on the way where that is wanted. Small ones that are wanted once stay in memory, until every element was taken
-or newer ones need the room; others lie in spill files. Where its chunks hold short runs only, the file has them as they
-were decoded (`boxes`). The files go when the space for them is needed, least recently used first, and with the view.
+A layout reads regions of a tensor that do not match its chunk grid; reading them from compressed chunks would decode
+every chunk many times. So a tensor is decoded on first use, chunk by chunk and in bounded memory, and hashed meanwhile
+if requested. Small tensors that are read once stay in memory, until every element was read or newer ones need the
+space; others are written to spill files. If the chunks hold only short runs, the file stores them as they were decoded
+(`boxes`). Files are removed when space is needed, least recently used first, and when the view is closed.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 
-SMALL = 1 << 20  # decoding so much again costs less than keeping it
-_MOST = 16 << 30  # bytes of files that nobody reads at the moment
-_MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not taken yet
+SMALL = 1 << 20  # bytes; decoding a smaller tensor again is cheaper than keeping it
+_MOST = 16 << 30  # bytes of files that are not in use
+_MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not read yet
 
 
 @dataclass(slots=True, kw_only=True)
 class _HeldTensor(SharedWork):
-    """A tensor in memory, and how many elements of it will still be taken."""
+    """A tensor in memory, and the number of its elements that are not read yet."""
 
     array: np.ndarray
     left: int = 0
 
 
 class DecodedReader(ReaderOver):
-    """A source's reader through which every large tensor can be had by region; used from several threads.
+    """A reader over a source that reads any region of every large tensor; used from several threads.
 
     Attributes:
         stopped: ends decoding once it is set.
-        hashed: the leaves of tensors that came in order, if they are to be hashed.
+        hashed: the leaves of tensors whose bytes were decoded in order, if hashing is enabled.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class DecodedReader(ReaderOver):
         """Decode nothing yet.
 
         Args:
-            reader: of the source, which is closed by who opened it.
-            soon: key paths of small tensors that are wanted once and soon: they are decoded into memory.
+            reader: of the source; its owner closes it.
+            soon: key paths of small tensors that will be read once and soon; they are decoded into memory.
             hashing: whether tensors are hashed while they are decoded.
             stopped: ends decoding once it is set.
         """
@@ -91,7 +91,7 @@ class DecodedReader(ReaderOver):
         return self._reader, spec
 
     def access(self, spec: TensorSpec) -> Access:
-        """Any region of whatever is large; what is small is decoded again and again."""
+        """Large tensors are read by region; small ones are decoded again for each read."""
         return self._look(spec)[0]
 
     def decodes(self, spec: TensorSpec) -> bool:
@@ -106,7 +106,7 @@ class DecodedReader(ReaderOver):
         """Fill a buffer with the canonical bytes of a region.
 
         Raises:
-            DamagedError: a chunk is missing or contradicts itself.
+            DamagedError: a chunk is missing or corrupt.
             StorageError: the file could not be written.
             StoppedError: decoding was stopped.
         """
@@ -123,7 +123,7 @@ class DecodedReader(ReaderOver):
                 stored_boxes.fill(spec, region, file.boxes, read, buffer)
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region; of what is kept in memory without a copy, so not to be changed.
+        """The elements of a region. The array must not be changed: for tensors in memory it is not a copy.
 
         Raises: what `fill` does.
         """
@@ -137,7 +137,7 @@ class DecodedReader(ReaderOver):
         return held.array[region]
 
     def prepare(self, spec: TensorSpec) -> None:
-        """Decode a tensor that was not decoded, and if it is to be hashed, not hashed yet.
+        """Decode a tensor that is not decoded yet, or not hashed yet if it must be.
 
         Raises: what `fill` does.
         """
@@ -150,22 +150,22 @@ class DecodedReader(ReaderOver):
             pass
 
     def drop(self, paths: Collection[KeyPath]) -> None:
-        """Remove tensors that nobody will ask for; the pages that held them are used again."""
+        """Remove tensors that are not needed any more; their memory pages are reused."""
         with self._lock:
             for path in paths:
                 self._memory.pop(path, None)
         self._spill.drop([(path, 0) for path in paths])
 
     def absent(self) -> Iterable[Absent]:
-        """As the source's reader says."""
+        """See the source's reader."""
         return self._reader.absent()
 
     def shortfall(self) -> str | None:
-        """As the source's reader says."""
+        """See the source's reader."""
         return self._reader.shortfall()
 
     def companion(self, name: str) -> Location:
-        """Where the source has it."""
+        """The location of the companion in the source."""
         return self._reader.companion(name)
 
     def members(self) -> Iterable[Entry]:
@@ -173,7 +173,7 @@ class DecodedReader(ReaderOver):
         return self._reader.members()
 
     def close(self) -> None:
-        """Remove all files; the source is closed by who opened it."""
+        """Remove all files; the owner of the source closes it."""
         self._spill.close()
 
     def _look(self, spec: TensorSpec) -> tuple[Access, bool]:
@@ -228,7 +228,7 @@ class DecodedReader(ReaderOver):
             held -= self._memory.popitem(last=False)[1].array.nbytes
 
     def _decode_into(self, spec: TensorSpec, held: _HeldTensor) -> None:
-        """Decode into memory; once more than it is carried, where its bytes did not come in order, it is hashed."""
+        """Decode into memory, and hash the tensor afterwards if its bytes did not come in order."""
         memory = held.array.reshape(-1).view("u1").data
 
         def write(data: memoryview, offset: int) -> None:
@@ -243,7 +243,7 @@ class DecodedReader(ReaderOver):
         held.left += spec.size * (1 if self.hashed is None or spec.path in self.hashed else 2)
 
     def _in_place(self, spec: TensorSpec, write: Write) -> None:
-        """Decode a tensor, each run of bytes to where it lies in it, and hash it on the way."""
+        """Decode a tensor, write each run of bytes to its place in the tensor, and hash it meanwhile."""
         inorder = InOrder(spec)
 
         def take(data: memoryview, offset: int) -> None:
@@ -258,7 +258,7 @@ class DecodedReader(ReaderOver):
 
 
 def _one_by_one(blocks: Iterable[tuple[Region, Iterator[memoryview]]], write: Write) -> Iterator[StoredBox]:
-    """Write blocks one behind the other; where each begins."""
+    """Write blocks one after another; yields the offset of each."""
     end = 0
     for region, pieces in blocks:
         start = end
@@ -272,7 +272,7 @@ _BAND = 8 << 20
 
 
 def blocks_of(reader: Reader, spec: TensorSpec) -> Iterator[tuple[Region, Iterator[memoryview]]]:
-    """The boxes that a tensor is decoded in, each as pieces of canonical bytes that are valid until the next."""
+    """The boxes in which a tensor is decoded, each as pieces of canonical bytes that are valid until the next."""
     streams = spec.chunks is not None and reader.access(spec).kind == "stream"
     for cell in _cells(spec):
         if streams and reader.held(spec, cell):
@@ -295,7 +295,7 @@ class InOrder:
         self._position = 0
 
     def take(self, data: memoryview, offset: int) -> None:
-        """The bytes at an offset."""
+        """Add the bytes at an offset."""
         if self._hasher is not None and offset == self._position:
             self._hasher.update(offset, data)
             self._position += len(data)
@@ -304,6 +304,6 @@ class InOrder:
 
     @property
     def whole(self) -> LeafHasher | None:
-        """The hashed leaves, if all bytes came in order."""
+        """The hasher with all leaves, or None if bytes came out of order."""
         found = self._hasher
         return found if found is not None and self._position == found.spec.nbytes else None

@@ -1,4 +1,4 @@
-"""Hashing: a pass over a checkpoint's bytes that ends in digests, and the comparison of two such passes."""
+"""Hashing: a pass over a checkpoint's bytes that computes digests, and the comparison of two such passes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from wherry.core.digest import LeafHasher
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
+from wherry.core.units import short
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A tensor that is not what was expected.
+    """A tensor or file that differs from what was expected.
 
     Attributes:
         path: its printed key path.
-        reason: in words.
-        leaf: number of the first damaged leaf (4 MiB of canonical bytes), where it is known.
+        reason: the difference, as text.
+        leaf: number of the first damaged leaf (4 MiB of canonical bytes), if it is known.
     """
 
     path: str
@@ -39,12 +40,12 @@ class Failure:
 
 @dataclass(slots=True)
 class MeasuredError:
-    """What came back changed, and by how much; every conversion that is not exact says so before it runs.
+    """How far values differ after a round trip; every conversion that is not exact states its bound before it runs.
 
     Attributes:
-        tensors: how many of the source's tensors did not come back bit for bit, within the bound.
+        tensors: number of source tensors that differ after the round trip, within the bound.
         error: largest absolute difference of a value.
-        share: the largest part of what the bound allows that a difference took; 1 is the bound itself.
+        share: the largest difference as a fraction of the bound; 1 is the bound itself.
     """
 
     tensors: int = 0
@@ -65,13 +66,13 @@ class Hashes:
     leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
 
     def renamed(self, names: Mapping[KeyPath, KeyPath]) -> Hashes:
-        """The same under other key paths: digests do not depend on them."""
+        """The same digests under other key paths; digests do not depend on key paths."""
         digests = {names[path]: digest for path, digest in self.digests.items()}
         return Hashes(digests, {names[path]: leaves for path, leaves in self.leaves.items()})
 
     @classmethod
     def of(cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher]) -> Hashes:
-        """Collect what the hashers of a pass hold; tensors without bytes had none, boxed ones are left out."""
+        """Collect the digests of a pass, including tensors without bytes; boxed tensors are left out."""
         full = {path: hashers.get(path) or LeafHasher(spec) for path, spec in specs.items()}
         full = {path: hasher for path, hasher in full.items() if hasher.done()}
         digests = {path: hasher.digest() for path, hasher in full.items()}
@@ -93,16 +94,16 @@ def hash_checkpoint(
     """Read every tensor (or those of `paths`) once and digest it, in parallel and within the budget.
 
     Args:
-        checkpoint: what to read.
+        checkpoint: the checkpoint to read.
         memory: the budget in bytes.
         progress: called a few times a second.
-        stage: the verb that reads it.
-        paths: which tensors; all by default.
-        folder: where spill files lie; a temporary folder by default.
-        straight: whether raw bytes must come from storage, past the page cache.
+        stage: the name of the running verb.
+        paths: the tensors to read; all by default.
+        folder: for spill files; a temporary folder by default.
+        straight: whether raw bytes are read with direct I/O, past the page cache.
 
     Raises:
-        DamagedError: bytes are missing or contradict themselves.
+        DamagedError: bytes are missing or corrupt.
         StorageError: the storage failed.
     """
     every = checkpoint.manifest.tensors
@@ -117,15 +118,21 @@ def hash_checkpoint(
 def compare(
     found: Hashes, expected: Mapping[KeyPath, str], leaves: Mapping[KeyPath, tuple[bytes, ...]]
 ) -> list[Failure]:
-    """Name every tensor whose digest is not the expected one, with its first damaged leaf where leaves are known."""
+    """List every tensor whose digest differs from the expected one, with its first damaged leaf if leaves are known."""
     failed: list[Failure] = []
     for path, digest in sorted(expected.items()):
         if path not in found.digests:
-            failed.append(Failure(render(path), "the tensor is gone"))
+            failed.append(Failure(render(path), "missing tensor"))
         elif found.digests[path] != digest:
             leaf = _first_difference(found.leaves.get(path, ()), leaves.get(path, ()))
-            where = "" if leaf is None else f" (leaf {leaf})"
-            failed.append(Failure(render(path), f"its bytes are not the recorded ones{where}", leaf))
+            failed.append(
+                Failure(
+                    render(path),
+                    f"digest mismatch: expected {short(digest)}, got {short(found.digests[path])}"
+                    f"{'' if leaf is None else f' (first difference in leaf {leaf})'}",
+                    leaf,
+                )
+            )
     return failed
 
 
@@ -140,9 +147,9 @@ def _first_difference(found: tuple[bytes, ...], expected: tuple[bytes, ...]) -> 
 def flat_hashes(
     checkpoint: Checkpoint, *, memory: int, progress: OnProgress | None = None
 ) -> dict[KeyPath, str]:
-    """SHA-256 over each tensor's canonical bytes as a whole: what other tools call the hash of a tensor.
+    """SHA-256 over all canonical bytes of each tensor: what other tools call the hash of a tensor.
 
-    A flat hash must see its bytes in order, so tensors are hashed side by side, each by one thread.
+    A flat hash needs the bytes in order, so tensors are hashed in parallel, each by one thread.
     """
     specs = checkpoint.manifest.tensors
     pool, meter = Pool(memory), Meter("inspect", checkpoint.manifest.nbytes, progress)

@@ -1,7 +1,7 @@
 """Move: the unit of work, and how a tensor is cut into moves.
 
 A move is a C-contiguous part of one target tensor with the part of the source that it needs. Where the target
-takes any span and the source lies raw, a move is two leaves (8 MiB). Where either side has chunks, moves fall on
+takes any span and the source is stored raw, a move is two leaves (8 MiB). If either side has chunks, moves end at
 chunk boundaries, so that every chunk is decoded and encoded once.
 """
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 RAW_BYTES = 2 * LEAF
 DECODED_BYTES = 4 * LEAF
 LARGEST_COMMON_BAND = 16 * LEAF
-DECODE_FACTOR = 2  # what is decoded at once is held once by the codec and once as an array
+DECODE_FACTOR = 2  # decoded data is in memory twice: in the codec and as an array
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One unit of work of a conversion in which source and target tensors are alike.
+    """One unit of work of a conversion in which source and target tensors have the same shape and dtype.
 
     Attributes:
         source: key path in the source.
         span: canonical bytes that it covers, in the source and in every target.
-        region: the same as a region; None where the source is read by span.
-        box: whether the region is not one run of bytes; the span then only numbers the moves and counts their bytes.
+        region: the same as a region; None if the source is read by span.
+        box: whether the region is not one run of bytes; the span then only orders the moves and counts their bytes.
     """
 
     source: KeyPath
@@ -46,12 +46,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How one tensor is read within a budget of memory.
+    """How one tensor is read within a memory budget.
 
     Attributes:
-        access: how its bytes can be had.
-        band: extents of what one spill file holds, where its chunks are too large to be decoded whole.
-        flows: whether it is one such chunk whose bytes come in order, so that no file is needed.
+        access: how its bytes can be read.
+        band: extents of the part in one spill file, if its chunks are too large to be decoded whole.
+        flows: whether it is one such chunk that is decoded in order, so that no file is needed.
     """
 
     access: Access
@@ -60,25 +60,25 @@ class Way:
 
     @property
     def spilled(self) -> bool:
-        """Whether it goes through spill files."""
+        """Whether the tensor is decoded into spill files."""
         return self.band is not None and not self.flows
 
     @property
     def spans(self) -> bool:
-        """Whether any span of it can be had, raw or from a spill file; else only regions can."""
+        """Whether any span can be read, raw or from a spill file; otherwise only regions can."""
         return self.access.kind == "raw" or self.band is not None
 
     @property
     def regions(self) -> bool:
-        """Whether any region of it can be had without decoding much more."""
+        """Whether any region can be read without decoding much more."""
         return self.access.kind in ("raw", "regions")
 
     def moves(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> Iterator[Move]:
-        """The tensor's moves to some targets, in C order."""
+        """The moves of the tensor to some targets, in C order."""
         return moves_of(self._cut(spec), targets, raw=self.spans, regions=self.regions)
 
     def largest(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> int:
-        """Bytes that the largest of these moves holds; where it is decoded, the codec holds it too."""
+        """Memory for the largest of these moves, in bytes; decoded data counts twice, as the codec holds it too."""
         nbytes = largest_move(self._cut(spec), targets, raw=self.spans, regions=self.regions)
         return nbytes if self.spans else DECODE_FACTOR * nbytes
 
@@ -92,9 +92,9 @@ def moves_of(
     """Cut one tensor into moves, in C order.
 
     Args:
-        source: the tensor that is read; its chunk grid counts only where it must be decoded.
+        source: the tensor that is read; its chunk grid counts only if it must be decoded.
         targets: the tensors that are written from it; a chunk grid means that whole chunks must be written.
-        raw: whether the source's canonical bytes lie raw in files.
+        raw: whether the source's canonical bytes are stored raw in files.
         regions: whether any region of the source can be read without reading much more.
     """
     if source.nbytes == 0:
@@ -108,7 +108,7 @@ def moves_of(
     decoded = [] if raw or source.chunks is None else [source.chunks]
     grid = common_grid(source.shape, [*decoded, *grids])
     if grids and decoded and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
-        grid = common_grid(source.shape, grids)  # decoding a chunk twice beats holding the tensor
+        grid = common_grid(source.shape, grids)  # decoding a chunk twice is better than holding the tensor
     if grids and regions and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
         yield from _boxes(source, grids)
         return
@@ -117,7 +117,7 @@ def moves_of(
 
 
 def _boxes(source: TensorSpec, grids: Sequence[tuple[int, ...]]) -> Iterator[Move]:
-    """Chunks that are no runs of the tensor's bytes, one by one: a band of them would not fit the memory."""
+    """Moves of single chunks that are not runs of the tensor's bytes: a band of them would not fit the memory."""
     steps = tuple(
         min(math.lcm(*(grid[axis] for grid in grids)), extent) for axis, extent in enumerate(source.shape)
     )
@@ -158,7 +158,7 @@ def largest_move(
 
 
 def chunk_count(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
-    """Chunks of a regular grid over a shape."""
+    """Number of chunks of a regular grid over a shape."""
     return math.prod(-(-extent // max(chunk, 1)) for extent, chunk in zip(shape, chunks, strict=True))
 
 
@@ -171,7 +171,7 @@ def region_span(spec: TensorSpec, region: Region) -> Span:
 
 
 def cells(region: Region, chunks: tuple[int, ...]) -> Iterator[Region]:
-    """The chunks of a grid that a region consists of; its bounds lie on the grid or at the tensor's edge."""
+    """The chunks of a grid in a region whose bounds are on the grid or at the tensor's edge."""
     if not region:
         yield ()
         return
@@ -192,7 +192,7 @@ def on_grid(region: Region, chunks: tuple[int, ...], shape: tuple[int, ...]) -> 
 
 @dataclass(frozen=True, slots=True)
 class JointMoves:
-    """The moves of all targets of one source, each part of which is read once.
+    """The moves of all targets of one source; each part of the source is read once.
 
     Attributes:
         sources: the source tensors that are read.
@@ -209,5 +209,5 @@ class JointMoves:
             yield from self.of(source)
 
     def of(self, source: KeyPath) -> Iterator[Move]:
-        """Those of one source tensor."""
+        """The moves of one source tensor."""
         return self.ways[source].moves(self.sources[source], self.targets[source])

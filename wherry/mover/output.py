@@ -1,7 +1,7 @@
 """Output: one target of a pass over a source.
 
 A pass reads and hashes each part of the source once and delivers it to every output. An output has its own writer,
-journal and fate: where one fails, its error is kept and the others go on.
+journal and result: if one fails, its error is kept and the others continue.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _GROUP_SECONDS = 0.5
 
 @dataclass(slots=True)
 class Output:
-    """Where a pass delivers.
+    """The receiver of a pass.
 
     Attributes:
         writer: the target format's writer.
-        targets: source key path → target tensor, for what this output takes.
-        journal: what an earlier run finished, and where this one records what it finishes.
-        error: why it failed; None while it is well.
+        targets: source key path → target tensor, for the tensors that this output writes.
+        journal: the moves that earlier runs finished; this run appends its own.
+        error: why it failed; None if it did not.
     """
 
     writer: Writer
@@ -59,7 +59,7 @@ class Output:
         self._where = place_of(self.writer)
 
     def wants(self, move: Move) -> bool:
-        """Whether it takes this part and no earlier run has delivered it."""
+        """Whether the output needs this part and no earlier run has delivered it."""
         return (
             self.error is None
             and move.source in self.targets
@@ -68,12 +68,12 @@ class Output:
 
     @property
     def encodes(self) -> bool:
-        """Whether delivering takes a core, as a codec does, rather than waiting for storage."""
+        """Whether delivering uses a core, as a codec does, rather than waiting for storage."""
         first = next(iter(self.targets.values()), None)
         return first is not None and self._where(first.path, Span(0, 0)) is None
 
     def place(self, move: Move) -> int:
-        """Where in a file the first byte of a part will lie, as far as it matters; see Writer."""
+        """The offset in a file of the first byte of a part, for alignment; see Writer."""
         target = self.targets.get(move.source)
         if target is None:
             return 0
@@ -81,7 +81,7 @@ class Output:
         return self._where(target.path, where) or 0
 
     def deliver(self, move: Move, data: memoryview) -> None:
-        """Write one part; an error is kept, not raised."""
+        """Write one part; an error is stored, not raised."""
         try:
             target = self.targets[move.source]
             if target.chunks is None:
@@ -105,7 +105,7 @@ class Output:
             self.writer.write(target.path, part, as_bytes(band[inside].copy(order="C")))
 
     def delivered(self, move: Move, hashers: Mapping[KeyPath, LeafHasher]) -> None:
-        """Count a part that was written and hashed; every 32 MiB or half a second, make durable what was written."""
+        """Count a part that was written and hashed; every 32 MiB or half a second, sync the written data."""
         with self._lock:
             self._finished.append(move)
             self._unsynced += move.span.nbytes
@@ -118,7 +118,7 @@ class Output:
                 self._commit.release()
 
     def settle(self, hashers: Mapping[KeyPath, LeafHasher]) -> None:
-        """Group commit: sync, then record what is durable; a part whose leaves are not complete waits."""
+        """Group commit: sync, then record the durable moves; a part with incomplete leaves waits."""
         with self._lock:
             finished, self._finished = self._finished, []
             self._unsynced, self._synced_at = 0, time.monotonic()

@@ -1,9 +1,9 @@
-"""Reused buffers under one budget: why memory stays small and the speed high.
+"""Reused buffers within one memory budget, for small memory and high speed.
 
 The first touch of fresh memory costs 0.6 to 1 s per GB on a virtual machine, more than reading, hashing and
-writing it. So the mover takes its buffers from here: anonymous memory that was touched once and is handed out
-again. The sum of what is handed out never exceeds the budget; a request waits until there is room. One request
-larger than the whole budget is admitted when it is alone, so that work always goes on; the plan says so before.
+writing it. So the mover takes its buffers from here: anonymous memory that was touched once and is reused. The sum of
+all buffers in use never exceeds the budget; a request waits until there is space. One request larger than the whole
+budget is granted when it is the only one, so that work always continues; the plan reports this beforehand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-_HUGE = 2 << 20  # devices take bytes from huge pages in a third less time: fewer pieces to tell them of
+_HUGE = 2 << 20  # I/O from huge pages takes a third less time, as it needs fewer descriptors
 _GRAIN = 1 << 20  # buffers are rounded up to this, so that bands of nearly one size share them
 
 
@@ -32,7 +32,7 @@ class Pool:
 
     @contextmanager
     def reserved(self, nbytes: int) -> Generator[None]:
-        """Count memory that somebody else allocates (a decoded region) against the budget."""
+        """Count memory that other code allocates (a decoded region) against the budget."""
         with self._changed:
             self._changed.wait_for(lambda: self._used == 0 or self._used + nbytes <= self.budget)
             self._used += nbytes
@@ -46,12 +46,12 @@ class Pool:
 
     @contextmanager
     def buffer(self, nbytes: int, extra: int = 0, place: int = 0) -> Generator[memoryview]:
-        """A writable buffer of exactly so many bytes, with whatever it held before.
+        """A writable buffer of exactly `nbytes` bytes, with undefined contents.
 
         Args:
-            nbytes: how many.
-            extra: bytes that filling it will take elsewhere; they count as long as the buffer is out.
-            place: where in a file the bytes will lie; the memory has the same offset within a page.
+            nbytes: size of the buffer.
+            extra: bytes of other memory that filling it needs; they count while the buffer is in use.
+            place: offset in a file of the bytes; the memory has the same offset within a page.
         """
         size = -(-max(nbytes, 1) // _GRAIN) * _GRAIN
         first = place % mmap.PAGESIZE
@@ -71,11 +71,11 @@ class Pool:
                 best = min(fitting, key=len)
                 self._free.remove(best)
                 return best
-            self._free.clear()  # all too small: let them go rather than hold more than the budget
+            self._free.clear()  # all too small: free them rather than exceed the budget
         return _mapped(size)
 
     def _give(self, memory: mmap.mmap) -> None:
-        """Keep a buffer for later; all that is held never exceeds what was in use at once, the largest stay."""
+        """Keep a buffer for reuse; the largest are kept, and never more than were in use at once."""
         with self._changed:
             self._free.append(memory)
             self._free.sort(key=len)
@@ -84,17 +84,17 @@ class Pool:
 
 
 def _mapped(size: int) -> mmap.mmap:
-    """Memory for so many bytes, and a page more for laying them as a file is; of huge pages, where there are any."""
+    """Memory for `size` bytes, and one more page for the alignment; with huge pages if they are available."""
     length, huge = size + mmap.PAGESIZE, size // _HUGE * _HUGE
     if not huge or not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Whole huge pages are asked for, so that the kernel lays the memory on them.
+    # The size is rounded up to whole huge pages, so that the kernel uses them.
     memory = mmap.mmap(-1, -(-length // _HUGE) * _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
+    with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE, 0, huge)
     return memory
 
 
 def _room(memory: mmap.mmap) -> int:
-    """Bytes that a buffer was made for; what only rounds it up is not touched."""
+    """The requested size of a buffer; the bytes added by rounding are not touched."""
     return len(memory) // _GRAIN * _GRAIN if len(memory) < _HUGE else (len(memory) - 1) // _HUGE * _HUGE

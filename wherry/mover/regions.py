@@ -1,10 +1,9 @@
-"""Regions of tensors whose canonical bytes lie raw, read run by run and never as the whole tensor.
+"""Reads regions and spans of tensors whose canonical bytes are stored raw; never the whole tensor.
 
-Placing: where the elements of a box lie in a tensor's canonical bytes.
-
-A **band** is the fewest whole chunks of a grid that are contiguous in C order.
-
-Spans: canonical bytes that lie raw in files, read from where they lie.
+- `fill_region` reads a region run by run.
+- `place` writes the elements of a box to their offsets in a tensor's canonical bytes.
+- `band_at` finds a **band**: the fewest whole chunks of a grid that are contiguous in C order.
+- `read_span` reads a span of canonical bytes from the files that hold it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 
-_SHORT = 32 << 10  # a run below this is read together with what lies between it and the next
-_WASTE = 16  # but at most so many times the bytes that are wanted
+_SHORT = 32 << 10  # bytes; a shorter run is read together with the gap before the next one
+_WASTE = 16  # but at most this many times the requested bytes
 _LONGEST = 4 << 20
 _TOGETHER = 1 << 20
 
@@ -38,9 +37,9 @@ _TOGETHER = 1 << 20
 def fill_region(
     spec: TensorSpec, region: Region, read: Callable[[int, memoryview], None], out: memoryview
 ) -> None:
-    """Read a region of a tensor whose canonical bytes lie raw.
+    """Read a region of a tensor whose canonical bytes are stored raw.
 
-    Runs that are contiguous in the file are read where they belong; short ones are read together with what lies
+    Runs that are contiguous in the file are read directly into place; short runs are read together with the gaps
     between them, which costs less than a call for each.
 
     Args:
@@ -60,7 +59,7 @@ def fill_region(
 
 
 def _blocks(spec: TensorSpec, region: Region, size: int) -> Iterator[Region]:
-    """A region as parts, contiguous in it, whose short runs can be read together."""
+    """Split a region into contiguous parts whose short runs can be read together."""
     axis = _cut(spec.shape, region, size)
     run = math.prod(region_shape(region[axis:])) * size
     row = math.prod(spec.shape[axis:]) * size
@@ -99,7 +98,7 @@ def _fill_block(
 
 
 def _cut(shape: tuple[int, ...], region: Region, size: int) -> int:
-    """The axis from which on a region is read at one go for each index of the axes before it."""
+    """The axis from which a region is read in one call for each index of the axes before it."""
     axis = len(shape)
     wanted, covered = size, size
     while axis > 0:
@@ -142,11 +141,11 @@ def place(
     pieces: Iterable[memoryview],
     write: Callable[[memoryview, int], None],
 ) -> None:
-    """Write a box of elements where they lie in the tensor, in runs as long as the shapes allow.
+    """Write the elements of a box to their places in the tensor, in runs as long as the shapes allow.
 
     Args:
         spec: the tensor.
-        region: the box; what lies beyond the tensor's edge is left out.
+        region: the box; elements beyond the tensor's edge are skipped.
         pieces: its elements in C order.
         write: takes bytes and their offset in the tensor's canonical bytes.
     """
@@ -172,7 +171,7 @@ def place(
 
 
 def _run_starts(shape: tuple[int, ...], region: Region, axis: int) -> Iterator[int | None]:
-    """First element of each run of a box, in C order; None where it lies beyond the tensor's edge."""
+    """First element of each run of a box, in C order; None if it is beyond the tensor's edge."""
     strides = [math.prod(shape[number + 1 :]) for number in range(axis + 1)]
     first = region[axis].start * strides[axis]
     bounds = [
@@ -185,7 +184,7 @@ def _run_starts(shape: tuple[int, ...], region: Region, axis: int) -> Iterator[i
 
 
 def file_offset(extents: tuple[Extent, ...], at: int) -> int:
-    """Where in its file a canonical byte lies."""
+    """The offset of a canonical byte in its file."""
     position = 0
     for extent in extents:
         if at < position + extent.length:
@@ -195,7 +194,7 @@ def file_offset(extents: tuple[Extent, ...], at: int) -> int:
 
 
 def raw_bytes(extents: tuple[Extent, ...], spec: TensorSpec) -> Callable[[int, memoryview], None]:
-    """What fills a buffer from an offset in a tensor's canonical bytes on, which lie raw in files."""
+    """A function that fills a buffer from an offset in a tensor's canonical bytes, which are stored raw in files."""
 
     def read(at: int, buffer: memoryview) -> None:
         read_span(extents, Span(at, at + len(buffer)), buffer, spec)
@@ -206,17 +205,17 @@ def raw_bytes(extents: tuple[Extent, ...], spec: TensorSpec) -> Callable[[int, m
 def read_span(
     extents: tuple[Extent, ...], span: Span, buffer: memoryview, spec: TensorSpec, *, straight: bool = False
 ) -> None:
-    """Fill a buffer with canonical bytes that lie raw in files.
+    """Fill a buffer with canonical bytes that are stored raw in files.
 
     Args:
-        extents: where.
-        span: which of them.
-        buffer: takes them.
-        spec: the tensor, for what errors say.
-        straight: past the page cache, where that goes.
+        extents: the byte ranges of the tensor in files.
+        span: the bytes to read.
+        buffer: receives the bytes.
+        spec: the tensor, for error messages.
+        straight: use direct I/O, past the page cache, where it is supported.
 
     Raises:
-        CorruptError: a file ends before the bytes that its metadata promises.
+        CorruptError: a file is shorter than its metadata states.
         StorageError: the storage failed.
     """
     position = 0
@@ -227,7 +226,9 @@ def read_span(
             _fill(extent.location, extent.offset + start - position, part, spec, straight=straight)
         position += extent.length
     if position < span.stop:
-        raise CorruptError(f"its bytes end at {position}, {spec.nbytes} were expected", path=spec.name)
+        raise CorruptError(
+            f"the tensor is truncated: expected {spec.nbytes} bytes, got {position}", path=spec.name
+        )
 
 
 def _fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, *, straight: bool) -> None:
@@ -242,5 +243,9 @@ def _fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec,
         except OSError as error:
             raise storage_error(error, location.uri) from error
         if count == 0:
-            raise CorruptError("the file ends before this tensor does", uri=location.uri, path=spec.name)
+            raise CorruptError(
+                f"the file is truncated: expected {offset + len(buffer)} bytes or more, got {offset + filled}",
+                uri=location.uri,
+                path=spec.name,
+            )
         filled += count

@@ -1,11 +1,11 @@
-"""Source: the bytes of a checkpoint's tensors, part by part, in bounded memory, however their reader gives them.
+"""Source: reads the bytes of a checkpoint's tensors, part by part, in bounded memory, by any access of their reader.
 
-Where bytes lie raw, they are read from where they lie. Encoded chunks up to a quarter of the budget are left to the
-reader, which decodes them whole. Beyond that, chunks are decoded piece by piece into spill files of exact canonical
-bytes, which are then read like any raw bytes. A tensor that is one such chunk needs no file: its bytes come in order,
-and one worker carries them as they come. One spill file holds one **band**: the fewest whole chunks that are
-contiguous in the tensor. It is made when the first move needs it, by all workers that wait for it together (each
-decodes one chunk at a time), and is removed once every byte of it was read.
+Raw bytes are read directly from their files. Encoded chunks up to a quarter of the budget are decoded whole by the
+reader. Larger chunks are decoded piece by piece into spill files of exact canonical bytes, which are then read like raw
+bytes. A tensor that is one such chunk needs no file: its bytes come in order, and one worker carries them as they are
+decoded. One spill file holds one **band**: the fewest whole chunks that are contiguous in the tensor. It is created
+when the first move needs it, by all workers that wait for it together (each decodes one chunk at a time), and is
+removed once every byte of it was read.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
     from wherry.mover.pool import Pool
     from wherry.mover.spill import SpillFile
 
-_SHARE = 4  # what is decoded in memory is at most the budget divided by this,
-_LEAST = 4 << 20  # or this where the budget is very small
+_SHARE = 4  # data decoded in memory is at most the budget divided by this,
+_LEAST = 4 << 20  # or this many bytes if the budget is very small
 _MIB = 1 << 20
 
 
 class Source:
-    """Gives parts of a checkpoint's tensors; use it in a `with` statement, which removes its files.
+    """Reads parts of a checkpoint's tensors; use it in a `with` statement, which removes its files.
 
-    Nothing is written before a part is asked for, so a plan may ask how tensors would be read.
+    Nothing is written before a part is read, so a plan may ask how tensors would be read.
 
     Attributes:
-        reader: the checkpoint's.
-        pool: the buffers, and the budget which decoding counts against.
+        reader: the checkpoint's reader.
+        pool: the buffers, and the memory budget, which includes decoding.
         stopped: ends decoding once it is set.
-        recorded: checks the CRCs that the source's containers state.
-        straight: whether raw bytes are read past the page cache, as a read-back is.
+        recorded: checks the CRCs that the source's containers record.
+        straight: whether raw bytes are read with direct I/O, past the page cache, as for a read-back.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Source:
         stopped: threading.Event | None = None,
         straight: bool = False,
     ) -> None:
-        """Look at a checkpoint.
+        """Create the source; nothing is read yet.
 
         Args:
-            reader: the checkpoint's.
-            pool: the buffers, and the budget which decoding counts against.
-            folder: where spill files lie; a temporary folder by default.
-            ways: how tensors are read, where a plan has found that out.
+            reader: the checkpoint's reader.
+            pool: the buffers, and the memory budget, which includes decoding.
+            folder: for spill files; a temporary folder by default.
+            ways: how tensors are read, if a plan has determined that.
             stopped: ends decoding.
-            straight: whether raw bytes are read past the page cache, as a read-back is.
+            straight: whether raw bytes are read with direct I/O, past the page cache, as for a read-back.
         """
         self.reader = reader
         self.stopped = stopped or threading.Event()
@@ -96,7 +96,7 @@ class Source:
         self._spill.close()
 
     def access(self, spec: TensorSpec) -> Access:
-        """How a tensor's bytes can be had; its reader is asked once."""
+        """How a tensor's bytes can be read; its reader is asked once."""
         if spec.path not in self._accesses:
             self._accesses[spec.path] = self.reader.access(spec)
         return self._accesses[spec.path]
@@ -115,15 +115,15 @@ class Source:
 
     @contextmanager
     def part(self, spec: TensorSpec, move: Move, offset: int = 0) -> Generator[memoryview]:
-        """The bytes of a move, which are there while the block runs.
+        """The bytes of a move, valid while the block runs.
 
         Args:
             spec: the tensor.
             move: the part of it.
-            offset: in the file that the bytes go to; the buffer has the same within a page.
+            offset: in the file to which the bytes will be written; the buffer has the same offset within a page.
 
         Raises:
-            DamagedError: bytes are missing or contradict themselves.
+            DamagedError: bytes are missing or corrupt.
             StorageError: the storage failed, or a spill file could not be written.
             StoppedError: the source was stopped.
         """
@@ -147,12 +147,12 @@ class Source:
 
     @contextmanager
     def flow(self, spec: TensorSpec, spans: list[Span], offset: int = 0) -> Generator[Iterator[memoryview]]:
-        """The bytes of spans of a tensor that flows, each valid until the next.
+        """The bytes of spans of a tensor that is decoded in order; each is valid until the next.
 
         Args:
             spec: the tensor.
             spans: ascending and disjoint.
-            offset: in the file that the bytes go to; the buffer has the same within a page.
+            offset: in the file to which the bytes will be written; the buffer has the same offset within a page.
 
         Raises: what `part` does.
         """
@@ -163,7 +163,7 @@ class Source:
             yield spans_of(self._until_stopped(first.pieces), spans, buffer)
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with a region that need not be one run of the tensor's bytes."""
+        """Fill a buffer with a region, which need not be one run of the tensor's bytes."""
         extents = self.access(spec).raw
         if extents is None:
             self.reader.fill(spec, region, buffer)
@@ -172,7 +172,7 @@ class Source:
 
     @contextmanager
     def at(self, spec: TensorSpec, span: Span) -> Generator[tuple[Extent, ...] | None]:
-        """Where a span's bytes lie while the block runs; None where they must be decoded by region.
+        """The extents of a span while the block runs; None if it must be decoded by region.
 
         Raises: what `part` does.
         """
@@ -183,7 +183,7 @@ class Source:
         with ExitStack() as stack:
             files = list(self._files(spec, way.band, span, stack))
             places = [locate(str(file.path)) for file in files]
-            before = Extent(places[0], 0, files[0].span.start)  # what lies there is not asked for
+            before = Extent(places[0], 0, files[0].span.start)  # a placeholder for bytes that are not read
             yield (
                 before,
                 *(Extent(place, 0, file.span.nbytes) for place, file in zip(places, files, strict=True)),
@@ -193,7 +193,7 @@ class Source:
             self._spill.read((spec.path, file.span.start), nbytes)
 
     def _decoded(self, spec: TensorSpec, move: Move, offset: int, stack: ExitStack) -> memoryview:
-        """Decode a move, into a reused buffer where that goes, else as the reader does into memory of its own."""
+        """Decode a move, into a reused buffer if possible, otherwise into memory that the reader allocates."""
         region = spec.whole if move.region is None else move.region
         if not dtypes.opaque(spec.dtype):
             if self.access(spec).kind == "regions":
@@ -212,7 +212,7 @@ class Source:
     def _buffer(
         self, spec: TensorSpec, region: Region, span: Span, offset: int, stack: ExitStack
     ) -> memoryview:
-        """A buffer for a region, and room for what its reader holds beside it."""
+        """A buffer for a region; the memory that its reader needs besides is reserved too."""
         beside = self.reader.overhead(spec, region) if self.access(spec).kind == "regions" else 0
         return stack.enter_context(self.pool.buffer(span.nbytes, beside, offset))
 
@@ -233,7 +233,7 @@ class Source:
                 place(spec, block.region, block.pieces, write)
 
     def _band(self, spec: TensorSpec) -> tuple[int, ...] | None:
-        """Extents of one band, where the tensor must be spilled."""
+        """Extents of one band, if the tensor must be spilled; None otherwise."""
         if spec.chunks is None or spec.nbytes == 0 or dtypes.opaque(spec.dtype):
             return None
         if not self.access(spec).gridded:
@@ -245,22 +245,22 @@ class Source:
         return cut
 
     def _held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """Bytes that decoding a chunk piece by piece holds; None where it is small enough to be decoded whole."""
+        """Memory for decoding a chunk piece by piece, in bytes; None if it is small enough to be decoded whole."""
         chunk = _chunk_bytes(spec)
         if chunk <= self._limit:
             return None
         held = self.reader.held(spec, cell) if self.access(spec).kind in ("stream", "regions") else None
         if held is None or held > self._limit:
-            way = "it cannot be decoded in pieces" if held is None else f"its codec holds {show_size(held)}"
+            way = "it cannot be decoded in pieces" if held is None else f"its codec needs {show_size(held)}"
             raise UsageError(
-                f"a chunk of {show_size(chunk)} does not fit a quarter of the memory budget, and {way}",
+                f"a chunk of {show_size(chunk)} exceeds a quarter of the memory budget, and {way}",
                 path=spec.name,
-                cure=f"give it --memory {-(-_SHARE * (held or chunk) // _MIB)}MiB",
+                cure=f"pass --memory {-(-_SHARE * (held or chunk) // _MIB)}MiB",
             )
         return held
 
     def _only_block(self, spec: TensorSpec) -> Block | None:
-        """The block that a tensor's only chunk is decoded in, if it comes as one; nothing is decoded yet."""
+        """The block of a tensor's only chunk, if it is decoded as one block; nothing is decoded yet."""
         if self.access(spec).kind != "stream":
             return None
         block = next(iter(self.reader.stream(spec, spec.whole)), None)
@@ -269,7 +269,7 @@ class Source:
     def _files(
         self, spec: TensorSpec, cut: tuple[int, ...], span: Span, stack: ExitStack
     ) -> Iterator[SpillFile]:
-        """The bands that hold a span, complete."""
+        """The complete spill files of the bands that hold a span."""
         start = span.start
         while start < span.stop:
             region, held = band_at(spec, cut, start)
@@ -300,9 +300,9 @@ def _chunk_bytes(spec: TensorSpec) -> int:
 
 
 def spans_of(pieces: Iterator[memoryview], spans: Iterable[Span], buffer: memoryview) -> Iterator[memoryview]:
-    """The bytes of each span, in the one buffer, valid until the next; what lies between them is passed over.
+    """The bytes of each span, in one shared buffer, valid until the next; bytes between spans are skipped.
 
-    The pieces are taken to their end, since whoever decodes them looks there whether all was well.
+    The pieces are read to their end, since the decoder checks its data there.
 
     Args:
         pieces: bytes from offset 0 on.
@@ -323,7 +323,7 @@ def spans_of(pieces: Iterator[memoryview], spans: Iterable[Span], buffer: memory
 
 
 class _Flow:
-    """Where in the pieces one is."""
+    """A position in a stream of pieces."""
 
     def __init__(self, pieces: Iterator[memoryview]) -> None:
         self._pieces = pieces
@@ -345,7 +345,7 @@ class _Flow:
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:
-                raise ValueError(f"the bytes end at {self._position}")
+                raise ValueError(f"the decoded data is truncated: it ends at byte {self._position}")
             self._rest = piece
         piece, self._rest = self._rest[:most], self._rest[most:]
         self._position += len(piece)

@@ -1,8 +1,8 @@
-"""Spill: temporary files of decoded canonical bytes, each made once, by all workers that wait for it together.
+"""Spill: temporary files of decoded canonical bytes, each created once, by all workers that wait for it together.
 
-A file is made when it is first asked for: whoever waits for it takes a cell that nobody has begun, and decodes it. It
-goes once all of it was read, or when it is dropped, or, with files that nobody reads at the moment, when the room is
-needed; what a pass that ends early leaves is removed with the folder.
+A file is created when it is first needed: each waiting worker takes a cell that no other has begun, and decodes it. It
+is removed once all of it was read, or when it is dropped, or when space is needed and no worker reads it. Files that
+remain after a pass that ends early are removed with the folder.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(slots=True)
 class SharedWork:
-    """What several workers make together.
+    """Work that several workers share.
 
     Attributes:
-        cells: parts that nobody has begun.
-        running: parts that are being made.
-        error: why it could not be made.
+        cells: parts that no worker has begun.
+        running: number of parts in progress.
+        error: why it failed; None if it did not.
     """
 
     cells: Iterator[Region]
@@ -54,11 +54,11 @@ class SharedWork:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def complete(self, make: Callable[[Region], None], stopped: threading.Event) -> None:
-        """Make what nobody else makes, and wait for the rest.
+        """Make parts that no other worker makes, and wait for the rest.
 
         Raises:
             StoppedError: `stopped` was set meanwhile.
-            BaseException: what ended the making of a part, also by another worker.
+            BaseException: the error of a part, in this or another worker.
         """
         while (cell := self._take()) is not None:
             try:
@@ -96,11 +96,11 @@ class SpillFile(SharedWork):
     """One file.
 
     Attributes:
-        path: where it is.
+        path: its path.
         span: canonical bytes of the tensor that it holds.
-        left: bytes that nobody has read.
-        users: who reads it at the moment.
-        boxes: where each box begins that it holds as it was decoded; None where bytes lie as in the tensor.
+        left: number of bytes that are not read yet.
+        users: number of workers that read it now.
+        boxes: the boxes that it stores as they were decoded; None if the bytes are ordered as in the tensor.
     """
 
     path: Path
@@ -120,12 +120,12 @@ class Spill:
     def __init__(
         self, folder: Path | None = None, stopped: threading.Event | None = None, most: int | None = None
     ) -> None:
-        """Begin without a file, and without a folder.
+        """Create an empty spill; the folder is created with the first file.
 
         Args:
-            folder: where they lie; a temporary folder (below `WHERRY_SPILL`, where that is set) by default.
+            folder: for the files; a temporary folder (below `WHERRY_SPILL`, if that is set) by default.
             stopped: ends all writing.
-            most: bytes that they may take before those that nobody reads go, least recently used first.
+            most: limit of their total size, beyond which unused files are removed, least recently used first.
         """
         self.stopped = stopped or threading.Event()
         self._folder = folder
@@ -143,13 +143,13 @@ class Spill:
         cells: Callable[[], Iterator[Region]],
         decode: Callable[[SpillFile, Region], None],
     ) -> Generator[SpillFile]:
-        """A complete file, which stays while the block runs.
+        """A complete file, which is kept while the block runs.
 
         Args:
-            key: the tensor, and where in it the file begins.
+            key: the tensor, and the offset in it at which the file begins.
             span: canonical bytes of the tensor that it holds.
-            cells: what it is made of.
-            decode: writes one of these.
+            cells: the parts of the file.
+            decode: writes one part.
 
         Raises:
             StoppedError: the spill was stopped.
@@ -168,12 +168,12 @@ class Spill:
 
     @contextmanager
     def writing(self, file: SpillFile) -> Generator[Write]:
-        """What writes bytes at an offset of a file, until the spill is stopped."""
+        """A function that writes bytes at an offset of a file, until the spill is stopped."""
         with writing(file.path) as write:
             yield self.until_stopped(write)
 
     def until_stopped(self, write: Write) -> Write:
-        """What writes bytes as well, and raises StoppedError once the spill is stopped."""
+        """Wrap a write function, so that it raises StoppedError once the spill is stopped."""
 
         def act(data: memoryview, offset: int) -> None:
             self.check()
@@ -187,14 +187,14 @@ class Spill:
             raise StoppedError
 
     def read(self, key: Key, nbytes: int) -> None:
-        """Count bytes of a file that are read and will not be asked for again; one that was read whole goes."""
+        """Count bytes of a file that were read for the last time; a file that was read completely is removed."""
         with self._lock:
             self._files[key].left -= nbytes
             if self._files[key].left == 0:
                 self._remove(key)
 
     def drop(self, keys: Collection[Key]) -> None:
-        """Remove files that nobody will ask for; the pages that held them are used again."""
+        """Remove files that are not needed any more; their memory pages are reused."""
         with self._lock:
             for key in keys:
                 if key in self._files and not self._files[key].users:
@@ -212,7 +212,7 @@ class Spill:
         try:
             file.complete(lambda cell: decode(file, cell), self.stopped)
         except BaseException:
-            with self._lock:  # so that whoever asks for it again tries again
+            with self._lock:  # so that a later request tries again
                 if self._files.get(key) is file:
                     del self._files[key]
             raise

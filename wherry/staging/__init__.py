@@ -1,8 +1,8 @@
-"""How a target comes to be: written beside its place, then made visible in one step.
+"""Staging: a target is written beside its final path, then made visible in one step.
 
 - Area: the private folder `.wherry-<name>.<id>-<token>` in which a target is written (`area`).
 - Lease: the right to write one target, held by one process and renewed by its heartbeat (`lease`).
-- Takeover: how a process continues the area of an owner that is gone (`takeover`).
+- Takeover: how a process continues the area of an owner that has ended (`takeover`).
 - Journal: which moves are durable in an area, signed, so that another run resumes (`journal`).
 - Staging: the area, its journal and its lease together, up to the commit (`staging`).
 """

@@ -1,15 +1,15 @@
-"""Staging areas on disk: their names, whom they belong to, and how a run takes up what an earlier one left.
+"""Staging areas on disk: their names, their owners, and how a run resumes the area of an earlier run.
 
-An area is a folder `.wherry-<name>.<id>-<token>` beside the target, made exclusively and open to its user alone. In it
-lie the staged target under its own name, the journal, and whatever else the run needs. The token is that of the
-owner's lease: everything of one run goes with one name, a takeover is one rename, and from then on no path that a
-former owner knows leads anywhere. A run that ends in order, and can be resumed, takes the token off the name.
+An area is a folder `.wherry-<name>.<id>-<token>` beside the target, created exclusively and accessible to its user
+alone. It holds the staged target under its own name, the journal, and other files of the run. The token is that of the
+owner's lease: all files of one run are under one name, a takeover is one rename, and after it the paths that the former
+owner knows no longer exist. A run that ends normally, and can be resumed, removes the token from the name.
 
-A former owner that is not known to have ended may still hold files open, and write to them at any later time. Of its
-area a copy is made, so that nothing it does reaches the new run's files. Logs are copied before the data that they
-speak of.
+A former owner that is not known to have ended may still hold files open, and write to them at any later time. So its
+area is copied, and its later writes never reach the files of the new run. Logs are copied before the data that they
+describe.
 
-What is taken up must be this user's own: a folder with mode 0700, without links or special files in it.
+Only an area of the same user is resumed: a folder with mode 0700, without links or special files in it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 JOURNAL, SPILL, SIDECAR, REPLACED = (
     f"{PREFIX}{name}" for name in ("journal", "spill", "sidecar", "replaced")
 )
-LOG_SUFFIX = ".wherry-log"  # of files in a target that say which of its other bytes are there
+LOG_SUFFIX = ".wherry-log"  # suffix of files in a target that log which of its other bytes are written
 _FORMER = ".former"  # an area that is being copied
 _HEX = "[0-9a-f]{8}"
 _OTHERS = (DRAFT, _FORMER, ".journal", ".spill", ".sidecar")
@@ -39,12 +39,12 @@ _OTHERS = (DRAFT, _FORMER, ".journal", ".spill", ".sidecar")
 
 @dataclass(frozen=True, slots=True)
 class FormerArea:
-    """What an earlier run left for a target.
+    """A file or folder that an earlier run left for a target.
 
     Attributes:
-        path: where it is.
-        identity: eight hex digits of the conversion; None where it is no area.
-        token: of its owner; None where that has given it up.
+        path: its path.
+        identity: eight hex digits of the conversion; None if it is not an area.
+        token: of its owner; None if the owner released the area.
         copied: whether a run was copying it when it ended.
     """
 
@@ -55,7 +55,7 @@ class FormerArea:
 
     @property
     def is_draft(self) -> bool:
-        """Whether it is a lease before its time, or something that is being removed."""
+        """Whether it is an unfinished lease, or a file or folder that is being removed."""
         return self.path.suffix == DRAFT
 
     def is_abandoned(self, dead: str | None) -> bool:
@@ -68,7 +68,7 @@ class FormerArea:
 
 
 def left_for(parent: Path, name: str) -> Iterator[FormerArea]:
-    """What earlier runs left for a target, drafts of leases included; not the lease itself.
+    """Files and folders that earlier runs left for a target, including drafts of leases but not the lease itself.
 
     Args:
         parent: the target's folder.
@@ -88,10 +88,10 @@ def left_for(parent: Path, name: str) -> Iterator[FormerArea]:
 
 
 def distrusted(area: Path) -> str | None:
-    """Why an area cannot be believed to be this user's own; None where it can.
+    """Why an area is not trusted to belong to this user; None if it is trusted.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: it no longer exists.
         OSError: the storage failed.
     """
     status, user = area.lstat(), os.geteuid()
@@ -106,7 +106,7 @@ def distrusted(area: Path) -> str | None:
             try:
                 one = os.lstat(os.path.join(folder, name))  # noqa: PTH118  twice as fast as Path, of thousands
             except FileNotFoundError:
-                continue  # a former owner that woke up has removed it
+                continue  # the former owner resumed and removed it
             if one.st_uid != user:
                 return f"{name} in it belongs to another user"
             if not (stat.S_ISDIR(one.st_mode) or (stat.S_ISREG(one.st_mode) and one.st_nlink == 1)):
@@ -115,19 +115,19 @@ def distrusted(area: Path) -> str | None:
 
 
 def take_up(left: FormerArea, area: Path, dead: str | None) -> Path | None:
-    """Give the area of an earlier run a name of this run; from then on its owner cannot reach it by any path.
+    """Rename the area of an earlier run to a name of this run, after which its former owner cannot reach it by path.
 
     Args:
-        left: what the earlier run left; it can be believed.
+        left: the area of the earlier run; it must be trusted.
         area: the name of this run's area.
-        dead: see Left.is_abandoned.
+        dead: see FormerArea.is_abandoned.
 
     Returns:
-        Where it lies if its former owner may still write to it, so that it must be copied; None where it is the
-        new area.
+        The path of the former area if its owner may still write to it, so that it must be copied; None if it
+        became the new area.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: it no longer exists.
         OSError: the storage failed.
     """
     if left.is_abandoned(dead):
@@ -139,10 +139,10 @@ def take_up(left: FormerArea, area: Path, dead: str | None) -> Path | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Give an area or file, which is to be removed, a name that no run takes up.
+    """Rename an area or file that is to be removed, so that no run resumes it.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: it no longer exists.
         OSError: the storage failed.
     """
     stem = re.sub(rf"\.{_HEX}(-{_HEX})?(\.[a-z]+)?$", "", path.name)
@@ -160,7 +160,7 @@ def copy_area(former: Path, area: Path) -> None:
         OSError: the storage failed.
     """
     journal = former / JOURNAL
-    signed = journal.read_bytes() if journal.exists() else None  # before the data that it speaks of
+    signed = journal.read_bytes() if journal.exists() else None  # before the data that it describes
     files: list[Path] = []
     for folder, folders, names in os.walk(former):
         here = Path(folder)
@@ -172,7 +172,7 @@ def copy_area(former: Path, area: Path) -> None:
         files += [here / name for name in names]
     for file in sorted(files, key=lambda file: not file.name.endswith(LOG_SUFFIX)):
         copy_written(file, area / file.relative_to(former))
-    sync_tree(area)  # a journal must not outlive the names of the data that it speaks of
+    sync_tree(area)  # the names of the data must be durable before the journal is
     if signed is not None:
         _write_journal(area / JOURNAL, signed)
         sync_folder(area)

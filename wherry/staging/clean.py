@@ -1,8 +1,8 @@
 """clean: remove the staging areas that killed conversions left behind.
 
-What belongs to a target is removed by who holds its lease, as a conversion would: a run that wakes up meanwhile, or
-begins, finds that it does not hold the target. All leases below the root are watched at the same time. On a full disk,
-where no lease can be made, an area is first given a name that no run takes up.
+Files of a target are removed while holding its lease, as a conversion would: a run that resumes or starts meanwhile
+finds that it does not hold the target. All leases below the root are watched at the same time. On a full disk, where no
+lease can be created, an area is first renamed so that no run resumes it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def clean(
     if not location.store.capabilities.local:
         raise UsageError("only local folders have staging areas to clean", uri=location.uri)
     if location.entry is None:
-        raise NotFoundError("nothing is there", uri=location.uri)
+        raise NotFoundError("folder not found", uri=location.uri)
     with storage_errors(location.uri):
         looked = [_look(area, min_age) for area in sorted(_areas(Path(location.path)))]
         areas = [area for area in looked if area]
@@ -84,7 +84,7 @@ def _areas(folder: Path) -> Iterator[Path]:
     try:
         children = list(folder.iterdir())
     except FileNotFoundError:
-        return  # removed at this moment
+        return  # removed by another process
     for child in children:
         if is_staging(child.name):
             yield child
@@ -93,19 +93,19 @@ def _areas(folder: Path) -> Iterator[Path]:
 
 
 def _look(path: Path, min_age: float) -> _Area | None:
-    """What lies there; None where it is gone. A run that works on it may remove files meanwhile."""
+    """The state of an area; None if it no longer exists. A running conversion may remove files meanwhile."""
     first, *others = _statuses(path)
     if first is None:
         return None
     status = [first, *(one for one in others if one)]
     nbytes = sum(one.st_size for one in status if not stat.S_ISDIR(one.st_mode))
-    # A time that lies as far ahead says nothing: of another clock, or of nobody's.
+    # A time far in the future is as quiet as one far in the past: it comes from a wrong clock.
     age = abs(time.time() - max(one.st_mtime for one in status))
     return _Area(path, nbytes, age >= min_age, _lease_of(path))
 
 
 def _statuses(path: Path) -> Iterator[os.stat_result | None]:
-    """Of an area and of everything in it; None for what is gone."""
+    """The status of an area and of everything in it; None for each file that no longer exists."""
     yield _status(path)
     if path.is_dir() and not path.is_symlink():
         for folder, folders, files in os.walk(path):
@@ -120,7 +120,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _lease_of(area: Path) -> Path | None:
-    """The lease that whoever works on it holds: one that reads back for hours changes nothing in its area meanwhile."""
+    """The lease of an area: a run that reads back for hours holds it, but does not change its area meanwhile."""
     if area.suffix in _OWN_LEASES:
         return area
     stem = _OF_TARGET.fullmatch(area.name)
@@ -130,7 +130,7 @@ def _lease_of(area: Path) -> Path | None:
 def _clean_one(
     area: _Area, judged: dict[Path, Judgement], min_age: float, *, dry_run: bool
 ) -> CleanReport | None:
-    """Remove an area where that may be done; None where it is gone already."""
+    """Remove an area if that is safe; None if it no longer exists."""
     judgement = judged[area.lease] if area.lease and area.is_quiet else None
     if not area.is_quiet:
         return _kept(area, _YOUNG)
@@ -152,8 +152,8 @@ def _clean_one(
 def _remove(
     area: _Area, min_age: float, put_away: Callable[[Path], Path] = lambda path: path
 ) -> CleanReport | None:
-    """Remove an area if it is still as stale as when it was judged: another run may have had it meanwhile."""
-    if area.path != area.lease:  # else who has taken it frees it
+    """Remove an area if it is still stale: another run may have used it since it was judged."""
+    if area.path != area.lease:  # else releasing the lease removes it
         now = _look(area.path, min_age)
         if now is None:
             return None
@@ -164,7 +164,7 @@ def _remove(
 
 
 def _remove_on_full_disk(area: _Area, judgement: Judgement | None, min_age: float) -> CleanReport | None:
-    """Remove an area without the lease, for which there is no space; a rename, which excludes others, needs none."""
+    """Remove an area on a full disk: a rename excludes other runs and needs no space, unlike a lease."""
     if area.lease is None or judgement is None or see(area.lease) != judgement.sighting:
         return _kept(area, _HELD)
     if area.path == area.lease:
@@ -172,7 +172,7 @@ def _remove_on_full_disk(area: _Area, judgement: Judgement | None, min_age: floa
     try:
         return _remove(area, min_age, set_aside)
     except FileNotFoundError:
-        return None  # another run has taken it up
+        return None  # another run has resumed it
 
 
 def _kept(area: _Area, reason: str) -> CleanReport:

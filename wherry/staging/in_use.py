@@ -1,12 +1,12 @@
-"""in_use: which checkpoints are being read at this moment, so that nothing removes the input of a running job.
+"""in_use: marks checkpoints that are being read, so that nothing removes the input of a running job.
 
-wherry removes only what it wrote itself, and that has a sidecar. So a conversion that reads such a checkpoint marks it
-while it runs, and any other source is read without leaving a trace anywhere. The mark is a lease beside the checkpoint,
-`.wherry-<name>.<8 hex>.reading`, as that of who writes it is: whoever could remove the checkpoint sees it, whichever
-machine or home they have. It is void when its process has ended, or has given no sign of life for half a minute of
-watching (see `lease_watch`); several may read one source. Where nothing can be written beside the source, and
-on object stores, which have no leases, the mark lies in `WHERRY_HOME/in-use` and is seen by whoever shares the home;
-where that cannot be written either the conversion goes on without a mark.
+wherry removes only checkpoints that it wrote itself, and these have a sidecar. So a conversion that reads such a
+checkpoint marks it while it runs; other sources are read without any mark. The mark is a lease beside the checkpoint,
+`.wherry-<name>.<8 hex>.reading`, so every process that could remove the checkpoint sees it, on any machine and with any
+home. A mark is void when its process has ended, or has not renewed it for half a minute of watching (see
+`lease_watch`). Several processes may read one source. If no file can be written beside the source, and on object
+stores, which have no leases, the mark is in `WHERRY_HOME/in-use` and is seen by processes that share the home; if that
+cannot be written either, the conversion continues without a mark.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def in_use(uri: str) -> Generator[None]:
-    """Say that a checkpoint is being read while the context is open.
+    """Mark a checkpoint as being read while the context is open.
 
     Args:
         uri: the checkpoint itself, as its detection names it.
@@ -55,23 +55,23 @@ def in_use(uri: str) -> Generator[None]:
 
 
 def is_in_use(uri: str) -> bool:
-    """Whether a living job reads the checkpoint."""
+    """Whether a running job reads the checkpoint."""
     return bool(used([uri]))
 
 
 def used(uris: Iterable[str]) -> set[str]:
-    """Those checkpoints that living jobs read; all marks are watched at the same time, and void ones removed."""
+    """The checkpoints that running jobs read; all marks are watched at the same time, and void marks are removed."""
     marks = {mark: uri for uri in uris for mark in _marks(locate(uri))}
     found = judge(marks)
     for mark, judgement in found.items():
         if judgement.verdict in (Verdict.DEAD, Verdict.EXPIRED):
             with suppress(WherryError, OSError), Lease(mark, marks[mark], judgement):
-                pass  # who takes a mark over frees it
+                pass  # taking a void mark over and leaving the block removes it
     return {marks[mark] for mark, judgement in found.items() if judgement.verdict is Verdict.ALIVE}
 
 
 def _marked(location: Location) -> Lease | None:
-    """A mark that is held; None where none could be made."""
+    """A mark that is held; None if none could be created."""
     error: BaseException | None = None
     for made in (_beside, _at_home):
         try:
@@ -81,7 +81,7 @@ def _marked(location: Location) -> Lease | None:
                 return lease.__enter__()
         except (WherryError, OSError) as caught:
             error = caught
-    _log.warning("nobody is told that %s is being read: %s", location.uri, error)
+    _log.warning("%s could not be marked as in use: %s", location.uri, error)
     return None
 
 

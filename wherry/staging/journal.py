@@ -1,16 +1,15 @@
 """The journal: which moves of an interrupted conversion are done, so that a second run writes only the rest.
 
-One JSON line a group commit, appended and synced only after the data that it covers was made durable, and the names
-of the staging area before them; so a line that can be read is true. The first line says which conversion it belongs
-to: plan digest, source fingerprint and version. A journal of another conversion is worthless and is begun anew, with
-the reason kept.
+Each group commit appends one JSON line, which is synced only after its data, and after the names in the staging area;
+so a readable line is true. The first line identifies the conversion: plan digest, source fingerprint and version. The
+journal of another conversion is not used; a new one is started, and the reason is kept.
 
-A move is recorded once every leaf that it touches has been hashed, together with those digests, so a resumed run
-needs no byte of it again. The journal lies in the staging area and goes with it.
+A move is recorded once every leaf that it touches has been hashed, together with those digests, so a resumed run does
+not read it again. The journal is in the staging area and is removed with it.
 
-Every line ends with a MAC over the line and the MAC before it, made with the user's key (see `key`): what
-somebody else wrote, reordered, cut in the middle or brought from another place is not believed, and the conversion
-begins anew. Lines are verified before they are parsed.
+Every line ends with a MAC over the line and the MAC before it, made with the user's key (see `key`): a journal that was
+forged, reordered, cut in the middle or copied from another place is rejected, and the conversion starts over. Lines
+are verified before they are parsed.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Header = Mapping[str, str]
-_FIRST_MAC = b"wherry journal 1"  # stands for the MAC before the first line
+_FIRST_MAC = b"wherry journal 1"  # takes the place of the MAC before the first line
 _LONGEST_LINE = 64 << 20
 
 
@@ -61,8 +60,8 @@ class Journal:
     Attributes:
         path: the file.
         done: what an earlier run finished.
-        reason: why an earlier journal was not used; None where there was none or it is used.
-        guard: called before every line; raises where this run may not write any more.
+        reason: why an earlier journal was not used; None if there was none or it is used.
+        guard: called before every line; raises if this run may no longer write.
     """
 
     path: Path
@@ -96,7 +95,7 @@ class Journal:
             self._append({"done": lines})
 
     def close(self) -> None:
-        """Close the file; it stays for a later run."""
+        """Close the file, which is kept for a later run."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -112,11 +111,11 @@ class Journal:
         self._mac = mac
 
     def begin(self, header: Header, size: int) -> None:
-        """Open the file for appending, with the header where it has none.
+        """Open the file for appending, and write the header if it has none.
 
         Args:
             header: what identifies the conversion.
-            size: bytes of the file that are kept.
+            size: number of bytes of the file that are kept.
 
         Raises:
             StorageError: the storage failed.
@@ -133,12 +132,12 @@ class Journal:
 
 
 def open_journal(path: Path, header: Header, guard: Callable[[], None] = lambda: None) -> Journal:
-    """Open the journal of a staging area, using what an earlier run of the same conversion left.
+    """Open the journal of a staging area, and resume that of an earlier run of the same conversion.
 
     Args:
         path: the file; it may not exist.
         header: what identifies the conversion; every field must agree with an earlier run's.
-        guard: called before every line; raises where this run may not write any more.
+        guard: called before every line; raises if this run may no longer write.
 
     Raises:
         UsageError: the key is too short.
@@ -158,7 +157,7 @@ def open_journal(path: Path, header: Header, guard: Callable[[], None] = lambda:
 
 
 class Line(NamedTuple):
-    """A line whose MAC is right: its JSON, its MAC and its bytes in the file."""
+    """A line with a valid MAC: its JSON, its MAC and its bytes in the file."""
 
     text: bytes
     mac: bytes
@@ -166,7 +165,7 @@ class Line(NamedTuple):
 
 
 def signed_lines(path: Path, key: bytes) -> tuple[list[Line], str | None]:
-    """The lines of a journal up to the first one that is torn, and why none of them can be believed.
+    """The lines of a journal up to the first incomplete one, and the reason if the journal is rejected.
 
     Raises:
         StorageError: the storage failed.
@@ -201,7 +200,7 @@ def _rows(lines: list[Line], header: Header) -> tuple[tuple[DurableMove, ...], s
         rows: list[dict[str, Any]] = [json.loads(line.text) for line in lines]
         changed = [name for name in header if rows[0].get(name) != header[name]]
         if changed:
-            return (), f"the interrupted run had another {' and '.join(changed)}"
+            return (), f"the interrupted run had a different {' and '.join(changed)}"
         return tuple(_decode(row) for group in rows[1:] for row in group["done"]), None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return (), f"the journal of the interrupted run cannot be read: {error}"

@@ -1,8 +1,8 @@
-"""The key with which journals are signed, so that a run only continues what its own user began.
+"""The key that signs journals, so that a run resumes only conversions of the same user.
 
-It is the text of `WHERRY_KEY`, which several machines can share; else a random one that is made once in
-`WHERRY_HOME`, readable by its user alone. Where neither can be had, every run has a key of its own: it works, and
-what it leaves when it is interrupted is begun anew.
+It is the text of `WHERRY_KEY`, which several machines can share; otherwise a random key that is created once in
+`WHERRY_HOME`, readable by its user alone. If neither is available, every run has its own key: it works, but it cannot
+be resumed after an interruption.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def journal_key() -> bytes:
     if given is None:
         text = _kept()
     elif len(given) >= _SHORTEST:
-        text = os.fsencode(given)  # whatever bytes the variable has
+        text = os.fsencode(given)  # the variable may hold any bytes
     else:
         raise UsageError(
             f"{KEY_ENV} is shorter than {_SHORTEST} characters",
-            cure=f"{KEY_ENV}=$(openssl rand -hex 32)",
+            cure=f"export {KEY_ENV}=$(openssl rand -hex 32)",
         )
     return hashlib.sha256(b"wherry-journal-key" + text).digest()
 
 
 def _kept() -> bytes:
-    """The random key in the home; one of this run alone where the home cannot keep it."""
+    """The random key in the home; a key for this run alone if the home cannot store it."""
     try:
         path = ensure_home() / _NAME
         return _read(path) or _made(path)
     except OSError as error:
         _log.warning(
-            "an interrupted run cannot be resumed, because it has no key to sign its journal: %s", error
+            "the journal cannot be signed, so this run cannot be resumed if it is interrupted: %s", error
         )
         return secrets.token_bytes(32)
 
@@ -68,18 +68,22 @@ def _read(path: Path) -> bytes | None:
         private = found.st_uid == os.geteuid() and not found.st_mode & 0o077
         if not stat.S_ISREG(found.st_mode) or not private:
             raise StorageError(
-                "the key is not a file that only this user can read", uri=str(path), cure=f"rm '{path}'"
+                "the journal key must be a regular file that only its owner can access",
+                uri=str(path),
+                cure=f"rm '{path}'",
             )
         text = os.read(descriptor, _MOST)
     finally:
         os.close(descriptor)
     if len(text) < _SHORTEST:
-        raise StorageError("the key is too short", uri=str(path), cure=f"rm '{path}'")
+        raise StorageError(
+            f"the journal key is shorter than {_SHORTEST} characters", uri=str(path), cure=f"rm '{path}'"
+        )
     return text
 
 
 def _made(path: Path) -> bytes:
-    """Make the key; of several runs that try at the same time the first one's counts."""
+    """Create the key; if several runs create it at the same time, the first one wins."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -89,7 +93,7 @@ def _made(path: Path) -> bytes:
             os.link(draft, path)
         except FileExistsError:
             pass
-        except OSError:  # no hard links here
+        except OSError:  # the file system has no hard links
             draft.rename(path)
     finally:
         os.close(descriptor)

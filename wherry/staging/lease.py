@@ -1,10 +1,10 @@
-"""The lease: two runs on one target exclude each other, and one that has ended or is silent does not block for ever.
+"""The lease: two runs on one target exclude each other, and an owner that has ended or hangs does not block forever.
 
-`.wherry-<name>.lease` beside the target names its owner. The owner keeps it open, and holds it as long as the path
-still leads to that file; every few seconds it writes a counter through the open file, so that it can never touch the
-lease of another. A lease whose owner is gone or silent (see `lease_watch`) is replaced by a rename. Taking a lease
-over and committing exclude each other by `flock` on the file of the lease; on a file system without `flock` the
-names of the staging areas alone keep a former owner from committing (see `wherry.staging.staging`).
+`.wherry-<name>.lease` beside the target names its owner. The owner keeps the file open, and holds the lease as long as
+the path still refers to that file; every few seconds it writes a counter through the open file, so that it can never
+change the lease of another owner. A lease whose owner has ended or does not renew it (see `lease_watch`) is replaced by
+a rename. Takeover and commit exclude each other by `flock` on the lease file; on a file system without `flock`, only
+the names of the staging areas keep a former owner from committing (see `wherry.staging.staging`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without hard links says
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of a file system without hard links
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 _HEARTBEAT_SECONDS = 5.0
-_LOCK_SECONDS = 5.0  # a taker holds the lock for a few system calls
+_LOCK_SECONDS = 5.0  # a takeover holds the lock for a few system calls
 _ATTEMPTS = 5
 _SCHEMA = 1
 _BEAT = b"%012d"
@@ -45,10 +45,10 @@ class Lease:
 
     Attributes:
         token: eight hex digits of this owner.
-        dead: the token of the former owner, where that was a process of this machine that has ended.
+        dead: the token of the former owner, if that was a process of this machine that has ended.
 
     Raises on entering:
-        TargetInUseError: somebody alive holds it; the error says who.
+        TargetInUseError: a running process holds it; the error names the process.
         StorageError: the storage failed.
     """
 
@@ -56,9 +56,9 @@ class Lease:
         """Choose the lease.
 
         Args:
-            path: where it lies.
-            target: what it is for.
-            judgement: what was found there, where it has been watched already.
+            path: the path of the lease.
+            target: the target that it protects.
+            judgement: the verdict on the present lease, if it was watched already.
         """
         self.token = secrets.token_hex(4)
         self.dead: str | None = None
@@ -80,7 +80,7 @@ class Lease:
             raise storage_error(error, self._target) from error
         try:
             self._heart.start()
-        except BaseException:  # no thread can be started
+        except BaseException:  # for example when no thread can be started
             with suppress(OSError):
                 self._release()
             self._close()
@@ -97,19 +97,21 @@ class Lease:
         except OSError as failure:
             released, reason = False, str(failure)
         else:
-            reason = "another run is judging it"
+            reason = "another run is checking it"
         if not released:
-            # What came of the work counts. As long as this process lives, others take the lease for held.
-            _log.warning("%s stays until it can be removed: %s", self._path, reason)
+            # The result of the work stands. As long as this process runs, others treat the lease as held.
+            _log.warning(
+                "the lease %s was not released; trying again in the background: %s", self._path, reason
+            )
             threading.Thread(target=self._release_later, name="wherry-lease-release", daemon=True).start()
 
     @property
     def uid(self) -> int:
-        """The user to whom the storage gives what this process makes."""
+        """The user that owns files which this process creates, according to the storage."""
         return os.fstat(self._descriptor).st_uid
 
     def holds(self) -> bool:
-        """Whether the lease at the path is this one: a run that was stopped for too long may have lost it.
+        """Whether this lease is still held: a run that was stopped for too long may have lost it.
 
         Raises:
             OSError: the storage failed.
@@ -122,7 +124,7 @@ class Lease:
 
     @contextmanager
     def exclusive(self) -> Generator[None]:
-        """Keep every other run from taking the lease over while the block runs.
+        """Prevent other runs from taking the lease over while the block runs.
 
         Raises:
             TargetInUseError: another run has taken it over.
@@ -138,7 +140,7 @@ class Lease:
         return TargetInUseError(
             "another run took over this target",
             uri=self._target,
-            cure="wait for that run to end; this one was stopped, or gave no sign of life, for more than "
+            cure="wait for that run to end; this run did not renew its lease for more than "
             f"{lease_watch.EXPIRY_SECONDS:.0f} s",
             retryable=True,
         )
@@ -150,7 +152,7 @@ class Lease:
             try:
                 if self._created(draft) or self._replaced(draft):
                     return
-            except FileNotFoundError:  # the holder has tidied the draft away, or the folder is gone
+            except FileNotFoundError:  # the holder removed the draft, or the folder no longer exists
                 if not self._path.parent.is_dir():
                     self._close()
                     raise
@@ -163,7 +165,7 @@ class Lease:
         raise self._in_use(None)
 
     def _open(self, path: Path) -> None:
-        """Make the file of the lease, complete before it gets its name."""
+        """Create the lease file, which is complete before it gets its final name."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o644)
         found = os.fstat(self._descriptor)
@@ -182,7 +184,7 @@ class Lease:
             self._descriptor = -1
 
     def _created(self, draft: Path) -> bool:
-        """Whether the lease was free."""
+        """Take the lease if it is free; whether it was."""
         try:
             os.link(draft, self._path)
         except FileExistsError:
@@ -205,7 +207,7 @@ class Lease:
         return True
 
     def _replaced(self, draft: Path) -> bool:
-        """Take over a lease whose owner is gone or silent; False where it changed meanwhile.
+        """Take over a lease whose owner has ended or does not renew it; False if the lease changed meanwhile.
 
         Raises:
             TargetInUseError: its owner is alive, or another run is taking it over.
@@ -225,9 +227,9 @@ class Lease:
                 draft.replace(self._path)
             except PermissionError as error:
                 raise StorageError(
-                    "the lease of another user has expired and cannot be replaced",
+                    "the expired lease of another user cannot be replaced",
                     uri=str(self._path),
-                    cure=f"its owner can remove it: rm '{self._path}'",
+                    cure=f"ask its owner to remove it: rm '{self._path}'",
                 ) from error
         self.dead = owner.token if owner and judged.verdict is Verdict.DEAD else None
         return True
@@ -237,13 +239,13 @@ class Lease:
         return TargetInUseError(
             f"{who} is writing this target",
             uri=self._target,
-            cure="wait for that run to end; the lease of a run that gives no sign of life expires after "
+            cure="wait for that run to end; a lease that is not renewed expires after "
             f"{lease_watch.EXPIRY_SECONDS:.0f} s",
             retryable=True,
         )
 
     def _release(self) -> bool:
-        """Remove the lease if it is still this one; False where another run holds its lock."""
+        """Remove the lease if it is still held; False if another run holds its lock."""
         with _locked(self._descriptor, _LOCK_SECONDS) as locked:
             if not locked:
                 return False
@@ -259,7 +261,7 @@ class Lease:
                 if self._release():
                     return
             except OSError as error:
-                _log.debug("%s still stays: %s", self._path, error)
+                _log.debug("the lease %s was still not released: %s", self._path, error)
 
     def _beat(self) -> None:
         place, count, warned = self._text.rindex(_BEAT % 0), 0, False
@@ -270,10 +272,10 @@ class Lease:
                     return
                 os.pwrite(self._descriptor, _BEAT % count, place)
                 os.fdatasync(self._descriptor)
-            except OSError as error:  # storage that comes back in time costs nothing
+            except OSError as error:  # harmless if the storage recovers in time
                 if not warned:
                     _log.warning(
-                        "%s was not renewed; the next attempt is in %.0f s: %s",
+                        "the lease %s was not renewed; the next attempt is in %.0f s: %s",
                         self._path,
                         _HEARTBEAT_SECONDS,
                         error,
@@ -283,12 +285,15 @@ class Lease:
 
 @contextmanager
 def _locked_path(path: Path) -> Generator[bool]:
-    """Lock the file of another's lease; where it cannot be opened, or locked here, the lock counts as held."""
-    for access in (os.O_RDWR, os.O_RDONLY):  # NFS locks exclusively only what is open for writing
+    """Lock the lease file of another owner; if it cannot be opened or locked here, the lock counts as held."""
+    for access in (
+        os.O_RDWR,
+        os.O_RDONLY,
+    ):  # NFS grants exclusive locks only for files that are open for writing
         try:
             descriptor = os.open(path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            break  # released at this moment
+            break  # released by its owner
         except OSError:
             continue  # another user's, a link, or a socket
         try:
@@ -302,7 +307,7 @@ def _locked_path(path: Path) -> Generator[bool]:
 
 @contextmanager
 def _locked(descriptor: int, patience: float) -> Generator[bool]:
-    """Whether an exclusive lock was got within some seconds; where the storage has no locks there is nothing to get."""
+    """Whether an exclusive lock was acquired within some seconds; True if the storage does not support locks."""
     deadline, supported = time.monotonic() + patience, True
     while True:
         try:

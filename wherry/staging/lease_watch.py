@@ -1,9 +1,9 @@
-"""Judges a lease that another run holds: whether its owner is gone, alive, or silent for too long.
+"""Judges a lease that another run holds: whether its owner has ended, is alive, or has not renewed it for too long.
 
-No clock of one process is ever compared with that of another, nor with the time of a file. An owner in this PID
-namespace is looked up in the process table. Of any other owner only changes count: it writes a counter into its lease
-every few seconds, and a lease in which nothing changes for `EXPIRY_SECONDS` of watching has expired. A lease that
-cannot be read, or that holds no owner, is judged by watching alone. Several leases are watched at the same time.
+Clocks of different processes are never compared with each other, nor with the times of files. An owner in this PID
+namespace is looked up in the process table. For any other owner only changes count: it writes a counter into its lease
+every few seconds, and a lease that does not change for `EXPIRY_SECONDS` of watching has expired. A lease that cannot be
+read, or that names no owner, is judged by watching alone. Several leases are watched at the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXPIRY_SECONDS = 30.0
 LOOK_SECONDS = 1.0  # between two looks at a lease
 NOTICE_SECONDS = 2.0  # a longer wait is logged
-_MOST_BYTES = 4096  # of a lease that are read
+_MOST_BYTES = 4096  # bytes of a lease that are read
 _MOST_PID = 1 << 31
 _MOST_TEXT = 255
 _UNREADABLE = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO)
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 class Verdict(Enum):
-    """What is known of a lease.
+    """The state of a lease.
 
-    FREE: nothing is there. DEAD: its owner was a process of this machine that has ended. ALIVE: its owner works.
-    EXPIRED: nothing has changed for long enough. UNDECIDED: it must be watched longer.
+    FREE: it does not exist. DEAD: its owner was a process of this machine that has ended. ALIVE: its owner is running.
+    EXPIRED: it has not changed for long enough. UNDECIDED: it must be watched longer.
     """
 
     FREE = "free"
@@ -54,15 +54,15 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds a lease, as it says itself.
+    """The owner that a lease names.
 
     Attributes:
         host: name of the machine.
         pid: of the process.
-        pid_namespace: which processes `pid` counts; empty where nobody can tell.
-        process_start: clock ticks from the machine's boot to the start of the process, which tells two processes with
-            the same `pid` apart; None where nobody can tell.
-        token: random; it also names what this owner writes.
+        pid_namespace: the namespace of `pid`; empty if it is unknown.
+        process_start: clock ticks from the machine's boot to the start of the process, which distinguishes two
+            processes with the same `pid`; None if it is unknown.
+        token: random; it is also part of the names of this owner's files.
     """
 
     host: str
@@ -77,7 +77,7 @@ class Owner:
 
 
 class Sighting(NamedTuple):
-    """What a lease looked like; two equal sightings show no sign of life between them."""
+    """The observed state of a lease; two equal sightings mean that it was not renewed between them."""
 
     device: int
     inode: int
@@ -87,7 +87,7 @@ class Sighting(NamedTuple):
 
     @property
     def owner(self) -> Owner | None:
-        """Its owner; None where the text is not that of a lease."""
+        """The owner; None if the text is not a valid lease."""
         return _owner(self.text)
 
 
@@ -99,10 +99,10 @@ def this_process(token: str) -> Owner:
 
 
 def see(path: Path) -> Sighting | None:
-    """Look at a lease once; None where nothing is there.
+    """Look at a lease once; None if it does not exist.
 
     Raises:
-        StorageError: a folder is in its place.
+        StorageError: it is a folder.
         OSError: the storage failed.
     """
     try:
@@ -110,13 +110,13 @@ def see(path: Path) -> Sighting | None:
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(status.st_mode):
-        raise StorageError("a folder is in the place of the lease", uri=str(path), cure=f"rm -r '{path}'")
+        raise StorageError("the lease is a folder; expected a file", uri=str(path), cure=f"rm -r '{path}'")
     text = _text(path) if stat.S_ISREG(status.st_mode) else b""
     return Sighting(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, text)
 
 
 class Watch:
-    """Looks at one lease again and again."""
+    """Observes one lease repeatedly."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -143,13 +143,13 @@ class Watch:
         if before != self.sighting:
             self._unchanged = 0.0
             return Verdict.ALIVE
-        # A watcher that was stopped itself saw nothing of that time, in which its owner may have been stopped too.
+        # Time in which the watcher itself was stopped does not count: the owner may have been stopped too.
         self._unchanged += min(elapsed, 2 * pause())
         return Verdict.EXPIRED if self._unchanged >= EXPIRY_SECONDS else Verdict.UNDECIDED
 
 
 class Judgement(NamedTuple):
-    """The verdict on a lease, and what it looked like then."""
+    """The verdict on a lease, and its observed state at that time."""
 
     verdict: Verdict
     sighting: Sighting | None
@@ -159,7 +159,7 @@ def judge(paths: Iterable[Path]) -> dict[Path, Judgement]:
     """Watch leases, all at the same time, until each is judged; none is UNDECIDED in the end.
 
     Raises:
-        StorageError: a folder is in the place of a lease.
+        StorageError: a lease is a folder.
         OSError: the storage failed.
     """
     watches, found = [Watch(path) for path in paths], dict[Path, Judgement]()
@@ -173,7 +173,7 @@ def judge(paths: Iterable[Path]) -> dict[Path, Judgement]:
         if not noticed and time.monotonic() - begin >= NOTICE_SECONDS:
             noticed = True
             _log.warning(
-                "%s: waiting up to %.0f s for a sign of life of its owner", watches[0].path, EXPIRY_SECONDS
+                "%s: waiting up to %.0f s for the owner to renew the lease", watches[0].path, EXPIRY_SECONDS
             )
         time.sleep(pause())
 
@@ -184,7 +184,7 @@ def pause() -> float:
 
 
 def _text(path: Path) -> bytes:
-    """The beginning of a regular file; empty where it cannot be read."""
+    """The beginning of a regular file; empty if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -198,7 +198,7 @@ def _text(path: Path) -> bytes:
 
 
 def _owner(text: bytes) -> Owner | None:
-    """The owner that a text names; None where a field is missing or cannot be one."""
+    """The owner that a text names; None if a field is missing or invalid."""
     try:
         found: Any = json.loads(text)
         host, pid, namespace, start, token = (found[name] for name in Owner.__slots__)
@@ -213,10 +213,10 @@ def _owner(text: bytes) -> Owner | None:
 
 
 def _pid_namespace() -> str:
-    """Which processes the numbers seen here belong to; empty where nobody can tell.
+    """An identifier of this PID namespace; empty if it is unknown.
 
-    Containers with the network of their host bear its name and have process numbers of their own. The boot is stated
-    too: the first namespace has the same number on every machine, and two machines may bear one name.
+    Containers that share the network of their host have its host name, but their own process numbers. The boot id is
+    included: the initial namespace has the same number on every machine, and two machines may have the same name.
     """
     try:
         return f"{Path(_BOOT).read_text().strip()} {Path(_PID_NAMESPACE).readlink()}"
@@ -231,7 +231,7 @@ class _Process(NamedTuple):
 
 
 def _process(pid: int) -> _Process | None:
-    """A process of this namespace; None where it cannot be seen."""
+    """A process of this namespace; None if it is not visible."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return _Process(fields[0].decode(), int(fields[19]), int(fields[17]))
@@ -240,7 +240,7 @@ def _process(pid: int) -> _Process | None:
 
 
 def _of_process(owner: Owner | None) -> Verdict | None:
-    """What the process table says of an owner; None where it says nothing, or the process is stopped."""
+    """The verdict of the process table on an owner; None if it gives none, or if the process is stopped."""
     here = _pid_namespace()
     if owner is None or not here or owner.pid_namespace != here or owner.host != socket.gethostname():
         return None
@@ -249,7 +249,7 @@ def _of_process(owner: Owner | None) -> Verdict | None:
     except ProcessLookupError:
         return Verdict.DEAD
     except PermissionError:
-        pass  # it exists, and is another user's
+        pass  # it exists and belongs to another user
     process = _process(owner.pid)
     if process is None or owner.process_start is None:
         return None

@@ -1,21 +1,21 @@
-"""Staging and commit: a target appears whole, under its final name, in one step, or not at all.
+"""Staging and commit: a target appears complete, under its final name, in one step, or not at all.
 
 A conversion writes into a staging area beside the target (see `wherry.staging.area`). The name begins with a dot and
-a letter, so that neither Lingua (which takes any folder that begins with ten digits for a checkpoint) nor Orbax
-(which lists digits and `<prefix>_<digits>`, and deletes its own temporary names) ever touches it. The area is closed
-to other users; what lies in it has the modes of the umask, and keeps them when it is committed. On a local file
+a letter, so that neither Lingua (which treats any folder that begins with ten digits as a checkpoint) nor Orbax
+(which lists digits and `<prefix>_<digits>`, and deletes its own temporary names) ever touches it. Other users cannot
+access the area; files in it have the modes of the umask, and keep them when they are committed. On a local file
 system the commit is `renameat2(RENAME_NOREPLACE)` and an fsync of the parent; where the kernel or file system lacks
-it, a hard link (files) or a rename that can replace nothing but an empty folder. Parents that are made are synced
-into their own parents. On an object store the staged files are uploaded under their final names and the format's
-commit member is put last, create-only, so that readers see nothing before it; nothing is renamed there.
+it, a hard link (files) or a rename that can replace only an empty folder. New parent folders are synced into their own
+parents. On an object store the staged files are uploaded under their final names and the format's commit member is put
+last, create-only, so that readers see nothing before it; nothing is renamed there.
 
-Every owner commits from the name of its own area alone, and only while it holds the target's lease. A run that was
-stopped for so long that another took over its target finds its area gone; it ends with TargetInUseError, and touches
-nothing of the other run.
+Every owner commits only from its own area, and only while it holds the target's lease. If a run was stopped for so long
+that another run took over its target, its area no longer exists; it ends with TargetInUseError, and does not touch the
+files of the other run.
 
-Whatever goes wrong before the commit, nothing is left at the destination, parent folders that were made for it
-included. A process that is killed, interrupted or cancelled leaves the staging area, which `detect` calls unfinished;
-the same conversion takes it up again, another one to the same target discards it, and `wherry clean` removes it.
+If anything fails before the commit, nothing is left at the destination, including parent folders that were created for
+it. A process that is killed, interrupted or cancelled leaves the staging area, which `detect` calls unfinished; the
+same conversion resumes it, another one to the same target discards it, and `wherry clean` removes it.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ _OCCUPIED = (errno.ENOTEMPTY, errno.ENOTDIR, errno.EEXIST)
 class Staging:
     """The staging area of one conversion; use it in a `with` statement.
 
-    Leaving the block without a commit removes the area and every parent folder that was made for it, unless the
-    run can be taken up again: it was stopped from outside (Ctrl-C, a cancelled flow run, an exit), or the storage
-    failed in a way that a retry can cure.
+    Leaving the block without a commit removes the area and every parent folder that was created for it, unless the
+    run can be resumed: it was stopped from outside (Ctrl-C, a cancelled flow run, an exit), or the storage
+    failed with an error that a retry can fix.
 
     Attributes:
         target: where the checkpoint will appear.
-        location: where it is written until then; always local. The folder around it is there once the block runs.
-        journal: the file that says which parts of it are done.
-        spill: a folder for what must be decoded on the way; never kept for a later run.
-        discarded: why what an earlier run left for this target was not taken up; None where nothing was left.
+        location: where it is written until then; always local. Its parent folder exists once the block runs.
+        journal: the file that records which parts of it are done.
+        spill: a folder for temporary files of decoded bytes; never kept for a later run.
+        discarded: why the area of an earlier run was not resumed; None if there was none.
     """
 
     def __init__(self, target: Location, identity: str, *, resume: bool = True) -> None:
@@ -83,13 +83,13 @@ class Staging:
         Args:
             target: what will be committed.
             identity: eight hex digits of the conversion; the same conversion finds its area again.
-            resume: whether what an earlier run of it left is of use.
+            resume: whether to resume the area of an earlier run.
 
         Raises:
             UsageError: the target's storage is read-only.
         """
         if not target.store.capabilities.create_only_put:
-            raise UsageError(f"{target.store.protocol}:// is read-only here", uri=target.uri)
+            raise UsageError(f"{target.store.protocol}:// is read-only", uri=target.uri)
         self.target = target
         self.discarded: str | None = None
         self._error: BaseException | None = None
@@ -134,7 +134,7 @@ class Staging:
     ) -> None:
         lost, resumable = self._is_lost(), self._resumable(self._error or error)
         try:
-            if not lost:  # else what is still there is the other run's to take up
+            if not lost:  # else the remaining files belong to the other run
                 self._release() if resumable else self._remove_area()
         finally:
             self._lease.__exit__(kind, error, trace)
@@ -144,7 +144,7 @@ class Staging:
             self._remove_parents()
 
     def require_held(self) -> None:
-        """Make sure that this run may still write.
+        """Check that this run may still write.
 
         Raises:
             TargetInUseError: another run has taken over the target.
@@ -153,25 +153,25 @@ class Staging:
             raise self._lease.lost()
 
     def failed(self, error: WherryError) -> WherryError:
-        """Say before the end that this area will not be committed, where others share the `with` block.
+        """Declare that this area will not be committed, while other areas share the `with` block.
 
         Returns:
-            The error that the run ends with: another one where the target was taken over.
+            The error that the run ends with; a different one if the target was taken over.
         """
         self._error = self._lease.lost() if self._is_lost() else error
         return self._error
 
     def clear(self) -> None:
-        """Remove what is staged, all of it: what would stay would be committed with what is written next.
+        """Remove all staged files, so that they are not committed together with later ones.
 
         Raises:
-            StorageError: something could not be removed.
+            StorageError: a file could not be removed.
         """
         with storage_errors(self.target.uri):
             remove(Path(self.location.path))
 
     def sync_names(self) -> None:
-        """Make the names in the area and its own durable, so that whoever finds the journal finds the area too.
+        """Make the names in the area, and its own name, durable: they must be at least as durable as the journal.
 
         Raises:
             StorageError: the storage failed.
@@ -184,11 +184,11 @@ class Staging:
         """Make the staged file or folder appear at the target.
 
         Args:
-            commit_members: the first of these that is there is put last on an object store.
-            beside: contents of the sidecar of a single file, written beside it just before.
+            commit_members: the first of these that exists is put last on an object store.
+            beside: contents of the sidecar of a single file, which is written beside it just before.
 
         Raises:
-            TargetExistsError: something is at the target now; it was not touched.
+            TargetExistsError: the target exists; it was not touched.
             TargetInUseError: another run has taken over the target.
             StorageError: the storage failed.
         """
@@ -202,7 +202,7 @@ class Staging:
         self._made.clear()
 
     def _enter_lease(self) -> None:
-        # A run that failed may just be removing the folders that it had made.
+        # A failed run may be removing the folders that it created.
         for last in (False, False, True):
             try:
                 self._make_parents()
@@ -217,52 +217,54 @@ class Staging:
                 return
 
     def _open_area(self) -> None:
-        """Take up what an earlier run of this conversion left, or make a new area; discard the rest."""
-        with self._lease.exclusive():  # so that nothing of a run that has taken over is touched
+        """Resume the area of an earlier run of this conversion, or create a new one; discard other areas."""
+        with self._lease.exclusive():  # so that files of a run that has taken over are not touched
             found = open_area(self._area, self.target.name, self._identity, self._lease)
             self._new, self.discarded = found.is_new, found.discarded
-        self.require_held()  # where the storage has no locks
+        self.require_held()  # in case the storage has no locks
         status = self._area.lstat()
         self._inode = (status.st_dev, status.st_ino)
         complete(found, self._area)
         if not os.path.lexists(self.location.path):
             remove(
                 self.journal
-            )  # a loss of power during the commit can leave neither name of what was staged
+            )  # after a power failure during the commit, the staged file may have neither name
 
     def _remove_area(self) -> None:
-        """Remove the area under a name that no run takes up; where it cannot be renamed, while none can take over."""
+        """Rename the area so that no run resumes it, then remove it; if that fails, remove it under the lock."""
         try:
             remove_leftover(set_aside(self._area))
         except FileNotFoundError:
-            return  # taken over at this moment
+            return  # another run took it over
         except OSError:
             with suppress(TargetInUseError), self._lease.exclusive():
                 remove_leftover(self._area)
 
     def _resumable(self, cause: BaseException | None) -> bool:
-        """Whether the same conversion can go on with what is in the area."""
-        kept = self._local and self._identity is not None  # else no run ever takes the area up
-        if cause is None or not kept or not Path(self.location.path).exists():  # once committed it has gone
+        """Whether the same conversion can resume this area."""
+        kept = self._local and self._identity is not None  # else no run ever resumes the area
+        if (
+            cause is None or not kept or not Path(self.location.path).exists()
+        ):  # after the commit it no longer exists
             return False
         if isinstance(cause, Exception):
             return isinstance(cause, WherryError) and cause.retryable
         return True  # a stop from outside: KeyboardInterrupt, SystemExit, Prefect's TerminationSignal
 
     def _release(self) -> None:
-        """Give the area up for a later run: nothing in it is open any more."""
+        """Release the area for a later run; none of its files is open any more."""
         remove_leftover(self.spill)
         with suppress(TargetInUseError, OSError), self._lease.exclusive():
-            self._area.rename(self._released)  # else its name keeps the token, and the next run copies it
+            self._area.rename(self._released)  # else the next run must copy it, as its name keeps the token
 
     def _is_lost(self) -> bool:
         try:
             return not self._lease.holds()
         except OSError:
-            return False  # storage that fails says nothing of other runs
+            return False  # a storage error does not mean that another run took over
 
     def _raise_lost(self, error: BaseException | None) -> None:
-        """End an owner whose target was taken over as such, whatever it stumbled over."""
+        """Raise TargetInUseError if the target was taken over, whatever error that caused here."""
         if isinstance(error, Exception) and not isinstance(error, TargetInUseError):
             raise self._lease.lost() from error
 
@@ -280,7 +282,7 @@ class Staging:
                 self._commit_objects(commit_members, beside)
         except FileExistsError as error:
             raise TargetExistsError(
-                "the target appeared while it was being converted",
+                "target already exists; it was created during the conversion",
                 uri=self.target.uri,
                 cure="choose another target",
             ) from error
@@ -292,26 +294,28 @@ class Staging:
             LocalStore().put(str(self._area / SIDECAR), beside)
         with self._lease.exclusive():
             if not self._owns_area():
-                raise StorageError("the staging area was replaced", uri=str(self._area), cure="run it again")
+                raise StorageError(
+                    "the staging area was replaced", uri=str(self._area), cure="run the conversion again"
+                )
             with self._sidecar_put(target) if beside is not None else nullcontext():
                 rename_without_replacing(staged, target)
             sync_folder(target.parent)
 
     @contextmanager
     def _sidecar_put(self, target: Path) -> Generator[None]:
-        """Put the sidecar beside the target; where the block fails, what was there before is put back."""
+        """Put the sidecar beside the target; if the block fails, restore the previous sidecar."""
         if os.path.lexists(target):
             raise FileExistsError(target)
         sidecar, before = target.parent / sidecar_name(target.name), self._area / REPLACED
         ours, staged = self._area / SIDECAR, _inode(Path(self.location.path))
         try:
             with suppress(FileNotFoundError):
-                sidecar.rename(before)  # it belonged to a target that is gone
+                sidecar.rename(before)  # it belonged to a target that no longer exists
             ours.rename(sidecar)
             sync_folder(sidecar.parent)
             yield
         except BaseException:
-            # A stop from outside can come just after the rename.
+            # An interruption can come just after the rename.
             committed = staged is not None and _inode(target) == staged
             if not committed and self._owns_area() and self._lease.holds():
                 if before.exists():
@@ -348,14 +352,14 @@ def lease_of(folder: Path, target: Location) -> Lease:
     """The lease of a target, not taken yet.
 
     Args:
-        folder: where its staging areas lie.
-        target: what is written.
+        folder: the folder of its staging areas.
+        target: the target that is written.
     """
     return Lease(folder / f"{PREFIX}{target.name}.lease", target.uri)
 
 
 def tidy(target: Location) -> None:
-    """Remove what a run left that was killed just after its commit; nothing while another run holds the target."""
+    """Remove the files of a run that was killed just after its commit, unless another run holds the target."""
     folder, stem = Path(target.path).parent, f"{PREFIX}{target.name}."
     if not target.store.capabilities.local or not any(
         path.name.startswith(stem) for path in folder.iterdir()
@@ -363,7 +367,7 @@ def tidy(target: Location) -> None:
         return
     try:
         with Staging(target, "0" * 8, resume=False):
-            pass  # entering discards what others left, leaving frees the lease
+            pass  # entering discards areas of other runs, leaving releases the lease
     except TargetInUseError:
         return
 
@@ -384,7 +388,7 @@ def rename_without_replacing(source: Path, target: Path) -> None:
         if os.path.lexists(target):
             raise FileExistsError(target)
         try:
-            source.rename(target)  # a folder can replace nothing but an empty folder
+            source.rename(target)  # a folder can replace only an empty folder
         except OSError as error:
             if error.errno in _OCCUPIED:
                 raise FileExistsError(target) from error
@@ -395,7 +399,7 @@ def rename_without_replacing(source: Path, target: Path) -> None:
 
 
 def _inode(path: Path) -> tuple[int, int] | None:
-    """Names a file or folder itself; None where nothing is there."""
+    """Identifies a file or folder by device and inode; None if it does not exist."""
     try:
         found = path.lstat()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Opening the area of a run: what an earlier run of the same conversion left is taken up, everything else discarded.
+"""Opens the area of a run: resumes the area of an earlier run of the same conversion, and discards all others.
 
-`open_area` does all that must exclude other runs, and takes no longer than a few renames and a look at what is there;
-`complete` does the rest: it removes what was discarded, and copies what a former owner may still write to.
+`open_area` performs the steps that must exclude other runs, and takes no longer than a few renames and a listing;
+`complete` does the rest: it removes discarded areas, and copies an area that a former owner may still write to.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AreaHistory:
-    """What became of earlier runs when an area was opened.
+    """What happened to the areas of earlier runs when an area was opened.
 
     Attributes:
-        is_new: whether the area was made, not taken up.
-        former: an area that must be copied into the new one; None where there is none.
-        aside: what is to be removed.
-        discarded: why something was not taken up; None where nothing was left.
+        is_new: whether the area was created, not resumed.
+        former: an area that must be copied into the new one; None if there is none.
+        aside: files and folders that are to be removed.
+        discarded: why an earlier area was not resumed; None if there was none.
     """
 
     is_new: bool = True
@@ -51,12 +51,12 @@ class AreaHistory:
 
 
 def open_area(area: Path, name: str, identity: str | None, lease: Lease) -> AreaHistory:
-    """Take up an earlier area under a new name, or make the area; other runs are excluded by the caller.
+    """Resume an earlier area under a new name, or create the area; the caller excludes other runs.
 
     Args:
-        area: the area of this run; nothing is there.
+        area: the path of this run's area, which must not exist.
         name: the target's name.
-        identity: the conversion; None where nothing is taken up.
+        identity: the conversion; None if no area may be resumed.
         lease: of the target, held.
 
     Raises:
@@ -66,24 +66,24 @@ def open_area(area: Path, name: str, identity: str | None, lease: Lease) -> Area
     opening = AreaHistory()
     same = [left for left in left_for(area.parent, name) if left.identity and left.identity == identity]
     for left in sorted(same, key=lambda left: _progress(left, lease), reverse=True):
-        with suppress(FileNotFoundError):  # a former owner that woke up has removed it
+        with suppress(FileNotFoundError):  # the former owner resumed and removed it
             reason = distrusted(left.path)
             if reason is None:
                 opening.former = take_up(left, area, lease.dead)
                 opening.is_new = opening.former is not None
                 break
-            opening.discarded = f"what an interrupted run left was not taken up: {reason}"
+            opening.discarded = f"the staging area of an interrupted run was not reused: {reason}"
     for left in list(left_for(area.parent, name)):
         if left.path not in (area, opening.former):
-            with suppress(FileNotFoundError):  # a run that was refused has removed its draft of a lease
+            with suppress(FileNotFoundError):  # a run that did not get the lease has removed its draft
                 _discard(left, lease, opening)
     if opening.is_new:
-        area.mkdir(mode=0o700)  # last: where something fails before it, no area must be removed
+        area.mkdir(mode=0o700)  # last: if an earlier step fails, no area needs to be removed
     return opening
 
 
 def complete(opening: AreaHistory, area: Path) -> None:
-    """Remove what was discarded, copy what must be copied, and remove what is never kept for a later run.
+    """Remove discarded areas, copy a former area if required, and remove files that are never kept for a later run.
 
     Raises:
         OSError: the storage failed.
@@ -92,14 +92,14 @@ def complete(opening: AreaHistory, area: Path) -> None:
         remove_leftover(path)
     if opening.former is not None:
         copy_area(opening.former, area)
-        sync_folder(area.parent)  # the copy has its name before the original loses its own
+        sync_folder(area.parent)  # the name of the copy must be durable before the original is removed
         remove_leftover(set_aside(opening.former))
     for name in (SPILL, SIDECAR, REPLACED):
         remove_leftover(area / name)
 
 
 def _progress(left: FormerArea, lease: Lease) -> tuple[int, bool]:
-    """The order in which areas are taken up: by what is recorded in them, then by what need not be copied."""
+    """The order in which areas are resumed: most recorded moves first, then those that need no copy."""
     try:
         lines = [] if distrusted(left.path) else signed_lines(left.path / JOURNAL, journal_key())[0]
     except FileNotFoundError:
@@ -108,11 +108,11 @@ def _progress(left: FormerArea, lease: Lease) -> tuple[int, bool]:
 
 
 def _discard(left: FormerArea, lease: Lease, opening: AreaHistory) -> None:
-    """Put aside what another conversion to this target left: the lease says that nobody works on it."""
+    """Set aside the area of another conversion to this target; holding the lease proves that it is unused."""
     if left.path.lstat().st_uid not in (os.geteuid(), lease.uid):
-        opening.discarded = f"{left.path.name} belongs to another user and was left"
+        opening.discarded = f"{left.path.name} belongs to another user and was not removed"
     elif left.is_draft:
         opening.aside.append(left.path)
     else:
         opening.aside.append(set_aside(left.path))
-        opening.discarded = opening.discarded or "an interrupted run had another source, plan or option"
+        opening.discarded = opening.discarded or "the interrupted run had a different source, plan or option"

@@ -19,7 +19,7 @@ _NANOSECONDS = 1e9
 
 
 def age_of(location: Location) -> float | None:
-    """Seconds since the newest of its files was written; of a folder those that lie directly in it."""
+    """Seconds since the newest file was written; for a folder, only its direct children count."""
     if not location.store.capabilities.local:
         return None
     entries = [one for one in location.entries() if not one.is_dir] or [location.entry]
@@ -31,9 +31,9 @@ def modified(place: Location, members: Iterable[Entry]) -> datetime:
     """When the newest file of a checkpoint was written; UTC.
 
     Raises:
-        NotFoundError: one of the files is gone.
+        NotFoundError: one of the files no longer exists.
         StorageError: the storage failed.
-        UnsupportedError: it does not say when files were written.
+        UnsupportedError: it does not report modification times.
     """
     if place.store.capabilities.local:
         newest = max((int(member.mark) for member in members if member.mark), default=0)
@@ -45,10 +45,10 @@ def modified(place: Location, members: Iterable[Entry]) -> datetime:
         with library_errors(place.store.protocol, place.path):
             return max(fs.modified(path) for path in paths).astimezone(UTC)
     except FileNotFoundError as error:
-        raise NotFoundError("no such file", uri=place.uri, cure="check the path") from error
+        raise NotFoundError("file not found", uri=place.uri, cure="check the path") from error
     except OSError as error:
         raise storage_error(error, place.uri) from error
     except UnsupportedError as error:
         raise UnsupportedError(
-            "the storage does not say when files were written", uri=place.uri, cure="select by step instead"
+            "the storage does not report modification times", uri=place.uri, cure="select by step instead"
         ) from error

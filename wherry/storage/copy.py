@@ -1,10 +1,12 @@
-"""Copies files: within the file system as they are, and from any store so that a killed copy goes on where it stopped.
+"""Copies files within a file system, and downloads files from any store so that an interrupted copy can be resumed.
 
 A reflink (FICLONE) costs nothing and takes no space; `copy_file_range` lets the kernel or the file server copy;
-where neither works, bytes are copied here. Every file is durable when its call returns, and as long as it was listed.
+if neither works, this process copies the bytes. A file is durable when its call returns, and has the size that was
+listed.
 
-From another store a file grows from its start and is synced at its end, so its size says how far an earlier run came.
-(What a loss of power tears is found when the copy is proved.) Each thread holds one buffer of 8 MiB at most.
+A file from another store is written from its start and synced at its end, so its size tells a later run where to
+resume. (Data that a power failure damaged is found when the copy is verified.) Each thread holds at most one buffer of
+8 MiB.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ REFLINK, COPY = "reflink", "copy"
 _FICLONE = 0x40049409  # linux/fs.h
 _PIECE = 64 << 20
 _BUFFER = 8 << 20
-# What says that a way is not open here, and not that the storage failed.
+# Errors that mean that a method is not supported here, and not that the storage failed.
 _NOT_HERE = (
     errno.EXDEV,
     errno.EINVAL,
@@ -51,22 +53,22 @@ def listed(folder: Location) -> dict[str, Entry]:
     """Every file below a folder by its relative name.
 
     Raises:
-        CorruptError: a link that leads nowhere.
+        CorruptError: a symbolic link is broken.
         HostileError: something below must not be opened.
     """
     found = {entry.name: entry for entry in folder.walk()}
     lost = next((name for name, entry in found.items() if entry.size < 0), None)
     if lost is not None:
         raise CorruptError(
-            "a link that leads nowhere",
+            "broken symbolic link",
             uri=folder.join(lost).uri,
-            cure="restore the file, or remove the link",
+            cure="restore the file that the link points to, or remove the link",
         )
     return found
 
 
 def carry(source: Location, target: Location, names: Mapping[str, str], meter: Meter) -> dict[str, int]:
-    """Carry files from one local folder to another.
+    """Copy files from one local folder to another.
 
     Args:
         source, target: the folders.
@@ -74,10 +76,10 @@ def carry(source: Location, target: Location, names: Mapping[str, str], meter: M
         meter: counts the bytes.
 
     Returns:
-        `reflink` and `copy`, each with the bytes that went over so.
+        `reflink` and `copy`, each with the number of bytes that were copied that way.
 
     Raises:
-        MismatchError: a file grew or shrank on the way.
+        MismatchError: a file changed its size during the copy.
         StorageError: the storage failed.
     """
     done = {REFLINK: 0, COPY: 0}
@@ -95,7 +97,7 @@ def carry(source: Location, target: Location, names: Mapping[str, str], meter: M
 def carry_file(
     source: Location, target: Path, report: Callable[[int], object] = lambda _count: None
 ) -> tuple[str, int]:
-    """Make a new file of the same bytes, durably.
+    """Copy a file to a new, durable file.
 
     Args:
         source, target: the files.
@@ -105,8 +107,8 @@ def carry_file(
         `reflink` or `copy`, and the number of bytes.
 
     Raises:
-        MismatchError: the source is being changed.
-        HostileError: the source is no regular file, or a link leads where it must not.
+        MismatchError: the source changed during the copy.
+        HostileError: the source is not a regular file, or a link points to a forbidden place.
         OSError: the storage failed, or the target exists.
     """
     with (
@@ -121,9 +123,9 @@ def carry_file(
         os.fsync(writing.fileno())
         if not size == os.fstat(writing.fileno()).st_size == os.fstat(reading.fileno()).st_size:
             raise MismatchError(
-                "the file changed while it was carried over",
+                "the file changed while it was copied",
                 uri=source.uri,
-                cure="wait until nothing writes to the source",
+                cure="wait until no process writes to the source, then try again",
             )
     return way, size
 
@@ -139,7 +141,7 @@ def _cloned(reading: int, writing: int) -> bool:
 
 
 def copy_written(source: Path, target: Path) -> None:
-    """Make a new file with everything that was written to another, durably; what was not written stays a hole.
+    """Copy a sparse file to a new, durable file; its holes stay holes.
 
     The source may be written to meanwhile.
 
@@ -160,7 +162,7 @@ def copy_written(source: Path, target: Path) -> None:
 
 
 def _written(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """The ranges of a file that hold data; all of it where the file system does not say."""
+    """The ranges of a file that hold data; the whole file if the file system cannot report them."""
     start = 0
     while start < size:
         try:
@@ -177,7 +179,7 @@ def _written(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _copied(reading: int, writing: int, at: int, stop: int) -> Iterator[int]:
-    """Copy piece by piece; the bytes of each."""
+    """Copy piece by piece; yields the number of bytes of each piece."""
     inside = True
     while at < stop:
         count = _in_kernel(reading, writing, at, stop - at) if inside else None
@@ -190,7 +192,7 @@ def _copied(reading: int, writing: int, at: int, stop: int) -> Iterator[int]:
 
 
 def _in_kernel(reading: int, writing: int, at: int, left: int) -> int | None:
-    """Bytes that the kernel copied; None where it cannot."""
+    """Number of bytes that the kernel copied; None if it cannot copy between these files."""
     try:
         return os.copy_file_range(reading, writing, min(_PIECE, left), at, at)
     except OSError as error:
@@ -213,24 +215,24 @@ _TIMED = ("file",)  # stores whose change marks are times in nanoseconds
 
 @dataclass(frozen=True, slots=True)
 class _CopyState:
-    """What the threads of one copy share."""
+    """State that the threads of one copy share."""
 
     meter: Meter
     stop: threading.Event = field(default_factory=threading.Event)
 
 
 def copy_files(files: Sequence[tuple[Location, Location, Entry]], progress: OnProgress | None) -> int:
-    """Copy files, going on with those that are begun.
+    """Copy files, and resume those that an earlier run began.
 
     Args:
         files: source, target (local) and the source's entry, each.
         progress: called a few times a second.
 
     Returns:
-        Bytes that were there already.
+        Number of bytes that were already copied.
 
     Raises:
-        IncompleteError: a file became shorter meanwhile.
+        IncompleteError: a source file was truncated during the copy.
         StorageError: the storage failed.
     """
     copying = _CopyState(Meter("fetch", sum(entry.size for _source, _target, entry in files), progress))
@@ -275,7 +277,9 @@ def _append(source: Location, file: BinaryIO, entry: Entry, done: int, copying: 
         count = source.store.readinto(source.path, done, part)
         if not count:
             raise IncompleteError(
-                f"it became shorter meanwhile: {done} of {entry.size} bytes", uri=source.uri, stage="fetch"
+                f"the source was truncated during the copy: expected {entry.size} bytes, got {done}",
+                uri=source.uri,
+                stage="fetch",
             )
         file.write(part[:count])
         done += count

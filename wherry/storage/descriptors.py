@@ -1,6 +1,6 @@
-"""Descriptors: files that stay open over many reads or writes, a bounded number of them at a time.
+"""Descriptors: a bounded cache of open files, kept open over many reads or writes.
 
-A descriptor that is in use is never closed; of the others the one that was used longest ago makes room for the next.
+A descriptor in use is never closed; of the others, the least recently used one is closed first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Descriptors(Generic[_Key]):
                     self._close_idle()
 
     def close(self) -> None:
-        """Close every descriptor; one that is in use when its block ends, and so one that is opened later."""
+        """Close every descriptor; one in use, or opened later, is closed when its block ends."""
         with self._lock:
             self._closed = True
             self._close_idle()

@@ -1,10 +1,10 @@
-"""Straight: bytes between memory and a device without the page cache, in whole blocks.
+"""Direct I/O: bytes between memory and a device without the page cache, in whole blocks.
 
-A read-back has to come from storage, and pages that are made for it alone cost more than reading: 2.2 GB took 0.5 s
-longer through the page cache. Direct reads and writes go in whole blocks, into memory that lies as the file does
-(`Pool.buffer` with a place); what does not lie so, or lies on a file system that knows no such thing, takes the cache.
+A read-back must come from storage, and filling the page cache costs more than the read itself: 2.2 GB took 0.5 s
+longer through the page cache. Direct reads and writes need whole blocks, and memory with the same alignment as the file
+(`Pool.buffer` with a place). Other requests, and file systems without direct I/O, use the page cache.
 
-Scratch: local files that hold bytes on their way, opened once for many parts.
+The module also opens temporary local files once for many reads or writes (`reading`, `writing`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from wherry.storage.links import Root
 
 
-BLOCK = 4096  # what every file system here takes; devices ask for 512 or 4096
+BLOCK = 4096  # accepted by every supported file system; devices require 512 or 4096
 DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
-# What says that a file system has no way past its page cache, and not that the storage failed.
+# Errors that mean that a file system has no direct I/O, and not that the storage failed.
 NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
-_LEAST = 64 << 10  # below this the cache is as good
+_LEAST = 64 << 10  # bytes; below this the page cache is as fast
 
 
 class Cut(NamedTuple):
-    """Bytes of a file by blocks: positions in the file, start ≤ body ≤ tail ≤ stop."""
+    """A byte range split at block boundaries: positions in the file, start ≤ body ≤ tail ≤ stop."""
 
     start: int
     body: int
@@ -42,7 +42,7 @@ class Cut(NamedTuple):
 
 
 def cut(offset: int, nbytes: int) -> Cut:
-    """Cut bytes into those before the first whole block, the whole blocks, and those after the last.
+    """Split a byte range into the part before the first whole block, the whole blocks, and the part after the last.
 
     Args:
         offset: of the first byte in its file.
@@ -54,21 +54,21 @@ def cut(offset: int, nbytes: int) -> Cut:
 
 
 def lies_on_block(view: memoryview) -> bool:
-    """Whether a device can take bytes from where they lie in memory; of read-only memory nobody tells the address."""
+    """Whether a buffer is aligned for direct I/O; False for read-only memory, whose address is not available."""
     return not view.readonly and ctypes.addressof(ctypes.c_char.from_buffer(view)) % BLOCK == 0
 
 
 def readinto(path: str, offset: int, buffer: memoryview, *, root: Root | None = None) -> int:
-    """Fill a buffer from a local file, whole blocks past the page cache where that goes.
+    """Fill a buffer from a local file, with direct I/O for whole blocks where it is supported.
 
     Args:
         path: the file.
         offset: of the first byte.
-        buffer: takes them.
+        buffer: receives the bytes.
         root: what the user named, for a file of a checkpoint; see `open_regular`.
 
     Returns:
-        How many bytes there were; fewer than the buffer holds at the end of the file.
+        Number of bytes read; fewer than the size of the buffer at the end of the file.
 
     Raises:
         HostileError, OSError: as `open_regular`.
@@ -78,7 +78,7 @@ def readinto(path: str, offset: int, buffer: memoryview, *, root: Root | None = 
     with opened_regular(path, root=root) as plain:
         if not DIRECT or len(body) < _LEAST or not lies_on_block(body):
             return _filled(plain, offset, buffer)
-        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is to be read ahead into the cache
+        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead into the page cache
         done = _filled(plain, offset, buffer[: parts.body - offset])
         if done < parts.body - offset:
             return done
@@ -87,7 +87,7 @@ def readinto(path: str, offset: int, buffer: memoryview, *, root: Root | None = 
 
 
 def _straight(path: str, root: Root | None, plain: int, offset: int, body: memoryview) -> int:
-    """Whole blocks; from the cache after all where the file system refuses, or the file ends within a block."""
+    """Read whole blocks; through the cache if the file system refuses, or if the file ends within a block."""
     done = 0
     try:
         with opened_regular(path, root=root, flags=os.O_RDONLY | DIRECT) as direct:
@@ -114,7 +114,7 @@ def _filled(file: int, offset: int, buffer: memoryview) -> int:
 
 @contextmanager
 def writing(path: Path) -> Generator[Callable[[memoryview, int], None]]:
-    """What writes bytes at an offset of a file, which is made, for its user alone, where it is not there.
+    """A function that writes bytes at an offset of a file; a missing file is created, accessible to its user alone.
 
     Raises:
         StorageError: the storage failed.
@@ -132,7 +132,7 @@ def writing(path: Path) -> Generator[Callable[[memoryview, int], None]]:
 
 @contextmanager
 def reading(path: Path) -> Generator[Callable[[int, memoryview], None]]:
-    """What fills a buffer from an offset of a file of ours, which has as many bytes as are asked for.
+    """A function that fills a buffer from an offset of a file that wherry wrote; the file must be long enough.
 
     Raises:
         StorageError: the storage failed.
@@ -143,7 +143,7 @@ def reading(path: Path) -> Generator[Callable[[int, memoryview], None]]:
             while buffer:
                 count = os.preadv(file, [buffer], offset)
                 if not count:
-                    raise AssertionError(f"{path} ends at {offset}")
+                    raise AssertionError(f"{path} is truncated: it ends at byte {offset}")
                 offset, buffer = offset + count, buffer[count:]
 
         yield read

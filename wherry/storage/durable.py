@@ -1,7 +1,7 @@
-"""Small files that outlive a loss of power: each appears whole, under its final name, in one step.
+"""Atomic, durable writes of small files: a file appears complete, under its final name, in one step.
 
-A draft beside the file is synced, renamed over it, and the folder is synced. Whoever reads the file meanwhile sees
-either the old contents or the new ones. What a kill leaves has a staging name, and `wherry clean` removes it.
+A draft beside the file is synced and renamed over it, then the folder is synced. A concurrent reader sees either the
+old or the new contents. A killed process leaves a draft with a staging name, which `wherry clean` removes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def put(place: Location, data: bytes) -> None:
-    """Put a small file, over an older one; in a local folder in one step and durably.
+    """Write a small file, replacing an older one; in a local folder atomically and durably.
 
     Args:
-        place: the file; its folder is there.
+        place: the file; its folder must exist.
         data: its contents.
 
     Raises:
@@ -38,12 +38,12 @@ def put(place: Location, data: bytes) -> None:
 
 
 def replace(place: Path, data: bytes, *, mode: int | None = None) -> None:
-    """Put a small local file in one step, over an older one, durably.
+    """Write a small local file atomically and durably, replacing an older one.
 
     Args:
-        place: the file; its folder is there.
+        place: the file; its folder must exist.
         data: its contents.
-        mode: who may read it, whatever the umask says.
+        mode: permissions of the file, regardless of the umask.
 
     Raises:
         OSError: the storage failed.

@@ -1,7 +1,7 @@
-"""Errors of the libraries behind the stores (s3fs, gcsfs, huggingface_hub and what they speak through) as ours.
+"""Translates errors of the storage libraries (s3fs, gcsfs, huggingface_hub and their HTTP clients) into WherryErrors.
 
-These libraries raise many exceptions that are no OSError. They are recognised by the names of their classes and of the
-packages that define them, so that none of the libraries has to be there. What is not recognised is left as it is.
+These libraries raise many exceptions that are not OSErrors. They are recognised by the names of their classes and of
+the packages that define them, so that no library needs to be installed. Unrecognised exceptions are left unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def library_errors(protocol: str, path: str) -> Generator[None]:
     """Around a call of a storage library.
 
     Raises:
-        FileNotFoundError: what the library itself calls by another name.
+        FileNotFoundError: the library reported a missing file with an exception of its own.
         WherryError: see `translated`.
     """
     try:
@@ -56,7 +56,7 @@ def library_errors(protocol: str, path: str) -> Generator[None]:
 
 
 def translated(error: Exception, protocol: str, path: str) -> Exception | None:
-    """Our error for one of a library; None where it is an ordinary OSError, or none that is known."""
+    """The error that stands for an exception of a library; None for an ordinary OSError or an unknown exception."""
     if isinstance(error, WherryError):
         return None
     names = {cls.__name__ for cls in type(error).__mro__}
@@ -67,7 +67,7 @@ def translated(error: Exception, protocol: str, path: str) -> Exception | None:
 
 def _ours(error: Exception, names: set[str], protocol: str, path: str) -> WherryError | None:
     uri, text = f"{protocol}://{path}", " ".join(redact(str(error)).split()) or type(error).__name__
-    log_in = _LOG_IN.get(protocol, f"log in to {protocol}:// as its library asks for it")
+    log_in = _LOG_IN.get(protocol, f"log in to {protocol}:// as its library requires")
     found: WherryError | None = None
     if names & _OFFLINE:
         found = StorageError(f"{protocol}:// is offline: {text}", cure="unset HF_HUB_OFFLINE")
@@ -77,10 +77,10 @@ def _ours(error: Exception, names: set[str], protocol: str, path: str) -> Wherry
         found = StorageError(f"access denied: {text}", cure=log_in)
     elif isinstance(error, ValueError):
         found = UsageError(
-            f"{protocol}:// does not take this path: {text}", cure="write it as its library does"
+            f"invalid path for {protocol}://: {text}", cure="write the path as the storage library expects it"
         )
     elif isinstance(error, NotImplementedError):
-        found = UnsupportedError(f"{protocol}:// cannot do this", cure="use another store")
+        found = UnsupportedError(f"{protocol}:// does not support this operation", cure="use another store")
     elif not isinstance(error, OSError) and _packages(error) & _PACKAGES:
         cure = "check that the storage is reachable"
         found = StorageError(f"storage failed: {text}", cure=cure, retryable=True)
@@ -90,11 +90,11 @@ def _ours(error: Exception, names: set[str], protocol: str, path: str) -> Wherry
 
 
 def _packages(error: Exception) -> set[str]:
-    """The packages that define its class and those above it."""
+    """The packages that define the class of an exception and its base classes."""
     return {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status that an error carries: of an answer, or as gcsfs keeps it."""
+    """The HTTP status that an error carries, in its response or in `code` as gcsfs does; None if it has none."""
     found = str(getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None)))
     return int(found) if found.isdecimal() else None

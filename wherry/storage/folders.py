@@ -1,7 +1,7 @@
-"""Folders that wherry makes, syncs and removes, and the names that its staging areas bear.
+"""Creates, syncs and removes folders, and defines the names of staging areas.
 
-The folder of a staging area is made by `wherry.staging.takeover` alone. A run whose area was taken over finds that
-its path is gone; nothing that it still does may make a folder there again.
+Only `wherry.staging.takeover` creates the folder of a staging area. When a run's area was taken over, its path no
+longer exists, and that run must never create the folder again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PREFIX = ".wherry-"
-DRAFT = ".draft"  # ends the name of a file that is not yet complete; a kill may leave it
+DRAFT = ".draft"  # suffix of an incomplete file; a killed process can leave one
 
 
 def is_staging(name: str) -> bool:
@@ -25,10 +25,10 @@ def is_staging(name: str) -> bool:
 
 
 def make_folders(folder: Path) -> None:
-    """Make a folder and its parents, but never a staging area: one that is gone was taken over.
+    """Make a folder and its parents, but never a staging area: a missing one was taken over.
 
     Raises:
-        FileNotFoundError: the staging area is gone.
+        FileNotFoundError: the staging area no longer exists.
         OSError: the storage failed.
     """
     for _made in _new_folders(folder):
@@ -39,7 +39,7 @@ def make_durable_folders(folder: Path) -> Iterator[Path]:
     """Make a folder and its missing parents as `make_folders` does, and make the name of each durable.
 
     Yields:
-        Each folder that is made, the outermost first; the next step syncs its name.
+        Each new folder, outermost first; its name is synced when the iteration continues.
 
     Raises:
         OSError: the storage failed.
@@ -50,7 +50,7 @@ def make_durable_folders(folder: Path) -> Iterator[Path]:
 
 
 def _new_folders(folder: Path) -> Iterator[Path]:
-    """Make what is missing of a path; each folder as it is made, the outermost first."""
+    """Make the missing folders of a path; yields each new folder, outermost first."""
     try:
         if is_staging(folder.name):
             folder.stat()
@@ -66,10 +66,10 @@ def _new_folders(folder: Path) -> Iterator[Path]:
 
 
 def _makes(folder: Path) -> bool:
-    """Make one folder; False where it is there already."""
+    """Make one folder; False if it exists."""
     try:
         folder.mkdir()
-    except OSError as error:  # some systems refuse before they look whether it is there
+    except OSError as error:  # some systems refuse before they check whether it exists
         if folder.is_dir():
             return False
         if isinstance(error, FileExistsError):
@@ -95,7 +95,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all that is in it, a file or a link; nothing where nothing is there.
+    """Remove a folder with its contents, a file or a link; do nothing if it does not exist.
 
     Raises:
         OSError: something could not be removed.
@@ -104,12 +104,12 @@ def remove(path: Path) -> None:
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
-            continue  # something in it was removed at the same moment
+            continue  # another process removed something in it at the same time
     path.unlink(missing_ok=True)
 
 
 def remove_leftover(path: Path) -> None:
-    """Remove as `remove` does, but leave of a folder what cannot be removed: `wherry clean` names it.
+    """Remove as `remove` does, but tolerate contents of a folder that cannot be removed: `wherry clean` reports them.
 
     Raises:
         OSError: a file could not be removed.

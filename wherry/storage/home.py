@@ -1,7 +1,7 @@
-"""home: where wherry keeps what belongs to no single checkpoint (the ledger and the embedded MLflow store).
+"""The home folder: data that does not belong to a single checkpoint (the ledger, keys, the embedded MLflow store).
 
 One folder, `WHERRY_HOME`, private to its user; by default the platform's folder for user data. Looking up a path
-creates nothing; `ensure_home` does.
+creates nothing; only `ensure_home` creates the folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DATABASES = frozenset({"postgresql", "postgres", "mysql", "mariadb", "mssql", "
 
 
 def home() -> Path:
-    """The folder: `WHERRY_HOME`, or the user data folder of the platform."""
+    """The path of the home folder: `WHERRY_HOME`, or the user data folder of the platform."""
     if given := os.environ.get("WHERRY_HOME"):
         return Path(given).expanduser().absolute()
     from platformdirs import user_data_dir  # `wherry --help` needs no folder
@@ -27,7 +27,7 @@ def home() -> Path:
 
 
 def ensure_home() -> Path:
-    """The folder, made private to its user where it was not there.
+    """The path of the home folder, which is created with access for its user alone if it does not exist.
 
     Raises:
         StorageError: it cannot be created.
@@ -43,12 +43,12 @@ def ensure_home() -> Path:
 
 
 def mlflow_artifacts() -> Path:
-    """Where receipts go that the embedded MLflow store holds as run artifacts."""
+    """The folder for the run artifacts of the embedded MLflow store."""
     return home() / "mlflow-artifacts"
 
 
 def user_name() -> str:
-    """Who runs this, for the record; `unknown` where the system has no name for it, as in some containers."""
+    """The name of the current user; `unknown` if the system has no name for it, as in some containers."""
     import getpass
 
     try:
@@ -67,8 +67,8 @@ def without_secrets(url: str) -> str:
 def _without_user(scheme: str, rest: str) -> str:
     """What follows `user:password@`; an `@` in the path of an ordinary URI stays.
 
-    A password is often written unquoted, with a `/`, `?` or `#`. It is told from host and path by what follows the
-    first colon: a port is a number. Addresses of databases have no other `@`.
+    A password is often written unquoted, with a `/`, `?` or `#`. It is distinguished from host and path by what
+    follows the first colon: a port is a number. Database URLs have no other `@`.
     """
     authority = _END_OF_AUTHORITY.split(rest, maxsplit=1)[0]
     _host, colon, port = authority.partition(":")

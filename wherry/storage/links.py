@@ -1,14 +1,14 @@
-"""links: which symbolic links are followed when a checkpoint is read.
+"""Defines which symbolic links are followed when a checkpoint is read.
 
-A checkpoint is data from elsewhere, and a link in it could name any file of this machine. A link is followed where its
-final target lies
+A checkpoint is untrusted data, and a link in it could point to any file of this machine. A link is followed only if its
+final target is
 
-1. below the root: the folder or file that the user named (`/data/run` may itself be a link, or lie below one);
+1. below the root: the folder or file that the user named (`/data/run` may itself be a link, or be below one);
 2. in `blobs/` of the Hugging Face cache whose `snapshots/` holds the root;
 3. below a folder that the user's own configuration allows: `links = ["/data/models"]`, or `WHERRY_LINKS`.
 
-Everything else is a HostileError that names the link, its target and the line that allows it. What is compared is the
-real path of what was opened, so that nothing can be exchanged between the check and the use.
+Any other link raises a HostileError that names the link, its target and the configuration line that allows it. The
+check compares the real path of the open file, so that no file can be exchanged between the check and the use.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from wherry.core.services import service
 from wherry.errors import HostileError
 
 _CACHED = ("models--", "datasets--", "spaces--")
-_DELETED = " (deleted)"  # what Linux adds to the path of a file that has no name any more
+_DELETED = " (deleted)"  # what Linux appends to the path of a deleted file
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """What a user named, below which links may lead.
+    """The path that a user named; links may point below it.
 
     Attributes:
-        path: as it was named; absolute.
-        real: where it lay when it was named, links resolved.
-        configurable: whether the configuration may allow more; not while the configuration itself is being judged.
+        path: as the user named it; absolute.
+        real: the same path when it was named, with links resolved.
+        configurable: whether the configuration may allow further folders; False while the configuration itself is
+            checked.
     """
 
     path: str
@@ -38,11 +39,11 @@ class Root:
     configurable: bool = True
 
     def admits(self, path: str, real: str) -> bool:
-        """Whether a path below this root, or beside it, may lead to a place.
+        """Whether a path below this root, or beside it, may point to a real path.
 
         Args:
-            path: what is opened.
-            real: where that lies, links resolved.
+            path: the path that is opened.
+            real: the same path with links resolved.
         """
         if path == real or _is_within(real, self.real):
             return True
@@ -56,15 +57,15 @@ class Root:
 
 
 def root_at(path: str, *, configurable: bool = True) -> Root:
-    """The root that a path is which the user named."""
+    """The root for a path that the user named."""
     return Root(path, os.path.realpath(path), configurable)
 
 
 def allowed_roots() -> tuple[str, ...]:
-    """The folders, links resolved, below which the configuration lets links lead.
+    """The folders below which the configuration allows targets of links; with links resolved.
 
     Raises:
-        UsageError: the configuration is faulty.
+        UsageError: the configuration is invalid.
     """
     stated = os.environ.get("WHERRY_LINKS")
     folders = (
@@ -79,14 +80,14 @@ def link_refusal(path: str, real: str) -> HostileError:
     """The error for a link that must not be followed.
 
     Args:
-        path: what was to be opened.
-        real: where it leads.
+        path: the path that was opened.
+        real: the target of the link.
     """
     folder = os.path.dirname(real.removesuffix(_DELETED))  # noqa: PTH120
     return HostileError(
-        f"a link leads outside the checkpoint, to {real}",
+        f"symbolic link points outside the checkpoint: {real}",
         uri=path,
-        cure=f'put the file itself there, or allow the folder in your wherry.toml: links = ["{folder}"]',
+        cure=f'replace the link with the file, or allow the folder in your wherry.toml: links = ["{folder}"]',
     )
 
 
@@ -95,7 +96,7 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def _blobs_of(real: str) -> str:
-    """`blobs/` of the Hugging Face cache to whose snapshots a folder belongs; empty where it is in none."""
+    """`blobs/` of the Hugging Face cache whose snapshots contain a folder; empty if the folder is in no cache."""
     parts = real.split("/")
     for number in range(len(parts) - 1, 0, -1):
         if parts[number] == "snapshots" and parts[number - 1].startswith(_CACHED):

@@ -1,7 +1,8 @@
-"""Location: a path in a store, and what a store must be able to say of itself.
+"""Location: a path in a store, and the interface of stores.
 
-What a store can do is declared, not guessed (restic's `Properties`): whether a rename can refuse to overwrite,
-whether a put can be create-only, whether byte ranges can be read and written. `wherry.storage.stores` has the stores.
+The capabilities of a store are declared, not guessed (as restic's `Properties`): whether a rename can refuse to
+overwrite, whether a put can be create-only, whether byte ranges can be read and written. `wherry.storage.stores` has
+the stores.
 """
 
 from __future__ import annotations
@@ -18,14 +19,12 @@ from wherry.errors import HostileError, NotFoundError, StorageError, storage_err
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_CONFIG = 64 << 20  # bytes of a config that are read
-MOST_COMPANION = (
-    32 << 30
-)  # bytes of a file that goes along with the tensors; a sparse file would fill the disk
+MOST_CONFIG = 64 << 20  # size limit of a config file, in bytes
+MOST_COMPANION = 32 << 30  # size limit of a companion file, in bytes; a sparse file would fill the disk
 _PIECE = 8 << 20
 
-_DEEPEST = 64  # folders below one that is walked
-_MOST_VISITS = 16  # of one folder under several names, in one walk
+_DEEPEST = 64  # limit of nested folders in a walk
+_MOST_VISITS = 16  # limit of visits of one folder through different links, in one walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +49,14 @@ class Entry:
     """One file or folder.
 
     Attributes:
-        name: within its parent, or its relative path.
-        size: bytes; -1 of a link to nothing and of what must not be opened.
+        name: its name in the parent folder, or its relative path.
+        size: bytes; -1 for a broken link and for a file that must not be opened.
         is_dir: whether it is a folder.
         mark: time of the last modification (local files), ETag or generation; part of fingerprints.
-        inode: device and inode of a local file; two files of one name and mark differ by it.
-        changed: time of the last change of the inode in nanoseconds, which no program can set; 0 where there is none.
-        barred: why it must not be opened (`a FIFO`, `a link leads outside the checkpoint, to /etc/passwd`); empty
-            where it may.
+        inode: device and inode of a local file; distinguishes two files of the same name and mark.
+        changed: ctime in nanoseconds, which no program can set; 0 if the store has none.
+        barred: why it must not be opened (`a FIFO`, `symbolic link points outside the checkpoint: /etc/passwd`); empty
+            if it may be opened.
     """
 
     name: str
@@ -88,17 +87,17 @@ class Store(Protocol):
         ...
 
     def readinto(self, path: str, start: int, buffer: memoryview) -> int:
-        """Fill a buffer from an offset; the number of bytes that the file had."""
+        """Fill a buffer from an offset; returns the number of bytes read."""
         ...
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
-        """Write a small file whole; create-only raises FileExistsError."""
+        """Write a small file; with `create_only`, raise FileExistsError if it exists."""
 
 
 def path_uri(path: str) -> str:
-    """A local path as it is printed and recorded: itself, or a `file://` URI where its bytes are no UTF-8 text.
+    """A local path as it is printed and recorded: the path itself, or a `file://` URI if its bytes are not valid UTF-8.
 
-    Python reads bytes that the locale cannot decode as lone surrogates, which no database and no JSON reader takes.
+    Python decodes bytes that are invalid in the locale as lone surrogates, which databases and JSON readers reject.
     """
     try:
         path.encode()
@@ -107,13 +106,13 @@ def path_uri(path: str) -> str:
     else:
         return path
     try:
-        return data.decode()  # text that an ASCII locale has hidden
+        return data.decode()  # valid UTF-8 that an ASCII locale did not decode
     except UnicodeDecodeError:
         return f"file://{quote(data)}"
 
 
 def native_path(text: str) -> str:
-    """A path as this process's locale spells it; the inverse of `path_uri` where that gave text."""
+    """A path in the encoding of this process's locale; the inverse of `path_uri` for a bare path."""
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
@@ -123,10 +122,10 @@ def native_path(text: str) -> str:
 
 @dataclass(frozen=True)
 class Location:
-    """A path in a store; what every function of wherry takes once a URI has been read.
+    """A path in a store: the form of a URI that the functions of wherry take.
 
     Attributes:
-        store: what holds it.
+        store: the store that holds the file or folder.
         path: absolute within the store.
         opaque: names of the pickle classes that may be read as opaque values here and below; see `SourceRequest`.
     """
@@ -180,22 +179,22 @@ class Location:
 
     @cached_property
     def entry(self) -> Entry | None:
-        """What is there, looked up once."""
+        """The entry at this location, looked up once; None if it does not exist."""
         return self.stat()
 
     def stat(self) -> Entry | None:
-        """What is there now."""
+        """The present entry at this location; None if it does not exist."""
         try:
             return self.store.stat(self.path)
         except OSError as error:
             raise storage_error(error, self.uri) from error
 
     def exists(self) -> bool:
-        """Whether anything is there now."""
+        """Whether the location exists now."""
         return self.stat() is not None
 
     def entries(self) -> list[Entry]:
-        """Children, sorted by name; empty for a file or where nothing is."""
+        """Children, sorted by name; empty for a file and for a missing folder."""
         try:
             return self.store.entries(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -207,14 +206,14 @@ class Location:
         """Bytes [start, stop) of the file.
 
         Raises:
-            NotFoundError: there is no such file.
-            HostileError: it is no regular file, or a link leads where it must not.
+            NotFoundError: the file does not exist.
+            HostileError: it is not a regular file, or a link points to a forbidden place.
             StorageError: the storage failed.
         """
         try:
             return self.store.read(self.path, start, stop)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-            raise NotFoundError("no such file", uri=self.uri, cure="check the path") from error
+            raise NotFoundError("file not found", uri=self.uri, cure="check the path") from error
         except OSError as error:
             raise storage_error(error, self.uri) from error
 
@@ -222,10 +221,10 @@ class Location:
         """All bytes of a file that is metadata.
 
         Args:
-            most: bytes that it may have.
+            most: size limit in bytes.
 
         Raises:
-            HostileError: it has more; and as `read`.
+            HostileError: the file exceeds the limit; and as `read`.
             NotFoundError, StorageError: as `read`.
         """
         entry = self.stat() if self.store.capabilities.local else None
@@ -236,21 +235,21 @@ class Location:
         return data
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes of a companion file, in order; up to 8 MiB at a time, and no more than it has now.
+        """The bytes of a companion file, in order; up to 8 MiB at a time, and no more than its present size.
 
         Raises:
-            HostileError: it has more than `MOST_COMPANION`; and as `read`.
+            HostileError: the file exceeds `MOST_COMPANION`; and as `read`.
             NotFoundError, StorageError: as `read`.
         """
         entry = self.stat()
         if entry is not None and entry.size > MOST_COMPANION:
             raise self._too_large(entry.size, MOST_COMPANION)
-        size = max(entry.size, 1) if entry else 1  # what is not there, or no file, is refused by `read`
+        size = max(entry.size, 1) if entry else 1  # `read` refuses a missing file or a folder
         for start in range(0, size, _PIECE):
             yield self.read(start, min(start + _PIECE, size))
 
     def put(self, data: bytes) -> None:
-        """Write a small file whole.
+        """Write a small file.
 
         Raises:
             StorageError: the storage failed.
@@ -264,10 +263,10 @@ class Location:
         """Every file below, with its path relative to this location; linked folders are entered.
 
         Args:
-            prefix: what is put before each path.
+            prefix: prepended to each path.
 
         Raises:
-            HostileError: something below must not be opened, or links lead in circles.
+            HostileError: a file below must not be opened, or links form a cycle.
         """
         yield from self._below(prefix, Counter())
 
@@ -281,17 +280,17 @@ class Location:
         if entry.barred:
             place = self.join(entry.name)
             try:
-                place.read(0, 1)  # what refuses it knows the cure
+                place.read(0, 1)  # the error that this raises has a more specific cure
             except StorageError as error:
                 if error.retryable:
                     raise
-            raise HostileError(entry.barred, uri=place.uri, cure="take it out of the checkpoint")
+            raise HostileError(entry.barred, uri=place.uri, cure="remove it from the checkpoint")
 
     def _too_large(self, size: int, most: int) -> HostileError:
         return HostileError(
-            f"{self.name} has {size:,} bytes; at most {most:,} of such a file are read",
+            f"{self.name} has {size:,} bytes, which exceeds the limit of {most:,}",
             uri=self.uri,
-            cure="take it out of the checkpoint, or restore it",
+            cure="remove it from the checkpoint, or restore the original file",
         )
 
     def _below(self, prefix: str, visits: Counter[str]) -> Iterator[Entry]:
@@ -310,9 +309,9 @@ class Location:
         circle = visits[real] > _MOST_VISITS
         if circle or prefix.count("/") > _DEEPEST:
             raise HostileError(
-                "links lead to this folder again and again"
+                f"more than {_MOST_VISITS} links lead to this folder"
                 if circle
-                else f"more than {_DEEPEST} folders deep",
+                else f"folders are nested more than {_DEEPEST} levels deep",
                 uri=self.uri,
-                cure="remove the links that lead back to a folder above them, or move the folder away",
+                cure="remove the links that point to a parent folder, or move the folder away",
             )

@@ -1,8 +1,8 @@
-"""open_file: the one way in which files and folders of this machine are opened.
+"""Opens the files and folders of this machine safely; all local files are opened here.
 
-A name in a checkpoint can be a FIFO that nobody ever writes to, a device without an end, or a link to a file of the
-user's. So what is opened is a regular file (or a folder, for a listing), no call ever waits, links obey
-`wherry.storage.links`, and nothing is written through a link. What is checked is the descriptor that is then read.
+A file in a checkpoint can be a FIFO without a writer, an endless device, or a link to a private file of the user. So
+only regular files are opened (and folders, for a listing), no call blocks, links obey `wherry.storage.links`, and
+nothing is written through a link. The checks apply to the same descriptor that is then read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _ALWAYS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-# What `open` says of a socket, of a device without a driver, and of a FIFO that is written and nobody reads.
+# Errors of `open` for a socket, a device without a driver, and a FIFO opened for writing without a reader.
 _NO_FILE = (errno.ENXIO, errno.ENODEV)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -31,7 +31,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a block device",
 }
-_CURE = "take it out of the checkpoint; only regular files are read"
+_CURE = "remove it from the checkpoint; only regular files are read"
 
 
 def open_regular(path: str, *, root: Root | None = None, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
@@ -39,15 +39,15 @@ def open_regular(path: str, *, root: Root | None = None, flags: int = os.O_RDONL
 
     Args:
         path: the file.
-        root: what the user named; links must obey its rule. None for files that are not a checkpoint's.
-        flags: of `os.open`; with those that write, the file itself is no link.
-        mode: of a file that is created.
+        root: the path that the user named, which limits links; None for files outside checkpoints.
+        flags: of `os.open`; a file that is opened for writing must not be a link.
+        mode: permissions of a new file.
 
     Returns:
         A file descriptor, which the caller closes.
 
     Raises:
-        HostileError: it is a FIFO, a socket or a device, or a link leads where it must not.
+        HostileError: it is a FIFO, a socket or a device, or a link points to a forbidden place.
         OSError: it cannot be opened; `IsADirectoryError` for a folder.
     """
     descriptor = _opened(path, flags | (os.O_NOFOLLOW if flags & _WRITING else 0), mode)
@@ -80,7 +80,7 @@ def opened_folder(path: str, root: Root | None = None) -> Generator[int]:
     """A descriptor of a folder while the block runs.
 
     Raises:
-        HostileError: a link leads where it must not.
+        HostileError: a link points to a forbidden place.
         OSError: it cannot be opened; `NotADirectoryError` for a file.
     """
     descriptor = _opened(path, os.O_RDONLY | os.O_DIRECTORY, 0)
@@ -92,7 +92,7 @@ def opened_folder(path: str, root: Root | None = None) -> Generator[int]:
 
 
 def read_regular(path: str, start: int, stop: int, root: Root | None = None) -> bytes:
-    """Bytes [start, stop) of a regular file; fewer where it ends earlier, and no more memory than it has bytes.
+    """Bytes [start, stop) of a regular file; fewer if it ends earlier. Memory is bounded by the size of the file.
 
     Raises:
         HostileError, OSError: as `open_regular`.
@@ -102,7 +102,7 @@ def read_regular(path: str, start: int, stop: int, root: Root | None = None) -> 
 
 
 def read_descriptor(descriptor: int, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of an open file; fewer where it ends earlier, and no more memory than it has bytes."""
+    """Bytes [start, stop) of an open file; fewer if it ends earlier. Memory is bounded by the size of the file."""
     left = min(stop, os.fstat(descriptor).st_size) - start
     pieces: list[bytes] = []
     while left > 0 and (piece := os.pread(descriptor, left, start)):
@@ -112,24 +112,24 @@ def read_descriptor(descriptor: int, start: int, stop: int) -> bytes:
 
 
 def special(mode: int) -> str:
-    """What a file is that is neither regular nor a folder, by its mode; empty for those two."""
+    """The kind of a special file, by its mode; empty for a regular file or a folder."""
     kind = stat.S_IFMT(mode)
-    return "" if kind in (stat.S_IFREG, stat.S_IFDIR) else _KINDS.get(kind, "no regular file")
+    return "" if kind in (stat.S_IFREG, stat.S_IFDIR) else _KINDS.get(kind, "an unknown type of file")
 
 
 def special_refusal(path: str, mode: int) -> HostileError:
-    """The error for something that is no regular file."""
-    return HostileError(f"{special(mode) or 'a device'} in place of a file", uri=path, cure=_CURE)
+    """The error for a file that is not a regular file."""
+    return HostileError(f"expected a regular file, got {special(mode) or 'a device'}", uri=path, cure=_CURE)
 
 
 def loop_refusal(path: str) -> HostileError:
-    """The error for a link that leads back to itself."""
-    return HostileError("a link that leads back to itself", uri=path, cure="remove the link")
+    """The error for a link that points back to itself."""
+    return HostileError("symbolic link points back to itself", uri=path, cure="remove the link")
 
 
 def written_link_refusal(path: str) -> HostileError:
-    """The error for a link under a name that is to be written."""
-    return HostileError("a link where a file is written", uri=path, cure="remove the link")
+    """The error for a link at a path that is opened for writing."""
+    return HostileError("cannot write through a symbolic link", uri=path, cure="remove the link")
 
 
 def _opened(path: str, flags: int, mode: int) -> int:
@@ -160,8 +160,8 @@ def _require_admitted(descriptor: int, path: str, root: Root | None) -> None:
 
 
 def _real_path(descriptor: int, path: str) -> str:
-    """Where a descriptor's file lies; where the system does not say so, where its path leads now."""
+    """The real path of an open file; if the system cannot report it, the present real path of its name."""
     try:
-        return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115  on the way of every read
+        return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115  called for every read
     except OSError:
         return os.path.realpath(path)

@@ -1,8 +1,8 @@
-"""PinnedStore: the local files of one opened checkpoint, each of them the same file from the first read to the last.
+"""PinnedStore: the local files of one opened checkpoint; each stays the same file from the first read to the last.
 
-A file is opened once and read by that descriptor, so that a file which is renamed over it changes nothing of what is
-read. Where many files are open, a descriptor makes room for another and its file is opened again later; then it must
-still be the file that was read before. A file that is changed in place is noticed by `wherry.formats.pin`.
+A file is opened once and read through that descriptor, so renaming another file over it does not change what is read.
+If too many files are open, a descriptor is closed and its file is opened again later; it must then be the same file as
+before. `wherry.formats.pin` detects files that are changed in place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHANGED_CURE = "convert it again once nothing writes to it"
 
 
 class PinnedStore(LocalStore):
-    """Local files that are opened once; `close` releases them."""
+    """Local files that are opened once; `close` closes them."""
 
     def __init__(self, root: Root | None) -> None:
         super().__init__(root)
@@ -35,7 +35,7 @@ class PinnedStore(LocalStore):
         self._first: dict[str, Entry] = {}
 
     def first_seen(self, path: str) -> Entry | None:
-        """What the file at a path was when it was opened first; None where nothing was read of it."""
+        """The entry of a file when it was first opened; None if it was never read."""
         return self._first.get(path)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
@@ -48,7 +48,7 @@ class PinnedStore(LocalStore):
         """The descriptor of a file; see LocalStore.
 
         Raises:
-            MismatchError: another file is at the path now.
+            MismatchError: the file at the path was replaced.
             HostileError, OSError: as `open_regular`.
         """
         with self._descriptors.using(path) as descriptor:

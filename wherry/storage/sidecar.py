@@ -1,12 +1,12 @@
-"""The sidecar: what wherry leaves beside a checkpoint that it wrote.
+"""The sidecar: the record that wherry writes beside a checkpoint.
 
 `wherry.json` in a folder, `<file>.wherry.json` beside a file: the manifest with a digest per tensor, the leaf
-digests (so that a mismatch can name the damaged 4 MiB), the checkpoint as lineage knows it, and the receipt of
-the conversion that made it. From these alone conversions and edges can be rebuilt when every database is lost.
-An orphan sidecar (its file is gone) means nothing.
+digests (so that a mismatch can name the damaged 4 MiB), its node of the lineage, and the receipt of the conversion
+that made it. Sidecars alone are enough to rebuild conversions and edges when every database is lost. A sidecar whose
+checkpoint file no longer exists has no meaning.
 
-Beside a file with a step's name it is `.<file>.wherry.json`: flax takes every file whose name begins like a step's
-for a step, so it would restore from it, and delete it as the oldest.
+Beside a file with a step's name it is `.<file>.wherry.json`: flax treats every file whose name begins like a
+step's as a step, so it would restore from the sidecar, or delete it as the oldest step.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ FOLDER_NAME = "wherry.json"
 SIGNATURE_NAME = "wherry.sig"
 OWN_NAMES = frozenset(
     {FOLDER_NAME, SIGNATURE_NAME}
-)  # what wherry puts into a folder is no part of a checkpoint
+)  # files of wherry in a folder do not belong to the checkpoint
 SCHEMA = 1
-MOST_SIDECAR = 1 << 30  # bytes; that of 100,000 tensors has 60 MB
+MOST_SIDECAR = 1 << 30  # bytes; a sidecar for 100,000 tensors has 60 MB
 _SHA256_BYTES = 32
 
 
@@ -45,7 +45,7 @@ class Sidecar:
     Attributes:
         manifest: what the checkpoint held when it was committed, digests included.
         checkpoint: the node of the lineage.
-        receipt: the conversion that made it; None where it was only taken stock of.
+        receipt: the conversion that made it; None if only its digests were recorded.
         leaves: key path → raw SHA-256 of each leaf.
     """
 
@@ -56,7 +56,7 @@ class Sidecar:
 
 
 def sidecar_location(location: Location) -> Location:
-    """Where the sidecar of a checkpoint lies."""
+    """The location of the sidecar of a checkpoint."""
     entry = location.entry
     if entry is not None and entry.is_dir:
         return location.join(FOLDER_NAME)
@@ -69,7 +69,7 @@ def sidecar_name(file: str) -> str:
 
 
 def signature_location(location: Location) -> Location:
-    """Where the signature of a checkpoint lies: beside its sidecar."""
+    """The location of the signature of a checkpoint: beside its sidecar."""
     entry = location.entry
     if entry is not None and entry.is_dir:
         return location.join(SIGNATURE_NAME)
@@ -82,10 +82,10 @@ def signature_name(file: str) -> str:
 
 
 def read_sidecar(location: Location) -> Sidecar | None:
-    """The sidecar of a checkpoint, or None where it has none.
+    """The sidecar of a checkpoint, or None if it has none.
 
     Raises:
-        CorruptError: it is there and is not one.
+        CorruptError: the sidecar is invalid.
     """
     place = sidecar_location(location)
     try:
@@ -94,19 +94,21 @@ def read_sidecar(location: Location) -> Sidecar | None:
         return None
     except (ValueError, RecursionError) as error:
         raise CorruptError(
-            f"the sidecar is not JSON: {error}", uri=place.uri, cure="delete or restore it"
+            f"invalid JSON in the sidecar: {error}",
+            uri=place.uri,
+            cure="restore the sidecar from a backup, or delete it",
         ) from error
     return _decode(data, place.uri)
 
 
 def unrecorded(sidecar: Sidecar, found: Manifest) -> list[str]:
-    """Companion files that are there now and were not when it was recorded; a signature belongs to it."""
+    """Names of companion files that were added after the sidecar was written; signatures do not count."""
     known = {companion.name for companion in sidecar.manifest.companions}
     return sorted({companion.name for companion in found.companions} - known - {SIGNATURE_NAME})
 
 
 def encode(sidecar: Sidecar) -> bytes:
-    """The text that lies on disk; the inverse of what `read_sidecar` does."""
+    """The contents of the sidecar's file; the inverse of `read_sidecar`."""
     data = {
         "schema": SCHEMA,
         "checkpoint": asdict(sidecar.checkpoint),
@@ -122,7 +124,7 @@ def encode(sidecar: Sidecar) -> bytes:
 def _decode(data: dict[str, Any], uri: str) -> Sidecar:
     try:
         if data["schema"] > SCHEMA:
-            raise CorruptError(f"sidecar of schema {data['schema']}", uri=uri, cure="use a newer wherry")
+            raise CorruptError(f"unsupported sidecar schema {data['schema']}", uri=uri, cure="upgrade wherry")
         return Sidecar(
             manifest=from_json(data["manifest"], uri),
             checkpoint=CheckpointRef(**data["checkpoint"]),
@@ -132,7 +134,9 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, CorruptError):
             raise
-        raise CorruptError(f"not a sidecar: {error!r}", uri=uri, cure="delete or restore it") from error
+        raise CorruptError(
+            f"invalid sidecar: {error!r}", uri=uri, cure="restore the sidecar from a backup, or delete it"
+        ) from error
 
 
 def _leaves(text: str) -> tuple[bytes, ...]:

@@ -1,7 +1,8 @@
-"""The stores: local files, and everything that fsspec reaches; and how a URI is read.
+"""The stores (local files, and everything that fsspec supports), and the parsing of URIs.
 
-Local paths never import fsspec: they are the fast path, and `os.pread` beats it. Which protocol can do what is a
-table here. Credentials come only from each library's own chain; a URI never carries them, and none is ever printed.
+Local paths never import fsspec: they are the fast path, and `os.pread` is faster. A table declares the capabilities of
+each protocol. Credentials come only from each library's own chain; a URI never carries them, and they are never
+printed.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ _PROTOCOLS: dict[str, tuple[Capabilities, str, str]] = {
     "hf": (READ_ONLY, "huggingface_hub", "hub"),
 }
 
-# What names the state of an object, by the words of the stores; the last ones are times.
+# Fields of a listing that identify the state of an object, by the names of the stores; the last ones are times.
 _MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
 
 
 @dataclass(frozen=True)
 class LocalStore:
-    """Files of this machine, opened as `wherry.storage.open_file` says.
+    """Files of this machine, opened by the rules of `wherry.storage.open_file`.
 
     Attributes:
-        root: what the user named, below which links may lead; None for files of our own.
+        root: the path that the user named, which limits links; None for files of wherry itself.
     """
 
     root: Root | None = None
@@ -77,7 +78,7 @@ class LocalStore:
             raise
 
     def entries(self, path: str) -> list[Entry]:
-        """See Store. A link to nothing has size -1: it is never mistaken for absence."""
+        """See Store. A broken link has size -1, so that it is not mistaken for a missing file."""
         with opened_folder(path, self.root) as folder, os.scandir(folder) as found:
             return sorted((self._scanned(path, entry) for entry in found), key=lambda entry: entry.name)
 
@@ -91,7 +92,7 @@ class LocalStore:
             return os.preadv(descriptor, [buffer], start)
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """A descriptor to read a file by while the block runs.
+        """A descriptor for reading a file while the block runs.
 
         Raises on entering:
             HostileError, OSError: as `open_regular`.
@@ -99,7 +100,7 @@ class LocalStore:
         return opened_regular(path, root=self.root)
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
-        """See Store. The file is synced; its folder is the caller's business."""
+        """See Store. The file is synced; syncing its folder is left to the caller."""
         flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if create_only else os.O_TRUNC)
         descriptor = open_regular(path, flags=flags)
         with os.fdopen(descriptor, "wb") as file:
@@ -121,25 +122,28 @@ class LocalStore:
             real = os.path.realpath(path)
             if not self.root.admits(path, real):
                 return Entry(
-                    entry.name, -1, is_dir=False, barred=f"a link leads outside the checkpoint, to {real}"
+                    entry.name,
+                    -1,
+                    is_dir=False,
+                    barred=f"symbolic link points outside the checkpoint: {real}",
                 )
         return entry_of(entry.name, status)
 
 
 def _why_not_followed(error: OSError) -> str:
     if error.errno == errno.ELOOP:
-        return "a link that leads back to itself"
-    return f"a link that cannot be followed ({error.strerror})"
+        return "symbolic link points back to itself"
+    return f"symbolic link cannot be followed: {error.strerror}"
 
 
 class LiveStore:
-    """Where a training state in the memory of a process is said to lie: a name without any file behind it."""
+    """The store of training states in the memory of a process: names without files."""
 
     protocol = "live"
     capabilities = READ_ONLY
 
     def stat(self, path: str) -> Entry | None:  # noqa: ARG002  of the protocol
-        """See Store: nothing is ever there."""
+        """See Store: always None."""
         return None
 
     def entries(self, path: str) -> list[Entry]:
@@ -156,16 +160,16 @@ class LiveStore:
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:  # noqa: ARG002
         """See Store."""
-        raise PermissionError(errno.EROFS, "a live state is not written", path)
+        raise PermissionError(errno.EROFS, "cannot write to a live state", path)
 
 
 def is_live(uri: str) -> bool:
-    """Whether a URI names a training state that was exported from memory; nothing is ever found there."""
+    """Whether a URI names a training state that was exported from memory; no file exists there."""
     return uri.startswith(f"{LiveStore.protocol}://")
 
 
 def entry_of(name: str, status: os.stat_result) -> Entry:
-    """The entry of a local file or folder from what the system says of it."""
+    """The entry of a local file or folder from its status."""
     barred = special(status.st_mode)
     return Entry(
         name,
@@ -179,17 +183,17 @@ def entry_of(name: str, status: os.stat_result) -> Entry:
 
 
 class FsspecStore:
-    """Any store that fsspec reaches."""
+    """Any store that fsspec supports."""
 
     def __init__(self, protocol: str, capabilities: Capabilities) -> None:
-        import fsspec  # a tenth of a second that local runs do not pay
+        import fsspec  # takes 0.1 s, which local runs do not pay
 
         self.protocol = protocol
         self.capabilities = capabilities
         self.fs: Any = fsspec.filesystem(protocol)
 
     def stat(self, path: str) -> Entry | None:
-        """See Store; never from a listing that fsspec has kept."""
+        """See Store; never from a cached listing of fsspec."""
         try:
             with library_errors(self.protocol, path):
                 self.fs.invalidate_cache(path)
@@ -234,7 +238,7 @@ def remote_store(protocol: str) -> FsspecStore:
 
     Raises:
         MissingExtraError: the package for it is not installed.
-        UsageError: nobody knows the protocol.
+        UsageError: the protocol is unknown.
     """
     capabilities, package, extra = _PROTOCOLS.get(protocol, (READ_ONLY, "fsspec", ""))
     try:
@@ -250,7 +254,7 @@ def remote_store(protocol: str) -> FsspecStore:
 
 
 def open_local(location: Location) -> int:
-    """A descriptor of a local file to be read, which the caller closes.
+    """Open a local file for reading; the caller closes the descriptor.
 
     Raises:
         HostileError, OSError: as `open_regular`.
@@ -272,16 +276,16 @@ def make_folder(location: Location) -> None:
 
 
 def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) -> Location:
-    """Read a URI or a path.
+    """Parse a URI or a path.
 
-    Links of a local path itself are the user's choice; those below it obey `wherry.storage.links`.
+    Links in a local path itself are followed; those below it obey `wherry.storage.links`.
 
     Args:
         uri: the URI or path.
         opaque: names of the pickle classes that may be read as opaque values there.
 
     Raises:
-        UsageError: an empty or relative-to-nothing URI, or one that carries credentials.
+        UsageError: the URI is empty, is a model URI, or carries credentials.
         MissingExtraError: the package for its protocol is not installed.
     """
     found = _located(os.fspath(uri))
@@ -290,11 +294,11 @@ def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) ->
 
 def _located(text: str) -> Location:
     if not text:
-        raise UsageError("an empty URI")
+        raise UsageError("empty URI")
     if text.startswith(("models:/", "wherry://")):
         raise UsageError(
-            f"{text} names a registered checkpoint, and is no place to write or to walk",
-            cure="`wherry resolve` prints where it lies",
+            f"{text} is a model URI; expected a path or a storage URI",
+            cure="run `wherry resolve URI` to print the location of the checkpoint",
         )
     protocol, separator, rest = text.partition("://")
     if not separator:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is what it should be: verify, native loading, inspect.
+"""Verifies and inspects checkpoints: verify, native loading, inspect.
 
 - Verification: the verdict of one level of checks on one checkpoint (`verify`).
 """

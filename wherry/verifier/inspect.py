@@ -1,8 +1,8 @@
-"""inspect: what one checkpoint holds, with hashes on request; and how one gets an identity that wherry did not write.
+"""inspect: list the contents of a checkpoint, with hashes on request; and record its identity in a sidecar.
 
-The sidecar that `wherry inspect --digest --write` leaves has manifest and digests and no receipt: nothing was
+The sidecar that `wherry inspect --digest --write` writes has manifest and digests but no receipt, as nothing was
 converted. With it the checkpoint can be verified, fetched, signed, registered and promoted like any other. No file of
-the checkpoint is touched, and a sidecar that is there is never replaced.
+the checkpoint is changed, and an existing sidecar is never replaced.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
-        detection: what it is.
-        manifest: its contents, with tensor digests where they were asked for.
-        sha256: key path → flat SHA-256 of canonical bytes, where it was asked for.
+        detection: its detected format.
+        manifest: its contents, with tensor digests if they were requested.
+        sha256: key path → flat SHA-256 of canonical bytes, if it was requested.
     """
 
     detection: Detection
@@ -54,7 +54,7 @@ class Inspection:
     sha256: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
 
     def to_json(self) -> dict[str, Any]:
-        """As `inspect --json` prints it."""
+        """The output of `inspect --json`."""
         data = self.manifest.to_json()
         flat = {render(path): value for path, value in self.sha256.items()}
         tensors = [{**row, "sha256": flat.get(row["path"])} for row in data["tensors"]]
@@ -79,13 +79,13 @@ def inspect(
         uri: a checkpoint, step or run.
         sha256: also hash each tensor's canonical bytes as a whole.
         digest: also compute the tensor digests.
-        write: also leave them in a sidecar beside it, so that it can be registered; implies `digest`.
+        write: also write them to a sidecar beside it, so that it can be registered; implies `digest`.
         memory: budget for the hashing.
         progress: called a few times a second while hashing.
         format, step, item: which checkpoint.
 
     Raises:
-        TargetExistsError: `write`, and it has a sidecar that says something else.
+        TargetExistsError: with `write`, if it has a sidecar with different contents.
         WherryError: it cannot be opened, or its bytes cannot be read.
     """
     source = SourceRequest(os.fspath(uri), format, step, item)
@@ -101,7 +101,7 @@ def inspect_source(
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
 ) -> Inspection:
-    """List the contents of a checkpoint as a request names it; see `inspect`."""
+    """List the contents of the checkpoint of a request; see `inspect`."""
 
     def open_it() -> Checkpoint:
         return open_source(named(source))
@@ -118,26 +118,26 @@ def inspect_source(
 
 
 def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
-    """Write the sidecar of a checkpoint; nothing where it has one that says the same.
+    """Write the sidecar of a checkpoint; do nothing if it has one with the same contents.
 
     Args:
         checkpoint: opened.
         hashes: of all its tensors.
-        pin: its files from before they were read.
+        pin: the state of its files before they were read.
 
     Returns:
         The manifest that was written, companion digests included.
 
     Raises:
-        TargetExistsError: it has a sidecar that says something else.
+        TargetExistsError: it has a sidecar with different contents.
         MismatchError: its files changed while they were read.
-        IncompleteError: not every tensor could be digested.
+        IncompleteError: a tensor could not be digested.
         StorageError: the sidecar cannot be written there.
     """
     found, uri = checkpoint.detection, checkpoint.uri
     lacking = next((path for path in checkpoint.manifest.tensors if path not in hashes.digests), None)
     if lacking is not None:
-        raise IncompleteError("it has no digest of its own", uri=uri, path=render(lacking))
+        raise IncompleteError("the tensor has no digest", uri=uri, path=render(lacking))
     companions = tuple(digested(checkpoint, one) for one in checkpoint.manifest.companions)
     mark = present_fingerprint(checkpoint)
     pin.require_unchanged(checkpoint)  # so the fingerprint is that of the files that were read
@@ -149,15 +149,15 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
         _put_new(sidecar_location(location), encode(Sidecar(manifest, node, None, hashes.leaves)))
     elif proved_digest(there) != node.checkpoint_digest:
         raise TargetExistsError(
-            "its sidecar tells of another checkpoint",
+            "the existing sidecar describes another checkpoint",
             uri=uri,
-            cure="`wherry verify --level digest` says what was altered; remove the sidecar if it is out of date",
+            cure="run `wherry verify --level digest` to see what changed; remove the sidecar if it is out of date",
         )
     return manifest
 
 
 def _put_new(place: Location, data: bytes) -> None:
-    """A small file that appears whole and durable, and replaces nothing."""
+    """Write a small file atomically and durably, without replacing an existing one."""
     try:
         if not place.store.capabilities.local:
             place.store.put(place.path, data, create_only=True)
@@ -171,6 +171,8 @@ def _put_new(place: Location, data: bytes) -> None:
             draft.unlink(missing_ok=True)
         sync_folder(target.parent)
     except FileExistsError as error:
-        raise TargetExistsError("somebody else wrote its sidecar just now", uri=place.uri) from error
+        raise TargetExistsError(
+            "another process wrote the sidecar at the same time", uri=place.uri
+        ) from error
     except OSError as error:
         raise storage_error(error, place.uri) from error

@@ -1,10 +1,9 @@
-"""native and logits: the levels of verification at which the systems' own software has its say.
+"""native and logits: the levels of verification that use the systems' own software.
 
-`native` loads a checkpoint with the target system's own library onto the devices that are there (TPU, GPU, CPU),
-sharded where it can be, and compares the digest of what lies on them with the recorded one. `logits` makes a Hugging
-Face folder of source and target each, where they are not one, and compares what transformers' own model computes from
-them. Each check is one child process, so that the heavy libraries never enter the caller and their memory goes with
-them.
+`native` loads a checkpoint with the target system's own library onto the available devices (TPU, GPU, CPU), sharded if
+possible, and compares the digests of the loaded arrays with the recorded ones. `logits` converts source and target to
+Hugging Face folders, unless they are, and compares the outputs of transformers' own model. Each check is a child
+process, so that the heavy libraries are never imported by the caller and their memory is released.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 _SCHEMA = 1
 _HUB = "huggingface"
-# JAX keeps 64-bit types; nothing is fetched from anywhere.
+# JAX keeps 64-bit types; nothing is downloaded.
 _VARIABLES = {"JAX_ENABLE_X64": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # Default limits of a child: a slow disk still reads 20 MB/s; libraries hold an array up to six times (loaded, cast to
 # float32, mapped, sharded), besides their own code and compiler. At least 2 GiB, at most the memory that is available.
@@ -42,17 +41,17 @@ _MEMORY, _COPIES, _LEAST_MEMORY = 4 << 30, 6, 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class NativeReport:
-    """What the other software said.
+    """The result of a check with the system's own software.
 
     Attributes:
-        failed: what is not as recorded.
-        refused: whether it did not load the checkpoint at all.
-        devices: software and devices, in words.
-        checked: tensors that were compared (logits: numbers).
-        sharded: tensors that lay over several devices.
+        failed: the differences from the record.
+        refused: whether the library could not load the checkpoint.
+        devices: software and devices, as text.
+        checked: number of tensors that were compared (logits: numbers).
+        sharded: number of tensors that were on several devices.
         error: largest relative difference of logits.
         nbytes: bytes of the checkpoint.
-        evidence: which library reads what.
+        evidence: the libraries and what they read.
     """
 
     failed: tuple[Failure, ...]
@@ -70,7 +69,7 @@ class NativeReport:
         return "ok" if not self.failed else "refused" if self.refused else "altered"
 
     def to_json(self) -> dict[str, Any]:
-        """As `verify --json` prints it."""
+        """The output of `verify --json`."""
         more = {"error": self.error} if self.error is not None else {"sharded": self.sharded}
         return {"devices": self.devices, "checked": self.checked, "evidence": self.evidence, **more}
 
@@ -88,14 +87,14 @@ def said(
 
 
 def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
-    """Load a checkpoint with its system's own library and compare what lies on the devices.
+    """Load a checkpoint with its system's own library and compare the arrays on the devices.
 
     Args:
-        checkpoint: it; its recorded digests count, without a record those of its bytes.
-        memory: budget of the pass over the bytes, where there is no record.
+        checkpoint: the checkpoint; compared with its recorded digests, or without a record with those of its bytes.
+        memory: budget of the pass over the bytes, if there is no record.
 
     Raises:
-        UnsupportedError: no library is known for its format, or it is not on this machine's file system.
+        UnsupportedError: no library is known for its format, or it is not on a local file system.
         MissingExtraError: the library is not installed, or its version is not safe.
         NoAnswerError: the child exceeded a limit, was killed, or failed to start.
     """
@@ -104,8 +103,8 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
     if loader is None:
         known = ", ".join(sorted(service("native").LOADERS))
         raise UnsupportedError(
-            f"no library is known that loads {name}", uri=checkpoint.uri,
-            cure=f"verify it at level digest; native knows {known}",
+            f"no native library is known for format {name}", uri=checkpoint.uri,
+            cure=f"pass --level digest; native supports {known}",
         )  # fmt: skip
     _require(loader.package, loader.extra, f"loading {name} natively")
     sidecar = read_sidecar(locate(checkpoint.uri))
@@ -122,25 +121,25 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
 
 
 def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | None = None) -> NativeReport:
-    """Compare what a model computes before and after.
+    """Compare the outputs of a model before and after a conversion.
 
     Args:
         checkpoint: the target.
-        against: the source; what the receipt beside the target names by default.
-        family_file: the file that declares the family, where wherry itself does not.
+        against: the source; by default the source in the target's receipt.
+        family_file: the file that declares the family, if wherry itself does not.
 
     Raises:
-        UsageError: nothing says what the source is.
+        UsageError: the source is unknown.
         MissingExtraError: transformers or torch is not installed, or its version is not safe.
         NoAnswerError: as for `native`.
-        WherryError: whatever making a Hugging Face folder of one of them raises.
+        WherryError: any error of the conversion to a Hugging Face folder.
     """
     _require("transformers", "native", "computing logits")
     _require("torch", "native", "computing logits")
     sidecar = read_sidecar(locate(checkpoint.uri))
     source = against or (sidecar.receipt.source.uri if sidecar and sidecar.receipt else None)
     if source is None:
-        raise UsageError("level logits compares with the source", cure="say which: --against SOURCE")
+        raise UsageError("level logits needs a source to compare with", cure="pass --against SOURCE")
     from wherry.ledger.open import open_named
 
     with (
@@ -157,7 +156,7 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
 
 
 def _as_hub(checkpoint: Checkpoint, folder: Path, family_file: str | None) -> str:
-    """A Hugging Face folder of a checkpoint: itself where it is one with a config."""
+    """A Hugging Face folder of a checkpoint: the checkpoint itself if it is one with a config."""
     if checkpoint.detection.format == _HUB and checkpoint.detection.family:
         return _local(checkpoint)
     from wherry.converter.convert import convert
@@ -172,7 +171,7 @@ def _local(checkpoint: Checkpoint) -> str:
     location = locate(checkpoint.uri)
     if location.store.protocol != "file":
         raise UnsupportedError(
-            "libraries of other systems load from this machine's file system only here", uri=checkpoint.uri,
+            "native libraries can load a checkpoint only from a local file system", uri=checkpoint.uri,
             cure="fetch it first: wherry fetch URI DIR",
         )  # fmt: skip
     return location.path
@@ -184,7 +183,7 @@ def _require(package: str, extra: str, purpose: str) -> None:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether a package can be found; nothing of it is imported, its parents included."""
+    """Whether a package is installed; neither the package nor its parents are imported."""
     top, *inner = accumulate(package.split("."), lambda outer, name: f"{outer}.{name}")
     spec = find_spec(top)
     for name in inner:
@@ -201,16 +200,16 @@ def _ask(request: dict[str, Any], nbytes: int) -> dict[str, Any]:
         variables=_VARIABLES,
     )
     if done.code:
-        last = done.errors.strip().splitlines()[-1:] or ["it printed nothing"]
+        last = done.errors.strip().splitlines()[-1:] or ["it printed no error"]
         raise NoAnswerError(
-            f"the {request['task']} check ended with {done.code}: {last[0]}",
-            cure="a negative number is a signal: -9 is the system, out of memory", retryable=done.code < 0,
+            f"the {request['task']} check exited with code {done.code}: {last[0]}",
+            cure="a negative code is a signal; -9 usually means out of memory", retryable=done.code < 0,
         )  # fmt: skip
     try:
         answer = json.loads(done.output)
     except ValueError as error:
         raise NoAnswerError(
-            f"the {request['task']} check printed no answer", cure="look at what its library prints"
+            f"the {request['task']} check printed no result", cure="check what the library prints"
         ) from error
     if "unsupported" in answer:
         raise MissingExtraError(answer["unsupported"], cure=answer["cure"])
@@ -218,7 +217,7 @@ def _ask(request: dict[str, Any], nbytes: int) -> dict[str, Any]:
 
 
 def _memory(nbytes: int) -> int:
-    """Default memory limit of a check of so many bytes."""
+    """Default memory limit for checking a checkpoint of a given size."""
     wanted = _MEMORY + _COPIES * nbytes
     free = available_memory()
     return wanted if free is None else max(_LEAST_MEMORY, min(wanted, free))
@@ -227,7 +226,9 @@ def _memory(nbytes: int) -> int:
 def _seen(answer: dict[str, Any]) -> NativeReport:
     if "refused" in answer:
         return NativeReport(
-            (Failure("", f"the library refused it: {answer['refused']}"),), True, answer["devices"]
+            (Failure("", f"the library cannot load the checkpoint: {answer['refused']}"),),
+            True,
+            answer["devices"],
         )
     return NativeReport(
         tuple(Failure(path, reason) for path, reason in answer["failed"]),

@@ -1,21 +1,21 @@
-"""verify: is this checkpoint whole, and does it hold what was recorded?
+"""verify: check that a checkpoint is complete and matches its recorded digests.
 
 Levels, each including those before it:
 
-- `structure`: it opens; keys, shapes and dtypes are consistent.
-- `present`: every expected chunk is there, from metadata alone. Absent is never read as zeros.
-- `digest`: every byte is re-read and equals the manifest beside it, companions included. Where there is no manifest,
-  the checksums that the container itself records (torch's archives have a CRC-32 per member) are all there is.
-- `roundtrip`: what `against` names is found again in it; where that is of another system, through the inverse layout,
-  so that equal digests prove that the conversion lost nothing. What values may lose is measured and has a bound.
-- `native`, `logits`: it is present, and the system's own library loads it onto the devices that are there, bit by bit;
-  a reference implementation computes from it what it computes from the source.
+- `structure`: it can be opened; keys, shapes and dtypes are consistent.
+- `present`: every expected chunk exists, from metadata alone. A missing chunk is never read as zeros.
+- `digest`: every byte is read again and matches the manifest beside it, including companion files. Without a manifest,
+  only the checksums that the container itself records (torch archives have a CRC-32 per member) are compared.
+- `roundtrip`: it holds the tensors of `against`; if that is of another system, through the inverse layout, so that
+  equal digests prove that the conversion lost nothing. Where values may change, the error is measured against a bound.
+- `native`, `logits`: it is present, and the system's own library loads it onto the available devices, bit by bit;
+  a reference implementation computes the same from it as from the source.
 
 With `against=SOURCE` both checkpoints are read and compared tensor by tensor, through the renaming that the
 target's receipt records.
 
-`verified` is the verification that a workflow makes: its outcome goes to the ledger, and what does not pass is an error
-whose cure is the command that makes the checkpoint again as it was made, where its receipt tells.
+`verified` is the verification for workflows: its outcome is recorded in the ledger, and a failure raises an error whose
+cure is the command that makes the checkpoint again, if its receipt contains it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
 _OTHERS_SAY = ("native", "logits")
-# verdict → what the command line ends with.
+# verdict → exit code of the command line.
 _EXIT_CODES = {"ok": 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, "refused": 9}
 
 
@@ -74,18 +74,18 @@ class Verification:
     """The outcome of a verification.
 
     Attributes:
-        uri: what was verified.
-        level: how far.
-        verdict: `ok`, `incomplete` (something is not there), `corrupt` (it contradicts itself), `malicious`,
-            `altered` (bytes are not the recorded ones), or `refused` (its own library does not load it).
+        uri: the verified checkpoint.
+        level: the level of the verification.
+        verdict: `ok`, `incomplete` (parts are missing), `corrupt` (it is inconsistent), `malicious`, `altered` (bytes
+            differ from the recorded digests), or `refused` (its own library cannot load it).
         ok: whether the verdict is `ok`.
         checked: number of tensors.
-        failed: those that failed, each with its reason and, where known, the damaged leaf.
+        failed: tensors that failed, each with its reason and, if known, the damaged leaf.
         seconds: wall time.
         nbytes: bytes read.
-        measured: what came back from another system's layout changed, within its bound.
-        native: what the system's own software said, at the levels `native` and `logits`.
-        against: the checkpoint that it was compared with, where one was named and it passed.
+        measured: the error after a round trip through another system's layout, within its bound.
+        native: the result of the system's own software, at the levels `native` and `logits`.
+        against: the checkpoint with which it was compared, if one was named and it passed.
     """
 
     uri: str
@@ -102,11 +102,11 @@ class Verification:
 
     @property
     def exit_code(self) -> int:
-        """0, or what the command line ends with."""
+        """The exit code of the command line; 0 if it passed."""
         return _EXIT_CODES[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
-        """As `verify --json` prints it."""
+        """The output of `verify --json`."""
         return {
             "uri": self.uri,
             "level": self.level,
@@ -139,7 +139,7 @@ def verify(
     """Verify a checkpoint.
 
     Args:
-        uri: what to verify.
+        uri: the checkpoint to verify.
         level: one of `LEVELS`.
         against: another checkpoint whose tensors it must equal; implies reading both.
         memory: budget for reading.
@@ -148,11 +148,11 @@ def verify(
         family_file: the file that declared the family through whose layouts it was made of `against`.
 
     Raises:
-        UsageError: an unknown level, or level `native` or `logits` while classes of pickles are let pass.
+        UsageError: the level is unknown, or it is `native` or `logits` and opaque classes are allowed.
         NotFoundError: level `digest` without a manifest beside the checkpoint and without `against`, and the container
             records no checksum for some tensor.
-        NotACheckpointError, UnsupportedError, StorageError: it is nothing that can be verified. Damage and hostile
-            data are verdicts here, not errors.
+        NotACheckpointError, UnsupportedError, StorageError: it cannot be verified. Damage and hostile data are
+            verdicts here, not errors.
     """
     source = SourceRequest(os.fspath(uri), format, step, item)
     return verify_source(
@@ -169,16 +169,16 @@ def verify_source(
     progress: OnProgress | None = None,
     family_file: str | None = None,
 ) -> Verification:
-    """Verify a checkpoint as a request names it; see `verify`."""
+    """Verify the checkpoint of a request; see `verify`."""
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
     if level == "roundtrip" and against is None:
-        raise UsageError("level roundtrip compares with the source", cure="say which: --against SOURCE")
+        raise UsageError("level roundtrip needs a source to compare with", cure="pass --against SOURCE")
     if level in _OTHERS_SAY and source.opaque:
         raise UsageError(
-            f"level {level} cannot read around {', '.join(sorted(source.opaque))}: the system's own library would "
-            "call what a pickle names",
-            cure="leave out --allow-opaque, or verify it at level digest",
+            f"level {level} cannot skip {', '.join(sorted(source.opaque))}: the system's own library would "
+            "call what the pickle names",
+            cure="leave out --allow-opaque, or pass --level digest",
         )
     clock = time.monotonic()
     other = None if against is None else _Other(source.beside(against), family_file)
@@ -198,7 +198,7 @@ def verify_source(
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """What to compare with, and the file that declares how, where wherry itself does not."""
+    """The checkpoint to compare with, and the family file, if wherry itself does not declare the family."""
 
     source: SourceRequest
     family_file: str | None
@@ -231,7 +231,7 @@ def _look(
 
 
 def _told(found: Verification, checkpoint: Checkpoint, other: _Other | None, memory: int) -> Verification:
-    """What the system's own software says of a checkpoint that is present."""
+    """The result of the system's own software for a checkpoint without missing parts."""
     from wherry.verifier.native import said  # starts a child
 
     source, file = (other.source.uri, other.family_file) if other else (None, None)
@@ -261,11 +261,15 @@ def _altered(
 
 def _nothing_recorded(checkpoint: Checkpoint, unrecorded: int) -> NotFoundError:
     count = len(checkpoint.manifest.tensors)
-    what = "it" if unrecorded == count else f"{unrecorded} of its {count} tensors; the others are intact"
+    what = (
+        "this checkpoint"
+        if unrecorded == count
+        else f"{unrecorded} of {count} tensors; the others are intact"
+    )
     return NotFoundError(
         f"no digests are recorded for {what}",
         uri=checkpoint.uri,
-        cure="compare it with another checkpoint: --against URI; wherry records digests of what it writes",
+        cure="pass --against URI to compare it with another checkpoint; wherry records digests of what it writes",
     )
 
 
@@ -288,14 +292,14 @@ def _against(
 
 
 def _meant(source: Checkpoint, sidecar: Sidecar | None) -> list[KeyPath]:
-    """The source's tensors, or its parameters where the target records that it holds no more of a train state."""
+    """The source's tensors, or only its parameters if the target records that it holds only these of a train state."""
     held, kind = source.manifest, sidecar.manifest.kind if sidecar else None
     left_state = held.kind == "train-state" and kind == "params"
     return parameters_of(held, source.uri) if left_state else sorted(held.tensors)
 
 
 def _as_scanned(source: Checkpoint, sidecar: Sidecar | None) -> Checkpoint:
-    """The source with its layers stacked or taken apart, where the target records that they were and they are not."""
+    """The source with its layers stacked or unstacked, if the target records that and the source is not yet so."""
     record = sidecar.manifest.origin.get("scan") if sidecar else None
     if record is None:
         return source
@@ -327,7 +331,7 @@ def _differences(
 ) -> Iterator[Failure]:
     yield from compare(found, expected, leaves)
     for path in sorted(set(found.digests) - set(expected)):
-        yield Failure(render(path), "a tensor that was not expected")
+        yield Failure(render(path), "unexpected tensor")
 
 
 def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
@@ -335,22 +339,22 @@ def _altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Fa
         try:
             found = digested(checkpoint, companion)
         except NotFoundError:
-            yield Failure(companion.name, "the companion file is gone")
+            yield Failure(companion.name, "companion file not found")
             continue
         if found.sha256 != companion.sha256:
-            yield Failure(companion.name, "the companion file is not the recorded one")
+            yield Failure(companion.name, "digest mismatch in the companion file")
 
 
 _COMPARING = ("roundtrip", "logits")  # levels that need the source
 
 
 def comparison(level: str, source: str, family_file: str | None) -> dict[str, Any]:
-    """The arguments of `verified` after a conversion: the level, and what it needs to know of the source.
+    """The arguments of `verified` after a conversion: the level, and its data about the source.
 
     Args:
         level: one of `wherry.verifier.verify.LEVELS`.
-        source: URI of what was converted.
-        family_file: the file that declared the family, where one did.
+        source: URI of the source of the conversion.
+        family_file: the file that declared the family, if one did.
     """
     return {"level": level} | ({"against": source, "family_file": family_file} if level in _COMPARING else {})
 
@@ -363,12 +367,12 @@ def verified(uri: str, **how: Any) -> tuple[Verification, str]:
         how: further arguments of `wherry.verify`.
 
     Returns:
-        The outcome, and whether the ledger has it, in words.
+        The outcome, and whether it was recorded, as text.
 
     Raises:
         NotRecordedError: it passed, but the ledger cannot be used; `result` is the outcome.
         IncompleteError: something is missing.
-        MismatchError: something is not what was recorded, or not what the source holds.
+        MismatchError: something differs from the record, or from the source.
     """
     outcome = verify(uri, **how)
     sidecar = read_sidecar(locate(outcome.uri))

@@ -1,9 +1,9 @@
-"""choose: what may be asked for of a conversion's layout, and whether it goes between two systems of one family.
+"""choose: decides whether a conversion changes the layout, between two systems of one family.
 
-A system is where a format says more than a container does: Hugging Face, Lingua, MaxText, T5X, PaxML and Penzai name
-and shape the same parameters differently. Between two of them a family's declarations decide (`wherry.view.system`);
-within one, and from or to a plain container, the tree stays as it is unless a layout option, an element type or a
-family is asked for. Then nothing of the families is imported: they take longer to start than to copy 100 MB.
+A system defines more than a container: Hugging Face, Lingua, MaxText, T5X, PaxML and Penzai use different names and
+shapes for the same parameters. Between two systems the declarations of a family apply (`wherry.view.system`); within
+one, and from or to a plain container, the tree does not change unless a layout option, an element type or a family is
+given. In that case the families are not imported: that would take longer than copying 100 MB.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 def relaid(
     checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest, only: str | None
 ) -> tuple[Checkpoint, dict[str, Any], str | None]:
-    """The source as the target's system would have written it.
+    """The source in the layout of the target's system.
 
     Args:
         checkpoint: the opened source.
         row: the target format.
-        options: as given with `--set`.
-        wish: what else the user says.
+        options: the options of `--set`.
+        wish: the other layout options.
         only: `params` or None.
 
     Returns:
-        The view (or the source itself, where the tree stays), the options that are left for the format, and what of
-        `only` is left to do.
+        The view (or the source itself, if the tree does not change), the remaining options for the format, and the
+        rest of `only`.
 
     Raises:
-        UsageError: a form or convention that nobody states, or one that is not known.
+        UsageError: a form or convention is missing or unknown.
         AmbiguousError: several families fit.
-        UnrepresentableError: a tensor or config attribute that the family does not know, or that the target lacks.
+        UnrepresentableError: the family or the target does not support a tensor or a config attribute.
         MismatchError: config and shapes contradict each other.
         IncompleteError: a layer is missing.
     """
@@ -55,7 +55,7 @@ def relaid(
     asked = {name: _word(value) for name, value in options.items() if name not in own}
     if wish.dtype and (dtypes.opaque(wish.dtype) or not dtypes.known(wish.dtype)):
         raise UsageError(
-            f"--dtype {wish.dtype} is no element type", cure="write for example bfloat16 or float32"
+            f"invalid value for --dtype: {wish.dtype!r}", cure="use for example bfloat16 or float32"
         )
     if not asked and _same_tree(checkpoint, row, wish):
         return checkpoint, own, only
@@ -66,11 +66,11 @@ def relaid(
 
 
 def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
-    """Whether it is clear without any family that the tree stays as it is."""
+    """Whether the tree stays unchanged, decided without loading any family."""
     pair = {row.name, checkpoint.detection.format}
     return not wish.explicit and not wish.config and (len(pair) == 1 or bool(pair & CONTAINERS))
 
 
 def _word(value: Any) -> str:
-    """A choice as declarations write it; who calls the library may say True."""
+    """A choice in the spelling of declarations; library callers may pass True."""
     return str(value).lower() if isinstance(value, bool) else str(value)

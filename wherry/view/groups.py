@@ -1,9 +1,9 @@
-"""groups: the pass over a view, in which the source's own tensors are digested too.
+"""groups: the pass over a view, which also computes the digests of the source's own tensors.
 
-A view reads regions, of which no leaf of the source can be hashed, so the source is read for its digests as well. Both
-are done group by group: the source tensors that some target tensors are made of, and these. So what was decoded or
-read for the one is still at hand for the other, and the files of decoded tensors go as soon as their group is done:
-pages that are used again cost a tenth of fresh ones.
+A view reads regions, from which the leaves of the source cannot be hashed, so the source is also read for its digests.
+Both reads are done group by group: some source tensors, and the target tensors that are made of them. So the data that
+was decoded or read for one is still available for the other, and files of decoded tensors are removed as soon as their
+group is done: reused memory pages cost a tenth of fresh ones.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from wherry.mover.move import JointMoves
     from wherry.runtime.threads import Task
 
-GROUP_BYTES = 256 << 20  # of source tensors; one that is larger is a group of its own
-KEPT_BYTES = 8 << 20  # what is decoded into memory; a thread may hold so much
+GROUP_BYTES = 256 << 20  # bytes of source tensors; a larger tensor forms its own group
+KEPT_BYTES = 8 << 20  # limit of bytes decoded into memory, for each thread
 
 
 class MoveGroup(NamedTuple):
-    """Source tensors, and everything that is made of them and of nothing else."""
+    """Source tensors, and all target tensors that are made only of them."""
 
     sources: list[KeyPath]
     targets: list[KeyPath]
@@ -47,11 +47,11 @@ class MoveGroup(NamedTuple):
 def groups(
     needs: Mapping[KeyPath, Collection[KeyPath]], sizes: Mapping[KeyPath, int], limit: int = GROUP_BYTES
 ) -> Iterator[MoveGroup]:
-    """Put together what hangs together, in the order of the targets; small groups are joined up to a limit.
+    """Group connected sources and targets, in the order of the targets; small groups are joined up to a limit.
 
     Args:
-        needs: target → the sources that it is made of.
-        sizes: source → bytes; what no target is made of comes last.
+        needs: target → the sources of which it is made.
+        sizes: source → bytes; sources without a target come last.
         limit: bytes of a joined group.
     """
     held, room = MoveGroup([], []), limit
@@ -91,29 +91,29 @@ def _connected(
 
 
 def _alone(needs: Mapping[KeyPath, Collection[KeyPath]], sizes: Mapping[KeyPath, int]) -> Iterator[KeyPath]:
-    """Sources that are small together with everything that is used with them."""
+    """Sources whose whole connected group is small."""
     for one in _connected(needs, sizes):
         if sum(sizes[path] for path in one.sources) <= KEPT_BYTES:
             yield from one.sources
 
 
 class _Stage:
-    """The tasks of a group: once all were given out and are done, what they held goes."""
+    """The tasks of a group; when all were handed out and are done, their data is released."""
 
     def __init__(self, over: Callable[[], None]) -> None:
         self._over = over
-        self._open = 1  # the giving out itself
+        self._open = 1  # counts the handing out itself
         self._lock = threading.Lock()
 
     def counted(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        """The same tasks; the stage is not over before they are done."""
+        """The same tasks, counted: the stage is not over before they are done."""
         for task in tasks:
             with self._lock:
                 self._open += 1
             yield partial(self._do, task)
 
     def last(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        """The same for the last ones."""
+        """The same for the last tasks of the stage."""
         yield from self.counted(tasks)
         self._done()
 
@@ -130,7 +130,7 @@ class _Stage:
 
 
 class _Work(NamedTuple):
-    """A group, looked at: its source tensors are raw, encoded, or not used."""
+    """A group with its source tensors by kind: raw, encoded, or not used."""
 
     stage: _Stage
     targets: list[KeyPath]
@@ -140,10 +140,10 @@ class _Work(NamedTuple):
 
 
 class ViewPass:
-    """One pass over a view; use it in a `with` statement, which removes what was decoded.
+    """One pass over a view; use it in a `with` statement, which removes decoded data.
 
     Attributes:
-        reader: reads the view's tensors, and hashes the source's on the way where it can.
+        reader: reads the view's tensors, and hashes the source's meanwhile if possible.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class ViewPass:
         stopped: threading.Event,
         progress: OnProgress | None,
     ) -> None:
-        """Look at what hangs together.
+        """Determine the groups; nothing is read yet.
 
         Args:
             seen: the view.
@@ -179,7 +179,7 @@ class ViewPass:
         self.reader.close()
 
     def carry(self, carrier: Carrier, moves: JointMoves) -> Hashes:
-        """Carry everything; the digests of the source's own tensors.
+        """Carry all tensors; returns the digests of the source's own tensors.
 
         Args:
             carrier: carries the view's tensors; its source has this pass's reader.
@@ -199,19 +199,19 @@ class ViewPass:
 
     @contextmanager
     def _hashing(self, reader: Reader, view: Source, meter: Meter) -> Generator[Carrier]:
-        """What hashes the source as it is, in the same budget, until the same event."""
+        """A carrier that hashes the source itself, with the same memory budget and stop event."""
         with Source(reader, view.pool, stopped=view.stopped) as read:
             carrier = Carrier(read, dict(self._specs), meter)
             with carrier.settling():
                 yield carrier
 
     def _tasks(self, carrier: Carrier, moves: JointMoves, used: Carrier, left: Carrier) -> Iterator[Task]:
-        """What is to be done, group by group; `left` hashes what nothing is made of."""
+        """All tasks, group by group; `left` hashes source tensors without a target."""
         work = [self._work(group) for group in groups(self._needs, self._sizes)]
         for one, following in zip(work, [*work[1:], None], strict=True):
             if one is work[0]:
                 yield from one.stage.counted(self._prepared(one))
-            if following is not None:  # so that nothing waits for what takes long to decode
+            if following is not None:  # so that no task waits for a long decoding
                 yield from following.stage.counted(self._prepared(following))
             yield from one.stage.last(self._carried(one, carrier, moves, used))
             yield from left.tasks(digest_moves(one.unused, left.source))
@@ -231,25 +231,25 @@ class ViewPass:
         )
 
     def _waits(self, target: KeyPath) -> bool:
-        """Whether a target is made of tensors that are still being decoded; such ones come last."""
+        """Whether a target needs tensors that are still being decoded; such targets come last."""
         return any(self._in_file(self._specs[path]) for path in self._needs[target])
 
     def _in_file(self, spec: TensorSpec) -> bool:
         return self._decoded.decodes(spec) and not self._decoded.keeps(spec)
 
     def _prepared(self, work: _Work) -> Iterator[Task]:
-        """Decode what is not kept in memory."""
+        """Decode tensors that are not kept in memory."""
         return (partial(self._decoded.prepare, spec) for spec in work.encoded if self._in_file(spec))
 
     def _carried(self, work: _Work, carrier: Carrier, moves: JointMoves, used: Carrier) -> Iterator[Task]:
-        """Carry, and hash what was not hashed while it was decoded."""
+        """Carry the targets, and hash sources that were not hashed while they were decoded."""
         for path in work.targets:
             yield from carrier.tasks(moves.of(path))
         yield from used.tasks(digest_moves(work.raw, used.source))
         yield from (partial(self._hash, spec, used) for spec in work.encoded)
 
     def _hash(self, spec: TensorSpec, used: Carrier) -> None:
-        """Hash a tensor that did not come in order; one that did is counted."""
+        """Hash a tensor that was not decoded in order; otherwise only count it."""
         self._decoded.prepare(spec)
         if self._decoded.hashed is not None and spec.path in self._decoded.hashed:
             used.meter.add(spec.nbytes, spec.name)

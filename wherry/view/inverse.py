@@ -1,8 +1,8 @@
-"""inverse: a converted checkpoint read back through the inverse layout must hash to the digests of its source.
+"""inverse: read a converted checkpoint back through the inverse layout, and compare it with the digests of its source.
 
-That is the proof that a conversion between systems lost nothing: the inverse is made of the same declarations, but
-every byte comes from the target as it lies in storage. Where values were changed on the way (a narrower type, norms
-stored as w or 1 + w), what differs is measured, and must stay within the bound that the plan stated.
+This proves that a conversion between systems lost nothing: the inverse uses the same declarations, but every byte is
+read from the target in storage. If values were changed (a narrower type, norms stored as w or 1 + w), the differences
+are measured, and must stay within the bound that the plan stated.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ def roundtrip(
     progress: OnProgress | None = None,
     measured: MeasuredError | None = None,
 ) -> Iterator[Failure]:
-    """Every tensor of the source that does not come back, with the reason.
+    """Every tensor of the source that differs after the round trip, with the reason.
 
     Args:
         converted: the target of a conversion.
-        source: what it was made of.
-        layout: what the target's manifest records: family, both systems, their forms and conventions; with
-            `family_file`, where the family is declared.
+        source: its source.
+        layout: the layout in the target's manifest: family, both systems, their forms and conventions; with
+            `family_file`, if a file declares the family.
         memory: budget for reading.
         progress: called a few times a second.
-        measured: told of what came back changed, within its bound.
+        measured: updated with the differences within the bound.
 
     Raises:
-        UsageError: the family was declared in a file and is not known here.
+        UsageError: the family was declared in a file, which is not given.
         WherryError: the target does not fit its own layout.
     """
     forward = _forward(source, layout)
@@ -67,7 +67,7 @@ def roundtrip(
         dropped = {row.path for row in forward.ignored}
         for path in source.manifest.tensors:
             if path not in carried and path not in dropped:
-                yield Failure(render(path), "nothing of the target holds it")
+                yield Failure(render(path), "missing tensor: no target tensor holds it")
         yield from _compared(view, source, forward, back, memory, progress, measured=measured)
 
 
@@ -82,16 +82,16 @@ def differences(
     memory: int,
     progress: OnProgress | None = None,
 ) -> list[Failure]:
-    """The tensors of a target that has just been written which are not what they were made of.
+    """The tensors of a newly written target that differ from their source.
 
-    A source that is hashed as it is seen is compared digest by digest.
+    A source that can be hashed directly is compared digest by digest.
 
     Args:
         source: the source of the conversion, or the view of it through the target's layout.
         written: the target, opened.
-        pairs: key path in the target → in the source, of the tensors in question.
-        found: their digests as the target has them.
-        known: digests of the source's own tensors, where `source` is a view of it; read again where they are not known.
+        pairs: key path in the target → in the source, of these tensors.
+        found: their digests in the target.
+        known: digests of the source's own tensors, if `source` is a view of it; unknown ones are computed again.
         memory: budget for reading.
         progress: called a few times a second.
     """
@@ -112,7 +112,7 @@ def _(
     memory: int,
     progress: OnProgress | None = None,
 ) -> list[Failure]:
-    """What was written through another layout is read back through the inverse one."""
+    """For a view: read the target back through the inverse layout."""
     forward = source.projected
     wanted = {piece.parameter for path in pairs for piece in forward.targets[path].pieces}
     whole = _inverse(forward, written)
@@ -148,11 +148,11 @@ def _compared(
 
 
 def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projection:
-    """The projection that made a target, made again of what its manifest records."""
+    """The projection that made a target, reconstructed from its manifest."""
     declared = layout.get("family_file")
     if declared is None and layout["family"] not in families():
         raise UsageError(
-            f"family {layout['family']} was declared in a file", cure="give the same --family-file"
+            f"family {layout['family']!r} was declared in a family file", cure="pass the same --family-file"
         )
     family = load_family_file(declared) if declared else load_family(layout["family"])
     one, other = dict(layout["from"]), dict(layout["to"])
@@ -165,7 +165,7 @@ def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projection:
 
 
 def _inverse(forward: Projection, converted: Checkpoint) -> Projection:
-    """From the target back to the very tensors of the source."""
+    """The projection from the target back to the tensors of the source."""
     system = forward.system
     conventions = {name: text for name, text in forward.chosen.items() if name in system.conventions}
     held = convert_layout(
@@ -176,7 +176,7 @@ def _inverse(forward: Projection, converted: Checkpoint) -> Projection:
 
 
 def _carried(forward: Projection) -> dict[KeyPath, StoredTensor]:
-    """The source's own tensors, of which some target tensor holds something."""
+    """The source's own tensors that some target tensor contains, in whole or in part."""
     there = {piece.parameter for stored in forward.targets.values() for piece in stored.pieces}
     return {
         path: stored
@@ -186,7 +186,7 @@ def _carried(forward: Projection) -> dict[KeyPath, StoredTensor]:
 
 
 def _numbers(forward: Projection) -> dict[KeyPath, KeyPath]:
-    """Key path in the source → in the target, of the run's numbers."""
+    """Key path in the source → in the target, of the run's scalars."""
     return {source: target for target, source in forward.scalars.items()}
 
 
@@ -198,7 +198,7 @@ def _measured(
     bound: Bound | None,
     measured: MeasuredError,
 ) -> Iterator[Failure]:
-    """The failure, unless values were meant to change and did so within the bound."""
+    """The failure, unless values may change and the difference is within the bound."""
     path = next(path for path in source.manifest.tensors if render(path) == failure.path)
     spec, other = source.manifest.tensors[path], view.manifest.tensors.get(path)
     same = other is not None and (other.shape, other.dtype) == (spec.shape, spec.dtype)
@@ -210,8 +210,8 @@ def _measured(
     error, share = max(one for one, _share in found), max(share for _one, share in found)
     if share > 1:
         yield Failure(
-            failure.path, f"its values differ by up to {error:.3g}, {share:.3g} times what |error| ≤ "
-            f"{bound.relative:.2g} × |value| + {bound.absolute:.2g} allows",
+            failure.path, f"its values differ by up to {error:.3g}, {share:.3g} times the bound |error| ≤ "
+            f"{bound.relative:.2g} × |value| + {bound.absolute:.2g}",
         )  # fmt: skip
         return
     measured.tensors += 1
@@ -221,11 +221,11 @@ def _measured(
 def _error(
     source: Checkpoint, view: Checkpoint, path: KeyPath, region: Region, bound: Bound
 ) -> tuple[float, float]:
-    """The largest difference in a region, and the largest as a part of what is allowed where it is."""
+    """The largest difference in a region, and the largest difference as a fraction of its bound."""
     import numpy as np
 
     mine, theirs = _wide(source.read(path, region)), _wide(view.read(path, region))
-    error = np.where(mine == theirs, 0.0, np.abs(mine - theirs))  # two infinities differ by nothing
+    error = np.where(mine == theirs, 0.0, np.abs(mine - theirs))  # equal infinities have no difference
     allowed = bound.relative * np.abs(mine) + bound.absolute
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(error == 0, 0.0, error / allowed)

@@ -1,11 +1,11 @@
-"""Scan: layers of any tree stacked into one tensor, or taken apart, by a pattern instead of a family.
+"""Scan: stacks the layers of any tree into one tensor, or unstacks them, by a pattern instead of a family.
 
     layers_{layers} -> layers:0       one tensor for all layers, the layers along axis 0
     layers:1 -> layers_{layers}       a tensor for each layer, taken out of axis 1
 
-The arrow goes from what the source has to what the target gets. The name in braces is the logical name of the axis that
-comes or goes, where the tensors' axes have names. What comes of it is a `Projection`, as for a conversion between two
-systems of a family, so that the same plan, moves and checks carry it; the opposite text is its inverse.
+The arrow points from the source to the target. The name in braces is the logical name of the axis that is added or
+removed, if the tensors' axes have names. The result is a `Projection`, as for a conversion between two systems of a
+family, so that the same plan, moves and checks apply; the reversed text is its inverse.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ HELP = (
 )
 _BRACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _STACKED = re.compile(r"([^{}]+):([01])")
-_LAYER = "layer"  # what the family of a tree calls the axis
+_LAYER = "layer"  # name of the axis in the family of a tree
 _AXIS = f"{{{_LAYER}}}"
-_CURE = "write `layers_{layers} -> layers:0` to stack, `layers:0 -> layers_{layers}` to take apart; the axis is 0 or 1"
+_CURE = (
+    "use `layers_{layers} -> layers:0` to stack, `layers:0 -> layers_{layers}` to unstack; the axis is 0 or 1"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A parsed text.
+    """A parsed scan option.
 
     Attributes:
-        stacked: parts of a key path at which layers are one tensor.
-        unrolled: the same where each layer has its own, with `{layer}`.
-        axis: along which they are stacked; a tensor of too low rank is stacked along its last possible one.
+        stacked: part of the key path where all layers are one tensor.
+        unrolled: part of the key path where each layer is a tensor, with `{layer}`.
+        axis: the axis along which layers are stacked; a tensor of lower rank is stacked along its last possible axis.
         name: logical name of that axis.
-        stacks: whether the target is stacked; else the source is.
+        stacks: whether the target is stacked; otherwise the source is.
     """
 
     stacked: str
@@ -66,38 +68,38 @@ class Scan:
 
     @property
     def text(self) -> str:
-        """As it is written."""
+        """The text of the option."""
         sides = (self.unrolled.replace(_AXIS, f"{{{self.name}}}"), f"{self.stacked}:{self.axis}")
         return f" {ARROW} ".join(sides if self.stacks else reversed(sides))
 
 
 def parse_scan(text: str) -> Scan:
-    """Read a text.
+    """Parse a scan option.
 
     Raises:
-        UsageError: it is not of either form.
+        UsageError: it has neither of the two forms.
     """
     sides = [side.strip() for side in text.split(ARROW)]
     stacks = len(sides) == 2 and "{" in sides[0]  # noqa: PLR2004  the two sides of the arrow
     unrolled, stacked = (sides[0], sides[-1]) if stacks else (sides[-1], sides[0])
     place, names = _STACKED.fullmatch(stacked), _BRACE.findall(unrolled)
     if len(sides) != 2 or place is None or len(names) != 1:  # noqa: PLR2004
-        raise UsageError(f"scan={text!r} is not possible", cure=_CURE)
+        raise UsageError(f"invalid value for scan: {text!r}", cure=_CURE)
     return Scan(place[1], _BRACE.sub(_AXIS, unrolled), int(place[2]), names[0], stacks)
 
 
 def scanned(manifest: Manifest, scan: Scan) -> Projection:
-    """A checkpoint with its layers stacked or taken apart.
+    """The projection of a checkpoint with its layers stacked or unstacked.
 
     Args:
         manifest: of the source.
-        scan: what becomes what.
+        scan: the parsed option.
 
     Raises:
-        UsageError: the source has nothing of the kind.
+        UsageError: no key path of the source matches.
         IncompleteError: a layer is missing.
-        MismatchError: layers have other shapes, or other names for their axes.
-        UnrepresentableError: a key path holds a sign that patterns reserve.
+        MismatchError: layers differ in shapes or axis names.
+        UnrepresentableError: a key path contains a character that patterns reserve.
     """
     source = {"scan_layers": not scan.stacks, "param_scan_axis": scan.axis}
     target = {"scan_layers": scan.stacks, "param_scan_axis": scan.axis}
@@ -110,17 +112,17 @@ def scanned(manifest: Manifest, scan: Scan) -> Projection:
 
 
 def scanned_view(checkpoint: Checkpoint, text: str) -> Checkpoint:
-    """A checkpoint seen with its layers stacked or taken apart, to be planned and carried as any other.
+    """A view of a checkpoint with its layers stacked or unstacked, to be converted like any other checkpoint.
 
-    Numbers and text outside the layers stay, and so do empty nodes and sequences, also those within each layer.
+    Numbers and text outside the layers are kept, and so are empty nodes and sequences, including those in each layer.
 
     Args:
         checkpoint: the source; it must stay open as long as the view.
-        text: see the module.
+        text: the scan option; see the module.
 
     Raises:
         WherryError: see `scanned`.
-        UnrepresentableError: a leaf within the layers is no tensor, or the layers hold different empty nodes.
+        UnrepresentableError: a leaf within the layers is not a tensor, or the layers have different empty nodes.
     """
     scan, source = parse_scan(text), checkpoint.manifest
     projected = scanned(source, scan)
@@ -129,9 +131,9 @@ def scanned_view(checkpoint: Checkpoint, text: str) -> Checkpoint:
     for path in source.values:
         if moves.place(path) is not None:
             raise UnrepresentableError(
-                "a leaf within the layers is no tensor, so it cannot be stacked",
+                "a leaf within the layers is not a tensor, so it cannot be stacked",
                 path=render(path),
-                cure="leave it behind: --ignore values",
+                cure="pass --ignore values to leave it out",
             )
     manifest = replace(
         manifest,
@@ -146,13 +148,13 @@ def scanned_view(checkpoint: Checkpoint, text: str) -> Checkpoint:
 
 
 def fits(manifest: Manifest, scan: Scan) -> bool:
-    """Whether a checkpoint has layers as the source of a scan has them."""
+    """Whether a checkpoint has layers in the form of a scan's source."""
     moves = _Moves(scan, 0)
     return any(moves.place(path) is not None for path in manifest.tensors)
 
 
 class _Moves:
-    """Where nodes of the tree go that are no tensors."""
+    """The new key paths of nodes that are not tensors."""
 
     def __init__(self, scan: Scan, layers: int) -> None:
         self._unrolled = parse_layout(scan.unrolled, "")
@@ -161,7 +163,7 @@ class _Moves:
         self._layers = layers
 
     def place(self, path: KeyPath) -> tuple[int, int] | None:
-        """Start and end of the parts that the pattern is about; None where it is about none."""
+        """Start and end of the part of a key path that matches the pattern; None if it does not match."""
         alone, together = len(self._unrolled.key), len(self._stacked)
         for start in range(len(path)):
             if self._unrolled.match(path[start : start + alone]) is not None:
@@ -171,7 +173,7 @@ class _Moves:
         return None
 
     def moved(self, path: KeyPath) -> list[KeyPath]:
-        """The node's key paths in the target; none for a sequence whose items were the layers."""
+        """The node's key paths in the target; empty for a sequence whose items were the layers."""
         place = self.place(path)
         if place is None:
             above = self._stacks and any(
@@ -190,11 +192,11 @@ class _Moves:
         inside = {new for path in held if self.place(path) is not None for new in self.moved(path)}
         for path, kinds in found.items():
             if len(set(kinds)) > 1 or (self._stacks and path in inside and len(kinds) != self._layers):
-                raise UnrepresentableError("the layers do not hold the same empty nodes", path=render(path))
+                raise UnrepresentableError("the layers have different empty nodes", path=render(path))
         return {path: kinds[0] for path, kinds in found.items()}
 
     def _head(self) -> KeyPath:
-        """The parts of the pattern before the layer's number, where that is a part of its own."""
+        """The parts of the pattern before the layer's number, if that is a separate part."""
         sizes, at = {_LAYER: self._layers}, {_LAYER: 0}
         return self._unrolled.path(at, sizes)[:-1]
 
@@ -206,14 +208,14 @@ class _Moves:
 
 
 def _require_source(manifest: Manifest, scan: Scan) -> None:
-    """The family of a tree takes both forms; a source that is in the target's already is a mistake in the text."""
+    """Refuse a source that does not match: the family of a tree accepts both forms, so it would not report that."""
     if not fits(manifest, scan):
         wanted = scan.unrolled.replace(_AXIS, f"{{{scan.name}}}") if scan.stacks else scan.stacked
-        raise UsageError(f"scan={scan.text!r}: no key path has {wanted}", cure=_CURE)
+        raise UsageError(f"scan {scan.text!r}: no key path matches {wanted}", cure=_CURE)
 
 
 class _AxisNames:
-    """Logical names, shardings aside, of what is made of tensors with names."""
+    """Logical axis names, without shardings, for targets made of tensors with axis names."""
 
     def __init__(self, manifest: Manifest, scan: Scan, projected: Projection) -> None:
         self._scan = scan
@@ -223,12 +225,12 @@ class _AxisNames:
                 self._held.setdefault(piece.parameter[1], []).append(manifest.tensors[path])
 
     def given(self, stored: StoredTensor) -> TensorSpec:
-        """The tensor's spec with the names that its sources give it."""
+        """The tensor's spec with the axis names of its sources."""
         sources = self._held[stored.pieces[0].parameter[1]]
         axes, tags = {one.axes for one in sources}, [one.tags for one in sources]
         if len(axes) > 1 or any(one != tags[0] for one in tags):
             raise MismatchError(
-                f"the layers name their axes differently: {sorted(map(str, axes))}", path=stored.spec.name
+                f"the layers have different axis names: {sorted(map(str, axes))}", path=stored.spec.name
             )
         names = axes.pop()
         rank = len(stored.spec.shape)
@@ -244,7 +246,7 @@ class _AxisNames:
             return (*names[:place], self._scan.name, *names[place:])
         if names[place] not in (None, self._scan.name):
             raise MismatchError(
-                f"axis {place} is called {names[place]}, not {self._scan.name}",
+                f"wrong name of axis {place}: expected {self._scan.name}, got {names[place]}",
                 path=source.name,
                 cure="put the name in the braces, or choose the other axis",
             )

@@ -1,6 +1,6 @@
-"""system: the source as another system would have written it, by the declarations of a model family.
+"""system: a view of the source in another system's layout, by the declarations of a model family.
 
-The family is that of the config, else the only one whose layouts fit every tensor.
+The family is that of the config, otherwise the only one whose layouts fit every tensor.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ CONFIG = "config.json"
 
 
 def layout_options() -> frozenset[str]:
-    """Every name that `--set` takes for some layout: forms and conventions of all systems, and `scan`."""
+    """All names that `--set` accepts for layouts: forms and conventions of all systems, and `scan`."""
     systems = [system for name in families() for system in load_family(name).systems.values()]
     return frozenset(name for system in systems for name in (*system.forms, *system.conventions)) | {SCAN}
 
 
 def table(family: str | None = None, family_file: str | None = None) -> dict[str, dict[str, list[str]]]:
-    """Parameter → system → key paths and axes, as `wherry layouts` prints them.
+    """Parameter → system → key paths and axes, the output of `wherry layouts`.
 
     Raises:
-        UsageError: there is no such family, or the file is none.
+        UsageError: the family is unknown, or the file does not declare a family.
     """
     return side_by_side(load_family_file(family_file) if family_file else load_family(family or ""))
 
@@ -54,13 +54,13 @@ def table(family: str | None = None, family_file: str | None = None) -> dict[str
 def view(
     checkpoint: Checkpoint, row: Format, asked: Mapping[str, str], wish: LayoutRequest, only: str | None
 ) -> LayoutView | None:
-    """The view that `wherry.view.choose.relaid` gives; None where the tree stays as it is.
+    """The view that `wherry.view.choose.relaid` returns; None if the tree does not change.
 
     Args:
         checkpoint: the opened source.
         row: the target format.
         asked: forms and conventions.
-        wish: what else the user says.
+        wish: the other layout options.
         only: `params` or None.
 
     Raises:
@@ -90,12 +90,12 @@ def view(
 
 
 def _require_options(asked: Mapping[str, str], source: System, target: System, row: Format) -> None:
-    """Refuse a name that nothing between these two systems takes, before one of them is blamed for it."""
+    """Refuse an option that neither of these two systems accepts, before one of them reports it as its own error."""
     known = [*row.options, *target.forms, *target.conventions, *source.forms, *source.conventions]
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise UsageError(
-            f"{row.name} has no option {', '.join(unknown)}, and neither has its layout",
+            f"unknown option {', '.join(unknown)} for format {row.name} and its layout",
             cure=f"choose among {', '.join(dict.fromkeys(known)) or 'none'}",
         )
 
@@ -110,7 +110,7 @@ def _needed(
 
 
 def _config(checkpoint: Checkpoint, wish: LayoutRequest) -> dict[str, Any] | None:
-    """A config of Hugging Face, which names the model: given, or beside the source, whatever its system is."""
+    """A Hugging Face config, which names the model: given, or beside the source of any system."""
     if wish.config:
         return config_file(wish.config)
     if CONFIG not in {companion.name for companion in checkpoint.manifest.companions}:
@@ -119,7 +119,7 @@ def _config(checkpoint: Checkpoint, wish: LayoutRequest) -> dict[str, Any] | Non
         found = json.loads(checkpoint.reader.companion(CONFIG).read_whole(MOST_CONFIG))
     except ValueError as error:
         raise UsageError(
-            f"{CONFIG} is not JSON: {error}", uri=checkpoint.uri, cure="give --config FILE"
+            f"invalid JSON in {CONFIG}: {error}", uri=checkpoint.uri, cure="pass --config FILE"
         ) from error
     return found if isinstance(found, dict) else None
 
@@ -141,33 +141,33 @@ def _family(
         return None
     if name is not None:
         raise UsageError(
-            f"it was written through the family {name}, which a file declares", uri=checkpoint.uri,
-            cure=f"give that --family-file, or keep the tree with --family {NONE}",
+            f"the checkpoint was written with family {name!r}, which a family file declares", uri=checkpoint.uri,
+            cure=f"pass that --family-file, or keep the tree with --family {NONE}",
         )  # fmt: skip
     fitting = [one for one in map(load_family, families()) if _fits(one, checkpoint, row)]
     if len(fitting) > 1 and not all(_same_system(one, checkpoint, row) for one in fitting):
         raise AmbiguousError(
-            f"this could be a {' or a '.join(one.name for one in fitting)}",
+            f"several families fit this checkpoint: {', '.join(one.name for one in fitting)}",
             uri=checkpoint.uri,
-            cure=f"say which with --family {fitting[0].name}, or keep the tree with --family {NONE}",
+            cure=f"choose with --family {fitting[0].name}, or keep the tree with --family {NONE}",
         )
     if not fitting and asked:
         raise UsageError(
-            "no model family is known whose layouts fit every tensor", uri=checkpoint.uri,
-            cure="name it with --family, or declare it in a --family-file; `wherry layouts` lists the families",
+            "no known model family fits every tensor", uri=checkpoint.uri,
+            cure="pass --family, or declare one in a --family-file; run `wherry layouts` to list the families",
         )  # fmt: skip
     return fitting[0] if fitting else None
 
 
 def _written(checkpoint: Checkpoint) -> dict[str, str]:
-    """What wherry recorded of the layout when it wrote the source: family, forms and conventions."""
+    """The layout that wherry recorded when it wrote the source: family, forms and conventions."""
     sidecar = read_sidecar(locate(checkpoint.uri))
     layout: dict[str, Any] = sidecar.manifest.origin.get("layout") or {} if sidecar else {}
     return {"family": layout["family"], **layout["to"]} if layout else {}
 
 
 def _same_system(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
-    """Whether source and target are one system: then it does not matter which of several fitting families it is."""
+    """Whether source and target are the same system: then any of several fitting families can be used."""
     return system_of_format(family, checkpoint.detection.format) is system_of_format(family, row.name)
 
 
@@ -185,7 +185,7 @@ def _fits(family: Family, checkpoint: Checkpoint, row: Format) -> bool:
     except UnrepresentableError:
         return False
     except WherryError:
-        return True  # its tensors are known; what is wrong is said when it is chosen
+        return True  # its tensors are known; other errors are reported when the family is used
     return True
 
 
@@ -199,8 +199,8 @@ def _systems(
     if wish.explicit:
         lacking = row.name if target is None else checkpoint.detection.format
         raise UnrepresentableError(
-            f"family {family.name} has no system whose checkpoints lie in {lacking}",
+            f"family {family.name} has no system with checkpoints of format {lacking}",
             uri=checkpoint.uri,
-            cure=f"it has: {', '.join(sorted(family.systems))}; others are declared with --family-file",
+            cure=f"choose among {', '.join(sorted(family.systems))}, or declare others with --family-file",
         )
     return None

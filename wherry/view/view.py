@@ -1,9 +1,9 @@
-"""View: a checkpoint seen through another system's layout, as if it had been written there.
+"""View: a checkpoint in another system's layout, as if that system had written it.
 
-The view has the target's key paths, shapes and dtypes; its reader gathers any region out of the source. So the same
-plan, mover, journal and verification carry a conversion between systems as one between containers. Where a tensor's
-bytes follow one another in the source's files (renamed, stacked along its first axis, taken out of a stack), they are
-given as extents and never pass through memory as an array.
+The view has the target's key paths, shapes and dtypes; its reader gathers any region from the source. So the same
+plan, mover, journal and verification serve conversions between systems and between containers. If a tensor's bytes are
+contiguous in the source's files (renamed, stacked along its first axis, taken out of a stack), they are read as extents
+and are never turned into an array in memory.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from wherry.formats.reader import Reader
     from wherry.layout.copies import Pieces, StoredTensor
 
-_OTHER_SYSTEM = "a file of the source's system, of no use to the target's"
-_BAND = 8 << 20  # what is gathered at a time: the unit of raw moves
+_OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
+_BAND = 8 << 20  # bytes gathered at a time: the unit of raw moves
 
 
 class View(Checkpoint):
-    """A checkpoint of which every tensor is made of tensors of another; that stays open as long as it is used.
+    """A checkpoint whose tensors are made of tensors of another, which must stay open while the view is used.
 
     Attributes:
-        projected: what the source is in the target's layout.
+        projected: the projection of the source in the target's layout.
     """
 
     is_view = True
@@ -61,13 +61,13 @@ class View(Checkpoint):
         manifest: Manifest,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Look at a source.
+        """Create a view; nothing is read yet.
 
         Args:
-            source: it.
-            projected: what it is in the target's layout.
-            manifest: what the view holds.
-            files: companion files that are made anew, by name.
+            source: the source.
+            projected: its projection in the target's layout.
+            manifest: the contents of the view.
+            files: new companion files, by name.
         """
         self._source = source
         self._new_files = files or {}
@@ -80,7 +80,7 @@ class View(Checkpoint):
         return self._source
 
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
-        """The source tensors that a tensor is made of."""
+        """The source tensors of which a tensor is made."""
         taken = self.projected.scalars.get(path)
         if taken is not None:
             return {taken}
@@ -95,10 +95,10 @@ class LayoutView(View):
     """A source in another system's layout.
 
     Attributes:
-        ignored: its tensors that are not carried, each with its rule.
-        lossy: key path → what there and back can change.
-        notes: what could not be carried or made, in words.
-        snippet: how the target's own software loads the result.
+        ignored: entries of the source that are not carried, each with its rule.
+        lossy: key path → bound of the error after a round trip.
+        notes: messages about content that could not be carried or made.
+        snippet: code that loads the result with the target's own software.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class LayoutView(View):
         dtype: str | None = None,
         only: str | None = None,
     ) -> None:
-        """Look at a source.
+        """Create a view; nothing is read yet.
 
         Args:
-            source: it.
-            projected: what it is in the target's layout.
-            made: the files that go along.
-            dtype: what the parameters were cast to, to be recorded with the layout.
-            only: `params` if the optimizer's state was left behind because that was asked for; recorded too.
+            source: the source.
+            projected: its projection in the target's layout.
+            made: the companion files of the target.
+            dtype: the element type to which the parameters are cast, which is recorded with the layout.
+            only: `params` if the optimizer's state is left out on request; recorded too.
         """
         files, carried = (made.files, made.carried) if made else ({}, ())
         manifest = view_manifest(source, projected)
@@ -138,7 +138,7 @@ class LayoutView(View):
 
 
 def view_manifest(source: Checkpoint, projected: Projection) -> Manifest:
-    """What a source is in the target's layout, with the grids on which its tensors should be cut."""
+    """The manifest of a source in the target's layout, with the grids on which its tensors should be cut."""
     manifest = target_manifest(projected, source.manifest)
     specs = {
         path: _hinted(_banded(path, spec, projected), projected) for path, spec in manifest.tensors.items()
@@ -147,18 +147,18 @@ def view_manifest(source: Checkpoint, projected: Projection) -> Manifest:
 
 
 class ViewReader(BaseReader):
-    """Reads target tensors out of a source."""
+    """Reads target tensors from a source."""
 
     def __init__(
         self, source: Checkpoint, reader: Reader, projected: Projection, files: Mapping[str, bytes]
     ) -> None:
-        """Read nothing yet.
+        """Create a reader; nothing is read yet.
 
         Args:
-            source: the checkpoint that is seen.
-            reader: the way to its bytes, which is closed with this one.
-            projected: what the source is in the target's layout.
-            files: companion files that are made anew, by name.
+            source: the source of the view.
+            reader: reads the source; it is closed together with this reader.
+            projected: the projection of the source in the target's layout.
+            files: new companion files, by name.
         """
         self._source = source
         self._reader = reader
@@ -167,7 +167,7 @@ class ViewReader(BaseReader):
         self._own = threading.local()
 
     def access(self, spec: TensorSpec) -> Access:
-        """Raw where the source's bytes follow one another as the target's do, else by region."""
+        """Raw if the source's bytes are in the same order as the target's, otherwise by region."""
         extents = self.extents(spec)
         if extents is None:
             return Access("regions", computes=True)
@@ -191,7 +191,7 @@ class ViewReader(BaseReader):
             self._projected.gather(spec.path, region, self._part, out)
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
-        """The largest part of the source that is read for a region, and its cast."""
+        """Memory for the largest part of the source that is read for a region, and for its cast."""
         stored = self._projected.targets.get(spec.path)
         if stored is None:
             return 0
@@ -199,7 +199,7 @@ class ViewReader(BaseReader):
         return held_bytes(stored, region, self._projected.pieces) - own
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """Where the source's bytes follow one another as the target's do."""
+        """The extents of a tensor if the source's bytes are in the same order as the target's; None otherwise."""
         taken = self._projected.scalars.get(spec.path)
         if taken is not None:
             return self._reader.extents(self._source.spec(taken))
@@ -216,17 +216,17 @@ class ViewReader(BaseReader):
         return tuple(found)
 
     def absent(self) -> Iterator[Absent]:
-        """What the source lacks of what is carried."""
+        """The parts of carried tensors that are missing in the source."""
         used = {spec.path for held in self._projected.pieces.held.values() for spec, _piece in held.values()}
         used |= set(self._projected.scalars.values())
         return (piece for piece in self._source.reader.absent() if piece.path in used)
 
     def shortfall(self) -> str | None:
-        """What is missing of the source, where its reader can tell."""
+        """What is missing in the source, if its reader can tell."""
         return self._source.reader.shortfall()
 
     def companion(self, name: str) -> Location:
-        """Where a companion lies: in memory, or with the source."""
+        """The location of a companion: in memory, or in the source."""
         if name in self._new_files:
             return Location(_MemoryFiles(files=self._new_files), name)
         return self._source.reader.companion(name)
@@ -236,7 +236,7 @@ class ViewReader(BaseReader):
         return self._source.reader.members()
 
     def close(self) -> None:
-        """Remove what was decoded; the source is closed by who opened it."""
+        """Remove decoded data; the owner of the source closes it."""
         self._reader.close()
 
     def _part(self, path: KeyPath, region: Region) -> np.ndarray:
@@ -259,7 +259,7 @@ class ViewReader(BaseReader):
         return np.frombuffer(out, dtype).reshape(shape)
 
     def _scratch(self, nbytes: int) -> memoryview:
-        """Memory of this thread that is used again: fresh memory costs more than filling it."""
+        """Reused memory of this thread: fresh memory costs more than filling it."""
         held: Any = getattr(self._own, "buffer", None)
         if held is None or len(held) < nbytes:
             held = self._own.buffer = bytearray(nbytes)
@@ -292,9 +292,9 @@ def _banded(path: KeyPath, spec: TensorSpec, projected: Projection) -> TensorSpe
 
 
 def _hinted(spec: TensorSpec, projected: Projection) -> TensorSpec:
-    """A target tensor with the chunk grid in which each source tensor fills whole chunks, for formats that have chunks.
+    """A target tensor with the chunk grid in which each source tensor fills whole chunks, for formats with chunks.
 
-    It is of use where the grid is not one of runs anyway: where an unrolled axis lies behind one that is transposed.
+    It matters only if an unrolled axis comes after a transposed one, so that the grid does not consist of runs.
     """
     stored = projected.targets.get(spec.path)
     if stored is None or spec.nbytes <= _BAND or not _stacks(stored, projected.pieces):
@@ -307,7 +307,7 @@ def _hinted(spec: TensorSpec, projected: Projection) -> TensorSpec:
 
 
 def _stacks(stored: StoredTensor, sources: Pieces) -> bool:
-    """Whether a target tensor holds an axis that the source spells as many tensors."""
+    """Whether a target tensor has an axis that the source splits into several tensors."""
     return any(
         name in names
         for piece in stored.pieces

@@ -147,7 +147,7 @@ def test_in_place_keeps_the_old_file(tmp_path, monkeypatch):
     assert wherry.verify(source, level="digest").ok
     with pytest.raises(UsageError, match="so already"):
         wherry.rewrite(source, as_="for-torch", in_place=True)
-    with pytest.raises(TargetExistsError, match="in the way"):
+    with pytest.raises(TargetExistsError, match="backup file already exists"):
         wherry.rewrite(source, as_="for-torch=default", in_place=True)
     assert files(source) == after
 
