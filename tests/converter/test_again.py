@@ -211,7 +211,7 @@ NODE = {
 
 @pytest.mark.parametrize("field", ["asked", "options"])
 def test_what_is_no_table_is_no_receipt(field):
-    with pytest.raises(CorruptError, match="not a receipt"):
+    with pytest.raises(CorruptError, match="invalid receipt"):
         receipts.from_json({"source": NODE, "target": NODE, "plan_digest": "", field: "words"})
 
 

@@ -75,7 +75,7 @@ def raising(error):
 
 
 @pytest.mark.parametrize(
-    "error", [NoAnswerError("it used more memory than its limit"), MemoryError(), OSError(28, "full")]
+    "error", [NoAnswerError("it exceeded its memory limit"), MemoryError(), OSError(28, "full")]
 )
 def test_what_this_machine_cannot_do_is_tried_again(night, monkeypatch, error):
     with monkeypatch.context() as patch:

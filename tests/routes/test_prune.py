@@ -295,7 +295,7 @@ def test_command_line(night, tmp_path):
     night()
     line = ["prune", "r", "--config", str(tmp_path / "wherry.toml")]
     done = CliRunner().invoke(cli, line)
-    assert "384 B would be removed; say --yes" in done.output
+    assert "384 B would be removed; add --yes" in done.output
     assert len(left(tmp_path)) == 10
     done = CliRunner().invoke(cli, [*line, "--yes", "--json"])
     found = json.loads(done.output)

@@ -137,4 +137,7 @@ def test_the_command_says_the_same(monkeypatch):
         {"what": "target 1", "uri": "/data/out", "path": "/data/out"}
     ]
     passed = CliRunner().invoke(command, ["gs://bucket/out", "--pool-type", "docker"])
-    assert (passed.exit_code, passed.output) == (0, "a worker of a docker pool shares all 4 places\n")
+    assert (passed.exit_code, passed.output) == (
+        0,
+        "all 4 places are shared with the workers of a docker pool\n",
+    )
