@@ -165,7 +165,7 @@ def test_the_owner_is_the_user_or_root(own, monkeypatch, caplog):
             trust._counts.cache_clear()
             monkeypatch.setattr(trust, "_statuses", owned(uid, name))
             assert (load_config().file is not None) is counts
-    assert "belongs to another user" in caplog.text
+    assert "another user owns" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "dangling", "zeros"])
