@@ -81,7 +81,7 @@ def test_inside_a_run_the_pool_says_what_it_is(monkeypatch, tmp_path):
 
 
 def test_unknown_pools_and_relative_folders_are_refused(monkeypatch):
-    with pytest.raises(UsageError, match="type of work pool 'ecs'"):
+    with pytest.raises(UsageError, match="unknown work pool type 'ecs'"):
         preflight.unshared(CLEAN, "ecs", [])
     monkeypatch.setenv("WHERRY_SHARED_PATHS", "data")
     with pytest.raises(UsageError, match="absolute"):
@@ -93,7 +93,7 @@ def test_a_slice_is_all_chips_of_one_host():
         preflight.refuse_slice(topology, chips)
     with pytest.raises(UsageError, match=r"2x4 has 8 chips, not 4"):
         preflight.refuse_slice("2x4", 4)
-    with pytest.raises(UsageError, match="not a TPU topology"):
+    with pytest.raises(UsageError, match="invalid TPU topology 'large'"):
         preflight.refuse_slice("large", 4)
 
 
