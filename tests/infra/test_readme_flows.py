@@ -208,5 +208,5 @@ def test_the_ledgers_url_and_the_preflight(monkeypatch):
     (words,) = [words for words in commands(CONTAINERS) if words[1] == "preflight"]
     assert "are shared with" in told(words[1:])
     monkeypatch.delenv("WHERRY_LEDGER")
-    with pytest.raises(AssertionError, match="not shared with the workers of .*: ledger"):
+    with pytest.raises(AssertionError, match=r"not shared with the workers of .*: ledger"):
         told(words[1:])

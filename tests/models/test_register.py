@@ -140,7 +140,7 @@ def test_a_name_that_mlflow_does_not_take(receipt, bad):
 
 
 def test_reserved_tags_are_refused(receipt, name):
-    with pytest.raises(UsageError, match="reserved tag name 'wherry.uri'"):
+    with pytest.raises(UsageError, match=r"reserved tag name 'wherry\.uri'"):
         wherry.register(receipt, name, tags={"wherry.uri": "/elsewhere"})
 
 

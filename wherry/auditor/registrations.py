@@ -67,7 +67,7 @@ def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) 
     shown = without_secrets(chosen)
     file = sqlite_file(chosen)
     if file is not None and not file.exists():
-        return RegistryContents(None, (), _unasked(known, shown, "its database does not exist"))
+        return RegistryContents(None, (), _unasked(known, shown, "database file not found"))
     if file is not None and not (tracking_uri or registry_uri) and not known.registrations:
         return RegistryContents(None)
     try:
