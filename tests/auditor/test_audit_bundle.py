@@ -77,14 +77,14 @@ def lines(data, change):
     ("name", "change", "said"),
     [
         ("ledger.jsonl", lambda data: data.replace(b'lossless\\":true', b'lossless\\":false'), "altered"),
-        ("ledger.jsonl", lambda data: b"\n".join(data.split(b"\n")[1:]), "statement 1 is not there"),
+        ("ledger.jsonl", lambda data: b"\n".join(data.split(b"\n")[1:]), "missing statement 1"),
         ("ledger.jsonl", lambda data: data.rsplit(b"\n", 2)[0] + b"\n", "the chain ends at"),
-        ("ledger.jsonl", lambda data: lines(data, lambda row: {**row, "time": "2001"}), "hash is not"),
+        ("ledger.jsonl", lambda data: lines(data, lambda row: {**row, "time": "2001"}), "hash mismatch with its contents"),
         ("anchor.json", lambda data: data.replace(b'"seq": ', b'"seq": 1'), "not the end of the chain"),
-        ("report.json", lambda data: data.replace(b'"model version 1"', b'"model version 2"'), "no statement says"),
+        ("report.json", lambda data: data.replace(b'"model version 1"', b'"model version 2"'), "no statement records checkpoint "),
         ("report.json", lambda data: data.replace(b'"ok": true', b'"ok": false'), "ok=False"),
         ("report.json", lambda data: data.replace(b'"errors": 0', b'"errors": 1'), "counts"),
-        ("report.json", lambda data: b"[" + data, "damaged"),
+        ("report.json", lambda data: b"[" + data, "invalid evidence bundle"),
     ],
 )  # fmt: skip
 def test_a_change_under_a_new_index_is_found(bundle, name, change, said):
@@ -97,7 +97,10 @@ def test_a_manifest_that_gives_another_digest_is_found(bundle):
     def change(name, data):
         return data.replace(b'"layer.w"', b'"layer.v"') if name.startswith("manifests/") else data
 
-    assert "another checkpoint digest" in check_bundle(rewritten(bundle, change)).problems[0]
+    assert (
+        "digest mismatch: the manifest is of another checkpoint"
+        in check_bundle(rewritten(bundle, change)).problems[0]
+    )
 
 
 def test_a_checkpoint_that_no_statement_names_is_found(bundle):
@@ -124,7 +127,7 @@ def test_a_manifest_that_is_left_out_under_a_new_index_is_found(bundle):
 
 def test_files_that_are_changed_missing_or_added_are_named(bundle):
     cut = rewritten(bundle, lambda name, data: None if name == "report.md" else data, index=False)
-    assert check_bundle(cut).problems == ["report.md: it is missing"]
+    assert check_bundle(cut).problems == ["report.md: missing file"]
     changed = rewritten(bundle, lambda name, data: data + b" " if name == "report.md" else data, index=False)
     assert check_bundle(changed).problems == ["report.md: digest mismatch with the index"]
     with zipfile.ZipFile(bundle, "a") as archive:

@@ -246,7 +246,7 @@ def test_the_command_line(candidate, name, tmp_path):
     shown = json.loads(run(cli, ["resolve", f"models:/{name}/1", "--json"]).stdout)
     assert shown["checkpoint_digest"] == candidate.target.checkpoint_digest
     text = run(cli, ["promote", f"models:/{name}/1"]).stdout
-    assert "there already" in text
+    assert "the alias is already set" in text
     refused = run(cli, ["promote", "--rollback", name, "--policy", "p.toml"])
     assert isinstance(refused.exception, UsageError)
 
