@@ -1,28 +1,27 @@
-"""Carries model checkpoints from one training system to another and proves that nothing was lost.
+"""Converts model checkpoints from one training system to another and proves that nothing was lost.
 
-This module is the door: every verb of the library is reachable from here by one name, and nothing is
-imported before it is used, so that `import wherry` costs a few milliseconds and never touches prefect,
-mlflow, torch or jax.
+This module is the public interface. Every function is imported when it is first used, so `import wherry` takes a few
+milliseconds and imports neither prefect, mlflow, torch nor jax.
 
     import wherry
-    wherry.discover(root)                                  # iterator of found checkpoints, streamed
+    wherry.discover(root)                                  # iterator over the checkpoints below a folder
     wherry.detect(uri)                                     # Detection, from metadata only
     with wherry.open(uri) as checkpoint:                   # Checkpoint: manifest, read(path, region)
         ...
     wherry.inspect(uri)                                    # Manifest, with digests on request
     wherry.plan(source, target, to="orbax")                # Plan; writes nothing
     wherry.convert(source, target, to="orbax")             # Receipt
-    wherry.rewrite(source, target, as_="merge")            # Rewritten: small files anew, tensor bytes as they are
+    wherry.rewrite(source, target, as_="merge")            # Rewritten: new metadata files, the same tensor bytes
     wherry.verify(uri, level="digest")                     # Verification
-    wherry.audit("registered", level="digest")             # AuditReport: what the ledger knows, against storage
-    wherry.restore(uri, into=template).state               # a live Flax, NNX, Penzai, JAX or torch state, filled
+    wherry.audit("registered", level="digest")             # AuditReport: compares the ledger with storage
+    wherry.restore(uri, into=template).state               # a live Flax, NNX, Penzai, JAX or torch state
     wherry.register(uri, "model", alias="candidate")       # Registration: a version in MLflow, by reference
-    wherry.promote("models:/model@candidate")              # Promotion: bytes read again, gates judged, alias moved
-    wherry.rollback("model")                               # Promotion: the alias goes back
-    wherry.resolve("models:/model@champion").uri           # where it lies; every verb takes models:/… too
-    wherry.fetch("models:/model@champion", target)         # Fetched: copied, and proved by the digests
+    wherry.promote("models:/model@candidate")              # Promotion: verify, check the policy, move the alias
+    wherry.rollback("model")                               # Promotion: the alias moves back
+    wherry.resolve("models:/model@champion").uri           # URI of a version; every function accepts models:/… too
+    wherry.fetch("models:/model@champion", target)         # FetchReport: copy and verify the digests
     wherry.export(state, target, to="orbax")               # Export; from a live training state, in the background
-    wherry.emit(uri)                                       # tells Prefect that a checkpoint was committed
+    wherry.emit(uri)                                       # tell Prefect that a checkpoint was committed
     wherry.Store(root)                                     # save, restore, latest, best of one training run
 """
 
@@ -111,7 +110,7 @@ _DOOR = {
 
 
 def __getattr__(name: str) -> object:
-    """Fetch a verb or noun of the door on first use (PEP 562)."""
+    """Import a public name on first use (PEP 562)."""
     if name not in _DOOR:
         raise AttributeError(f"module 'wherry' has no attribute {name!r}")
     module, attribute = _DOOR[name].split(":")

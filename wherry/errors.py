@@ -1,26 +1,26 @@
-"""Every way in which wherry says no, as one tree.
+"""All errors of wherry, as one tree with exit codes.
 
     WherryError                       what went wrong, where, and the cure
-    ├─ UsageError (ValueError)            2  the request itself makes no sense
-    ├─ NotFoundError (LookupError)        3  nothing is at that URI, or no such tensor
-    ├─ NotACheckpointError                4  something is there, but no format claims it
-    ├─ UnsupportedError                   4  recognised, but not read or written by this version
-    ├─ AmbiguousError                     4  several answers are equally good
+    ├─ UsageError (ValueError)            2  the request is invalid
+    ├─ NotFoundError (LookupError)        3  a file, folder, step, tensor or record does not exist
+    ├─ NotACheckpointError                4  the path exists, but no format matches
+    ├─ UnsupportedError                   4  recognised, but not supported by this version
+    ├─ AmbiguousError                     4  several results match
     ├─ DamagedError (ValueError)          5
-    │  ├─ IncompleteError                 5  parts are missing, or it was never committed
-    │  └─ CorruptError                    5  the bytes contradict themselves
-    ├─ HostileError                       6  data that tries to reach outside, or to run
-    ├─ UnrepresentableError               7  the target cannot hold it, or something is unmatched
-    ├─ TargetExistsError                  8  the target exists
+    │  ├─ IncompleteError                 5  parts are missing, or it was not committed
+    │  └─ CorruptError                    5  the contents are invalid or inconsistent
+    ├─ HostileError                       6  data that tries to reach outside its folder, or to run code
+    ├─ UnrepresentableError               7  the target format cannot represent something, or something is unmatched
+    ├─ TargetExistsError                  8  the target already exists
     ├─ TargetInUseError                   8  another run is writing the target
     ├─ MismatchError                      9  intact data differs from what was expected
     ├─ StorageError (OSError)            10  the storage failed; `retryable` says whether a retry can help
     ├─ MissingExtraError (ImportError)   11  a package of an extra is not installed
-    ├─ NotRecordedError                  12  the work is done, but the ledger or the registry does not have it
+    ├─ NotRecordedError                  12  the work is done, but not recorded in the ledger or the registry
     ├─ InternalError                     70  a bug in wherry
     └─ InterruptedRunError              130  stopped by the user; resumable
 
-The exit codes are those of DESIGN. A verdict of `detect` is the class of the error that opening raised.
+The verdict of `detect` is that of the error that opening the checkpoint raised.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 
 class WherryError(Exception):
-    """Base of the tree.
+    """Base class of all errors of wherry.
 
     Attributes:
         what: one sentence that says what went wrong.
-        uri: the checkpoint, folder or file that is concerned.
-        path: the printed key path of the tensor that is concerned.
+        uri: the checkpoint, folder or file in question.
+        path: the printed key path of the tensor in question.
         cure: one line that says what to do.
         stage: the verb that was running (`detect`, `convert`, …).
         retryable: whether the same call can succeed later without any change.
-        committed: of a conversion to several targets, what is committed all the same: number of the target → receipt.
+        committed: in a conversion to several targets, those that were committed: number of the target → receipt.
     """
 
     exit_code: ClassVar[int] = 1
@@ -81,7 +81,7 @@ class WherryError(Exception):
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, object]:
-        """The error as the `--json` output and the flows' artifacts carry it."""
+        """The error as JSON, for `--json` and the flows' artifacts."""
         return {
             "error": type(self).__name__,
             "what": self.what,
@@ -95,113 +95,113 @@ class WherryError(Exception):
 
 
 class UsageError(WherryError, ValueError):
-    """The request itself makes no sense: an unknown option, a bad size, a contradiction."""
+    """The request is invalid: an unknown option, an invalid value, or options that exclude each other."""
 
     exit_code = 2
 
 
 class NotFoundError(WherryError, LookupError):
-    """Nothing is there: no such file, folder, step, item, tensor or ledger entry."""
+    """A file, folder, step, item, tensor, model version or ledger entry does not exist."""
 
     exit_code = 3
 
 
 class NotACheckpointError(WherryError):
-    """Something is there, but no format claims it."""
+    """The path exists, but no checkpoint format matches."""
 
     exit_code = 4
     verdict = "not-a-checkpoint"
 
 
 class UnsupportedError(WherryError):
-    """The format is known, but this version of wherry does not read (or write) this form of it."""
+    """The format is recognised, but this version of wherry does not support this variant of it."""
 
     exit_code = 4
     verdict = "unsupported"
 
 
 class AmbiguousError(WherryError):
-    """Several answers are equally good; the cure names the option that decides."""
+    """Several results match; the cure names the option that selects one."""
 
     exit_code = 4
     verdict = "unsupported"
 
 
 class DamagedError(WherryError, ValueError):
-    """The checkpoint is not whole."""
+    """The checkpoint is damaged."""
 
     exit_code = 5
     verdict = "corrupt"
 
 
 class IncompleteError(DamagedError):
-    """Parts are missing, or the checkpoint was never committed."""
+    """Parts are missing, or the checkpoint was not committed."""
 
     verdict = "incomplete"
 
 
 class CorruptError(DamagedError):
-    """The bytes contradict themselves."""
+    """The contents are invalid or inconsistent, for example a checksum mismatch."""
 
     verdict = "corrupt"
 
 
 class HostileError(WherryError):
-    """The data tries to reach outside its folder, to run code or to exhaust the machine."""
+    """The data tries to reach outside its folder, to run code, or to exhaust memory or disk."""
 
     exit_code = 6
     verdict = "malicious"
 
 
 class UnrepresentableError(WherryError):
-    """The target cannot hold something of the source, or something is unmatched."""
+    """The target format cannot represent something in the source, or something in the source is unmatched."""
 
     exit_code = 7
 
 
 class TargetExistsError(WherryError):
-    """The target exists and is not the result of this same conversion."""
+    """The target already exists and is not the result of this same conversion."""
 
     exit_code = 8
 
 
 class TargetInUseError(WherryError):
-    """Another run holds the target."""
+    """Another run is writing the target."""
 
     exit_code = 8
 
 
 class MismatchError(WherryError):
-    """Intact data differs from what was expected of it."""
+    """Intact data differs from what was expected."""
 
     exit_code = 9
 
 
 class StorageError(WherryError, OSError):
-    """The storage failed (full, read-only, unreachable), or a child process gave no answer (time, memory, killed).
+    """The storage failed (full, read-only, unreachable), or a child process failed (timeout, memory limit, killed).
 
-    The error says whether a retry can help.
+    `retryable` says whether a retry can help.
     """
 
     exit_code = 10
 
     def __str__(self) -> str:
-        """OSError has a `__str__` of its own; ours says where and what to do."""
+        """Replaces OSError's `__str__`, to add URI, key path and cure."""
         return WherryError.__str__(self)
 
 
 class MissingExtraError(WherryError, ImportError):
-    """A package that only an extra installs is needed."""
+    """A package of an extra is required, but not installed."""
 
     exit_code = 11
 
     def __str__(self) -> str:
-        """ImportError has a `__str__` of its own; ours says where and what to do."""
+        """Replaces ImportError's `__str__`, to add URI, key path and cure."""
         return WherryError.__str__(self)
 
 
 class NotRecordedError(WherryError):
-    """The work is done and stays, but the ledger does not have it, or the registry. The cure records it.
+    """The work is done and kept, but not recorded in the ledger or the registry. The cure records it.
 
     Attributes:
         result: what the call would have returned (the Receipt of `convert`, the GroupReceipt of `convert_all`, the
@@ -213,18 +213,18 @@ class NotRecordedError(WherryError):
 
 
 class InternalError(WherryError):
-    """A bug in wherry: an exception that no code expected. `--debug` or `WHERRY_DEBUG=1` shows the traceback."""
+    """A bug in wherry: an unexpected exception. `--debug` or `WHERRY_DEBUG=1` shows the traceback."""
 
     exit_code = 70
 
 
 class InterruptedRunError(WherryError):
-    """Stopped by Ctrl-C or SIGTERM; the same command goes on where it stopped, or `wherry clean` cleans up."""
+    """Stopped by Ctrl-C or SIGTERM. The same command resumes the work; `wherry clean` removes what is left."""
 
     exit_code = 130
 
 
-_MORE_MEMORY = "give it more, or state less with --memory"
+_MORE_MEMORY = "give the process more memory, or lower the budget with --memory"
 # errno → (cure, can a retry help). restic's rule: a full or read-only disk is not retried.
 _STORAGE_CURES: dict[int, tuple[str, bool]] = {
     errno.ENOSPC: ("free some space, or choose another target", False),
@@ -234,14 +234,14 @@ _STORAGE_CURES: dict[int, tuple[str, bool]] = {
     errno.EACCES: ("check the permissions of the folder", False),
     errno.EPERM: ("check the permissions of the folder", False),
     errno.ENAMETOOLONG: ("shorten the name, or remove the link that leads to it", False),
-    errno.EIO: ("look at the system log; the device reported an error", True),
-    errno.ETIMEDOUT: ("try again; the storage did not answer in time", True),
-    errno.ECONNRESET: ("try again; the connection broke", True),
+    errno.EIO: ("check the system log for errors of the device", True),
+    errno.ETIMEDOUT: ("try again; the storage did not respond in time", True),
+    errno.ECONNRESET: ("try again; the connection was reset", True),
 }
 
 
-# What precedes a credential, in a group, and the credential. The password of a URL may hold the characters that end it
-# elsewhere; a number before a slash is a port.
+# Each pattern matches the text before a credential, as a group, and the credential. The password of a URL may contain
+# characters that end it elsewhere; a number before a slash is a port.
 _NAMES = r"token(?!iz)|secret|password|passwd|signature|api[-_]?key|sig"
 _CREDENTIALS = (
     r"(\w+://)(?:[^/\s@]+|[^\s/@:]+:(?!\d+[/?#])[^\s@]*)(?=@)",
@@ -261,20 +261,20 @@ def redact(text: str) -> str:
 def wherry_error(
     error: BaseException, *, uri: str | None = None, cure: str | None = None, memory: str = _MORE_MEMORY
 ) -> WherryError:
-    """Any exception as an error of the tree: one of the tree stays, the rest is the storage, the memory or a bug.
+    """Convert any exception to a WherryError: OSError and MemoryError to StorageError, any other to InternalError.
 
     Args:
-        error: the exception.
-        uri: what is concerned.
-        cure: what to do about a bug.
-        memory: what to do where there is not enough memory.
+        error: the exception; a WherryError is returned as it is.
+        uri: the checkpoint, folder or file in question.
+        cure: of an internal error.
+        memory: cure of a MemoryError.
     """
     if isinstance(error, WherryError):
         return error
     if isinstance(error, OSError):
         return storage_error(error, uri or _file_of(error))
     if isinstance(error, MemoryError):
-        return StorageError("there is not enough memory", uri=uri, cure=memory)
+        return StorageError("out of memory", uri=uri, cure=memory)
     return internal_error(error, uri=uri, cure=cure)
 
 
@@ -283,7 +283,7 @@ def _file_of(error: OSError) -> str | None:
 
 
 def storage_error(error: OSError, uri: str | None) -> StorageError:
-    """Say what an `OSError` of the storage means for the user, with the cure and whether to retry."""
+    """Convert an `OSError` of the storage, with the cure and whether a retry can help."""
     if isinstance(error, StorageError):
         return error
     cure, retryable = _STORAGE_CURES.get(error.errno or 0, ("check that the storage is reachable", True))
@@ -293,10 +293,10 @@ def storage_error(error: OSError, uri: str | None) -> StorageError:
 
 @contextmanager
 def storage_errors(uri: str) -> Generator[None]:
-    """Around calls of the operating system.
+    """Convert the `OSError` of calls in the context.
 
     Raises:
-        StorageError: a call failed; an error of our own stays what it is.
+        StorageError: a call failed; a WherryError passes through.
     """
     try:
         yield
@@ -312,6 +312,6 @@ def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
 
 
 def internal_error(error: BaseException, *, uri: str | None = None, cure: str | None = None) -> InternalError:
-    """The error for an exception that no code expected, in one line."""
+    """The error for an unexpected exception, in one line."""
     text = " ".join(f"{type(error).__name__}: {redact(str(error))}".split())
     return InternalError(f"this is a bug in wherry {__version__}: {text}", uri=uri, cure=cure)

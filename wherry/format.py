@@ -1,4 +1,4 @@
-"""The former place of `wherry.formats.format`, for plug-ins of the entry point group `wherry.formats`; until 0.2."""
+"""Deprecated alias of `wherry.formats.format`, for plug-ins of the entry point group `wherry.formats`; until 0.2."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ warnings.warn("import wherry.formats.format instead of wherry.format", Deprecati
 
 
 def __getattr__(name: str) -> object:
-    """Everything that `wherry.formats.format` has."""
+    """Return an attribute of `wherry.formats.format`."""
     return getattr(_format, name)

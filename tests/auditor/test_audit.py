@@ -49,7 +49,7 @@ def test_a_flipped_bit_is_named_with_tensor_leaf_cure_and_what_was_made_of_it(tm
     report = audit(level="digest")
     found = only(report, "altered")
     assert (found.uri, found.path, found.leaf) == (first.target.uri, "step", 0)
-    assert "(leaf 0), within 4 MiB from byte 0" in found.what
+    assert "(leaf 0), in the 4 MiB from byte 0" in found.what
     assert found.cure.startswith(f"move it away and convert again: wherry convert {first.source.uri} ")
     [affected] = found.affected
     assert affected.checkpoint_digest == second.target.checkpoint_digest
@@ -92,7 +92,7 @@ def test_a_source_that_was_converted_has_its_own_bytes_proved(tmp_path):
     support.flip(Path(receipt.source.uri))
     assert support.kinds(audit()) == set()
     report = audit(level="digest")
-    assert "its tensors are not what was recorded" in only(report, "source-changed").what
+    assert "digest mismatch in its tensors: expected checkpoint " in only(report, "source-changed").what
 
 
 def test_touched_files_are_settled_by_their_bytes(tmp_path):
@@ -142,7 +142,7 @@ def test_tensors_that_were_not_recorded(tmp_path):
     )
     shutil.copy(tmp_path / "renamed", receipt.target.uri)
     found = {(one.path, one.what) for one in audit().findings if one.kind == "structure"}
-    assert found == {("stop", "a tensor that was not recorded"), ("step", "the tensor is gone")}
+    assert found == {("stop", "unrecorded tensor"), ("step", "missing tensor")}
 
 
 def test_roots_list_what_was_never_converted_and_what_belongs_to_nothing(tmp_path):

@@ -50,7 +50,7 @@ def test_the_check_inside_the_bundle_runs_without_wherry(bundle):
     command = [sys.executable, "-I", "-S", str(bundle)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "whole and consistent" in done.stdout
+    assert "complete and consistent" in done.stdout
     assert subprocess.run([*command, "--anchor", "1" * 64], check=False, capture_output=True).returncode == 1
 
 
@@ -77,14 +77,14 @@ def lines(data, change):
     ("name", "change", "said"),
     [
         ("ledger.jsonl", lambda data: data.replace(b'lossless\\":true', b'lossless\\":false'), "altered"),
-        ("ledger.jsonl", lambda data: b"\n".join(data.split(b"\n")[1:]), "statement 1 is not there"),
+        ("ledger.jsonl", lambda data: b"\n".join(data.split(b"\n")[1:]), "missing statement 1"),
         ("ledger.jsonl", lambda data: data.rsplit(b"\n", 2)[0] + b"\n", "the chain ends at"),
-        ("ledger.jsonl", lambda data: lines(data, lambda row: {**row, "time": "2001"}), "hash is not"),
+        ("ledger.jsonl", lambda data: lines(data, lambda row: {**row, "time": "2001"}), "hash mismatch with its"),
         ("anchor.json", lambda data: data.replace(b'"seq": ', b'"seq": 1'), "not the end of the chain"),
-        ("report.json", lambda data: data.replace(b'"model version 1"', b'"model version 2"'), "no statement says"),
+        ("report.json", lambda data: data.replace(b'"model version 1"', b'"model version 2"'), "no statement records"),
         ("report.json", lambda data: data.replace(b'"ok": true', b'"ok": false'), "ok=False"),
         ("report.json", lambda data: data.replace(b'"errors": 0', b'"errors": 1'), "counts"),
-        ("report.json", lambda data: b"[" + data, "damaged"),
+        ("report.json", lambda data: b"[" + data, "invalid evidence bundle"),
     ],
 )  # fmt: skip
 def test_a_change_under_a_new_index_is_found(bundle, name, change, said):
@@ -97,7 +97,10 @@ def test_a_manifest_that_gives_another_digest_is_found(bundle):
     def change(name, data):
         return data.replace(b'"layer.w"', b'"layer.v"') if name.startswith("manifests/") else data
 
-    assert "another checkpoint digest" in check_bundle(rewritten(bundle, change)).problems[0]
+    assert (
+        "digest mismatch: the manifest is of another checkpoint"
+        in check_bundle(rewritten(bundle, change)).problems[0]
+    )
 
 
 def test_a_checkpoint_that_no_statement_names_is_found(bundle):
@@ -112,29 +115,29 @@ def test_a_checkpoint_that_no_statement_names_is_found(bundle):
         return json.dumps({**report, "checkpoints": [*report["checkpoints"], row]}).encode()
 
     [problem] = check_bundle(rewritten(bundle, change)).problems
-    assert f"no statement speaks of checkpoint {other}" in problem
+    assert f"no statement records checkpoint {other}" in problem
 
 
 def test_a_manifest_that_is_left_out_under_a_new_index_is_found(bundle):
     cut = rewritten(bundle, lambda name, data: None if name.startswith("manifests/") else data)
     problems = check_bundle(cut).problems
     assert len(problems) == 2
-    assert all(one.startswith("manifests/") and one.endswith(": it is missing") for one in problems)
+    assert all(one.startswith("manifests/") and one.endswith(": missing file") for one in problems)
 
 
 def test_files_that_are_changed_missing_or_added_are_named(bundle):
     cut = rewritten(bundle, lambda name, data: None if name == "report.md" else data, index=False)
-    assert check_bundle(cut).problems == ["report.md: it is missing"]
+    assert check_bundle(cut).problems == ["report.md: missing file"]
     changed = rewritten(bundle, lambda name, data: data + b" " if name == "report.md" else data, index=False)
-    assert check_bundle(changed).problems == ["report.md: its bytes are not those that the index states"]
+    assert check_bundle(changed).problems == ["report.md: digest mismatch with the index"]
     with zipfile.ZipFile(bundle, "a") as archive:
         archive.writestr("extra", "x")
     assert check_bundle(bundle).problems == ["extra: not in the index"]
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(bundle, "a") as archive:
         archive.writestr("report.md", "x")
-    assert "report.md: it is in the bundle twice" in check_bundle(bundle).problems
+    assert "report.md: duplicate file in the bundle" in check_bundle(bundle).problems
     bundle.write_bytes(b"PK not")
-    assert "not an evidence bundle" in check_bundle(bundle).problems[0]
+    assert "invalid evidence bundle" in check_bundle(bundle).problems[0]
 
 
 def test_anchors_as_hash_and_as_file(bundle, tmp_path):
@@ -159,7 +162,7 @@ def test_the_command_line(bundle, tmp_path):
     assert (done.exit_code, json.loads(done.output)["ok"]) == (0, True)
     done = run(command, [str(tmp_path), "--level", "digest", "--markdown", str(tmp_path / "r.md")])
     assert done.exit_code == 0
-    assert "3, 3 of them fine" in done.output
+    assert "3, 3 of them ok" in done.output
     assert (tmp_path / "r.md").read_text().startswith("# Audit of 3")
     done = run(command, ["--check", str(bundle), "--json"])
     assert (done.exit_code, json.loads(done.output)["manifests"]) == (0, 2)

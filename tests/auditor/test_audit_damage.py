@@ -261,4 +261,4 @@ def test_a_signature_of_another_checkpoint_is_found(tmp_path, keys):
     shutil.copy(Path(places[0]) / "wherry.sig", Path(places[1]) / "wherry.sig")
     found = only(audit(key=public), "signature")
     assert found.uri == places[1]
-    assert "was signed, and the ledger has" in found.what
+    assert "signature mismatch: it is for checkpoint " in found.what

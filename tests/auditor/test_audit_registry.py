@@ -69,7 +69,7 @@ def test_altered_tags_and_versions_that_one_side_lacks(tmp_path, monkeypatch):
     foreign = ("x", "1", {"wherry.checkpoint_digest": "f" * 64}, ())
     support.fake_registry(monkeypatch, foreign)
     report = audit(registry_uri=support.REGISTRY)
-    assert "knows nothing" in of(report, "registration-unknown")[0].what
+    assert "which is not in the ledger" in of(report, "registration-unknown")[0].what
     assert {one.what.split(" is not")[0] for one in of(report, "registration-gone")} == {
         "model version 1",
         "moved version 4",
@@ -98,7 +98,7 @@ def test_a_claim_that_was_never_finished(tmp_path):
     receipt = support.converted(tmp_path)
     with open_ledger() as ledger:
         claim_registration(ledger, receipt.target, support.REGISTRY, "m")
-    assert "begun and not finished" in of(audit(), "registration-pending")[0].what
+    assert "did not finish" in of(audit(), "registration-pending")[0].what
 
 
 def test_with_a_real_registry(tmp_path, tmp_path_factory, monkeypatch):

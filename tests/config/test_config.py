@@ -116,11 +116,11 @@ def test_env_sections_reach_into_routes(toml):
 @pytest.mark.parametrize(
     ("text", "words", "cure"),
     [
-        ("x =", "not TOML", "infra/wherry.toml"),
+        ("x =", "invalid TOML", "infra/wherry.toml"),
         ('memry = "1GB"\n', "line 1, memry", "memry"),
         (ROUTE + "[routes.a.retention]\nkeep_best = 1\n", "line 6, routes.a.retention", "infra/wherry.toml"),
         (ROUTE.replace("{run}", "{rn}"), "line 5, routes.a.targets[0].uri: unknown field {rn}", "{run}"),
-        (ROUTE.replace("{run}", "{run"), "a brace without its partner", "{run}"),
+        (ROUTE.replace("{run}", "{run"), "unmatched brace", "{run}"),
         (ROUTE.replace('format = "hf"\n', ""), "line 3, routes.a.targets[0].format", "format"),
         (ROUTE.replace('root = "runs"', 'root = "r"\nselect = "some"'), "line 3, routes.a.select", "every N"),
         (ROUTE + '[env.p.routes.a]\nmin_age = "soon"\n', "line 7, routes.a.min_age", "15m"),

@@ -67,7 +67,7 @@ def test_a_checkpoint_configures_nothing(tmp_path, monkeypatch, caplog, evil, wh
         assert load_config().file is None
     (warning,) = caplog.messages
     assert str(folder / "wherry.toml") in warning
-    assert f"the checkpoint {around} lies around it" in warning
+    assert f"it is inside the checkpoint {around}" in warning
     assert "WHERRY_CONFIG" in warning
 
 
@@ -134,13 +134,13 @@ def test_of_others_or_open_to_others(own, tmp_path, monkeypatch, caplog):
     assert load_config().file == str(own)
     own.chmod(0o646)
     assert load_config().file is None
-    assert f"everybody may change {own}" in caplog.text
+    assert f"{own} is writable by everybody" in caplog.text
     own.chmod(0o664)
     assert load_config().file == str(own)
     tmp_path.chmod(0o777)
     trust._counts.cache_clear()
     assert load_config().file is None
-    assert f"everybody may change {tmp_path}" in caplog.text
+    assert f"{tmp_path} is writable by everybody" in caplog.text
     tmp_path.chmod(0o1777)
     trust._counts.cache_clear()
     assert load_config().file == str(own)
@@ -165,7 +165,7 @@ def test_the_owner_is_the_user_or_root(own, monkeypatch, caplog):
             trust._counts.cache_clear()
             monkeypatch.setattr(trust, "_statuses", owned(uid, name))
             assert (load_config().file is not None) is counts
-    assert "belongs to another user" in caplog.text
+    assert "another user owns" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "dangling", "zeros"])
@@ -203,7 +203,7 @@ def test_a_hostile_folder_is_a_checkpoint(tmp_path, monkeypatch, caplog, evil):
     (model / "wherry.toml").write_text(evil + 'links = ["/etc"]\n')
     monkeypatch.chdir(model)
     assert load_config().file is None
-    assert "lies around it" in caplog.text
+    assert "it is inside the checkpoint" in caplog.text
 
 
 def test_allowed_folders_are_absolute(own):
@@ -234,7 +234,7 @@ def test_what_the_user_owns_and_cannot_read_is_a_checkpoint(tmp_path, monkeypatc
     monkeypatch.chdir(folder)
     unreadable(monkeypatch, name)
     assert load_config().file is None
-    assert f"the checkpoint {folder} lies around it" in caplog.text
+    assert f"it is inside the checkpoint {folder}" in caplog.text
 
 
 def test_what_others_hide_says_nothing(own, tmp_path, monkeypatch, caplog):
@@ -268,7 +268,7 @@ def test_no_link_hides_a_checkpoint(tmp_path, monkeypatch, caplog, evil, target)
     (model / "wherry.toml").write_text(evil)
     monkeypatch.chdir(model)
     assert load_config().file is None
-    assert f"the checkpoint {model} lies around it" in caplog.text
+    assert f"it is inside the checkpoint {model}" in caplog.text
 
 
 @pytest.mark.parametrize("target", LINKS.values(), ids=LINKS)
@@ -291,7 +291,7 @@ def test_steps_that_are_files_make_a_run(tmp_path, monkeypatch, caplog, evil):
     (run / "wherry.toml").write_text(evil)
     monkeypatch.chdir(run)
     assert load_config().file is None
-    assert f"the checkpoint {run} lies around it" in caplog.text
+    assert f"it is inside the checkpoint {run}" in caplog.text
 
 
 def test_judging_a_t5x_train_state_asks_no_configuration(tmp_path, monkeypatch, caplog, evil):
@@ -305,7 +305,7 @@ def test_judging_a_t5x_train_state_asks_no_configuration(tmp_path, monkeypatch, 
     (step / "wherry.toml").write_text(evil)
     monkeypatch.chdir(step)
     assert load_config().file is None
-    assert f"the checkpoint {step} lies around it" in caplog.text
+    assert f"it is inside the checkpoint {step}" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["prefect.toml", ".env", "pyproject.toml"])
@@ -314,7 +314,7 @@ def test_prefect_takes_no_settings_of_a_checkpoint(tmp_path, monkeypatch, name):
     monkeypatch.chdir(model)
     require_own_prefect_settings()
     (model / name).write_text('PREFECT_API_URL="http://elsewhere"\n')
-    with pytest.raises(HostileError, match=f"settings from {name}"):
+    with pytest.raises(HostileError, match=f"untrusted Prefect settings: {name} in"):
         service("deploy")
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text("")

@@ -211,7 +211,7 @@ NODE = {
 
 @pytest.mark.parametrize("field", ["asked", "options"])
 def test_what_is_no_table_is_no_receipt(field):
-    with pytest.raises(CorruptError, match="not a receipt"):
+    with pytest.raises(CorruptError, match="invalid receipt"):
         receipts.from_json({"source": NODE, "target": NODE, "plan_digest": "", field: "words"})
 
 
@@ -238,7 +238,7 @@ def test_stale_plans_what_was_asked_for(model, tmp_path):
     assert row.cure == command(first)
     family.unlink()
     [row] = stale()
-    assert "cannot be carried out now" in row.reasons[0].detail
+    assert "the same request fails now" in row.reasons[0].detail
     family.write_text(MINE)
     assert stale() == []
 

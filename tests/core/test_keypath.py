@@ -22,7 +22,7 @@ def test_different_paths_never_print_alike(one, other):
 
 @pytest.mark.parametrize("text", ["a~", "a~3", "~x/b"])
 def test_text_that_is_no_printed_path_is_refused(text):
-    with pytest.raises(UsageError, match="not a printed key path"):
+    with pytest.raises(UsageError, match="invalid key path"):
         parse(text)
 
 

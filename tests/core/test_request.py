@@ -134,7 +134,7 @@ def test_its_json_form_is_the_request():
 
 @pytest.mark.parametrize("name", ["pkg", "pkg.*", "*"])
 def test_opaque_classes_are_named_exactly(name):
-    with pytest.raises(UsageError, match="not the dotted name"):
+    with pytest.raises(UsageError, match="invalid class name in opaque"):
         SourceRequest("s", opaque=(name,))
 
 

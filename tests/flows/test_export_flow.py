@@ -115,7 +115,7 @@ def test_what_the_routes_say(source, config, tmp_path):
     assert "nightly" in rows["nightly"]["reason"]
     assert not rows["elsewhere"]["takes"]
     assert [row["route"] for row in routed.fn(source, ("main",), config)] == ["main"]
-    with pytest.raises(NotFoundError, match="no route"):
+    with pytest.raises(NotFoundError, match="unknown route"):
         routed.fn(source, ("absent",), config)
 
 
@@ -173,13 +173,13 @@ def test_a_step_that_a_newer_one_has_overtaken_is_left(source, config, plain, tm
     )
     done = flow.export.fn(ExportSpec(source=source, config=config, routes=("main",)))
     assert done["conversions"] == []
-    assert "step 10 of this run is complete" in done["routes"][0]["reason"]
+    assert "step 10 of this run is newer and complete" in done["routes"][0]["reason"]
 
 
 def test_nobody_takes_it_is_no_failure(source, config, plain):
     done = flow.export.fn(ExportSpec(source=source, config=config, routes=("elsewhere",)))
     assert done["conversions"] == []
-    assert "does not lie below" in done["routes"][0]["reason"]
+    assert "is not below" in done["routes"][0]["reason"]
 
 
 def test_named_targets_take_the_place_of_routes(source, plain, tmp_path):

@@ -137,7 +137,7 @@ def test_a_first_night_estimates_and_a_second_night_skips(server, tmp_path, told
     state = nightly(spec, return_state=True)
     done = state.result()
     assert (done["plans"][0]["count"], done["plans"][0]["tonight"]) == (3, 0)
-    assert "3 checkpoints wait" in page(state)
+    assert "3 checkpoints are waiting" in page(state)
     assert not (tmp_path / "out").exists()
     config = load_config(spec.config)
     with holding(config.routes[0]) as held:

@@ -49,7 +49,7 @@ def test_promoted_refused_and_rolled_back(server, tmp_path, monkeypatch):
     state = promote(PromoteSpec(subject="models:/m/3"), return_state=True)
     assert state.is_failed()
     assert isinstance(state.result(raise_on_failure=False), MismatchError)
-    assert "not what was registered" in artifacts(state)["wherry-failure"][1]["value"]
+    assert "differs from the registered one" in artifacts(state)["wherry-failure"][1]["value"]
 
     done = promote(PromoteSpec(name="m", rollback=True))
     assert (done["version"], done["replaced"]) == ("1", "2")

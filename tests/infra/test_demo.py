@@ -117,7 +117,7 @@ def test_the_story_is_told_to_its_end():
     assert re.search(r"affected +dcp at", text)
     assert re.search(r"affected +flax-msgpack at", text)
     assert "checks offline" in text
-    assert re.search(r"refused +it is not what was registered", text)
+    assert re.search(r"refused +the checkpoint differs from the registered one", text)
     assert "Traceback" not in text
     assert f"{folder / 'lineage.html'}" in text
     assert all(words in text for words in ("prefect server start", "mlflow server"))

@@ -117,7 +117,7 @@ def test_a_slice_must_be_all_chips_of_its_host(monkeypatch):
     pools = {"convert": POOLS["wherry-kubernetes-tpu"]}
     deploy.check([entry()], pools)
     wrong = entry(work_pool={"name": "x", "job_variables": {"tpu_topology": "2x2", "tpu_chips": 8}})
-    with pytest.raises(UsageError, match="2x2 has 4 chips, not 8"):
+    with pytest.raises(UsageError, match="2x2 has 4 chips, but tpu_chips is 8"):
         deploy.check([wrong], pools)
 
 

@@ -158,7 +158,7 @@ def test_orbax_never_committed(here, commands):
     printed = run(commands)
     assert re.search(r"^step: +2$", printed, re.MULTILINE)
     assert re.search(
-        r"^skipped .*3\.orbax-checkpoint-tmp: Orbax never finished this save", printed, re.MULTILINE
+        r"^skipped .*3\.orbax-checkpoint-tmp: Orbax did not finish this save", printed, re.MULTILINE
     )
 
 

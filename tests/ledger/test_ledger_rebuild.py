@@ -165,7 +165,7 @@ def test_the_ledger_on_the_command_line(chain, tmp_path):
     code, output = run(ledger_commands, "check", "--anchor", "0123456789abcdef" * 4)
     assert (code, "NOT in this chain" in output) == (9, True)
     (tmp_path / "anchor.json").write_text("{}")
-    with pytest.raises(UsageError, match="not an anchor"):
+    with pytest.raises(UsageError, match="invalid anchor"):
         run(ledger_commands, "check", "--anchor", tmp_path / "anchor.json")
     assert run(ledger_commands, "migrate")[0] == 0
     import sqlite3

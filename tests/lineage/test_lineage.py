@@ -115,7 +115,7 @@ def test_a_ledger_that_cannot_be_written_does_not_undo_the_conversion(source, tm
 
 def test_what_is_unknown_is_said(tmp_path, source):
     for asked in (tmp_path / "nothing", source, "0123456789abcdef"):
-        with pytest.raises(NotFoundError, match="no lineage is known") as failure:
+        with pytest.raises(NotFoundError, match="no lineage is recorded") as failure:
             show(asked)
         assert failure.value.exit_code == 3
         assert failure.value.cure
@@ -204,6 +204,6 @@ def test_what_was_exported_from_memory_reads_well(tmp_path):
     state = {"w": np.arange(6, dtype=np.float32)}
     receipt = wherry.export(state, tmp_path / "run" / "9", to="orbax", step=9).result(60)
     text = render(show(receipt.target.uri))
-    assert f"{receipt.source.uri} (the memory of a training run; not on disk)" in text
+    assert f"{receipt.source.uri} (memory of a training run; not on disk)" in text
     assert "live (numpy " in text
     assert show(receipt.source.uri).root == receipt.source.checkpoint_digest

@@ -57,7 +57,7 @@ def test_again_it_is_only_verified(source, tmp_path):
     wherry.fetch(source, tmp_path / "copy")
     assert wherry.fetch(source, tmp_path / "copy").already
     flip_a_bit(tmp_path / "copy")
-    with pytest.raises(MismatchError, match="not what was recorded"):
+    with pytest.raises(MismatchError, match="the copy differs from the record"):
         wherry.fetch(source, tmp_path / "copy")
 
 
@@ -85,7 +85,7 @@ def test_other_systems_come_over_too(tmp_path, to):
 
 def test_an_altered_source_is_refused_and_nothing_is_left(source, tmp_path):
     flip_a_bit(source)
-    with pytest.raises(MismatchError, match="not what was recorded") as failure:
+    with pytest.raises(MismatchError, match="the copy differs from the record") as failure:
         wherry.fetch(source, tmp_path / "copy")
     assert failure.value.path in {"a", "b"}
     assert not (tmp_path / "copy").exists()
@@ -101,7 +101,7 @@ def test_a_swapped_companion_is_refused(source, tmp_path):
 
 def test_a_file_that_nobody_recorded_does_not_come_along(source, tmp_path):
     (source / "modeling_tiny.py").write_text("import os")
-    with pytest.raises(MismatchError, match="not recorded") as failure:
+    with pytest.raises(MismatchError, match="has no recorded digest") as failure:
         wherry.fetch(source, tmp_path / "copy")
     assert failure.value.path == "modeling_tiny.py"
     assert not (tmp_path / "copy").exists()
@@ -211,4 +211,4 @@ def test_the_command_line(source, tmp_path):
     done = CliRunner().invoke(cli, ["fetch", str(source), str(tmp_path / "copy"), "--json"])
     assert json.loads(done.stdout)["uri"] == str(tmp_path / "copy")
     again = CliRunner().invoke(cli, ["fetch", str(source), str(tmp_path / "copy")])
-    assert "already there" in again.stdout
+    assert "the copy already exists" in again.stdout

@@ -33,7 +33,7 @@ def test_gates_judge_what_is_on_record(candidate, name):
     ):
         with pytest.raises(MismatchError, match=gate):
             wherry.promote(subject, gates=gates)
-    with pytest.raises(MismatchError, match="level: asked for at least digest"):
+    with pytest.raises(MismatchError, match="level: required at least digest"):
         wherry.promote(subject, level="present")
     sidecar = read_sidecar(locate(candidate.target.uri))
     with open_ledger() as ledger:
@@ -56,7 +56,7 @@ def test_a_later_failed_verification_counts(candidate, name):
             record_verification(
                 ledger, sidecar.checkpoint, {"level": "native", "verdict": verdict, "ok": verdict == "ok"}
             )
-    with pytest.raises(MismatchError, match="not on record"):
+    with pytest.raises(MismatchError, match="not recorded"):
         wherry.promote(f"models:/{name}@candidate", gates={"recorded": ["native"]})
 
 
@@ -89,15 +89,15 @@ def facts(candidate, **known):
     ("known", "passed", "found"),
     [
         ({"lossless": True}, True, "lossless"),
-        ({"lossless": None}, False, "not on record"),
-        ({}, False, "no roundtrip has measured"),
+        ({"lossless": None}, False, "its conversion is not recorded"),
+        ({}, False, "no roundtrip verification has measured"),
         ({"verifications": {"roundtrip": {"lossy": {"error": 0.25}}}}, False, "0.25"),
         ({"verifications": {"roundtrip": {"lossy": {"error": 0.01}}}}, True, "0.01"),
         ({"verifications": {"roundtrip": {"lossy": {"error": 0.01}, "against": "/b"}}}, False, "measured"),
         (
             {"verifications": {"roundtrip": {"lossy": {"error": 0.01}}}, "earlier": False},
             False,
-            "before its own",
+            "an earlier conversion was lossy too",
         ),
     ],
 )
@@ -117,11 +117,11 @@ def test_an_error_that_a_roundtrip_measured_is_enough_only_for_its_own_conversio
         outcome = {"level": "roundtrip", "verdict": "ok", "ok": True, "lossy": {"error": 0.01}}
         outcome["against"] = receipt.source.uri
         record_verification(ledger, receipt.target, outcome)
-    with pytest.raises(MismatchError, match="max_error: asked for lossless"):
+    with pytest.raises(MismatchError, match="max_error: required lossless"):
         wherry.promote(f"models:/{name}@candidate", gates={"max_error": 0})
     assert wherry.promote(f"models:/{name}@candidate", gates={"max_error": 0.1}).version == "1"
     onwards = wherry.convert(receipt.target.uri, tmp_path / "npz.npz", to="npz", only="params")
-    with pytest.raises(MismatchError, match="conversion before its own"):
+    with pytest.raises(MismatchError, match="an earlier conversion was lossy too"):
         wherry.promote(onwards.target.uri, name=f"{name}-onwards", gates={"max_error": 0.1})
 
 

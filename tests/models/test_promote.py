@@ -75,7 +75,7 @@ def test_candidate_becomes_champion_and_champion_previous(candidate, client, nam
 
 def test_a_plain_uri_is_registered_first(tmp_path, client, name):
     receipt = converted(tmp_path)
-    with pytest.raises(UsageError, match="version of a registered model"):
+    with pytest.raises(UsageError, match="missing name of the registered model"):
         wherry.promote(receipt.target.uri)
     assert wherry.promote(receipt.target.uri, name=name).version == "1"
     assert held(client, name) == {"champion": "1"}
@@ -83,7 +83,7 @@ def test_a_plain_uri_is_registered_first(tmp_path, client, name):
 
 def test_an_altered_checkpoint_is_refused(candidate, client, name):
     flip_a_bit(Path(candidate.target.uri))
-    with pytest.raises(MismatchError, match="not what was registered") as failure:
+    with pytest.raises(MismatchError, match="differs from the registered one") as failure:
         wherry.promote(f"models:/{name}@candidate")
     assert failure.value.path in {"a", "b"}
     assert held(client, name) == {"candidate": "1"}
@@ -246,7 +246,7 @@ def test_the_command_line(candidate, name, tmp_path):
     shown = json.loads(run(cli, ["resolve", f"models:/{name}/1", "--json"]).stdout)
     assert shown["checkpoint_digest"] == candidate.target.checkpoint_digest
     text = run(cli, ["promote", f"models:/{name}/1"]).stdout
-    assert "there already" in text
+    assert "the alias is already set" in text
     refused = run(cli, ["promote", "--rollback", name, "--policy", "p.toml"])
     assert isinstance(refused.exception, UsageError)
 

@@ -121,9 +121,9 @@ def test_a_failure_keeps_the_version_of_others(receipt, client, name):
 
 
 def test_without_a_sidecar_there_is_no_identity(receipt, name, tmp_path):
-    with pytest.raises(NotFoundError, match="no digests") as failure:
+    with pytest.raises(NotFoundError, match="no recorded digests") as failure:
         wherry.register(tmp_path / "source.safetensors", name)
-    assert "wherry inspect --digest --write" in (failure.value.cure or "")
+    assert f"wherry inspect {tmp_path / 'source.safetensors'} --digest --write" in (failure.value.cure or "")
     wherry.inspect(tmp_path / "source.safetensors", digest=True, write=True)
     done = wherry.register(tmp_path / "source.safetensors", name)
     assert (done.created, done.checkpoint_digest) == (True, receipt.source.checkpoint_digest)
@@ -140,7 +140,7 @@ def test_a_name_that_mlflow_does_not_take(receipt, bad):
 
 
 def test_reserved_tags_are_refused(receipt, name):
-    with pytest.raises(UsageError, match="set by wherry"):
+    with pytest.raises(UsageError, match=r"reserved tag name 'wherry\.uri'"):
         wherry.register(receipt, name, tags={"wherry.uri": "/elsewhere"})
 
 

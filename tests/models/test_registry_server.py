@@ -102,7 +102,7 @@ def test_an_altered_checkpoint_is_refused(stores, tmp_path):
     receipt = converted(tmp_path)
     wherry.register(receipt, "altered", alias="candidate", **stores)
     flip_a_bit(tmp_path / "target")
-    with pytest.raises(MismatchError, match="not what was registered"):
+    with pytest.raises(MismatchError, match="differs from the registered one"):
         wherry.promote("models:/altered@candidate", **stores)
     assert list(mlflow.MlflowClient(**stores).get_registered_model("altered").aliases) == ["candidate"]
 
@@ -141,7 +141,7 @@ def test_an_approver_is_whom_the_server_has_authenticated(server, stores, tmp_pa
 def test_a_server_without_users_knows_nobody(server, tmp_path):
     with mlflow_server(tmp_path) as url:
         assert service("mlflow").identity(url) is None
-        with pytest.raises(MismatchError, match="nobody whom the registry's server has authenticated"):
+        with pytest.raises(MismatchError, match="no user that the registry's server has authenticated"):
             wherry.promote(
                 converted(tmp_path).target.uri,
                 name="anybody",

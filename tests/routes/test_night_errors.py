@@ -75,7 +75,7 @@ def raising(error):
 
 
 @pytest.mark.parametrize(
-    "error", [NoAnswerError("it used more memory than its limit"), MemoryError(), OSError(28, "full")]
+    "error", [NoAnswerError("it exceeded its memory limit"), MemoryError(), OSError(28, "full")]
 )
 def test_what_this_machine_cannot_do_is_tried_again(night, monkeypatch, error):
     with monkeypatch.context() as patch:
@@ -126,7 +126,7 @@ def test_a_failure_that_cannot_be_noted_stops_nothing(night, monkeypatch, caplog
     report = night(runs=("a", "b")).run()
     assert dict(report.counts) == {"converted": 1, "failed": 1}
     assert failure(report).exit_code == 7
-    assert "was not noted: the ledger is locked" in caplog.text
+    assert "was not recorded: the ledger is locked" in caplog.text
 
 
 # After the commit.

@@ -138,7 +138,7 @@ def test_what_is_read_or_written_or_altered_stays(night, tmp_path):
     assert actions(said) == {1: "keep", 2: "keep", 3: "remove", 4: "keep", 5: "keep"}
     assert actions(done) == {1: "keep", 2: "keep", 3: "removed", 4: "keep", 5: "keep"}
     assert "running job" in reason_of(done, 1)
-    assert "not what wherry wrote" in reason_of(done, 2)
+    assert "not those that wherry wrote" in reason_of(done, 2)
 
 
 def test_a_step_of_a_run_goes_as_a_whole(night, tmp_path):
@@ -270,7 +270,7 @@ def test_what_is_registered_meanwhile_stays(night, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "removing", registering)
     done = prune(loaded.routes, dry_run=False)
     assert actions(done) == {1: "keep", 2: "removed", 3: "removed", 4: "keep", 5: "keep"}
-    assert "registered a moment ago" in reason_of(done, 1)
+    assert "registered meanwhile" in reason_of(done, 1)
     assert (tmp_path / "out" / "a" / "1.safetensors").exists()
 
 
@@ -295,7 +295,7 @@ def test_command_line(night, tmp_path):
     night()
     line = ["prune", "r", "--config", str(tmp_path / "wherry.toml")]
     done = CliRunner().invoke(cli, line)
-    assert "384 B would be removed; say --yes" in done.output
+    assert "384 B would be removed; add --yes" in done.output
     assert len(left(tmp_path)) == 10
     done = CliRunner().invoke(cli, [*line, "--yes", "--json"])
     found = json.loads(done.output)

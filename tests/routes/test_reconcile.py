@@ -94,10 +94,10 @@ def test_a_broken_score_that_only_retention_asks_for_stops_nothing(runs, caplog)
     (runs / "b" / "checkpoint-300" / "trainer_state.json").write_text("[" * 100_000)
     where = route(runs, retention={"keep_best": 1, "metric": "loss"})
     assert {one.where.run: one.score for one in survey(where)} == {"b": None, "team/a": 2.0}
-    assert "trainer_state.json is not JSON" in caplog.text
+    assert "invalid JSON in trainer_state.json" in caplog.text
     passed = []
     assert taken(route(runs, select="best(loss)"), passed) == [("b", 200), ("team/a", 200)]
-    assert [one.why for one in passed if "not JSON" in one.reason] == ["no score"]
+    assert [one.why for one in passed if "invalid JSON" in one.reason] == ["no score"]
 
 
 def test_what_a_run_states_as_a_whole_is_no_score_of_a_step(runs):
@@ -178,8 +178,8 @@ def test_every_standing_of_a_target(one):
     assert standing(way, found, LedgerState(), there=False) == ["new"]
     assert standing(way, found, knowing(done, requests={place: _request(way)})) == ["done"]
     (unfinished,) = standing(way, found, knowing(done))
-    assert "did not end" in unfinished, "made, but never verified and registered"
-    assert standing(way, found, knowing(done), there=False) == ["its target is gone"]
+    assert "did not finish" in unfinished, "made, but never verified and registered"
+    assert standing(way, found, knowing(done), there=False) == ["its target no longer exists"]
     assert standing(way, found, knowing(replace(done, gone="2026")), there=False) == ["pruned"]
     assert standing(way, found, knowing(replace(done, source_fingerprint="old"))) == ["stale"]
     assert standing(way, found, knowing(done, requests={place: "another"})) == ["stale"]
@@ -217,7 +217,7 @@ def test_limits_and_estimates(tmp_path):
     assert [work.source.where.step for work in rest.works] == [5, 4]
     assert (rest.count, len(rest.waiting)) == (5, 3)
     assert rest.nbytes == sum(one.nbytes for one in found)
-    assert "5 checkpoints wait" in estimate(rest, LedgerState(), way)
+    assert "5 checkpoints are waiting" in estimate(rest, LedgerState(), way)
     assert estimate(rest, knowing(requests={"/t": "q"}), way) is not None, "`first` was decided by todo"
     assert estimate(replace(rest, first=False), LedgerState(), way) is None
     assert estimate(rest, LedgerState(), way.model_copy(update={"first_night": "convert"})) is None

@@ -138,7 +138,7 @@ def test_into_a_run_names_what_is_committed(tmp_path):
 def test_chosen_routes(tmp_path):
     loaded = config(tmp_path)
     assert [route.name for route in chosen_routes(loaded, ["r"])] == ["r"]
-    with pytest.raises(NotFoundError, match="no route 'x'"):
+    with pytest.raises(NotFoundError, match="unknown route 'x'"):
         chosen_routes(loaded, ["x"])
     (tmp_path / "wherry.toml").write_text("")
     with pytest.raises(NotFoundError, match="no routes"):
@@ -180,7 +180,7 @@ def test_a_failing_night_ends_with_the_first_error(tmp_path):
     assert "cure: choose another target" in done.output
     assert "a&lt;b>\\|c" in done.output, "names break neither the table nor the page"
     loaded = load_config(tmp_path / "wherry.toml")
-    assert "nothing has changed" in markdown(run_night(loaded, loaded.routes))
+    assert "it failed before with the same files and options" in markdown(run_night(loaded, loaded.routes))
 
 
 def test_a_family_and_a_dtype_reach_the_conversion(tmp_path):
@@ -218,7 +218,7 @@ def test_policies_and_keys_are_checked_too(tmp_path):
     assert {one.where for one in check(load_config(tmp_path / "wherry.toml"))} == {"policy.typo"}
     with in_force(tmp_path / "wherry.toml"):
         assert policy_of(named_policy("key")).signature == str(tmp_path / "keys" / "release.pub")
-        with pytest.raises(NotFoundError, match=r"no \[policy.absent\]"):
+        with pytest.raises(NotFoundError, match=r"unknown policy 'absent': missing table \[policy.absent\]"):
             named_policy("absent")
 
 

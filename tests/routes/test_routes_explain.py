@@ -34,7 +34,7 @@ def test_latest_leaves_a_step_that_a_newer_one_has_overtaken(tmp_path):
     older, newer = checkpoint(tmp_path, "team/a", 9), checkpoint(tmp_path, "team/a", 10)
     checkpoint(tmp_path, "team/b", 99)
     row = asked(tmp_path, older)
-    assert (row.takes, row.reason) == (False, "step 10 of this run is complete, and newer")
+    assert (row.takes, row.reason) == (False, "step 10 of this run is newer and complete")
     row = asked(tmp_path, newer)
     assert (row.takes, row.reason, row.source) == (True, "select = latest", str(newer))
     assert asked(tmp_path, tmp_path / "runs" / "team" / "a").source == str(newer)
@@ -102,4 +102,4 @@ def test_what_cannot_be_told_is_taken(tmp_path, monkeypatch, select, module, nam
     monkeypatch.setattr(import_module(module), name, refuse)
     row = asked(tmp_path, place, select)
     assert row.takes
-    assert f"cannot be told: {error.what}" in row.reason
+    assert f"cannot be determined: {error.what}" in row.reason

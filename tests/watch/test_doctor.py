@@ -114,7 +114,7 @@ def test_a_server_that_is_not_there(monkeypatch):
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "http://user:secret@127.0.0.1:9")
     found = findings()["mlflow registry"]
     assert found.state == "broken"
-    assert "does not answer" in found.detail
+    assert "does not respond" in found.detail
     assert "secret" not in found.detail
 
 

@@ -50,7 +50,7 @@ def test_a_bug_is_told_and_what_the_block_said_stays(told):
     with ending("audit", "Audit") as end:
         blame(end, ZeroDivisionError("by zero"))
     assert told[1][0].first_error == "ZeroDivisionError: by zero"
-    assert told[1][0].cure == "look at the log of the run"
+    assert told[1][0].cure == "see the log of the run"
 
 
 def test_nothing_is_told_of_what_was_not_done_or_is_not_over(told):
@@ -70,7 +70,7 @@ def test_what_cannot_be_noted_does_not_fail_it(told, monkeypatch, tmp_path, capl
     with ending("promote", "Promotion"):
         pass
     assert told
-    assert "the run was not noted" in caplog.text
+    assert "the end of the run was not recorded for the metrics" in caplog.text
 
 
 def test_a_configuration_in_force(tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def test_at_its_end_a_flow_writes_the_file_and_fails_over_nothing(tmp_path, monk
     assert 'wherry_last_run_ok{flow="export"} 1' in (tmp_path / "wherry.prom").read_text()
     monkeypatch.setenv("WHERRY_METRICS", str(tmp_path / "none" / "wherry.prom"))
     assert after_run("export", ok=True, counts={}).startswith("not noted: storage failed")
-    assert "was not noted" in caplog.text
+    assert "was not recorded for the metrics" in caplog.text
 
 
 def test_what_waits_below_roots(tmp_path):

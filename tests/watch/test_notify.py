@@ -75,7 +75,7 @@ def test_a_passing_trouble_is_tried_again_and_a_refusal_is_not(receiver, caplog)
     assert send(Channels(receiver.url), FAILED) == "sent"
     assert len(receiver.got) == 3
     receiver.statuses += [404]
-    assert send(Channels(receiver.url), FAILED) == "not sent: webhook at 127.0.0.1: it answered 404"
+    assert send(Channels(receiver.url), FAILED) == "not sent: webhook at 127.0.0.1: HTTP status 404"
     receiver.statuses += [302]
     assert "302" in send(Channels(receiver.url), FAILED)
     assert {path for path, _ in receiver.got} == {"/hooks/T0KEN"}, "no redirect is followed"

@@ -1,4 +1,4 @@
-"""What the ledger says against what storage and the registry hold.
+"""Audit: compare the ledger with storage and the model registry.
 
 - Finding: one difference, with its severity and its cure (`report`).
 - Bundle: the evidence of an audit as files that others can check (`bundle`).

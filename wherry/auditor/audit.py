@@ -1,12 +1,12 @@
-"""audit: are the checkpoints that the ledger and the registry know still there, whole and what was recorded?
+"""audit: check that the checkpoints in the ledger and the registry exist, are complete and match the records.
 
-What an audit looks at is decided by the ledger, not by what happens to lie in storage: so what is missing is found.
-The ledger is replayed once (as of a date, where one is given), the registry is asked once in pages, metadata is read
-side by side; bytes are read one checkpoint after the other at the speed of `verify`, which uses the whole machine
-for each. A sample takes those first whose last proof is oldest, so that audits in a row come round to every checkpoint.
+The ledger, not the storage, determines which checkpoints are checked, so that missing ones are found. The ledger is
+replayed once (as of a date, if given), the registry is queried once in pages, and metadata is read in parallel. Bytes
+are read one checkpoint after the other at the speed of `verify`, which uses the whole machine for each. A sample takes
+the checkpoints with the oldest verification first, so that successive audits reach every checkpoint.
 
-Findings name the tensor and the damaged leaf, the cure, and what was made of the damaged checkpoint. The outcome goes
-to the ledger, and, with everything that a third person needs to check it offline, into one evidence bundle.
+Findings name the tensor and the damaged leaf, the cure, and what was derived from the damaged checkpoint. The result is
+recorded in the ledger and, with everything that a third party needs to check it offline, in one evidence bundle.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Scope: TypeAlias = Literal["registered", "all"] | Sequence[str]
 LEVELS = ("present", "digest")
-_WORKERS = 16  # metadata waits for storage more than it computes
+_WORKERS = 16  # reading metadata mostly waits for storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +86,33 @@ def audit(
     """Audit checkpoints, registrations and the ledger itself.
 
     Args:
-        scope: `registered` (those that model versions point at), `all` that the ledger knows, or roots; below roots
-            also what was never converted and files that belong to nothing.
+        scope: `registered` (checkpoints of model versions), `all` in the ledger, or roots; below roots also
+            checkpoints that were never converted and files that belong to no checkpoint.
         level: `present` reads metadata, `digest` every byte.
         sample: at level `digest`: how many are read, as a number or a share such as `10%`; all by default.
-        as_of: date or time; the ledger counts as it was then. Bytes are those of now.
-        native_sample: how many the target's own library restores.
-        bundle: where to write the evidence: a file that is not there, or a folder.
+        as_of: date or time; only statements up to then count. Storage is read as it is now.
+        native_sample: how many checkpoints the target's own library restores.
+        bundle: where to write the evidence: a new file, or a folder.
         anchor: an earlier anchor (hash, or file of `wherry ledger anchor`) that the ledger must contain.
-        tracking_uri, registry_uri: of MLflow; where `register` goes by default.
+        tracking_uri, registry_uri: MLflow's stores; as for `register` by default.
         memory: budget for reading bytes.
-        key: public key (PEM file) that the signatures of checkpoints that have one must fit; `audit.key` of the
-            configuration by default. Without any, signatures are not looked at.
+        key: public key (PEM file) for the verification of signatures; `audit.key` of the configuration by default.
+            Without a key, signatures are not checked.
         record: write the outcome to the ledger.
         progress: called a few times a second while bytes are read.
 
     Raises:
-        UsageError: an unknown level, a sample that is none, a moment that is none.
+        UsageError: an unknown level, or an invalid sample or date.
         NotFoundError: a root or the key does not exist.
-        TargetExistsError: the evidence would be written over something.
-        StorageError: the ledger cannot be read, or the evidence not be written.
+        TargetExistsError: the file of the evidence exists already.
+        StorageError: the ledger cannot be read, or the evidence cannot be written.
     """
     from wherry.ledger.record import open_ledger
 
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
     if sample is not None and level != "digest":
-        raise UsageError("a sample is of what is read", cure="say --level digest")
+        raise UsageError("--sample requires level digest", cure="add --level digest")
     asked = _AuditRequest(scope, level, sample, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri,
                    parse_size(memory), required_key(key), record, progress)  # fmt: skip
     started = utc_now()
@@ -168,7 +168,7 @@ def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | N
 def _chosen(
     scope: Scope, roots: Sequence[str], found: LedgerState, registry: RegistryContents
 ) -> list[PlaceRecord]:
-    """The places that the scope means, in the order of their URIs."""
+    """The places of the scope, in the order of their URIs."""
     places: list[PlaceRecord] = sorted(found.places.values(), key=lambda place: place.uri)
     if scope == "all":
         return places
@@ -182,13 +182,13 @@ def _chosen(
 
 
 def _below(places: Sequence[PlaceRecord], roots: Sequence[str]) -> list[PlaceRecord]:
-    """The places at or below one of the roots, which are printed locations."""
+    """The places at or below one of the roots, which are normalised URIs."""
     heads = tuple(f"{root.rstrip('/')}/" for root in roots)
     return [place for place in places if f"{place.uri}/".startswith(heads)]
 
 
 def _look(places: Sequence[PlaceRecord], found: LedgerState, records: Path | None) -> dict[str, PlaceAudit]:
-    """Metadata of every place, side by side."""
+    """Check the metadata of all places in parallel."""
     keep = None if records is None else _keeper(records)
     with threads.executor(_WORKERS, "wherry-audit") as executor:
         rows = executor.map(partial(look_at, known=found, keep=keep), places)
@@ -218,13 +218,13 @@ def _chain(ledger: Ledger, found: LedgerState, anchor: str | None) -> tuple[Chai
     if chain.altered is not None:
         faults.append(Finding("chain-altered", chain.altered, ledger.uri))
     if anchor is not None and chain.anchored is None:
-        what = f"no statement of the ledger has the hash {anchor[:16]}"
+        what = f"the ledger has no statement with the hash {anchor[:16]}"
         faults.append(Finding("anchor-lost", what, ledger.uri))
     return ChainProof(ledger.uri, found.statements, found.head, found.time, chain.altered), faults
 
 
 def _deletions(scope: Scope, roots: Sequence[str], found: LedgerState) -> Iterator[Finding]:
-    """Tombstones of what is gone on purpose; only where the scope is wider than what is registered."""
+    """Findings for deliberate removals; none for the scope `registered`."""
     if scope == "registered":
         return
     for row in found.history:
@@ -232,7 +232,7 @@ def _deletions(scope: Scope, roots: Sequence[str], found: LedgerState) -> Iterat
         if row["kind"] != "deletion" or uri in found.places:
             continue
         if scope == "all" or any(f"{uri}/".startswith(f"{root}/") for root in roots):
-            what = f"{row.get('reason') or 'no reason was given'} ({row['time']})"
+            what = f"{row.get('reason') or 'no reason is recorded'} ({row['time']})"
             yield Finding("deleted", what, uri, row.get("checkpoint_digest"))
 
 
@@ -241,7 +241,7 @@ def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _recorded(report: AuditReport, ledger: Ledger, bundle: str | None) -> AuditReport:
-    """State the audit in the ledger, the bundle's digest included: what was found cannot be unfound."""
+    """Record the audit in the ledger, with the bundle's digest, so that its findings cannot be removed later."""
     from wherry.ledger.record import record_event
 
     chain = report.chain
@@ -266,7 +266,7 @@ def _recorded(report: AuditReport, ledger: Ledger, bundle: str | None) -> AuditR
 
 @contextmanager
 def _evidence(target: Path | None) -> Generator[Path | None]:
-    """A folder for the records of what is looked at, beside where the bundle will be; gone afterwards."""
+    """A temporary folder beside the bundle for the manifests of the checked checkpoints."""
     if target is None:
         yield None
         return

@@ -1,9 +1,9 @@
 """The evidence of an audit: one zip file that can be checked without the ledger, the registry or the storage.
 
-It holds the report (JSON and Markdown), the manifest of every checkpoint that was looked at, the ledger's statements
-from the first to the anchor, and the check itself (`wherry.auditor.check`, of the standard library alone). An index
-states size and SHA-256 of each file. It appears whole or not at all, and never over another one; the ledger's own
-statement of the audit names its SHA-256.
+It holds the report (JSON and Markdown), the manifest of every checked checkpoint, the ledger's statements from the
+first to the anchor, and the check itself (`wherry.auditor.check`, which needs only the standard library). An index
+states size and SHA-256 of each file. The bundle is written atomically and never overwrites a file; the ledger's
+statement of the audit contains its SHA-256.
 """
 
 from __future__ import annotations
@@ -32,31 +32,33 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Ledger
     from wherry.storage.sidecar import Sidecar
 
-_STAMP = (1980, 1, 1, 0, 0, 0)  # the bundle of one audit has one digest, whenever it was packed
+_STAMP = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that the digest of a bundle does not depend on it
 _README = """Evidence of an audit by wherry.
 
-Check it offline:  python {name}          (the check that is in the bundle)
+Check it offline:  python {name}          (runs the check in the bundle)
 or, independent of the bundle:  wherry audit --check {name} [--anchor HASH]
 
-report.md, report.json   what was looked at and found
-manifests/               what each checkpoint held when it was recorded, with a digest per tensor
-ledger.jsonl             the ledger's statements, each chained to the one before it by its hash
+report.md, report.json   the checked checkpoints and the findings
+manifests/               the recorded contents of each checkpoint, with a digest per tensor
+ledger.jsonl             the ledger's statements, each with the hash of the one before it
 anchor.json              the end of that chain; compare it with an anchor that was kept elsewhere
 index.json               size and SHA-256 of each file
 """
 
 
 def place_for(bundle: str | os.PathLike[str], started: str) -> Path:
-    """Where a bundle goes: the file itself, or a file named by the time in a folder (one that is there, or `NAME/`).
+    """Path of a bundle: the file itself, or a file named by the time in a folder (an existing one, or `NAME/`).
 
     Raises:
-        TargetExistsError: there is something.
+        TargetExistsError: the file exists already.
         UsageError: it is not local.
     """
     location = locate(bundle)
     if not location.store.capabilities.local:
         raise UsageError(
-            "evidence is written to a local file", uri=location.uri, cure="copy it there afterwards"
+            "the evidence bundle must be a local file",
+            uri=location.uri,
+            cure="write it to a local file and copy it there",
         )
     path = Path(location.path)
     if os.fspath(bundle).endswith("/"):
@@ -64,12 +66,12 @@ def place_for(bundle: str | os.PathLike[str], started: str) -> Path:
     if path.is_dir():
         path /= f"wherry-audit-{started[:19].replace(':', '')}.zip"
     if path.exists():
-        raise TargetExistsError("evidence is never written over", uri=str(path), cure="choose another name")
+        raise TargetExistsError("evidence bundle already exists", uri=str(path), cure="choose another name")
     return path
 
 
 def prepare_folder(path: Path) -> None:
-    """Make a folder for evidence, durably, and the parents that are missing.
+    """Create a folder for evidence durably, with missing parents.
 
     Raises:
         StorageError: the storage failed.
@@ -82,7 +84,7 @@ def prepare_folder(path: Path) -> None:
 
 
 def record_of(sidecar: Sidecar) -> bytes:
-    """A sidecar as the evidence holds it: without the leaves, which the tensor digests cover."""
+    """A sidecar for the evidence: without the leaves, which the tensor digests cover."""
     receipt = sidecar.receipt.to_json() if sidecar.receipt else None
     data = {
         "checkpoint": asdict(sidecar.checkpoint),
@@ -96,17 +98,17 @@ def write_bundle(path: Path, report: AuditReport, markdown: str, records: Path, 
     """Write the evidence.
 
     Args:
-        path: where; nothing is there.
-        report: what was found.
-        markdown: the same for people.
-        records: a folder with `<checkpoint digest>.json` (`record_of`) of those that were looked at.
-        ledger: for the statements up to those that the report rests on.
+        path: path of the new file.
+        report: the report.
+        markdown: the report as Markdown.
+        records: a folder with `<checkpoint digest>.json` (`record_of`) of the checked checkpoints.
+        ledger: the ledger, for the statements up to the report's anchor.
 
     Returns:
         SHA-256 of the bundle.
 
     Raises:
-        StorageError: it cannot be written; nothing is left.
+        StorageError: it cannot be written; no file is left behind.
     """
     draft = path.with_name(f".wherry-{path.name}.{os.getpid()}")
     try:
@@ -128,12 +130,14 @@ def check_bundle(bundle: str | os.PathLike[str], anchor: str | None = None) -> C
     """Check a bundle offline; `anchor` is a hash, or a file that `wherry ledger anchor` wrote.
 
     Raises:
-        NotFoundError: it is not there.
+        NotFoundError: the bundle does not exist.
         StorageError: it cannot be read.
     """
     location = locate(bundle)
     if location.entry is None:
-        raise NotFoundError("no such bundle", uri=location.uri, stage="audit")
+        raise NotFoundError(
+            "evidence bundle not found", uri=location.uri, cure="check the path", stage="audit"
+        )
     try:
         return check.check(location.path, anchor_hash(anchor))
     except OSError as error:
@@ -141,7 +145,7 @@ def check_bundle(bundle: str | os.PathLike[str], anchor: str | None = None) -> C
 
 
 def anchor_hash(anchor: str | None) -> str | None:
-    """The hash of an anchor that was given as such, or as the JSON file that holds it.
+    """The hash of an anchor that is given as a hash or as a JSON file.
 
     Raises:
         UsageError: it is neither.
@@ -152,10 +156,13 @@ def anchor_hash(anchor: str | None) -> str | None:
         kept = json.loads(locate(anchor).read_whole(MOST_CONFIG))["hash"]
     except (NotFoundError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"not an anchor: {anchor!r}", cure="give the hash, or the file of `wherry ledger anchor`"
+            f"invalid anchor {anchor!r}", cure="give the hash or the file that `wherry ledger anchor` printed"
         ) from error
     if not _is_hash(kept):
-        raise UsageError(f"not an anchor: {anchor!r}", cure="its `hash` is not a SHA-256")
+        raise UsageError(
+            f"invalid anchor {anchor!r}: its hash is not a SHA-256",
+            cure="give the hash or the file that `wherry ledger anchor` printed",
+        )
     return kept
 
 
@@ -199,7 +206,7 @@ def _fill(
 
 
 def _extract(ledger: Ledger, last: int) -> Iterator[bytes]:
-    """Every statement up to the anchor as one line; each needs the one before it, so none can be left out."""
+    """Every statement up to the anchor as one line; the chain needs all of them."""
     from wherry.ledger.record import statements
 
     for row in statements(ledger):

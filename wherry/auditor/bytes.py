@@ -1,13 +1,13 @@
-"""The deep part of an audit: which checkpoints are read, reading them, and what the ledger is told of it.
+"""The deep part of an audit: read the bytes of checkpoints, load them natively, check signatures, record the outcomes.
 
-Bytes are read one checkpoint after the other by `verify`, which uses the whole machine for each. A sample takes those
-first whose last proof is oldest (never first), so that audits in a row come round to every checkpoint.
+Bytes are read one checkpoint after the other by `verify`, which uses the whole machine for each. A sample takes the
+checkpoints with the oldest verification first (never verified ones before all), so that successive audits reach every
+checkpoint.
 
-The signatures of an audit: where a checkpoint has one, is it by the configured key, and of this checkpoint?
-
-From metadata: the signature fits the key, and the identity that was signed is the one that the ledger has. Where the
-audit read the bytes, every file that the signature names is read, too, and compared. A checkpoint without a signature
-is none of the audit's business: whether there must be one is a matter of the policy of a promotion.
+A signature must be by the configured key and of this checkpoint. From metadata, the signature is verified with the key,
+and the signed identity is compared with that of the ledger. Where the audit reads the bytes, every file that the
+signature lists is read and compared, too. A missing signature is not a finding: the policy of a promotion can require
+one.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from wherry.ledger.replay import CheckpointRecord, LedgerState
 
 
-# After these verdicts the bytes can still say something.
+# Verdicts after which it is still useful to read the bytes.
 _READABLE = ("ok", "touched", "sidecar-gone", "source-changed", "known-damage")
-# These say something of this machine and of what is installed, and nothing of the checkpoint.
+# Errors of this machine or of missing packages, not of the checkpoint.
 _NOT_RUN = (MissingExtraError, NoAnswerError, UnsupportedError, UsageError)
 
 
@@ -69,18 +69,18 @@ def read_all(
     ledger: Ledger | None,
     progress: OnProgress | None,
 ) -> str:
-    """Read the bytes of all, or of a sample; what came of each is recorded at once, so that nothing is read in vain.
+    """Read the bytes of all checkpoints, or of a sample; each outcome is recorded at once, so that none is lost.
 
     Args:
-        looked: URI → what came of the look at metadata; what comes of the bytes takes its place.
-        known: the ledger as of the audit's moment.
+        looked: URI → result of the check of metadata; it is replaced by the result for the bytes.
+        known: the ledger state as of the audit's date.
         sample: how many; see `wherry.auditor.audit.audit`.
         memory: budget in bytes.
         ledger: where outcomes are recorded; None records none.
         progress: called a few times a second.
 
     Returns:
-        How they were chosen, in words.
+        A description of how they were chosen.
     """
     readable = oldest_proofs(looked)
     chosen = readable[: size_of(sample, len(readable))]
@@ -89,16 +89,16 @@ def read_all(
         done = read_bytes_of(looked[uri], known, memory=memory, progress=meter.report)
         meter.done += done.row.nbytes
         looked[uri] = done if ledger is None else _noted(done, known, ledger)
-    return f"{len(chosen)} of {len(readable)} readable ones, those with the oldest proof first"
+    return f"{len(chosen)} of {len(readable)} readable checkpoints, those with the oldest verification first"
 
 
 def load_some(looked: dict[str, PlaceAudit], known: LedgerState, count: int, ledger: Ledger | None) -> None:
-    """Let the target's own libraries restore so many; what came of each takes its place and is recorded.
+    """Restore a number of checkpoints with the target's own libraries; record each outcome.
 
     Args:
         looked: as for `read_all`.
-        known: the ledger.
-        count: how many, those with the oldest proof first; formats that no library is known for come last.
+        known: the ledger state.
+        count: how many, those with the oldest verification first; formats without a known library come last.
         ledger: where outcomes are recorded; None records none.
     """
     if not count:
@@ -112,17 +112,17 @@ def load_some(looked: dict[str, PlaceAudit], known: LedgerState, count: int, led
 
 
 def oldest_proofs(looked: dict[str, PlaceAudit]) -> list[str]:
-    """The readable places, those first whose bytes were proved longest ago; the order is the same for everybody."""
+    """The readable places in a deterministic order, those with the oldest verification of bytes first."""
     readable = [one.row for one in looked.values() if one.row.verdict in _READABLE]
     readable.sort(key=lambda row: (row.verified or "", row.checkpoint_digest, row.uri))
     return [row.uri for row in readable]
 
 
 def size_of(sample: str | None, count: int) -> int:
-    """How many of so many a sample means.
+    """The size of a sample of `count` checkpoints.
 
     Raises:
-        UsageError: it is neither a number nor a share.
+        UsageError: the sample is neither a number nor a share.
     """
     if sample is None:
         return count
@@ -132,14 +132,14 @@ def size_of(sample: str | None, count: int) -> int:
     except ValueError:
         wanted = -1
     if not 0 <= wanted < float("inf"):
-        raise UsageError(f"not a sample: {sample!r}", cure="write a number or a share such as 10%")
+        raise UsageError(f"invalid sample {sample!r}", cure="write a number or a share such as 10%")
     return min(int(wanted), count)
 
 
 def read_bytes_of(
     looked: PlaceAudit, known: LedgerState, *, memory: int, progress: OnProgress | None
 ) -> PlaceAudit:
-    """Read every byte of a place and compare it with the record; a source without one with the ledger's digest."""
+    """Read every byte of a place and compare it with the sidecar, or for a source without one with the ledger."""
     clock, row = time.monotonic(), looked.row
     subject = known.checkpoints[row.checkpoint_digest]
     try:
@@ -154,7 +154,7 @@ def read_bytes_of(
 
 
 def load_natively(looked: PlaceAudit) -> PlaceAudit:
-    """Let the target's own library restore it, on the devices that are there; where it cannot be tried, say so."""
+    """Restore it with the target's own library on the available devices; a finding says if that is impossible here."""
     clock, row, devices = time.monotonic(), looked.row, ""
     try:
         outcome = verify(row.uri, level="native", format=row.format)
@@ -171,18 +171,18 @@ def load_natively(looked: PlaceAudit) -> PlaceAudit:
 
 
 def proved(looked: PlaceAudit, known: LedgerState) -> CheckpointRef:
-    """The node that a verification is recorded for: as the ledger knows it, at this place, with its files' mark now."""
+    """The node that a verification is recorded for: from the ledger, at this place, with its current fingerprint."""
     from wherry.core.receipt import CheckpointRef
 
     subject = known.checkpoints[looked.row.checkpoint_digest]
     fields = {name: getattr(subject, name) for name in subject.__slots__}
-    sound = looked.row.verdict == "ok"  # the mark of damaged files must not become the expected one
+    sound = looked.row.verdict == "ok"  # the fingerprint of damaged files must not become the expected one
     mark = (sound and looked.fingerprint) or known.places[looked.row.uri].fingerprint
     return CheckpointRef(uri=looked.row.uri, fingerprint=mark, **fields)
 
 
 def outcome_of(looked: PlaceAudit) -> dict[str, Any]:
-    """The outcome of a deep look as the ledger keeps verifications."""
+    """The outcome as a verification for the ledger."""
     failed = [one for one in looked.findings if one.severity == "error"]
     return {
         "uri": looked.row.uri,
@@ -201,19 +201,19 @@ def outcome_of(looked: PlaceAudit) -> dict[str, Any]:
 
 
 def _failures(row: CheckpointAudit, outcome: Verification) -> Iterator[Finding]:
-    """Damage that a verification found, as findings; the leaf also in bytes."""
+    """The failures of a verification as findings, with the byte position of the leaf."""
     kind = "altered" if outcome.ok else outcome.verdict
     for failure in outcome.failed:
         where = ""
         if failure.leaf is not None:
-            where = f", within {LEAF >> 20} MiB from byte {failure.leaf * LEAF} of the tensor on"
+            where = f", in the {LEAF >> 20} MiB from byte {failure.leaf * LEAF} of the tensor"
         yield about(row, kind, f"{failure.reason}{where}", path=failure.path or None, leaf=failure.leaf)
 
 
 def _without_sidecar(
     row: CheckpointAudit, subject: CheckpointRecord, memory: int, progress: OnProgress | None
 ) -> Iterator[Finding]:
-    """Take its digest anew, as the conversion did that read it, and compare it with the ledger's."""
+    """Recompute its digest, as the conversion did that read it, and compare it with the ledger's."""
     with open_checkpoint(row.uri, format=row.format) as checkpoint:
         manifest, gone = checkpoint.manifest, {piece.path for piece in checkpoint.reader.absent()}
         manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
@@ -223,16 +223,21 @@ def _without_sidecar(
         node = reference(row.uri, subject.format, subject.format_version, full, "")
     if node.checkpoint_digest == row.checkpoint_digest:
         return
-    part = "a companion file is" if node.weights_digest == subject.weights_digest else "its tensors are"
+    part = "a companion file" if node.weights_digest == subject.weights_digest else "its tensors"
     kind = "altered" if row.role != READ or row.models else "source-changed"
-    yield about(row, kind, f"{part} not what was recorded: the digest is {short(node.checkpoint_digest)} now")
+    yield about(
+        row,
+        kind,
+        f"digest mismatch in {part}: expected checkpoint {short(row.checkpoint_digest)}, "
+        f"got {short(node.checkpoint_digest)}",
+    )
 
 
 def _noted(done: PlaceAudit, known: LedgerState, ledger: Ledger) -> PlaceAudit:
     from wherry.ledger.record import record_verification
 
     if any(one.kind == "unreachable" for one in done.findings):
-        return done  # nothing was learnt of the bytes
+        return done  # the bytes were not read
     try:
         record_verification(ledger, proved(done, known), outcome_of(done))
     except WherryError as error:
@@ -243,7 +248,7 @@ def _noted(done: PlaceAudit, known: LedgerState, ledger: Ledger) -> PlaceAudit:
 
 
 class _Meter:
-    """The progress of many verifications as one."""
+    """Combines the progress of several verifications."""
 
     def __init__(self, report: OnProgress | None, total: int) -> None:
         self._report, self._total = report, total
@@ -251,7 +256,7 @@ class _Meter:
         self.done = 0
 
     def report(self, one: Progress) -> None:
-        """Take the progress of the verification that is running."""
+        """Report the progress of the current verification."""
         if self._report is None:
             return
         done = min(self.done + one.done, self._total)
@@ -260,28 +265,28 @@ class _Meter:
         self._report(Progress("audit", done, self._total, rate, eta, one.current))
 
 
-_WORKERS = 16  # signatures wait for storage more than they compute
+_WORKERS = 16  # checking signatures mostly waits for storage
 _READ = ("digest", "native")
 
 
 def required_key(key: str | None) -> str | None:
-    """The public key that signatures are checked with: the given one, or `audit.key` of the configuration.
+    """The public key for signatures: the given one, or `audit.key` of the configuration.
 
     Raises:
-        NotFoundError, UsageError, StorageError: it is not there, or no key.
+        NotFoundError, UsageError, StorageError: it does not exist, or is not a key.
         MissingExtraError: the package cryptography is not installed.
     """
     chosen = key or configured("audit.key")
     if chosen is not None:
-        service("signing").load_public_key(chosen)  # a key that does not fit is said before anything is read
+        service("signing").load_public_key(chosen)  # an invalid key fails before anything is read
     return chosen
 
 
 def check_signatures(looked: dict[str, PlaceAudit], key: str) -> None:
-    """Check the signature of every place that has one; what comes of it takes the look's place.
+    """Check the signature of every place that has one, and add the findings to its result.
 
     Args:
-        looked: URI → what came of the look at it.
+        looked: URI → result so far.
         key: file with the public key, PEM.
     """
     with threads.executor(_WORKERS, "wherry-audit") as executor:
@@ -309,19 +314,17 @@ def _findings(one: PlaceAudit, key: str) -> Iterator[Finding]:
     if row.level in _READ:
         signed = signing.verify(row.uri, key)
         for name, reason in signed.failed:
-            yield _broken(row, f"since it was signed: {name} {reason}", path=name)
+            yield _broken(row, f"signature mismatch: {name} {reason}", path=name)
         identity = signed.identity
     else:
         identity = signing.identity(row.uri, key)
     digest = identity.get("checkpoint_digest")
     if digest is not None and digest != row.checkpoint_digest:
-        what = (
-            f"checkpoint {short(digest)} was signed, and the ledger has {short(row.checkpoint_digest)} here"
-        )
+        what = f"signature mismatch: it is for checkpoint {short(digest)}, expected {short(row.checkpoint_digest)}"
         yield _broken(row, what)
 
 
 def _broken(row: CheckpointAudit, what: str, **more: str) -> Finding:
     again = f"wherry sign {shlex.quote(row.uri)} --key KEY"
-    cure = f"find out who changed or signed it; if it is sound, sign it again: {again}"
+    cure = f"find out who changed or signed it; if it is intact, sign it again: {again}"
     return about(row, "signature", what, cure=cure, **more)

@@ -1,13 +1,13 @@
-"""The check of an evidence bundle, offline: a module of the standard library alone, which every bundle carries too.
+"""The offline check of an evidence bundle: a module that needs only the standard library, so every bundle contains it.
 
-`python BUNDLE.zip` runs the copy inside the bundle; `wherry audit --check BUNDLE.zip` runs this one, the one to trust
-when the bundle comes from somebody else. It proves that every file has the digest that the index states; that the
-ledger's extract is an unbroken chain from its first statement to the anchor that the report names; that every audited
-checkpoint and model version is stated in that chain; that every manifest gives, recomputed, the digest under which its
-checkpoint was audited. It proves nothing about storage: that is what the audit itself looked at. Compare the anchor
-with one kept elsewhere (`--anchor`): a chain that was written anew as a whole is consistent, too.
+`python BUNDLE.zip` runs the copy inside the bundle; `wherry audit --check BUNDLE.zip` runs this one; use it for bundles
+from other people. It proves that every file has the digest that the index states; that the ledger's statements form an
+unbroken chain from the first one to the report's anchor; that every audited checkpoint and model version is stated in
+that chain; and that every manifest has the digest under which its checkpoint was audited. It proves nothing about
+storage, which the audit itself has checked. Compare the anchor with one kept elsewhere (`--anchor`): a chain that was
+rewritten completely is consistent, too.
 
-Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`, written out again on purpose.
+Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`; the code is repeated on purpose.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ INDEX, REPORT, LEDGER, ANCHOR, MANIFESTS = (
     "anchor.json",
     "manifests/",
 )
-_WHOLE_MAX = 512 << 20  # bytes of a file that is read whole; hostile bundles end here
-_LINE_MAX = 64 << 20  # bytes of one statement
+_WHOLE_MAX = 512 << 20  # maximum bytes of a file that is read at once
+_LINE_MAX = 64 << 20  # maximum bytes of one statement
 _PIECE = 1 << 20
 _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
 _DAMAGE = (
@@ -49,19 +49,19 @@ _LISTED = 100  # problems that are listed; the rest is counted
 
 @dataclass
 class CheckReport:
-    """What came of the check.
+    """The result of the check.
 
     Attributes:
-        bundle: its path.
-        sha256: of the bundle itself, which the ledger's statement of the audit names.
-        files: how many the index lists.
+        bundle: path of the bundle.
+        sha256: SHA-256 of the bundle, which the ledger's statement of the audit contains.
+        files: number of files in the index.
         statements: length of the chain.
         head: hash of its last statement.
         checkpoints: rows of the report.
-        manifests: how many of them are proved by a manifest.
+        manifests: how many of them have a verified manifest.
         findings: severity → number of findings of the report.
-        problems: what is wrong with the bundle, each naming the file; empty where it is good.
-        unlisted: how many more problems there are.
+        problems: problems of the bundle, each with the name of the file; empty where it is valid.
+        unlisted: number of further problems.
     """
 
     bundle: str
@@ -81,7 +81,7 @@ class CheckReport:
         return not self.problems
 
     def say(self, problem: str) -> None:
-        """Note a problem."""
+        """Add a problem."""
         if len(self.problems) < _LISTED:
             self.problems.append(problem)
         else:
@@ -94,7 +94,7 @@ class CheckReport:
 
 @dataclass
 class _ChainContents:
-    """What the chain states: checkpoints, and (checkpoint, model version) pairs; and the hash of each statement."""
+    """Checkpoints and (checkpoint, model version) pairs that the chain states, and the hashes of its statements."""
 
     digests: set[str] = field(default_factory=set[str])
     versions: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
@@ -102,7 +102,7 @@ class _ChainContents:
 
 
 def check(bundle: str, anchor: str | None = None) -> CheckReport:
-    """Check a bundle; damage of any kind is a problem, never an exception, as long as the file can be read.
+    """Check a bundle; all damage is reported as problems, unless the file itself cannot be read.
 
     Args:
         bundle: path of the zip file.
@@ -115,23 +115,23 @@ def check(bundle: str, anchor: str | None = None) -> CheckReport:
         with zipfile.ZipFile(bundle) as archive:
             _check(archive, checked, anchor)
     except _DAMAGE as error:
-        checked.say(f"not an evidence bundle, or a damaged one: {type(error).__name__}: {error}")
+        checked.say(f"invalid evidence bundle: {type(error).__name__}: {error}")
     return checked
 
 
 def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -> None:
     index = _json(archive, INDEX)
     if index["schema"] > SCHEMA:
-        checked.say(f"{INDEX}: schema {index['schema']} is newer than this check knows")
+        checked.say(f"{INDEX}: unsupported schema {index['schema']}; use a newer wherry")
         return
     _check_files(archive, index["files"], checked)
     if checked.problems:
-        return  # what was changed is named; nothing else can be said of it
+        return  # the contents of changed files prove nothing
     stated = _check_chain(archive, checked)
     report, kept = _json(archive, REPORT), _json(archive, ANCHOR)
     _check_anchor(report, kept, checked)
     if anchor is not None and not any(found.startswith(anchor) for found in stated.hashes):
-        checked.say(f"{LEDGER}: no statement has the hash {anchor}")
+        checked.say(f"{LEDGER}: no statement has the hash of the anchor, {anchor}")
     names = set(archive.namelist())
     for row in report["checkpoints"]:
         _check_row(row, names, archive, stated, checked)
@@ -142,13 +142,13 @@ def _check_files(archive: zipfile.ZipFile, files: dict[str, Any], checked: Check
     names = archive.namelist()
     checked.files = len(files)
     for name in sorted(name for name, count in Counter(names).items() if count > 1):
-        checked.say(f"{name}: it is in the bundle twice")
+        checked.say(f"{name}: duplicate file in the bundle")
     for name in sorted({*names} ^ {*files, INDEX}):
-        checked.say(f"{name}: {'not in the index' if name in names else 'it is missing'}")
+        checked.say(f"{name}: {'not in the index' if name in names else 'missing file'}")
     for name in sorted({*names} & {*files}):
         with archive.open(name) as file:
             if _digest(file, files[name]["size"]) != files[name]["sha256"]:
-                checked.say(f"{name}: its bytes are not those that the index states")
+                checked.say(f"{name}: digest mismatch with the index")
 
 
 def _check_chain(archive: zipfile.ZipFile, checked: CheckReport) -> _ChainContents:
@@ -172,13 +172,13 @@ def _check_chain(archive: zipfile.ZipFile, checked: CheckReport) -> _ChainConten
 
 def _fault(row: dict[str, Any], prev: str, seq: int) -> str | None:
     if row["seq"] != seq:
-        return f"statement {seq} is not there"
+        return f"missing statement {seq}"
     if row["prev"] != prev:
-        return "it does not continue the one before it"
+        return "it does not contain the hash of the statement before it"
     if row["content"] != _sha256_of(row["kind"], json.loads(row["body"])):
         return "its contents were altered"
     if row["hash"] != _sha256_of("statement", {name: row[name] for name in _HASHED}):
-        return "its hash is not that of its contents"
+        return "hash mismatch with its contents"
     return None
 
 
@@ -186,7 +186,7 @@ def _check_anchor(report: dict[str, Any], kept: dict[str, Any], checked: CheckRe
     chain = report["chain"]
     if (chain["head"], chain["statements"]) != (checked.head, checked.statements):
         checked.say(
-            f"{REPORT}: it rests on statement {chain['statements']}, the chain ends at {checked.statements}"
+            f"{REPORT}: its anchor is statement {chain['statements']}, but the chain ends at {checked.statements}"
         )
     if (kept["hash"], kept["seq"]) != (checked.head, checked.statements):
         checked.say(f"{ANCHOR}: it is not the end of the chain")
@@ -202,19 +202,19 @@ def _check_row(
     digest = row["checkpoint_digest"]
     checked.checkpoints += 1
     if digest not in stated.digests:
-        checked.say(f"{REPORT}: no statement speaks of checkpoint {digest} at {row['uri']}")
+        checked.say(f"{REPORT}: no statement records checkpoint {digest} at {row['uri']}")
     for model in row["models"]:
         if (digest, model) not in stated.versions:
-            checked.say(f"{REPORT}: no statement says that checkpoint {digest} is {model}")
+            checked.say(f"{REPORT}: no statement records checkpoint {digest} as {model}")
     name = f"{MANIFESTS}{digest}.json"
     if not row["manifest"]:
         return
     if name not in names:
-        checked.say(f"{name}: it is missing")
+        checked.say(f"{name}: missing file")
         return
     record = _json(archive, name)
     if checkpoint_digest(record["manifest"], record["checkpoint"]) != digest:
-        checked.say(f"{name}: its manifest gives another checkpoint digest")
+        checked.say(f"{name}: digest mismatch: the manifest is of another checkpoint")
     checked.manifests += 1
 
 
@@ -224,13 +224,13 @@ def _check_counts(report: dict[str, Any], checked: CheckReport) -> None:
         checked.findings[severity] = checked.findings.get(severity, 0) + 1
     counted = {name: report["counts"].get(f"{name}s", 0) for name in ("error", "warning", "note")}
     if counted != {name: checked.findings.get(name, 0) for name in counted}:
-        checked.say(f"{REPORT}: its counts are not those of its findings")
+        checked.say(f"{REPORT}: its counts do not match its findings")
     if report["ok"] != (not checked.findings.get("error")):
-        checked.say(f"{REPORT}: it says ok={report['ok']} with {counted['error']} errors")
+        checked.say(f"{REPORT}: it states ok={report['ok']}, but has {counted['error']} errors")
 
 
 def checkpoint_digest(manifest: dict[str, Any], reference: dict[str, Any]) -> str:
-    """The identity that a manifest gives, as `wherry.core.digest.checkpoint_digest` computes it."""
+    """The checkpoint digest of a manifest, as `wherry.core.digest.checkpoint_digest` computes it."""
     rows = sorted(
         [_parts(tensor["path"]), tensor["digest"]] for tensor in manifest["tensors"] if tensor["digest"]
     )
@@ -260,7 +260,7 @@ def _sha256_of(kind: str, value: object) -> str:
 
 
 def _digests(value: Any) -> set[str]:
-    """Every checkpoint digest that a statement names, however deep."""
+    """Every checkpoint digest in a statement, at any depth."""
     if isinstance(value, list):
         return set[str]().union(*(_digests(one) for one in value)) if value else set()
     if not isinstance(value, dict):
@@ -270,7 +270,7 @@ def _digests(value: Any) -> set[str]:
 
 
 def _digest(file: IO[bytes], expected: int | None = None) -> str:
-    """SHA-256 of a file; of one that must have a size, no more than that and one byte is read."""
+    """SHA-256 of a file; with an expected size, at most one byte more is read."""
     state, left = hashlib.sha256(), -1 if expected is None else expected + 1
     while left and (piece := file.read(_PIECE if left < 0 else min(_PIECE, left))):
         state.update(piece)
@@ -282,12 +282,12 @@ def _json(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
     with archive.open(name) as file:
         data = file.read(_WHOLE_MAX + 1)
     if len(data) > _WHOLE_MAX:
-        raise ValueError(f"{name} is larger than {_WHOLE_MAX} bytes")
+        raise ValueError(f"{name} exceeds the limit of {_WHOLE_MAX} bytes")
     return json.loads(data)
 
 
 def main(arguments: list[str]) -> int:
-    """Check a bundle and say what came of it; 0 where it is good, 1 where it is not."""
+    """Check a bundle and print the result; return 0 where it is valid, else 1."""
     anchor = arguments[arguments.index("--anchor") + 1] if "--anchor" in arguments[:-1] else None
     named = [word for word in arguments if word not in ("--anchor", anchor)]
     checked = check(named[0] if named else sys.argv[0], anchor)
@@ -295,7 +295,7 @@ def main(arguments: list[str]) -> int:
         f"{name}: {value}" for name, value in asdict(checked).items() if name not in ("problems", "unlisted")
     ]
     lines += [f"PROBLEM {problem}" for problem in checked.problems]
-    lines += ["the bundle is whole and consistent" if checked.ok else "the bundle is NOT what it was"]
+    lines += ["the bundle is complete and consistent" if checked.ok else "the bundle is NOT valid"]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0 if checked.ok else 1
 

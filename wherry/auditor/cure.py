@@ -1,9 +1,9 @@
-"""What to do about a finding, and what else it concerns.
+"""The cure of a finding, and the checkpoints and model versions that it affects.
 
-The cure is looked for in this order: an intact copy of the same checkpoint; an intact checkpoint from which it was
-made, or that has the same weights in another container, to be converted; a backup. What was made from a damaged
-checkpoint is named with the places and the model versions of each: their bytes were proved when they were made, so
-they hold their own proof, but they cannot be made again from what is damaged.
+The cure is the first of these that exists: fetch an intact copy of the same checkpoint; convert an intact source again,
+or a checkpoint that has the same weights in another container; restore a backup. Checkpoints that were derived from a
+damaged one are listed with their places and model versions: they were verified when they were made, but they cannot be
+made again from the damaged one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wherry.auditor.report import Finding
     from wherry.ledger.replay import ConversionRecord, LedgerState
 
-# Kinds after which the bytes at a place must come from somewhere else.
+# Kinds after which the bytes at a place must be restored from elsewhere.
 LOST = frozenset(
     (
         "malicious",
@@ -40,18 +40,19 @@ LOST = frozenset(
         "not-native",
     )
 )
-_NO_COPY = "restore it from a backup; the ledger knows no other intact copy"
+_NO_COPY = "restore it from a backup; the ledger has no other intact copy"
 _CURES = {
     "sidecar-altered": "restore the sidecar from a backup or the evidence of an earlier audit, then audit again",
     "sidecar-gone": "restore the sidecar from a backup or the evidence of an earlier audit",
-    "touched": "read its bytes: wherry audit --level digest",
+    "touched": "run `wherry audit --level digest` to read its bytes",
     "unreachable": "check that the storage is reachable from here, then audit again",
-    "chain-altered": "restore the ledger from a backup, or `wherry ledger rebuild ROOT` into a new one",
-    "anchor-lost": "somebody cut or replaced the ledger: restore it from a backup that has the anchor",
-    "unrecorded": "`wherry ledger check --anchor HASH` tells whether the ledger was cut; `rebuild` takes it over",
+    "chain-altered": "restore the ledger from a backup, or run `wherry ledger rebuild ROOT` into a new one",
+    "anchor-lost": "restore the ledger from a backup that has the anchor: it was truncated or replaced",
+    "unrecorded": "run `wherry ledger check --anchor HASH` to see whether the ledger was truncated, or `wherry ledger "
+    "record URI` to record it",
     "registration-gone": "register it again: wherry register URI --name NAME",
-    "registration-unknown": "find out who registered it; `wherry ledger rebuild` takes it over",
-    "registration-pending": "run the registration again; it goes on where it stopped",
+    "registration-unknown": "find out who registered it; `wherry ledger rebuild` records it in a new ledger",
+    "registration-pending": "run `wherry register` again; it resumes where it stopped",
     "registration-altered": "register it again under the recorded digest, and find out who changed the tags",
     "registration-without-bytes": "restore the checkpoint, or delete the model version",
 }
@@ -60,7 +61,7 @@ _CURES = {
 def completed(
     findings: Iterable[Finding], known: LedgerState, looked: Mapping[str, PlaceAudit]
 ) -> list[Finding]:
-    """The findings with cure, model versions and what was made from the damaged ones."""
+    """The findings with cure, model versions and derived checkpoints."""
     return [_completed(finding, known, looked) for finding in findings]
 
 
@@ -79,7 +80,7 @@ def _completed(finding: Finding, known: LedgerState, looked: Mapping[str, PlaceA
 
 
 def _descendants(digest: str, known: LedgerState) -> Iterator[str]:
-    """Everything that was made from a checkpoint, near before far; a round trip ends where it began."""
+    """Everything that was derived from a checkpoint, breadth first; cycles end where they began."""
     seen, front = {digest}, [digest]
     while front:
         fresh = [child for parent in front for child in known.children.get(parent, ())]
@@ -109,14 +110,12 @@ def _source_of_bytes(digest: str, uri: str, known: LedgerState, looked: Mapping[
 
 
 def _of_the_change(digest: str, uri: str, known: LedgerState) -> str | None:
-    """The first thing that was made of a source that is another one now; None where the ledger has none."""
+    """The cure of a source that has changed: convert its first target again; None where the ledger has no target."""
     for child in known.children.get(digest, ()):
         how = known.between.get((digest, child))
         if how is not None and how.source_uri == uri:
             asked = _request(how, child, known, uri, how.target_uri)
-            return (
-                f"move what was made of it away and convert again: {command_line(asked, uri, how.target_uri)}"
-            )
+            return f"move {how.target_uri} away and convert again: {command_line(asked, uri, how.target_uri)}"
     return None
 
 
@@ -127,7 +126,7 @@ def _again(asked: Mapping[str, Any], source: str, target: str) -> str:
 def _request(
     made: ConversionRecord | None, digest: str, known: LedgerState, source: str, target: str
 ) -> dict[str, Any]:
-    """What was asked for when it was made; for another place than then without what only fits that one."""
+    """The recorded request; for another source or target without the options that apply to the recorded one only."""
     name = known.checkpoints[digest].format
     if made is None:
         return {"to": name}
@@ -140,7 +139,7 @@ def _request(
 
 
 def _container(digest: str, known: LedgerState) -> dict[str, Any]:
-    """For a source with the same tensors in another container: the options of the container alone."""
+    """The request for a source with the same tensors in another container: only the container's options."""
     name = known.checkpoints[digest].format
     made = next((how for (_source, target), how in known.between.items() if target == digest), None)
     if made is None:
@@ -154,15 +153,13 @@ def _resolved(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return resolved(name, options)
     except WherryError:
-        return {
-            "to": name
-        }  # a format that is not installed here, whose options nobody can tell from its defaults
+        return {"to": name}  # the format is not installed here, so its defaults are unknown
 
 
 def _intact(
     digests: Collection[str], not_this: str, known: LedgerState, looked: Mapping[str, PlaceAudit]
 ) -> list[str]:
-    """Where one of some checkpoints lies, nothing bad being known of it; those whose bytes were read come first."""
+    """Places of intact copies of these checkpoints; those whose bytes were read come first."""
     places = [place.uri for digest in digests for place in known.living(digest) if place.uri != not_this]
     fine = [
         uri
@@ -176,4 +173,4 @@ def _is_there(uri: str) -> bool:
     try:
         return locate(uri).exists()
     except WherryError:
-        return False  # a store that cannot be asked is no place to fetch from
+        return False  # a store that cannot be reached is not a source for a copy

@@ -1,8 +1,8 @@
-"""The audit of one place, from metadata: is the checkpoint that the ledger saw there still there, whole and the same?
+"""The audit of one place from metadata: whether the recorded checkpoint is there, complete and unchanged.
 
-The sidecar must state the identity that the ledger states and must not contradict itself, every expected chunk must
-be there, keys, shapes and dtypes must be the recorded ones, and the fingerprint of the files should be. Reading
-the bytes is the business of `wherry.auditor.bytes`.
+The sidecar must be consistent and state the same identity as the ledger, every expected chunk must exist, and keys,
+shapes and dtypes must be the recorded ones. A different fingerprint of the files is a warning. `wherry.auditor.bytes`
+reads the bytes.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _DOUBTED = {
     "replaced",
     "source-changed",
     "sidecar-altered",
-}  # after these a sidecar is no evidence of what was recorded
-_OPEN = ("touched", "source-changed", "known-damage")  # what only the bytes can decide
+}  # after these, the sidecar is not evidence of the record
+_OPEN = ("touched", "source-changed", "known-damage")  # findings that reading the bytes settles
 
 
 class PlaceAudit(NamedTuple):
-    """What came of a look at one place.
+    """The result of the audit of one place.
 
     Attributes:
-        row: for the report.
-        findings: what is wrong.
-        recorded: whether a sidecar lies beside it.
-        fingerprint: of its files now; empty where it did not open.
+        row: row of the report.
+        findings: its findings.
+        recorded: whether it has a sidecar.
+        fingerprint: current fingerprint of its files; empty where it could not be opened.
     """
 
     row: CheckpointAudit
@@ -62,7 +62,7 @@ class PlaceAudit(NamedTuple):
     def with_findings(
         self, found: list[Finding], level: str, seconds: float, devices: str = ""
     ) -> PlaceAudit:
-        """The same after a deeper look; bytes that were proved settle what times and sizes of files left open."""
+        """The result with those of a deeper check; verified bytes settle findings about times and sizes of files."""
         read = level != self.row.level and not any(one.kind == "unreachable" for one in found)
         settled = () if not read else _OPEN if not found else (_OPEN[-1],)
         kept = [one for one in self.findings if one.kind not in settled]
@@ -86,12 +86,12 @@ def verdict_of(findings: tuple[Finding, ...]) -> str:
 def look_at(
     place: PlaceRecord, known: LedgerState, keep: Callable[[Sidecar], None] | None = None
 ) -> PlaceAudit:
-    """Audit one place from metadata alone.
+    """Audit one place from metadata.
 
     Args:
-        place: where the ledger saw a checkpoint.
-        known: the ledger.
-        keep: takes the record beside it as evidence, where that is the recorded one.
+        place: a place from the ledger.
+        known: the ledger state.
+        keep: called with the sidecar, as evidence, where it is the recorded one.
     """
     clock = time.monotonic()
     subject = known.checkpoints[place.checkpoint_digest]
@@ -119,7 +119,7 @@ def look_at(
 
 
 def _remembered(place: PlaceRecord, known: LedgerState) -> Iterator[Finding]:
-    """Damage that was found before: metadata cannot see it, and nobody may forget it."""
+    """Damage that an earlier verification found, which metadata cannot show."""
     damage = known.damaged.get((place.checkpoint_digest, place.uri))
     if damage is not None:
         what = f"{damage.reason} (found {damage.time}; no verification of its bytes has passed since)"
@@ -127,7 +127,7 @@ def _remembered(place: PlaceRecord, known: LedgerState) -> Iterator[Finding]:
 
 
 class _Look:
-    """One look at one place, which gathers what later steps need: the sidecar and the fingerprint."""
+    """The check of one place; it keeps the sidecar and the fingerprint for later steps."""
 
     def __init__(self, place: PlaceRecord, subject: CheckpointRecord, *, required: bool) -> None:
         self.place = place
@@ -137,7 +137,7 @@ class _Look:
         self.fingerprint = ""
 
     def findings(self) -> Iterator[Finding]:
-        """Everything that is wrong with it, from metadata."""
+        """All findings from metadata."""
         try:
             yield from self._findings()
         except WherryError as error:
@@ -149,7 +149,7 @@ class _Look:
         location = locate(self.place.uri)
         if location.entry is None:
             kind = "gone" if self.required else "source-gone"
-            yield about(self.place, kind, "nothing is there any more")
+            yield about(self.place, kind, "file or folder not found")
             return
         try:
             self.sidecar = read_sidecar(location)
@@ -163,7 +163,7 @@ class _Look:
         if self.sidecar is not None:
             yield from self._identity(self.sidecar)
         elif self.place.role == WRITTEN:
-            yield about(self.place, "sidecar-gone", "the record that wherry left beside it is not there")
+            yield about(self.place, "sidecar-gone", "sidecar not found")
         with open_checkpoint(self.place.uri, format=self.subject.format) as checkpoint:
             yield from self._contents(checkpoint)
 
@@ -173,15 +173,16 @@ class _Look:
             yield about(
                 self.place,
                 "replaced" if self.required else "source-changed",
-                f"checkpoint {short(stated.checkpoint_digest)} lies where the ledger has "
-                f"{short(self.place.checkpoint_digest)}",
+                f"another checkpoint at this URI: expected {short(self.place.checkpoint_digest)}, "
+                f"got {short(stated.checkpoint_digest)}",
             )
         computed = checkpoint_digest(sidecar.manifest, stated.format, stated.format_version)
         if computed != stated.checkpoint_digest:
             yield about(
                 self.place,
                 "sidecar-altered",
-                f"its manifest gives the digest {short(computed)}, and it states {short(stated.checkpoint_digest)}",
+                f"digest mismatch in the sidecar: it states {short(stated.checkpoint_digest)}, but its manifest has "
+                f"{short(computed)}",
             )
 
     def _contents(self, checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -198,38 +199,38 @@ class _Look:
             yield self._touched()
 
     def _structure(self, checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Finding]:
-        """What was recorded in detail and is otherwise now; tensors, then files beside them."""
+        """Differences from the recorded structure: tensors, then companion files."""
         held, stated = checkpoint.manifest.tensors, sidecar.manifest.tensors
         for path in sorted({*held, *stated}):
             here, there = held.get(path), stated.get(path)
             if here is None or there is None:
-                what = "a tensor that was not recorded" if there is None else "the tensor is gone"
+                what = "unrecorded tensor" if there is None else "missing tensor"
                 yield about(self.place, "structure", what, path=render(path))
             elif (here.shape, here.dtype) != (there.shape, there.dtype):
-                what = f"{here.dtype} {list(here.shape)} where {there.dtype} {list(there.shape)} was recorded"
+                what = f"expected {there.dtype} {list(there.shape)}, got {here.dtype} {list(here.shape)}"
                 yield about(self.place, "structure", what, path=render(path))
         sizes = {one.name: one.size for one in checkpoint.manifest.companions}
         for companion in sidecar.manifest.companions:
             if companion.name not in sizes:
-                yield about(self.place, "incomplete", "the companion file is gone", path=companion.name)
+                yield about(self.place, "incomplete", "missing companion file", path=companion.name)
             elif sizes[companion.name] != companion.size:
-                what = f"the companion file has {sizes[companion.name]} bytes, {companion.size} were recorded"
+                what = f"size mismatch: expected {companion.size} bytes, got {sizes[companion.name]}"
                 yield about(self.place, "altered", what, path=companion.name)
 
     def _touched(self) -> Finding:
         if self.required:
-            what = "names, sizes or times of its files are not those that were recorded"
+            what = "names, sizes or times of its files differ from the recorded ones"
             return about(self.place, "touched", what, cure=f"wherry audit --level digest {self.place.uri}")
         return about(
             self.place,
             "source-changed",
-            "its files are not those that were converted",
+            "its files have changed since the conversion",
             cure="convert it again",
         )
 
 
 def troubled(place: PlaceRecord | CheckpointAudit, error: WherryError) -> Finding:
-    """What an error means that stopped the look."""
+    """The finding for an error that stopped the check."""
     kind = "unreadable"
     if isinstance(error, HostileError | DamagedError):
         kind = error.verdict
@@ -241,5 +242,5 @@ def troubled(place: PlaceRecord | CheckpointAudit, error: WherryError) -> Findin
 
 
 def about(place: PlaceRecord | CheckpointAudit, kind: str, what: str, **more: Any) -> Finding:
-    """A finding about what lies at a place."""
+    """A finding about the checkpoint at a place."""
     return Finding(kind, what, uri=place.uri, checkpoint_digest=place.checkpoint_digest, **more)

@@ -1,7 +1,7 @@
-"""The model registry against the ledger: versions without bytes, bytes without versions, tags that were changed.
+"""Compare the model registry with the ledger: versions without bytes, bytes without versions, changed tags.
 
-The registry is asked once, in pages, and only told of by its rows here: `(name, version, tags, aliases)`. Versions that
-do not carry our digest are other people's, and no business of this audit.
+The registry is queried once, in pages, for rows of `(name, version, tags, aliases)`. Versions without wherry's digest
+tag do not belong to wherry and are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ABSENT = ("gone", "unreachable", "replaced")
 
 
 class ModelVersion(NamedTuple):
-    """A model version as the registry tells it."""
+    """A model version in the registry."""
 
     name: str
     version: str
@@ -36,18 +36,18 @@ class ModelVersion(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The checkpoint that it points at."""
+        """Digest of the checkpoint that it points to."""
         return self.tags.get(DIGEST_TAG, "")
 
     @property
     def shown(self) -> str:
-        """Name, version and aliases in words."""
+        """Name, version and aliases for display."""
         known_as = f" ({', '.join(f'@{alias}' for alias in self.aliases)})" if self.aliases else ""
         return f"{self.name} version {self.version}{known_as}"
 
 
 class RegistryContents(NamedTuple):
-    """What the registry said: its URI without secrets, its versions, and why it said nothing."""
+    """Contents of the registry: its URI without secrets, its versions, and the finding if it was not queried."""
 
     uri: str | None
     versions: tuple[ModelVersion, ...] = ()
@@ -55,19 +55,19 @@ class RegistryContents(NamedTuple):
 
 
 def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) -> RegistryContents:
-    """All versions of the registry; nothing where no registry was ever used or named.
+    """All versions of the registry; empty where no registry was used or configured.
 
     Args:
-        known: the ledger.
-        tracking_uri: MLflow tracking store; where `register` would go by default.
-        registry_uri: MLflow registry; likewise.
+        known: the ledger state.
+        tracking_uri: MLflow tracking store; as for `register` by default.
+        registry_uri: MLflow registry; as for `register` by default.
     """
     tracking = tracking_uri or mlflow_tracking_uri()
     chosen = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
     shown = without_secrets(chosen)
     file = sqlite_file(chosen)
     if file is not None and not file.exists():
-        return RegistryContents(None, (), _unasked(known, shown, "its database does not exist"))
+        return RegistryContents(None, (), _unasked(known, shown, "database file not found"))
     if file is not None and not (tracking_uri or registry_uri) and not known.registrations:
         return RegistryContents(None)
     try:
@@ -81,7 +81,7 @@ def ask(known: LedgerState, tracking_uri: str | None, registry_uri: str | None) 
 
 
 def _unasked(known: LedgerState, uri: str, why: str, error: WherryError | None = None) -> tuple[Finding, ...]:
-    """Silence about a registry matters where the ledger says that something is in it."""
+    """The finding that a registry was not queried, if the ledger has registrations in it."""
     used = any(row.registry == uri for rows in known.registrations.values() for row in rows)
     if not used and error is None:
         return ()
@@ -91,13 +91,13 @@ def _unasked(known: LedgerState, uri: str, why: str, error: WherryError | None =
 def compared(
     asked: RegistryContents, known: LedgerState, looked: Mapping[str, PlaceAudit], *, as_of: bool
 ) -> Iterator[Finding]:
-    """What registry and ledger say of each other.
+    """Findings from the comparison of registry and ledger.
 
     Args:
-        asked: the registry now.
-        known: the ledger.
-        looked: URI → what came of the look at that place.
-        as_of: whether the ledger is that of an earlier moment; then the registry's newer versions mean nothing.
+        asked: the contents of the registry.
+        known: the ledger state.
+        looked: URI → result of the audit of that place.
+        as_of: whether the ledger state is of an earlier date; then newer versions of the registry are not findings.
     """
     yield from asked.findings
     yield from _unfinished(known)
@@ -108,7 +108,7 @@ def compared(
         if version.digest in known.checkpoints:
             yield from _of_version(version, asked.uri, known, looked)
         elif version.digest and not as_of:
-            what = f"{version.shown} points at checkpoint {short(version.digest)}, of which the ledger knows nothing"
+            what = f"{version.shown} points to checkpoint {short(version.digest)}, which is not in the ledger"
             yield Finding("registration-unknown", what, asked.uri, version.digest, models=(version.shown,))
     yield from _lost(asked, known)
     if not as_of:
@@ -120,20 +120,24 @@ def _of_version(
 ) -> Iterator[Finding]:
     about: dict[str, Any] = {"checkpoint_digest": version.digest, "models": (version.shown,)}
     if DELETED_TAG not in version.tags and _nowhere(version.digest, known, looked):
-        what = f"{version.shown} points at a checkpoint that is in none of the places that the ledger knows"
+        what = f"the checkpoint of {version.shown} is missing at all places in the ledger"
         yield Finding("registration-without-bytes", what, version.tags.get(URI_TAG), **about)
     stated = version.tags.get(WEIGHTS_TAG)
     if stated is not None and stated != known.checkpoints[version.digest].weights_digest:
-        what = f"{version.shown}: its weights digest {short(stated)} is not that of its checkpoint"
+        what = f"{version.shown}: its weights digest {short(stated)} does not match its checkpoint"
         yield Finding("registration-altered", what, registry, **about)
-    rows = known.registrations.get(version.digest, [])  # of any registry: one store has several addresses
+    rows = known.registrations.get(
+        version.digest, []
+    )  # of any registry, since a store can have several addresses
     if not any((row.name, row.version) == (version.name, version.version) for row in rows):
-        what = f"{version.shown}: the ledger has no such registration of checkpoint {short(version.digest)}"
+        what = (
+            f"{version.shown}: this registration of checkpoint {short(version.digest)} is not in the ledger"
+        )
         yield Finding("registration-unknown", what, registry, **about)
 
 
 def _nowhere(digest: str, known: LedgerState, looked: Mapping[str, PlaceAudit]) -> bool:
-    """Whether every place of a checkpoint was looked at, and it is in none."""
+    """Whether all places of a checkpoint were checked, and it is missing at all of them."""
     return all(
         place.uri in looked and looked[place.uri].row.verdict in _ABSENT for place in known.living(digest)
     )
@@ -142,11 +146,11 @@ def _nowhere(digest: str, known: LedgerState, looked: Mapping[str, PlaceAudit]) 
 def _elsewhere(
     asked: RegistryContents, known: LedgerState, looked: Mapping[str, PlaceAudit]
 ) -> Iterator[Finding]:
-    """Registrations in registries that were not asked: the ledger alone tells of them."""
+    """Findings for registrations in other registries, which only the ledger has."""
     for digest, rows in known.registrations.items():
         for row in rows:
             if row.registry != asked.uri and row.state == "registered" and _nowhere(digest, known, looked):
-                what = f"{row} points at a checkpoint that is in none of the places that the ledger knows"
+                what = f"the checkpoint of {row} is missing at all places in the ledger"
                 yield Finding("registration-without-bytes", what, row.registry, digest, models=(str(row),))
 
 
@@ -166,7 +170,7 @@ def _lost(asked: RegistryContents, known: LedgerState) -> Iterator[Finding]:
                     models=(str(row),),
                 )
             elif found != digest:
-                what = f"{row} points at checkpoint {short(found) or 'none'}, the ledger has {short(digest)}"
+                what = f"{row}: expected checkpoint {short(digest)}, got {short(found) or 'none'}"
                 yield Finding("registration-altered", what, asked.uri, digest, models=(str(row),))
 
 
@@ -174,7 +178,7 @@ def _unfinished(known: LedgerState) -> Iterator[Finding]:
     for digest, rows in known.registrations.items():
         for row in rows:
             if row.state == "pending":
-                what = f"the registration as {row.name} was begun and not finished"
+                what = f"the registration as {row.name} did not finish"
                 yield Finding("registration-pending", what, row.registry, digest)
 
 
@@ -182,7 +186,7 @@ def _unregistered(asked: RegistryContents, known: LedgerState) -> Iterator[Findi
     pointed_at = {version.digest for version in asked.versions}
     for place in _written(known.places.values()):
         if place.checkpoint_digest not in pointed_at:
-            what = "no model version points at it"
+            what = "no model version points to it"
             yield Finding("bytes-without-registration", what, place.uri, place.checkpoint_digest)
 
 

@@ -1,12 +1,11 @@
-"""The report of an audit: what was looked at, what was found, and what to do about it.
+"""The report of an audit: checkpoints, findings and cures, as JSON and as Markdown.
 
-A **finding** is one statement about one thing (a checkpoint, a registration, a file, the ledger's chain). What kinds
-there are, how grave each is and what it ends the command with is one table. An error means that bytes, records or the
-ledger are not what was recorded; a warning that something deserves a look; a note that the auditor asked to be told.
+A **finding** is about one thing (a checkpoint, a registration, a file, the ledger's chain). `KINDS` is the table of all
+kinds, with severity and exit code. An error means that bytes, records or the ledger differ from the record; a warning
+means that something should be examined; a note is for information.
 
-The audit report for people: Markdown, for the flow's artifact, the evidence and the terminal.
-
-Names come from storage and can hold anything; in a table nothing of them is markup.
+The Markdown is for the flow's artifact and the evidence. Names come from storage and may contain any character, so they
+are escaped.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SEVERITIES = ("error", "warning", "note")
 
 
 class Kind(NamedTuple):
-    """A kind of finding: how grave it is, the exit code that it asks for, and what it means."""
+    """A kind of finding: its severity, exit code and meaning."""
 
     severity: str
     exit_code: int
@@ -36,55 +35,55 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     "malicious": Kind("error", 6, "data that tries to reach outside or to run code"),
-    "altered": Kind("error", 9, "bytes that are not the recorded ones"),
-    "replaced": Kind("error", 9, "another checkpoint lies where this one was recorded"),
-    "structure": Kind("error", 9, "keys, shapes or dtypes are not the recorded ones"),
-    "signature": Kind(
-        "error", 9, "it has a signature that is not of the configured key, or not of this checkpoint"
-    ),
-    "sidecar-altered": Kind("error", 9, "the sidecar contradicts the digest that it states"),
+    "altered": Kind("error", 9, "bytes that differ from the recorded ones"),
+    "replaced": Kind("error", 9, "another checkpoint at the recorded URI"),
+    "structure": Kind("error", 9, "keys, shapes or dtypes differ from the recorded ones"),
+    "signature": Kind("error", 9, "its signature is not by the configured key, or not of this checkpoint"),
+    "sidecar-altered": Kind("error", 9, "the sidecar does not match the digest that it states"),
     "sidecar-damaged": Kind("error", 5, "the sidecar cannot be read"),
-    "gone": Kind("error", 5, "nothing lies where the ledger says"),
+    "gone": Kind("error", 5, "the checkpoint does not exist at the recorded URI"),
     "incomplete": Kind("error", 5, "parts of it are missing"),
-    "corrupt": Kind("error", 5, "it contradicts itself"),
-    "unreadable": Kind("error", 5, "it is there and cannot be opened"),
-    "unreachable": Kind("error", 10, "its storage did not answer, or a package for it is missing"),
+    "corrupt": Kind("error", 5, "its contents are invalid or inconsistent"),
+    "unreadable": Kind("error", 5, "it exists, but cannot be opened"),
+    "unreachable": Kind("error", 10, "its storage did not respond, or a package for it is missing"),
     "known-damage": Kind("error", 9, "an earlier verification failed, and none has passed since"),
     "not-native": Kind("error", 9, "the target's own library does not restore what was recorded"),
-    "chain-altered": Kind("error", 9, "the ledger is not what it was when it was written"),
+    "chain-altered": Kind("error", 9, "the ledger was changed after it was written"),
     "anchor-lost": Kind("error", 9, "the ledger does not contain the anchor that was kept elsewhere"),
-    "registration-without-bytes": Kind("error", 5, "a model version whose checkpoint is nowhere"),
-    "registration-altered": Kind("error", 9, "a model version whose tags are not what was recorded"),
+    "registration-without-bytes": Kind("error", 5, "a model version whose checkpoint is missing everywhere"),
+    "registration-altered": Kind("error", 9, "a model version whose tags differ from the record"),
     "not-recorded": Kind("error", 12, "the outcome could not be written to the ledger"),
-    "registration-gone": Kind("warning", 0, "the ledger has a registration that the registry has not"),
-    "registration-unknown": Kind("warning", 0, "a model version that the ledger does not know"),
-    "registration-pending": Kind("warning", 0, "a registration that was begun and never finished"),
-    "sidecar-gone": Kind("warning", 0, "the record beside the checkpoint is missing"),
+    "registration-gone": Kind("warning", 0, "a registration in the ledger that is not in the registry"),
+    "registration-unknown": Kind("warning", 0, "a model version that is not in the ledger"),
+    "registration-pending": Kind("warning", 0, "a registration that did not finish"),
+    "sidecar-gone": Kind("warning", 0, "the sidecar of the checkpoint is missing"),
     "touched": Kind(
-        "warning", 0, "its files changed since they were recorded; only their bytes can tell more"
+        "warning",
+        0,
+        "its files changed since they were recorded; reading the bytes shows whether it is intact",
     ),
-    "source-gone": Kind("warning", 0, "a converted source is not there any more"),
+    "source-gone": Kind("warning", 0, "a converted source no longer exists"),
     "source-changed": Kind("warning", 0, "a source changed after it was converted"),
     "registry-not-asked": Kind("warning", 0, "the model registry was not compared"),
-    "native-not-run": Kind("warning", 0, "loadability could not be tried here"),
-    "bytes-without-registration": Kind("note", 0, "a converted checkpoint that no model version points at"),
-    "unrecorded": Kind("warning", 0, "a converted checkpoint that the ledger does not know"),
-    "deleted": Kind("note", 0, "removed on purpose; the ledger has its tombstone"),
+    "native-not-run": Kind("warning", 0, "native loading was not possible here"),
+    "bytes-without-registration": Kind("note", 0, "a converted checkpoint that no model version points to"),
+    "unrecorded": Kind("warning", 0, "a converted checkpoint that is not in the ledger"),
+    "deleted": Kind("note", 0, "removed deliberately, as the ledger records"),
     "unconverted": Kind("note", 0, "a checkpoint that was never converted"),
     "unknown-file": Kind("note", 0, "a file that belongs to no checkpoint"),
-    "passed-over": Kind("note", 0, "something that is not counted as a checkpoint"),
+    "passed-over": Kind("note", 0, "something that does not count as a checkpoint"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class AffectedCheckpoint:
-    """A checkpoint that was made from a damaged one, near or far.
+    """A checkpoint that was derived from a damaged one.
 
     Attributes:
-        checkpoint_digest: which.
+        checkpoint_digest: its identity.
         format: its format.
-        uris: where it lies.
-        models: the model versions that point at it, as `name version N`.
+        uris: its places.
+        models: the model versions that point to it, as `name version N`.
     """
 
     checkpoint_digest: str
@@ -100,13 +99,13 @@ class Finding:
     Attributes:
         kind: one of `KINDS`.
         what: one sentence.
-        uri: the checkpoint, file or registry that is concerned.
-        checkpoint_digest: the checkpoint as the ledger knows it.
+        uri: the checkpoint, file or registry in question.
+        checkpoint_digest: identity of the checkpoint in the ledger.
         path: printed key path of the tensor, or the name of the file within the checkpoint.
         leaf: number of the damaged leaf (4 MiB of the tensor's canonical bytes), where it is known.
-        models: model versions that point at it.
+        models: model versions that point to it.
         cure: one line that says what to do.
-        affected: what was made from it, by the ledger.
+        affected: checkpoints that were derived from it, by the ledger.
     """
 
     kind: str
@@ -130,19 +129,19 @@ class CheckpointAudit:
     """One checkpoint at one place.
 
     Attributes:
-        uri: where the ledger saw it.
-        checkpoint_digest: what the ledger says that it is.
+        uri: the place in the ledger.
+        checkpoint_digest: identity in the ledger.
         format: its format.
         role: `written` by wherry, `read` as a source, or only `seen`.
-        verdict: `ok`, or the kind of the gravest finding about it.
-        level: how far it was looked at: `present`, `digest` or `native`.
-        tensors: how many were recorded.
+        verdict: `ok`, or the kind of its most severe finding.
+        level: level of the check: `present`, `digest` or `native`.
+        tensors: number of recorded tensors.
         nbytes: bytes of all tensors in canonical form, as recorded.
-        seconds: wall time spent on it.
-        models: model versions that point at it.
-        verified: when its bytes were last proved equal to the record before this audit; UTC.
+        seconds: wall time of the check.
+        models: model versions that point to it.
+        verified: when its bytes were last verified before this audit; UTC.
         manifest: whether the evidence holds its manifest.
-        devices: software and devices that its own library loaded it onto, in words; empty where none did.
+        devices: software and devices of the native loading; empty where there was none.
     """
 
     uri: str
@@ -162,14 +161,14 @@ class CheckpointAudit:
 
 @dataclass(frozen=True, slots=True)
 class ChainProof:
-    """The state of the ledger that the audit rests on.
+    """The state of the ledger that the audit is based on.
 
     Attributes:
-        ledger: where it is, without secrets.
-        statements: how many there were (as of the date, where one was given).
-        head: hash of the last of them: the anchor of this audit.
+        ledger: its URL, without secrets.
+        statements: number of statements (up to the date, if one was given).
+        head: hash of the last one: the anchor of this audit.
         time: when that one was written; UTC.
-        altered: what is not as it was written, or None.
+        altered: what was changed after it was written, or None.
     """
 
     ledger: str
@@ -181,23 +180,23 @@ class ChainProof:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
         scope: `registered`, `all`, or the roots.
         level: `present` or `digest`.
-        as_of: the moment up to which statements count; UTC; None for now.
-        sample: how the checkpoints for the deep look were chosen, in words; empty where there was none.
+        as_of: the time up to which statements count; UTC; None for now.
+        sample: how the checkpoints of the deep check were chosen; empty where there was none.
         started: UTC.
         finished: UTC.
         seconds: wall time.
         wherry: version of the tool.
         chain: the ledger.
         checkpoints: one row for each checkpoint and place.
-        findings: gravest first.
-        registry: which registry was compared, without secrets; None where none was.
-        versions: how many of its model versions are checkpoints of ours.
-        history: promotions, rollbacks and deletions that the ledger states up to then.
+        findings: most severe first.
+        registry: the compared registry, without secrets; None without one.
+        versions: how many of its model versions are in the ledger.
+        history: promotions, rollbacks and deletions in the ledger up to that time.
     """
 
     scope: tuple[str, ...]
@@ -217,17 +216,17 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong; warnings and notes do not count."""
+        """Whether there are no errors; warnings and notes do not count."""
         return not any(finding.severity == "error" for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
-        """What the command line ends with: that of the gravest finding."""
+        """Exit code of the command line: that of the most severe finding."""
         return next((KINDS[one.kind].exit_code for one in self.findings if one.severity == "error"), 0)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many checkpoints, how many of each level, and how many findings of each severity and kind."""
+        """Numbers of checkpoints, of each level, and of findings by severity and kind."""
         levels = Counter(row.level for row in self.checkpoints)
         severities = Counter(finding.severity for finding in self.findings)
         return {
@@ -240,24 +239,24 @@ class AuditReport:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The report as `audit --json` prints it and as the evidence holds it."""
+        """The report as JSON, for `audit --json` and the evidence."""
         data = asdict(self)
         data["findings"] = [{"severity": row.severity, **asdict(row)} for row in self.findings]
         return {"schema": SCHEMA, "ok": self.ok, "counts": self.counts, **data}
 
 
 def gravity(kind: str) -> int:
-    """Place of a kind in the table: the lower, the graver."""
+    """Index of a kind in the table: the lower, the more severe."""
     return list(KINDS).index(kind)
 
 
-LISTED = 200  # rows of a table; the JSON has them all
+LISTED = 200  # maximum rows of a table; the JSON has all of them
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#!])")
 
 
 def markdown(report: AuditReport) -> str:
-    """The whole report."""
-    outcome = "nothing is wrong" if report.ok else "errors found"
+    """The report as Markdown."""
+    outcome = "no errors" if report.ok else "errors found"
     parts = [
         f"# Audit of {counted(len(report.checkpoints), 'checkpoint')}: {outcome}",
         _table(("what", "value"), summary(report)),
@@ -284,7 +283,7 @@ def markdown(report: AuditReport) -> str:
 
 
 def summary(report: AuditReport) -> list[tuple[str, str]]:
-    """The report in a few lines of (what, value)."""
+    """A summary of the report as rows of (name, value)."""
     counts, chain = report.counts, report.chain
     devices = sorted({row.devices for row in report.checkpoints if row.devices})
     read = sum(row.nbytes for row in report.checkpoints if row.level != "present")
@@ -292,14 +291,14 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
         ("scope", ", ".join(report.scope)),
         ("as of", report.as_of or f"now, {report.started}"),
         ("level", f"{report.level}{f': {report.sample}' if report.sample else ''}"),
-        ("checkpoints", f"{counts['checkpoints']}, {counts['ok']} of them fine"),
+        ("checkpoints", f"{counts['checkpoints']}, {counts['ok']} of them ok"),
         (
             "bytes read",
             f"{show_size(read)} of {counts['read']} checkpoints; {counts['loaded']} loaded natively"
             + (f" ({'; '.join(devices)})" if devices else ""),
         ),
         ("findings", ", ".join(counted(counts[f"{name}s"], name) for name in SEVERITIES)),
-        ("ledger", f"{chain.statements} statements, {chain.altered or 'the chain is whole'}"),
+        ("ledger", f"{chain.statements} statements, {chain.altered or 'the chain is intact'}"),
         ("anchor", f"statement {chain.statements}: {chain.head}"),
         ("registry", _registry(report)),
         ("took", show_seconds(report.seconds)),
@@ -307,7 +306,7 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
 
 
 def counted(number: int, noun: str) -> str:
-    """So many of something, in words."""
+    """A number with a noun in singular or plural."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -324,18 +323,18 @@ def _cells(row: Finding) -> tuple[str, ...]:
 
 def _registry(report: AuditReport) -> str:
     if report.registry is None:
-        return "none was compared"
-    return f"{report.registry}: {report.versions} versions of ours"
+        return "not compared"
+    return f"{report.registry}: {report.versions} versions by wherry"
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], count: int = 0) -> str:
     lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
     lines += [" | ".join(map(_plain, row)) for row, _ in zip(rows, range(LISTED), strict=False)]
-    more = f"\n\nand {count - LISTED} more; report.json has them all" if count > LISTED else ""
+    more = f"\n\nand {count - LISTED} more; report.json lists all" if count > LISTED else ""
     return "\n".join(f"| {line} |" for line in lines) + more
 
 
 def _plain(text: str) -> str:
-    """Text that no renderer takes for anything else: escaped, on one line, without control characters."""
+    """Escape a text for Markdown: on one line, without control characters."""
     visible = "".join(character if character.isprintable() else " " for character in text)
     return _MARKUP.sub(r"\\\1", visible)

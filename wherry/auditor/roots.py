@@ -1,8 +1,8 @@
-"""A walk below the roots of an audit: checkpoints that were never converted, and files that belong to nothing.
+"""A walk below the roots of an audit: checkpoints that were never converted, and files that belong to no checkpoint.
 
-Checkpoints are found by `discover`; what the ledger has as source or as something that wherry wrote is known. A file is
-unknown where no found checkpoint has it: not inside one, not beside it as its sidecar or as a part that its reader
-lists. Lists are cut at a bound, with a count of the rest, so that a folder of a million files is one line.
+`discover` finds the checkpoints, which are compared with the ledger. A file is unknown if it is neither inside a
+checkpoint, nor its sidecar, nor a part that its reader lists. Lists are truncated at a limit, with a count of the rest,
+so that a folder of a million files takes one line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wherry.ledger.replay import LedgerState
     from wherry.storage.location import Location
 
-LISTED = 1000  # findings of one kind below one root; the rest is a number
+LISTED = 1000  # maximum findings of one kind; the rest is counted
 _NANOSECONDS = 1_000_000_000
 
 
@@ -34,11 +34,11 @@ class UnconvertedCheckpoint(NamedTuple):
     """A checkpoint that was not converted, or changed since.
 
     Attributes:
-        uri: where it lies.
+        uri: its URI.
         format: its format.
         step: training step, where known.
-        age: seconds since its last file was written; None where the store does not say.
-        reason: `never converted`, or what happened.
+        age: seconds since its last file was written; None where the store does not state times.
+        reason: `never converted`, or what changed.
     """
 
     uri: str
@@ -50,15 +50,15 @@ class UnconvertedCheckpoint(NamedTuple):
 
 @dataclass(slots=True)
 class RootSurvey:
-    """What lies below the roots.
+    """The contents of the roots.
 
     Attributes:
         found: checkpoints, as `discover` reports them.
-        waiting: those that were not converted.
-        unrecorded: those whose sidecar tells of a conversion that the ledger does not have.
-        skipped: what is not counted as a checkpoint, and why.
-        unknown: files that belong to none.
-        unlisted: how many more there are.
+        waiting: checkpoints that were not converted.
+        unrecorded: checkpoints whose sidecar records a conversion that is not in the ledger.
+        skipped: paths that do not count as checkpoints, and why.
+        unknown: files that belong to no checkpoint.
+        unlisted: number of further unknown files.
     """
 
     found: list[Detection] = field(default_factory=list["Detection"])
@@ -76,8 +76,8 @@ def survey_roots(
 
     Args:
         roots: URIs.
-        known: the ledger.
-        newest: of each run count only the newest complete step.
+        known: the ledger state.
+        newest: count only the newest complete step of each run.
         files: whether to look for unknown files too.
 
     Raises:
@@ -95,11 +95,9 @@ def survey_roots(
 
 
 def findings_of(result: RootSurvey, *, as_of: str | None = None) -> Iterator[Finding]:
-    """The survey as notes of the audit; where the ledger counts as of a moment, it need not know what is there now."""
+    """The survey as findings; with `as_of`, checkpoints that the ledger state does not have are not findings."""
     for uri, digest in result.unrecorded[:LISTED] if as_of is None else ():
-        yield Finding(
-            "unrecorded", "its sidecar tells of a conversion that the ledger does not have", uri, digest
-        )
+        yield Finding("unrecorded", "its sidecar records a conversion that is not in the ledger", uri, digest)
     for one in result.waiting[:LISTED]:
         age = "" if one.age is None else f", {one.age / 3600:.1f} hours old"
         yield Finding("unconverted", f"{one.format}{age}: {one.reason}", one.uri)
@@ -118,7 +116,7 @@ def _rest(kind: str, count: int) -> Iterator[Finding]:
 
 
 def _waiting(found: Detection, known: LedgerState) -> UnconvertedCheckpoint | None:
-    """Why a checkpoint counts as not converted; None where it is ours, or was converted as it is now."""
+    """Why a checkpoint counts as not converted; None where wherry wrote it, or has converted its current files."""
     location = locate(found.uri)
     place = known.places.get(location.uri)
     if place is not None and place.role == "written":
@@ -135,14 +133,14 @@ def _waiting(found: Detection, known: LedgerState) -> UnconvertedCheckpoint | No
 
 
 def _unrecorded(found: Detection, known: LedgerState) -> tuple[str, str] | None:
-    """URI and checkpoint digest of what wherry made, where no statement of the ledger speaks of it."""
+    """URI and checkpoint digest of a checkpoint that wherry wrote, if it is not in the ledger."""
     location = locate(found.uri)
     if location.uri in known.places:
         return None
     try:
         sidecar = read_sidecar(location)
     except WherryError:
-        return None  # what is wrong with it is said where it is looked at
+        return None  # the check of the checkpoint reports it
     if (
         sidecar is None
         or sidecar.receipt is None
@@ -163,7 +161,7 @@ def _reason(location: Location, found: Detection, known: LedgerState) -> str | N
 
 
 def _unknown_files(root: Location, claimed: Mapping[str, Detection], result: RootSurvey) -> None:
-    """Every file below a root that is in no claimed checkpoint and beside none as its part."""
+    """Find the files below a root that belong to no checkpoint."""
     if root.uri in claimed or root.entry is None:
         return
     names = {entry.name: entry for entry in root.entries()}
@@ -183,7 +181,7 @@ def _unknown_files(root: Location, claimed: Mapping[str, Detection], result: Roo
 
 
 def _beside(found: Detection, name: str) -> set[str]:
-    """Names beside a checkpoint that is a file: its sidecar, its signature, and further parts that its reader lists."""
+    """Names of files beside a single-file checkpoint: its sidecar, its signature, and parts that its reader lists."""
     own = {sidecar_name(name), signature_name(name)}
     if (entry := locate(found.uri).entry) is None or entry.is_dir:
         return own
@@ -191,17 +189,19 @@ def _beside(found: Detection, name: str) -> set[str]:
         with open_checkpoint(found.uri, format=found.format) as checkpoint:
             return own | {member.name.split("/")[0] for member in checkpoint.reader.members()}
     except WherryError:
-        return own  # what is wrong with it is said where it is looked at; here only names count
+        return own  # the check of the checkpoint reports it; here only names count
 
 
 def required(roots: Sequence[str]) -> list[str]:
-    """The roots as printed locations.
+    """The roots as normalised URIs.
 
     Raises:
-        NotFoundError: one does not exist.
+        NotFoundError: a root does not exist.
     """
     places = [locate(root) for root in roots]
     for place in places:
         if place.entry is None:
-            raise NotFoundError("nothing is there", uri=place.uri, cure="check the root", stage="audit")
+            raise NotFoundError(
+                "file or folder not found", uri=place.uri, cure="check the path", stage="audit"
+            )
     return [place.uri for place in places]

@@ -1,7 +1,7 @@
-"""The command line: the same verbs and option names as the library, with `--json` and documented exit codes.
+"""The command line: the same functions and option names as the library, with `--json` and documented exit codes.
 
-It stands on the roof and may use every room, but imports a verb only when that verb is called, so that
-`wherry --help` costs next to nothing and `wherry convert` never imports prefect or mlflow.
+A command imports its function only when it runs, so that `wherry --help` is fast and `wherry convert` never imports
+prefect or mlflow.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ cli.add_command(resolve)
 
 
 def _name_help(group: click.Group) -> None:
-    """Give each command its own names of `--help`; click would keep those of whoever asks first."""
+    """Set `help_option_names` on each command; otherwise click caches those of the command that runs first."""
     for command in group.commands.values():
         command.context_settings.setdefault("help_option_names", _HELP)
         if isinstance(command, click.Group):
@@ -283,8 +283,8 @@ _name_help(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line; every error becomes one message and an exit code, and none a traceback."""
-    alone = arguments is None  # a process of its own
+    """Run the command line; every error becomes a message and an exit code, without a traceback."""
+    alone = arguments is None  # called as the entry point of the process
     if alone:
         use_utf8()
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -317,7 +317,7 @@ def _fail(error: WherryError, words: Sequence[str]) -> NoReturn:
     if "--json" in words:
         import json
 
-        with suppress(OSError):  # who would read it has gone
+        with suppress(OSError):  # the reader has closed the pipe
             click.echo(json.dumps(document(error)))
     with suppress(OSError):
         click.echo("\n".join([f"error: {error}", *(f"note: {note}" for note in notes)]), err=True)

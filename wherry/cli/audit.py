@@ -1,4 +1,4 @@
-"""Commands that ask how things stand: `audit` and `metrics`."""
+"""The commands `audit` and `metrics`, and what they print."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def audit(
     if check is not None:
         _show_checked(check_bundle(check, arguments["anchor"]), json_=json_)
     if registered and roots:
-        raise UsageError("--registered and roots exclude each other")
+        raise UsageError("--registered cannot be combined with ROOT", cure="leave out one of them")
     scope = list(roots) or ("registered" if registered else "all")
     with console.bar(quiet=quiet or json_) as progress:
         report = look(scope, record=not no_record, progress=progress, **arguments)
@@ -127,7 +127,7 @@ def _show(report: AuditReport, *, json_: bool) -> None:
         for child in one.affected:
             models = f" ({', '.join(child.models)})" if child.models else ""
             click.echo(
-                f"  was made from it: {child.format} {', '.join(child.uris) or child.checkpoint_digest}{models}"
+                f"  derived from it: {child.format} {', '.join(child.uris) or child.checkpoint_digest}{models}"
             )
     if len(report.findings) > _SHOWN:
         click.echo(f"and {len(report.findings) - _SHOWN} more; see --json or --markdown")

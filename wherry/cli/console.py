@@ -1,6 +1,6 @@
-"""What the command line prints: text through rich, or one JSON document.
+"""What the command line prints: text, tables by rich, or one JSON document.
 
-Every function takes a noun of the engine and says it once, in words or as the noun's own `to_json`.
+Each function prints one object of the engine, as text or as JSON by the object's `to_json`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 def print_rows(rows: Iterable[tuple[str, Any]]) -> None:
-    """Name and value, one a line; rows without a value are left out."""
+    """Print name and value, one row per line; rows without a value are left out."""
     for name, value in rows:
         if value not in (None, ""):
             click.echo(f"{name + ':':<16}{value}")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table; on a pipe it is as wide as its contents, so that nothing is cut."""
+    """Print a table; on a pipe it is as wide as its contents, so that nothing is truncated."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -86,23 +86,23 @@ def bar(*, quiet: bool) -> Generator[OnProgress | None]:
 
 @contextmanager
 def committed(show: Callable[..., None], *, json_: bool) -> Generator[None]:
-    """Around work that may be done and not recorded: show what is done before the error is told.
+    """For work that may be done but not recorded: show the result before the error.
 
     Args:
-        show: prints what the work returns.
-        json_: the error's document has it all.
+        show: prints the result of the work.
+        json_: print nothing, since the error's document has the result.
     """
     try:
         yield
     except NotRecordedError as error:
         if not json_:
-            with suppress(OSError):  # an output that cannot be written does not hide the error
+            with suppress(OSError):  # output that cannot be written must not hide the error
                 show(error.result, json_=False)
         raise
 
 
 def show_found(found: Iterable[Detection], skipped: list[SkippedPath], *, json_: bool) -> None:
-    """The checkpoints below a root, as they are found; JSON is one object a line."""
+    """Print the checkpoints below a root as they are found; JSON has one object per line."""
     for detection in found:
         if json_:
             click.echo(json.dumps(detection.to_json()))
@@ -118,7 +118,7 @@ def show_found(found: Iterable[Detection], skipped: list[SkippedPath], *, json_:
 
 
 def show_detection(found: Detection, *, json_: bool) -> None:
-    """What was detected, with the evidence."""
+    """Print a detection with its evidence."""
     if json_:
         print_json(found.to_json())
         return
@@ -133,7 +133,7 @@ def show_detection(found: Detection, *, json_: bool) -> None:
 
 
 def show_inspection(inspection: Inspection, *, json_: bool) -> None:
-    """What a checkpoint holds."""
+    """Print the contents of a checkpoint."""
     if json_:
         print_json(inspection.to_json())
         return
@@ -164,15 +164,15 @@ def show_inspection(inspection: Inspection, *, json_: bool) -> None:
 
 
 def show_plan(plan: Plan, *, json_: bool) -> None:
-    """What a conversion would do."""
+    """Print what a conversion would do."""
     data = plan.to_json()
     if json_:
         print_json(data)
         return
     parameters = data["parameters"]
     expected = parameters["expected"]
-    says = "the config says nothing" if expected is None else f"the config says {expected:,}"
-    agrees = "as the config says" if parameters["agrees"] else says
+    says = "the config states no number" if expected is None else f"the config states {expected:,}"
+    agrees = "as the config states" if parameters["agrees"] else says
     print_rows([
         ("source", f"{plan.source.uri} ({plan.source.format}, {plan.source.format_version})"),
         ("target", f"{plan.target} ({plan.to}, {plan.format_version})"),
@@ -194,7 +194,7 @@ def show_plan(plan: Plan, *, json_: bool) -> None:
 
 
 def _layout_words(layout: dict[str, Any] | None) -> str:
-    """Family, and both systems with their forms and conventions."""
+    """The family, and both systems with their forms and conventions."""
     if not layout:
         return ""
     sides = [dict(layout[side]) for side in ("from", "to")]
@@ -212,7 +212,7 @@ def _show_notes(warnings: Iterable[str], snippet: str) -> None:
 
 
 def show_receipts(group: GroupReceipt, *, json_: bool) -> None:
-    """What a conversion did; as JSON the receipt itself, or the group where there are several targets."""
+    """Print what a conversion did; as JSON the receipt itself, or the group for several targets."""
     if json_:
         print_json(group.to_json())
         return
@@ -239,7 +239,7 @@ def _show_receipt(receipt: Receipt) -> None:
 
 
 def show_verification(verification: Verification, *, json_: bool) -> None:
-    """The outcome of a verification."""
+    """Print the outcome of a verification."""
     if json_:
         print_json(verification.to_json())
         return
@@ -249,8 +249,8 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
     )
     if (found := verification.measured) is not None:
         click.echo(
-            f"  {found.tensors} tensors changed as the plan said: by {found.error:.2g} at most, "
-            f"{found.share:.0%} of what their bound allows"
+            f"  {found.tensors} tensors changed as planned: by at most {found.error:.2g}, "
+            f"{found.share:.0%} of their bound"
         )
     if (seen := verification.native) is not None:
         click.echo(f"  method: {seen.evidence}; devices: {seen.devices}")
@@ -259,7 +259,7 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
 
 
 def show_registration(registration: Registration, *, json_: bool) -> None:
-    """A registered model version."""
+    """Print a registered model version."""
     if json_:
         print_json(asdict(registration))
     else:
@@ -267,7 +267,7 @@ def show_registration(registration: Registration, *, json_: bool) -> None:
 
 
 def show_lineage(tree: LineageTree, *, json_: bool) -> None:
-    """The tree up and down from one checkpoint."""
+    """Print the lineage tree of a checkpoint."""
     from wherry.lineage.text import render
 
     if json_:
@@ -277,7 +277,7 @@ def show_lineage(tree: LineageTree, *, json_: bool) -> None:
 
 
 def show_cleaned(rows: list[CleanReport], *, dry_run: bool, json_: bool) -> None:
-    """What was removed, or would be."""
+    """Print what was removed, or would be."""
     if json_:
         print_json([row._asdict() for row in rows])
         return
@@ -289,11 +289,11 @@ def show_cleaned(rows: list[CleanReport], *, dry_run: bool, json_: bool) -> None
 
 
 def show_findings(findings: list[Diagnosis], *, json_: bool) -> int:
-    """What is installed, reachable and writable; 1 where something is broken."""
+    """Print the findings of `doctor`; return 1 where something is broken, else 0."""
     if json_:
         print_json([asdict(finding) for finding in findings])
     else:
         print_table(
-            ["what", "state", "detail", "cure"], ([f.name, f.state, f.detail, f.cure or ""] for f in findings)
+            ["name", "state", "detail", "cure"], ([f.name, f.state, f.detail, f.cure or ""] for f in findings)
         )
     return int(any(finding.state == "broken" for finding in findings))

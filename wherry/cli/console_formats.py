@@ -1,6 +1,6 @@
-"""What the command line and the docs say of formats: what is read, written and held, and what loads it.
+"""How the command line and the docs describe formats: whether each is read and written, what it holds, what loads it.
 
-All of it comes from the `Format` rows; nothing is said here of any single format.
+All of it comes from the `Format` rows; this module mentions no single format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("format", "system", "read", "written", "holds", "loaded by")
 _SIZES = (8, 16, 32, 64)
-# What a set of dtypes is called where a format holds all of it.
+# Names of sets of dtypes, for formats that hold the whole set.
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("integers", tuple(f"{sign}int{size}" for sign in ("", "u") for size in _SIZES)),
     ("4-bit integers", ("int4", "uint4")),
@@ -28,14 +28,14 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("float16 to 64", ("float16", "float32", "float64")),
     ("complex", ("complex64", "complex128")),
 )
-# What several dtypes have in common, where a format holds some of them.
+# Common prefixes of dtypes, for formats that hold some of them.
 _KINDS = (("float8", "float8_"), ("float6", "float6_"), ("float4", "float4_"))
 _PARTS = ("zero_size", "values", "empties", "companions")
 _WORDS = {"values": "values", "empties": "empty nodes", "companions": "companion files"}
 
 
 def show_formats(rows: list[Format], *, json_: bool) -> None:
-    """What is read, written and held."""
+    """Print the table of formats."""
     if json_:
         print_json([_format_json(row) for row in rows])
         return
@@ -49,7 +49,7 @@ def format_cells(row: Format) -> list[str]:
 
 
 def held_words(row: Format) -> str:
-    """What a format that is written holds, in a few words."""
+    """A short description of what a writable format holds."""
     if row.create is None:
         return "–"
     keys = {None: "trees", 1: "flat names"}.get(row.holds.depth, f"trees {row.holds.depth} deep")
@@ -58,7 +58,7 @@ def held_words(row: Format) -> str:
 
 
 def dtype_words(names: Iterable[str]) -> list[str]:
-    """A set of dtypes in the fewest words: groups that are complete by their names, the rest one by one."""
+    """A short description of a set of dtypes: complete groups by their names, the others one by one."""
     left, words = set(names), list[str]()
     for word, group in _GROUPS:
         if left.issuperset(group):
@@ -72,7 +72,7 @@ def dtype_words(names: Iterable[str]) -> list[str]:
 
 
 def show_format(row: Format, *, json_: bool) -> None:
-    """What one format holds, what loads it, and which options it takes."""
+    """Print what one format holds, what loads it, and its options."""
     if json_:
         print_json(_format_json(row))
         return
@@ -93,7 +93,7 @@ def _described(row: Format) -> list[tuple[str, str]]:
         ("system", row.title),
         ("aliases", ", ".join(row.aliases)),
         ("refines", ", ".join(row.refines)),
-        ("read", "yes" if row.readable else "recognised, and refused"),
+        ("read", "yes" if row.readable else "recognised, but not supported"),
         ("written", "yes" if row.create else "no"),
         ("loaded by", row.loaded_by),
         ("is", "one file" if row.single_file else "a folder"),

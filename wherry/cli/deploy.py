@@ -1,4 +1,4 @@
-"""The commands that bring wherry to a Prefect server: `deploy`, `serve`, `preflight`, `emit`."""
+"""The commands that work with a Prefect server: `deploy`, `serve`, `preflight`, `emit`."""
 
 from __future__ import annotations
 
@@ -91,13 +91,16 @@ def preflight(targets: Sequence[str], pool_type: str, json_: bool) -> None:
         click.echo(json.dumps({"schema": 1, "ok": not found, "unshared": [asdict(one) for one in found]}))
         raise SystemExit(UsageError.exit_code if found else 0)
     engine.refuse_unshared(places, pool_type)
-    click.echo(f"a worker of a {pool_type} pool shares all {len(places)} places")
+    click.echo(f"all {len(places)} places are shared with the workers of a {pool_type} pool")
 
 
 def _slots(word: str) -> tuple[str, int]:
     name, separator, slots = word.partition("=")
     if not (name and separator and slots.isdigit()):
-        raise UsageError(f"not NAME=SLOTS: {word!r}")
+        raise UsageError(
+            f"invalid value for --limit: {word!r}; expected NAME=SLOTS",
+            cure="write for example --limit s3-runs=4",
+        )
     return name, int(slots)
 
 
@@ -117,7 +120,7 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
         raise UsageError(str(error), cure="set PREFECT_API_URL, or give --api URL") from error
     except OSError as error:
         raise StorageError(
-            f"the event was not taken: {error}",
+            f"the Prefect server did not accept the event: {error}",
             uri=uri,
             cure="check PREFECT_API_URL and that the server runs; the nightly run finds the checkpoint anyway",
             retryable=True,

@@ -1,4 +1,4 @@
-"""How the command line ends: any exception as an error with a cure, its JSON document, and the standard output."""
+"""How the command line reports errors: any exception as a WherryError, its JSON document, failures of the output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OUTPUT = "standard output"
 
 
 def is_debugging(words: Sequence[str]) -> bool:
-    """Whether tracebacks are wanted."""
+    """Whether tracebacks are requested, by `--debug` or WHERRY_DEBUG."""
     return DEBUG in words or os.environ.get(DEBUG_ENV, "0") not in ("", "0")
 
 
@@ -41,18 +41,20 @@ def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
     """Any exception as an error with a cure."""
     if isinstance(error, click.ClickException):
         return UsageError(error.format_message(), cure="see `wherry --help`")
-    if isinstance(error, click.Abort):  # click makes it of Ctrl-C, and of an EOFError that nobody expected
+    if isinstance(error, click.Abort):  # click raises it for Ctrl-C, and for an unexpected EOFError
         cause = error.__cause__
         return as_ours(cause, words) if isinstance(cause, EOFError) else interrupted()
     if isinstance(error, OSError) and not isinstance(error, WherryError) and _was_printing(error):
         flush_output()
         return storage_error(error, _OUTPUT)
     shown = [without_secrets(word) if "://" in word else word for word in words if word != DEBUG]
-    return wherry_error(error, cure=f"report it with the traceback: {shlex.join(['wherry', DEBUG, *shown])}")
+    return wherry_error(
+        error, cure=f"report the traceback that this command prints: {shlex.join(['wherry', DEBUG, *shown])}"
+    )
 
 
 def _was_printing(error: OSError) -> bool:
-    """Whether it came out of the libraries that print."""
+    """Whether the error was raised in a library that prints."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _PRINTERS
 
@@ -60,32 +62,32 @@ def _was_printing(error: OSError) -> bool:
 def interrupted() -> InterruptedRunError:
     """The error for Ctrl-C and SIGTERM."""
     return InterruptedRunError(
-        "interrupted before it was done", cure="run the same command again; it goes on where it stopped"
+        "interrupted before completion", cure="run the same command again; it resumes where it stopped"
     )
 
 
 def document(error: WherryError) -> dict[str, Any]:
-    """The error; where the work is done, its own document with the error in it."""
+    """The error as JSON; where the work is done, the JSON of its result with the error added."""
     if isinstance(error, NotRecordedError) and error.result is not None:
         return {**error.result.to_json(), "error": error.to_json()}
     return error.to_json()
 
 
 def flush_output() -> StorageError | None:
-    """Write out what was printed; why that cannot be done, unless the reader has enough, as `head` does."""
+    """Flush standard output; return the error if that fails, except when the reader closed the pipe, as `head` does."""
     stream: TextIO | None = sys.stdout  # None where it was closed before the start
     if stream is None:
         return None
     try:
         stream.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the interpreter flushes again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the interpreter flushes again at exit
         return None if isinstance(error, BrokenPipeError) else storage_error(error, _OUTPUT)
     return None
 
 
 def silence() -> None:
-    """Threads, finalizers and loggers print tracebacks by themselves; what matters is raised by who waits for it."""
+    """Suppress tracebacks that threads, finalizers and loggers print; relevant errors are raised to the caller."""
     threading.excepthook = lambda _arguments: None
     sys.unraisablehook = lambda _arguments: None
     if logging.lastResort is not None:
@@ -93,7 +95,7 @@ def silence() -> None:
 
 
 class _OneLine(logging.Formatter):
-    """What libraries log is told in one line; their tracebacks are left out."""
+    """Prints a log record of a library on one line, without its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The message alone."""

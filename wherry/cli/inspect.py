@@ -1,4 +1,4 @@
-"""`wherry layouts` and `wherry inspect --pickles`: how families lie in each system, and what pickles would import."""
+"""`wherry layouts` and `wherry inspect --pickles`: layouts of the families, and what pickles would import."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def show_pickles(uri: str, *, json_: bool) -> None:
         print_table(["pickle", "byte", "global", "times", "known"], rows)
     for stream in found:
         if stream.error:
-            click.echo(f"{stream.file} breaks off: {stream.error}")
+            click.echo(f"{stream.file}: reading stopped: {stream.error}")
     unknown = {one.name for stream in found for one in stream.globals if not one.known}
-    click.echo(f"{len(found)} pickles, {len(rows)} globals, {len(unknown)} of them known to no reader")
+    click.echo(f"{len(found)} pickles, {len(rows)} globals, {len(unknown)} of them unknown to all readers")

@@ -1,4 +1,4 @@
-"""`wherry ledger`: is it whole, where does it end, and how is it brought back?"""
+"""`wherry ledger`: check, anchor, migrate and rebuild the ledger; `deliver`, `sign` and `verify-signature`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 SCHEMA = 1
-_ALTERED, _CUT = 5, 9  # it contradicts itself; intact data differs from what was expected
-_LEAST = 16  # hex digits of a hash that tell one statement from all others
+_ALTERED, _CUT = 5, 9  # exit codes of an altered chain, and of one without the anchor
+_LEAST = 16  # minimum hex digits of a hash that identify a statement
 _named = click.option(
     "--ledger", "url", metavar="URL", help="SQLAlchemy URL; WHERRY_LEDGER or the home's by default."
 )
@@ -63,7 +63,7 @@ def check(anchor: str | None, url: str | None, json_: bool) -> None:
             ("ledger", uri),
             ("statements", chain.statements),
             ("head", chain.head),
-            ("chain", f"ALTERED: {chain.altered}" if chain.altered else "whole, and every row is as it was told"),
+            ("chain", f"ALTERED: {chain.altered}" if chain.altered else "intact; every row matches its statement"),
             ("anchor", _said(chain.anchored, chain.statements) if kept else ""),
         ])  # fmt: skip
     sys.exit(_ALTERED if chain.altered else _CUT if cut else 0)
@@ -128,7 +128,7 @@ def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: boo
         ("head", found.head),
     ])  # fmt: skip
     for digest in found.partial:
-        click.echo(f"  {short(digest)} is known by the registry's tags alone")
+        click.echo(f"  {short(digest)}: recovered from the registry's tags only")
     for row in found.unreadable:
         click.echo(f"  not read: {row['uri']}: {row['reason']}")
 
@@ -168,14 +168,15 @@ def _anchor(text: str) -> Anchor:
         raise storage_error(error, text) from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"not an anchor: {text}", cure="give the file or the hash that `wherry ledger anchor` printed"
+            f"invalid anchor {text!r}: expected a hash of at least {_LEAST} hex digits, or a file",
+            cure="give the file or the hash that `wherry ledger anchor` printed",
         ) from error
 
 
 def _said(anchored: int | None, statements: int) -> str:
     if anchored is None:
-        return "NOT in this chain: statements were cut off, or the chain is another one"
-    return f"statement {anchored} is as it was kept; {statements - anchored} came after it"
+        return "NOT in this chain: statements were removed, or it belongs to another chain"
+    return f"matches statement {anchored}; {statements - anchored} statements follow it"
 
 
 @click.command()
@@ -193,9 +194,9 @@ def deliver(projection: str | None, *, again: bool, json_: bool) -> None:
     for one in [] if json_ else outcomes:
         click.echo(f"{one.projection} to {one.destination}: {one.statements} statements, up to {one.cursor}")
         if one.failed:
-            click.echo(f"the next one was not taken: {one.failed}", err=True)
+            click.echo(f"delivery of the next statement failed: {one.failed}", err=True)
     if not outcomes and not json_:
-        click.echo(f"nothing is configured; set {', '.join(outbox.DESTINATIONS.values())}")
+        click.echo(f"no destination is configured; set {', '.join(outbox.DESTINATIONS.values())}")
     sys.exit(10 if any(one.failed for one in outcomes) else 0)
 
 
@@ -242,7 +243,7 @@ def verify_signature(uri: str, key: str, signature: str | None, *, quiet: bool, 
             click.echo(f"{name}: {reason}")
         console.print_rows(
             [
-                ("signature", "ok" if found.ok else "NOT as signed"),
+                ("signature", "ok" if found.ok else "MISMATCH"),
                 ("files", found.files),
                 ("signer", found.signer),
             ]

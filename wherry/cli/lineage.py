@@ -1,4 +1,4 @@
-"""`wherry lineage`: where a checkpoint came from, what was made of it, and what is stale."""
+"""`wherry lineage`: where a checkpoint came from, what was derived from it, and what is stale."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def stale_(x: str | None, config: str | None, json_: bool) -> None:
             for reason in one.reasons:
                 click.echo(f"  {reason.kind}: {reason.detail}")
             if one.cure:
-                click.echo(f"  once the target is moved away: {one.cure}")
+                click.echo(f"  move the target away, then run: {one.cure}")
         click.echo(f"{len(found)} stale" if found else "nothing is stale")
     sys.exit(_STALE_CODE if found else 0)
 

@@ -71,7 +71,9 @@ def promote(
     from wherry.models.promote import rollback as go_back
 
     if rollback and (name or policy or to_registry_uri):
-        raise UsageError("a rollback takes no --name, --policy or --to-registry-uri")
+        raise UsageError(
+            "--rollback cannot be combined with --name, --policy or --to-registry-uri", cure="leave these out"
+        )
     arguments |= {"level": level} if level else {}
     with console.bar(quiet=quiet or json_) as progress:
         if rollback:
@@ -131,7 +133,7 @@ def _show_fetched(done: FetchReport, *, json_: bool) -> None:
         console.print_json(done.to_json())
         return
     if done.already:
-        click.echo("already there; verified, nothing was copied")
+        click.echo("the copy already exists; verified, nothing was copied")
     console.print_rows([
         ("source", done.source),
         ("copy", done.uri),
@@ -149,7 +151,7 @@ def _show_promotion(done: Promotion, *, json_: bool) -> None:
         console.print_json(done.to_json())
         return
     if done.already:
-        click.echo("it was there already; nothing was moved")
+        click.echo("the alias is already set; nothing was changed")
     console.print_rows([
         ("model", f"{done.name} version {done.version}"),
         ("alias", done.alias),
@@ -162,4 +164,4 @@ def _show_promotion(done: Promotion, *, json_: bool) -> None:
         ("page", done.page),
     ])  # fmt: skip
     for gate in done.gates:
-        click.echo(f"  {gate.gate}: asked for {gate.asked}, found {gate.found}")
+        click.echo(f"  {gate.gate}: required {gate.asked}, found {gate.found}")

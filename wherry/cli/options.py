@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are read."""
+"""Options that several commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Command: TypeAlias = "Callable[..., Any]"
 
-# The order of the help, in which an option that is not here comes last.
+# The order of options in the help; other options come last.
 ORDER = (
     "family", "family_file", "config", "dtype", "assets", "rename", "opaque", "format", "step", "item", "options",
     "memory", "only", "ignore", "verify", "if_exists", "into", "as_step", "meta", "sign", "lineage",
@@ -26,7 +26,7 @@ ORDER = (
 
 
 def _click(one: RequestOption) -> Callable[[Command], Command]:
-    """An option of a request as one of a command."""
+    """The click option for an option of a request."""
     how: dict[str, Any] = {"is_flag": one.kind == "flag", "multiple": one.kind in ("list", "table")}
     if one.kind == "word":
         how["type"] = click.Choice(one.choices) if one.choices else int if one.type == "int | None" else None
@@ -36,7 +36,7 @@ def _click(one: RequestOption) -> Callable[[Command], Command]:
 
 
 def _read(one: RequestOption, value: Any) -> Any:
-    """What the command line gave, as a request has it."""
+    """The value of a request's option, from its value on the command line."""
     if one.kind == "flag":
         return value != one.default
     return settings(value) if one.kind == "table" else rules(value or "") if one.kind == "rules" else value
@@ -45,12 +45,12 @@ def _read(one: RequestOption, value: Any) -> Any:
 def requesting(
     *records: type[Any], planned: bool = False, order: tuple[str, ...] = ORDER
 ) -> Callable[[Command], Command]:
-    """Options of requests; they reach the command as one mapping `given`, by the names of their fields.
+    """Add the options of requests; the command gets them as one mapping `given`, by the names of their fields.
 
     Args:
-        records: of `wherry.core.request`.
-        planned: only what `wherry plan` takes too.
-        order: of the help.
+        records: records of `wherry.core.request`.
+        planned: only the options that `wherry plan` takes too.
+        order: order of the options in the help.
     """
     options = in_order((one for one in options_of(*records) if one.planned or not planned), order)
 
@@ -76,7 +76,7 @@ CONVERSION = (TargetRequest, SourceRequest, ConvertRequest)
 
 
 def walking(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that say what counts in a walk."""
+    """Add the options that filter the checkpoints of a walk."""
     for option in (
         click.option("--newest", is_flag=True, help="Of each run only the newest complete step."),
         click.option("--min-age", type=click.FloatRange(0), default=0.0, metavar="SECONDS",
@@ -87,36 +87,39 @@ def walking(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settings(pairs: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE words as a mapping.
+    """Parse NAME=VALUE words.
 
     Raises:
-        UsageError: a word without `=`.
+        UsageError: a word has no `=`.
     """
     for pair in pairs:
         if "=" not in pair:
-            raise UsageError(f"not NAME=VALUE: {pair!r}")
+            raise UsageError(
+                f"invalid value {pair!r}; expected NAME=VALUE", cure="put = between name and value"
+            )
     return dict(pair.split("=", 1) for pair in pairs)
 
 
 def rules(text: str) -> tuple[str, ...]:
-    """Comma-separated words."""
+    """Split comma-separated words."""
     return tuple(rule.strip() for rule in text.split(",") if rule.strip())
 
 
 def matched_targets(
     uris: Sequence[str], formats: Sequence[str], options: Mapping[str, str]
 ) -> list[TargetRequest]:
-    """Each target with its format and those of the options that the format takes.
+    """Pair each target with its format and the options that the format has.
 
     Raises:
-        UsageError: their numbers differ, or an option is none of any target's.
+        UsageError: the numbers of targets and formats differ, or no target's format has an option.
     """
     from wherry.formats.registry import find_format
     from wherry.tree.mapping import TREE_OPTIONS
 
     if len(uris) != len(formats):
         raise UsageError(
-            f"{len(uris)} targets and {len(formats)} formats", cure="say --to FORMAT once for each target"
+            f"expected one --to for each TARGET, got {len(formats)} for {len(uris)} targets",
+            cure="give --to FORMAT once for each target",
         )
     taken = {name: {*find_format(name).options, *TREE_OPTIONS} for name in formats}
     further = set(options) - set[str]().union(*taken.values())
@@ -128,7 +131,8 @@ def matched_targets(
     unknown = sorted(further - set[str]().union(*taken.values()))
     if unknown:
         raise UsageError(
-            f"{' and '.join(formats)} has no option {', '.join(unknown)}", cure="see `wherry formats NAME`"
+            f"unknown option {', '.join(unknown)} for format {' and '.join(formats)}",
+            cure=f"run `wherry formats {formats[0]}` to list its options",
         )
     return [
         TargetRequest(uri, name, {key: value for key, value in options.items() if key in taken[name]})

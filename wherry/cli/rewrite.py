@@ -95,7 +95,9 @@ def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
         ("renamed", f"{len(rewriting.renamed)} tensors" if rewriting.renamed else ""),
     ])  # fmt: skip
     if receipt is None:
-        click.echo("not read back, and no digests are known: no manifest was left and nothing was recorded")
+        click.echo(
+            "not read back and no digests are known, so no manifest was written and nothing was recorded"
+        )
         return
     checked = receipt.verification
     console.print_rows([

@@ -1,4 +1,4 @@
-"""The command line of routes and configuration: check what is stated, explain it, do a night's work, prune."""
+"""The commands for routes and configuration: `routes`, `config`, `nightly` and `prune`."""
 
 from __future__ import annotations
 
@@ -175,5 +175,5 @@ def _show(done: PruneReport, *, dry_run: bool) -> None:
         click.echo(f"{one.action:<8} {one.uri}  ({one.route}: {one.reason})")
     for area in done.staging:
         click.echo(f"{'removed' if area.removed else 'left':<8} {area.uri}  (staging: {area.reason})")
-    verb = "would be removed; say --yes to remove it" if dry_run else "removed"
+    verb = "would be removed; add --yes to remove it" if dry_run else "removed"
     click.echo(f"{show_size(done.nbytes)} {verb}")

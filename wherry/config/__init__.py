@@ -1,5 +1,5 @@
-"""`wherry.toml` and the environment: what the user has set, and where each setting comes from.
+"""`wherry.toml` and environment variables: the user's settings, each with its origin.
 
-- Config: the settings in force, each with its origin (`config`).
+- Config: the effective settings, each with its origin (`config`).
 - Route: a rule that says which checkpoints are converted to what (`values`).
 """

@@ -1,10 +1,10 @@
-"""config: `wherry.toml`, where it lies, what it says for one environment, and where each value comes from.
+"""config: load `wherry.toml` for one environment, with the origin of each value.
 
-The file is the one that `WHERRY_CONFIG` names, else `wherry.toml` in the working directory, else in the home. A table
-`[env.NAME]` lays its values over those of the file when `WHERRY_ENV` is NAME. Precedence of a setting: flag >
+The file is the one that `WHERRY_CONFIG` names, else `wherry.toml` in the working directory, else in the home. The
+values of a table `[env.NAME]` override those of the file when `WHERRY_ENV` is NAME. Precedence of a setting: flag >
 environment variable > env section > file > default. Errors name file, line, field and cure.
 
-What a workflow asks of the configuration: to be in force while it runs, and for a policy by its name.
+Workflows use `in_force`, which makes a configuration effective while they run, and `named_policy`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wherry.config.values import FieldStatement
 
 
-# setting → the environment variable that wins over the file; a list is separated as PATH is.
+# setting → the environment variable that overrides the file; lists are separated as in PATH.
 VARIABLES = {
     "ledger": "WHERRY_LEDGER",
     "memory": "WHERRY_MEMORY",
@@ -51,21 +51,21 @@ VARIABLES = {
 }
 _LISTS = ("shared_paths", "links")
 _SECRET = ("notify.webhook",)
-# Fields of routes, policies and [audit] that may be relative.
+# Fields of routes, policies and [audit] that may be relative paths.
 _PATHS = ("root", "uri", "family_file", "config", "assets", "sign", "signature", "key")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What holds now.
+    """The effective configuration.
 
     Attributes:
         file: the file that was read; None where there is none.
-        env: the environment that was chosen; None where none was.
-        settings: what holds for all routes.
+        env: the chosen environment; None without one.
+        settings: the settings for all routes.
         routes: in the order of the file.
-        origins: setting → where its value comes from.
-        stated: what the routes state.
+        origins: setting → origin of its value.
+        stated: the fields that routes state.
         text: the contents of the file.
     """
 
@@ -78,7 +78,7 @@ class Config:
     text: str = field(default="", repr=False)
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """Setting, or stated field of a route, with value and origin; secrets are masked."""
+        """Each setting and each stated field of a route, with value and origin; secrets are masked."""
         for name, source in self.origins.items():
             yield name, masked(name, value_at(self.settings.model_dump(), name)), source
         for one in self.stated:
@@ -89,19 +89,19 @@ def load_config(path: str | os.PathLike[str] | None = None, env: str | None = No
     """Read the configuration.
 
     Args:
-        path: the file; found as the module says by default.
+        path: the file; by default as described at the top of this module.
         env: the environment; `WHERRY_ENV` by default.
 
     Raises:
-        NotFoundError: the file that is named is not there, or it has no such environment.
-        UsageError: it is no TOML, or a field is unknown or has a value that it cannot have.
-        HostileError: it is larger than any configuration.
+        NotFoundError: the file does not exist, or has no such environment.
+        UsageError: it is not valid TOML, or a field is unknown or has an invalid value.
+        HostileError: it exceeds the size limit of a configuration.
         StorageError: it cannot be read.
     """
     file = config_file() if path is None else Path(path).expanduser().absolute()
     if file is not None and not file.is_file():
-        source = "" if path is not None else f" ({CONFIG_ENV} names it)"
-        raise NotFoundError(f"there is no configuration{source}", uri=str(file), cure="check the path")
+        source = "--config" if path is not None else CONFIG_ENV
+        raise NotFoundError("configuration file not found", uri=str(file), cure=f"check the path in {source}")
     chosen = env or os.environ.get(ENVIRONMENT_ENV) or None
     variables = tuple((name, os.environ.get(variable)) for name, variable in VARIABLES.items())
     stamp = file.stat().st_mtime_ns if file else 0
@@ -118,8 +118,10 @@ def _load(
     data = _parsed(text, file)
     sections = _environments(data.pop("env", {}), text, file)
     if env is not None and file is not None and env not in sections:
-        known = ", ".join(sections) or "none"
-        raise NotFoundError(f"there is no [env.{env}]", uri=str(file), cure=f"environments here: {known}")
+        known = f"choose {' or '.join(sections)}" if sections else f"add [env.{env}] to the file"
+        raise NotFoundError(
+            f"unknown environment {env!r}: missing table [env.{env}]", uri=str(file), cure=known
+        )
     origins: dict[str, str] = {}
     merged = merge({}, data)
     _note(origins, data, text, file, ())
@@ -146,12 +148,16 @@ def _environments(sections: Any, text: str, file: Path | None) -> dict[str, dict
     odd = [name for name, values in names.items() if not isinstance(values, dict)]
     if odd or not isinstance(sections, dict):
         at = where(text, ("env", *odd[:1]), None)
-        raise UsageError(f"{at}: not a table", uri=str(file), cure="write [env.NAME] and what holds there")
+        raise UsageError(
+            f"{at}: expected a table",
+            uri=str(file),
+            cure="write [env.NAME] with the values of that environment",
+        )
     return sections
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables laid over tables; anything else, lists included, is replaced."""
+    """Merge tables recursively; all other values, including lists, are replaced."""
     merged = dict(base)
     for name, value in over.items():
         below = merged.get(name)
@@ -162,7 +168,7 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def masked(name: str, value: Any) -> str:
-    """A value as it may be shown."""
+    """A value for display, with secrets masked."""
     if value in (None, (), {}):
         return ""
     if name in _SECRET:
@@ -183,7 +189,9 @@ def _text(file: Path) -> str:
     try:
         return locate(file).read_whole(MOST_CONFIG).decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"the configuration is not UTF-8: {error}", uri=str(file)) from error
+        raise UsageError(
+            f"invalid UTF-8 in the configuration: {error}", uri=str(file), cure="save the file as UTF-8"
+        ) from error
 
 
 def _parsed(text: str, file: Path | None) -> dict[str, Any]:
@@ -191,12 +199,12 @@ def _parsed(text: str, file: Path | None) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(
-            f"not TOML: {error}", uri=str(file), cure="see the commented example, infra/wherry.toml"
+            f"invalid TOML: {error}", uri=str(file), cure="see the commented example, infra/wherry.toml"
         ) from error
 
 
 def _name_routes(data: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """Give each route its name, and make paths absolute: they count from the folder of the file."""
+    """Add its name to each route, and make paths absolute: they are relative to the folder of the file."""
     if isinstance(data.get("audit"), dict):
         data["audit"] = _absolute(data["audit"], file)
     if isinstance(data.get("policy"), dict):
@@ -207,7 +215,7 @@ def _name_routes(data: dict[str, Any], file: Path | None) -> dict[str, Any]:
     routes = data.get("routes", {})
     for name, route in routes.items() if isinstance(routes, dict) else ():
         if not isinstance(route, dict):
-            continue  # the schema says what is wrong with it
+            continue  # the validation of the schema reports it
         routes[name] = {**_absolute(route, file), "name": name}
         if isinstance(route.get("targets"), list):
             routes[name]["targets"] = [
@@ -235,7 +243,7 @@ def _validated(kind: Any, data: dict[str, Any], text: str, file: Path | None, en
 
 
 def _refusal(error: ValidationError, text: str, file: Path | None, env: str | None) -> WherryError:
-    """All faults in one error; the first one says the cure."""
+    """All faults in one error, with the cure of the first one."""
     lines: list[str] = []
     cure = ""
     for fault in _first_causes(error.errors()):
@@ -247,12 +255,12 @@ def _refusal(error: ValidationError, text: str, file: Path | None, env: str | No
     variables = [name for name in VARIABLES if any(line.startswith(f"{name}:") for line in lines)]
     return UsageError(
         "\n".join(lines), uri=str(file) if file else None,
-        cure=cure or (f"check {VARIABLES[variables[0]]}" if variables else "`wherry routes check` checks the file"),
+        cure=cure or (f"check {VARIABLES[variables[0]]}" if variables else "correct it and run `wherry routes check`"),
     )  # fmt: skip
 
 
 def _first_causes(faults: list[Any]) -> list[Any]:
-    """Faults without those that only say that something below them is at fault."""
+    """Faults without those that only report a fault below them."""
     deep = [fault["loc"] for fault in faults]
     return [
         fault
@@ -264,12 +272,12 @@ def _first_causes(faults: list[Any]) -> list[Any]:
 
 
 def _advice(fault: Any) -> str:
-    """What to do about a fault that pydantic found."""
+    """The cure of a fault that pydantic found."""
     if fault["type"] == "extra_forbidden":
-        return f"remove {fault['loc'][-1]!r}, or check its spelling; infra/wherry.toml shows all fields"
+        return f"remove {fault['loc'][-1]!r} or check its spelling; infra/wherry.toml lists all fields"
     if fault["type"] == "missing":
-        return f"state {fault['loc'][-1]!r}"
-    return "infra/wherry.toml shows all fields with their values"
+        return f"add {fault['loc'][-1]!r}"
+    return "see infra/wherry.toml, which lists all fields with their values"
 
 
 def _note(
@@ -282,7 +290,7 @@ def _note(
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of the settings; routes are no settings, and a table whose keys are the user's is one."""
+    """Dotted names of the settings, without the routes; a table with keys of the user's choice is one setting."""
     for name, value in data.items():
         if not prefix and name == "routes":
             continue
@@ -298,19 +306,19 @@ def _put(data: dict[str, Any], name: str, value: Any) -> None:
     for table in tables:
         held = held.setdefault(table, {})
         if not isinstance(held, dict):
-            return  # the schema says what is wrong with it
+            return  # the validation of the schema reports it
     held[last] = value
 
 
 @contextmanager
 def in_force(path: str | os.PathLike[str] | None, env: str | None = None) -> Generator[Config]:
-    """Make a configuration the one that every verb and every child process asks while the context is open.
+    """Make a configuration effective for all calls and child processes while the context is open.
 
-    It is set for the whole process; workers run each flow in a process of its own.
+    It is set for the whole process; workers run each flow in a separate process.
 
     Args:
-        path: the file; what is in force already by default.
-        env: the environment; likewise.
+        path: the file; the effective one by default.
+        env: the environment; the effective one by default.
 
     Raises:
         NotFoundError, UsageError, StorageError: as `load_config`.
@@ -333,12 +341,16 @@ def named_policy(name: str) -> Mapping[str, Any]:
     """The gates of `[policy.NAME]`, as `wherry.models.policy.policy_of` takes them.
 
     Raises:
-        NotFoundError: there is no such policy.
+        NotFoundError: the configuration has no such policy.
         UsageError, StorageError: as `load_config`.
     """
     loaded = load_config()
     policies = loaded.settings.policy
     if name not in policies:
-        cure = f"choose {' or '.join(policies)}" if policies else "state it in wherry.toml, or name a file"
-        raise NotFoundError(f"there is no [policy.{name}]", uri=loaded.file, cure=cure)
+        cure = (
+            f"choose {' or '.join(policies)}" if policies else "add it to wherry.toml, or name a policy file"
+        )
+        raise NotFoundError(
+            f"unknown policy {name!r}: missing table [policy.{name}]", uri=loaded.file, cure=cure
+        )
     return policies[name]

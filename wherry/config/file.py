@@ -1,4 +1,4 @@
-"""file: which `wherry.toml` counts."""
+"""file: find the `wherry.toml` to use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ENVIRONMENT_ENV = "WHERRY_ENV"
 
 
 def config_file() -> Path | None:
-    """The configuration: what `WHERRY_CONFIG` names, else `wherry.toml` in the working directory or the home.
+    """The configuration: the file that `WHERRY_CONFIG` names, else `wherry.toml` in the working directory or the home.
 
-    One in the working directory is passed over where `wherry.config.trust` says that it does not count.
+    A file in the working directory is ignored where `wherry.config.trust` does not trust it.
     """
     given = os.environ.get(CONFIG_ENV)
     if given:

@@ -1,7 +1,7 @@
-"""Where a field of a TOML file stands: the standard parser gives values without lines, and an error must say which.
+"""Line numbers of the fields of a TOML file, for errors: the standard parser does not return them.
 
-The file has been parsed already when this is asked, so headers and keys are known to be well-formed; strings of
-several lines are the one thing in which a line may look like a key, and they are passed over.
+The file has been parsed before, so headers and keys are well-formed. Only in multi-line strings may a line look like a
+key; they are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Path = tuple[str | int, ...]
 
 
 def where(text: str, at: Path, env: str | None) -> str:
-    """A field in words: `line 12, routes.night.targets[0].format`."""
+    """A field for display: `line 12, routes.night.targets[0].format`."""
     name = printed(at)
     line = (line_of(text, ("env", env, *at)) if env else None) or line_of(text, at)
     short = at
@@ -32,12 +32,12 @@ def where(text: str, at: Path, env: str | None) -> str:
 
 
 def printed(at: Path) -> str:
-    """A path of keys and indices as one word."""
+    """A path of keys and indices as one dotted name."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at).lstrip(".")
 
 
 def line_of(text: str, at: Path) -> int | None:
-    """The line, from 1, of a key or table; None where it has none of its own."""
+    """The line, from 1, of a key or table; None where the file has no such line."""
     return next((number for number, path in _paths(text) if path == at), None)
 
 

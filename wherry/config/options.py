@@ -1,4 +1,4 @@
-"""options: the options of a request as fields of the pydantic models by which forms and `wherry.toml` take them."""
+"""options: the options of a request as fields of the pydantic models for forms and `wherry.toml`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Place = Literal["form", "route"]
 def with_options(
     place: Place, *records: type[Any], leave: tuple[str, ...] = ()
 ) -> Callable[[type[M]], type[M]]:
-    """Give a model the options of these records as further fields.
+    """Add the options of these records to a model as fields.
 
     Args:
-        place: where the model is filled in, as its descriptions have it.
-        records: as of `wherry.core.request`.
-        leave: options that the model, or one made of it, states by itself.
+        place: where the model is used; it selects the descriptions.
+        records: records of `wherry.core.request`.
+        leave: options that the model, or a subclass of it, declares itself.
     """
 
     def given(model: type[M]) -> type[M]:
@@ -46,7 +46,7 @@ def with_options(
 
 
 def described(place: Place, record: type[Any], name: str) -> Any:
-    """An option as the value of a pydantic field: its default and its description in this place."""
+    """The pydantic field of an option: its default and its description for this place."""
     return _field(place, next(one for one in options_of(record) if one.name == name))
 
 
@@ -55,7 +55,7 @@ def _field(place: Place, one: RequestOption) -> Any:
 
 
 def _kind(hint: Any, one: RequestOption) -> Any:
-    """The type of the field: text where the engine takes more, and one of the choices where there are some."""
+    """The type of the field: text where the engine accepts more types, and a Literal where there are choices."""
     word: Any = Literal[one.choices] if one.choices else str
     return {str: word, str | None: word | None, tuple[str, ...]: tuple[word, ...], str | int: str}.get(
         hint, hint
@@ -73,7 +73,7 @@ def given_by(place: Place, model: BaseModel, *records: type[Any]) -> dict[str, A
 
 
 def target_of(place: Place, model: BaseModel, uri: str, to: str) -> TargetRequest:
-    """A target as a model states it; truth among its options becomes the words of `--set`."""
+    """A target as a model states it; booleans among its options become the words of `--set`."""
     given = given_by(place, model, TargetRequest)
     layout = LayoutRequest(**{one.name: given.pop(one.name) for one in options_of(LayoutRequest)})
     options = {

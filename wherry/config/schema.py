@@ -1,8 +1,8 @@
 """The schema of `wherry.toml`: every setting and every field of a route, with its type, default and meaning.
 
-A route states all that an unattended run would otherwise have to ask: where checkpoints are looked for, which of them
-count, what is made of each, how it is checked, named and kept. Credentials have no place here: each storage library
-has its own chain of them, and a Prefect block keeps a webhook's address.
+A route states everything that an unattended run needs: where to look for checkpoints, which of them to convert, to
+what, and how to verify, name and keep the results. It holds no credentials: each storage library finds its own, and a
+Prefect block keeps the address of a webhook.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _chosen(text: str) -> str:
 
 def _absolute(text: str) -> str:
     if not os.path.isabs(os.path.expanduser(text)):  # noqa: PTH111, PTH117  text alone
-        raise ValueError("a folder must be absolute")
+        raise ValueError("expected an absolute path")
     return text
 
 
@@ -52,7 +52,7 @@ Selection = Annotated[str, AfterValidator(_chosen)]
 
 
 class Section(BaseModel):
-    """A part of the file; a field that it does not know is an error."""
+    """A table of the file; an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,14 +69,14 @@ class _Target(Section):
 
 
 class TargetRule(_Target):
-    """One of the things that a route makes of a checkpoint."""
+    """One target that a route makes of each checkpoint."""
 
     model: Template | None = Field(
         default=None, description="Registered model of this target; the route's by default."
     )
 
     def at(self, uri: str) -> TargetRequest:
-        """What the engine is asked for, with the template filled in."""
+        """The target of a request, with the template filled in."""
         return target_of("route", self, uri, self.format)
 
 
@@ -92,12 +92,12 @@ class Retention(Section):
     @model_validator(mode="after")
     def _stated(self) -> Retention:
         if self.keep_best is not None and not self.metric:
-            raise ValueError("keep_best needs `metric`, the name of what is best")
+            raise ValueError("keep_best needs `metric`: add the name of the metric")
         return self
 
     @property
     def states_nothing(self) -> bool:
-        """Whether nothing is ever removed."""
+        """Whether no rule is set, so that nothing is removed."""
         return self.keep_last is None and self.keep_best is None and self.keep_days is None
 
 
@@ -155,24 +155,24 @@ class Route(Section):
 
     @property
     def selection(self) -> Select:
-        """`select`, read."""
+        """`select`, parsed."""
         return select(self.select)
 
     def source(self, found: Detection) -> SourceRequest:
-        """A checkpoint below the root, as the engine is asked for it."""
+        """The source of a request for a checkpoint below the root."""
         return SourceRequest(found.uri, self.source_format or found.format, opaque=self.opaque)
 
     def place(self, uri: str) -> Location:
-        """A place below the root; classes that `opaque` names may be read as opaque values there."""
+        """A location below the root, where the classes in `opaque` may be read as opaque values."""
         return locate(uri, frozenset(SourceRequest(uri, opaque=self.opaque).opaque))
 
     def request(self, source: SourceRequest, targets: Sequence[TargetRequest], memory: str) -> ConvertRequest:
-        """A conversion, as the engine is asked for it.
+        """The request for a conversion.
 
         Args:
-            source: as `source` gives it.
-            targets: as the rules give them.
-            memory: the setting.
+            source: as `source` returns it.
+            targets: as the rules' `at` returns them.
+            memory: the setting, used where the route states none.
         """
         given: dict[str, Any] = {**given_by("route", self, ConvertRequest), "memory": self.memory or memory}
         verify = "digest" if self.read_back else "none"

@@ -1,8 +1,8 @@
-"""settings: single settings, and where the ledger and the registry are.
+"""settings: single settings, and the URLs of ledger and registry.
 
-Environment variables that name a shared ledger or an MLflow server win over `wherry.toml`, and that over the files in
-the home. Looking up a path or a URL creates nothing. Where there is no `wherry.toml`, nothing of the configuration is
-imported.
+Environment variables that name a shared ledger or an MLflow server take precedence over `wherry.toml`, and that over
+the files in the home. Looking up a path or a URL creates nothing. Without a `wherry.toml` the schema of the
+configuration is not imported.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from wherry.storage.home import home
 
 
 def configured(name: str) -> Any:
-    """What the configuration says of a setting, environment variables included; None where it says nothing.
+    """The value of a setting in the configuration, including environment variables; None without a configuration.
 
     Args:
-        name: dotted, as `mlflow.tracking_uri`.
+        name: dotted name, for example `mlflow.tracking_uri`.
 
     Raises:
-        UsageError: the configuration is faulty.
-        NotFoundError: the configuration that `WHERRY_CONFIG` names is not there.
+        UsageError: the configuration is invalid.
+        NotFoundError: the file that `WHERRY_CONFIG` names does not exist.
     """
     if config_file() is None:
         return None
@@ -32,16 +32,16 @@ def configured(name: str) -> Any:
 
 
 def ledger_url() -> str:
-    """SQLAlchemy URL of the ledger: `WHERRY_LEDGER`, the configuration's, or a SQLite file in the home."""
+    """SQLAlchemy URL of the ledger: `WHERRY_LEDGER`, the setting `ledger`, or a SQLite file in the home."""
     return os.environ.get("WHERRY_LEDGER") or configured("ledger") or f"sqlite:///{home() / 'ledger.db'}"
 
 
 def mlflow_tracking_uri() -> str:
-    """`MLFLOW_TRACKING_URI`, the configuration's, or a SQLite file in the home (MLflow's own is the working folder)."""
+    """`MLFLOW_TRACKING_URI`, the setting, or a SQLite file in the home (MLflow's default is the working folder)."""
     given = os.environ.get("MLFLOW_TRACKING_URI") or configured("mlflow.tracking_uri")
     return given or f"sqlite:///{home() / 'mlflow.db'}"
 
 
 def mlflow_registry_uri() -> str:
-    """`MLFLOW_REGISTRY_URI`, the configuration's, or where the tracking store is."""
+    """`MLFLOW_REGISTRY_URI`, the setting, or the tracking store."""
     return os.environ.get("MLFLOW_REGISTRY_URI") or configured("mlflow.registry_uri") or mlflow_tracking_uri()

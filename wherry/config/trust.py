@@ -1,9 +1,9 @@
-"""trust: whether settings that lie in the working directory count.
+"""trust: whether a configuration file in the working directory is trusted.
 
-`cd` into a downloaded checkpoint must not hand it the ledger, the registry or the webhook. A file there counts only
-where the user (or root) owns it, nobody else may change it, and no checkpoint lies around it: its folder is no
-checkpoint and no run, and no folder above is a checkpoint. What does not count is named in a warning and passed over.
-A file that the user names, by `WHERRY_CONFIG` or `--config`, is the user's choice and is not judged.
+`cd` into a downloaded checkpoint must not let it choose the ledger, the registry or the webhook. A file there is
+trusted only if the user (or root) owns it, not everybody can write it, its folder is neither a checkpoint nor a run,
+and no parent folder is a checkpoint. A file that is not trusted is ignored with a warning. A file that the user names,
+by `WHERRY_CONFIG` or `--config`, is always used.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
 
 _log = logging.getLogger(__name__)
-_PREFECT = ("prefect.toml", ".env", "pyproject.toml")  # what Prefect reads in the working directory by itself
-_CURE = "leave the folder of the checkpoint, and name the source by its path"
+_PREFECT = ("prefect.toml", ".env", "pyproject.toml")  # files that Prefect reads in the working directory
+_CURE = "change to another working directory, and name the source by its path"
 
 
 def counts(file: Path) -> bool:
-    """Whether a configuration that was found in the working directory counts; a warning says why not.
+    """Whether a configuration in the working directory is trusted; if not, log a warning with the reason.
 
     Raises:
         StorageError: the storage failed.
@@ -35,26 +35,28 @@ def counts(file: Path) -> bool:
         rows = tuple((one.st_ino, one.st_mtime_ns, one.st_uid, one.st_mode) for one in _statuses(file))
         return _counts(file, rows)
     except FileNotFoundError:
-        return False  # a link to nothing, or it went away
+        return False  # a dangling link, or removed meanwhile
     except OSError as error:
         if not os.path.exists(file):  # noqa: PTH110  Path.exists raises where a link cannot be followed
-            _log.warning("%s is ignored: it cannot be followed: %s", file, error.strerror)
+            _log.warning("%s is ignored: the link cannot be followed: %s", file, error.strerror)
             return False
         raise storage_error(error, str(file)) from error
 
 
 def require_own_prefect_settings() -> None:
-    """Refuse to import Prefect where it would read settings that do not count.
+    """Refuse to import Prefect where it would read untrusted settings.
 
     Raises:
-        HostileError: `prefect.toml`, `.env` or `pyproject.toml` of the working directory lies in a checkpoint.
+        HostileError: `prefect.toml`, `.env` or `pyproject.toml` in the working directory is inside a checkpoint.
     """
     for name in _PREFECT:
         file = Path(name).absolute()
         around = _checkpoint_around(file.parent) if os.path.lexists(file) else None
         if around is not None:
             raise HostileError(
-                f"Prefect would take its settings from {name} of a checkpoint", uri=str(around), cure=_CURE
+                f"untrusted Prefect settings: {name} in the working directory is inside a checkpoint",
+                uri=str(around),
+                cure=_CURE,
             )
 
 
@@ -63,7 +65,7 @@ def _counts(file: Path, _rows: tuple[tuple[int, ...], ...]) -> bool:
     reason = _distrust(file)
     if reason:
         _log.warning(
-            "%s is ignored: %s; move it, or name it with WHERRY_CONFIG if its settings are yours",
+            "%s is ignored: %s; move it, or set WHERRY_CONFIG to its path if you trust it",
             file,
             reason,
         )
@@ -71,31 +73,31 @@ def _counts(file: Path, _rows: tuple[tuple[int, ...], ...]) -> bool:
 
 
 def _distrust(file: Path) -> str:
-    """Why a file does not count, in words; empty where it does."""
+    """Why a file is not trusted; empty where it is."""
     for path in (file, file.parent):
         if any(one.st_uid not in (0, os.geteuid()) for one in _statuses(path)):
-            return f"{path} belongs to another user"
+            return f"another user owns {path}"
         if any(_is_open(one) for one in _statuses(path)):
-            return f"everybody may change {path}"
+            return f"{path} is writable by everybody"
     if not file.is_file():
-        return "it is no regular file"
+        return "it is not a regular file"
     around = _checkpoint_around(file.parent)
-    return f"the checkpoint {around} lies around it" if around else ""
+    return f"it is inside the checkpoint {around}" if around else ""
 
 
 def _checkpoint_around(folder: Path) -> Path | None:
-    """The checkpoint or run that a folder is, or the checkpoint in which it lies."""
+    """The folder itself if it is a checkpoint or run, else the parent folder that is a checkpoint."""
     around = next((one for one in (folder, *folder.parents) if _is_checkpoint(one)), None)
     return folder if around is None and _is_run(folder) else around
 
 
 def _statuses(file: Path) -> tuple[os.stat_result, ...]:
-    """Of the name and, where that is a link, of what it leads to."""
+    """Status of a file and, if it is a link, of the link's target."""
     return file.lstat(), file.stat()
 
 
 def _is_open(status: os.stat_result) -> bool:
-    """Whether everybody may replace what this is; in a folder with the sticky bit only the owner of a file may."""
+    """Whether everybody can write it; in a folder with the sticky bit only the owner of a file can replace it."""
     return (
         bool(status.st_mode & stat.S_IWOTH)
         and not stat.S_ISLNK(status.st_mode)
@@ -104,9 +106,9 @@ def _is_open(status: os.stat_result) -> bool:
 
 
 def _is_checkpoint(place: Path) -> bool:
-    """Whether a folder or file is a checkpoint, or hides from the user what it is.
+    """Whether a folder or file is a checkpoint, or may be one that cannot be read.
 
-    Folders of other users often cannot be listed, and say nothing. What the user owns and cannot read was made so.
+    A folder of another user that cannot be listed does not count; one of the user's own that cannot be read does.
     """
     from wherry.formats.detect import look
     from wherry.formats.registry import formats
@@ -127,13 +129,13 @@ def _is_run(folder: Path) -> bool:
     try:
         entries = _glimpse(folder).entries
     except StorageError:
-        return False  # `_is_checkpoint` has judged it
+        return False  # `_is_checkpoint` has examined it
     steps = steps_among([name for name, entry in entries.items() if may_be_step(entry)])
     return any(_is_checkpoint(folder / step.name) for step in steps)
 
 
 def _glimpse(place: Path) -> Glimpse:
-    """A look at a place; the configuration cannot allow links while it is being judged."""
+    """A view of a place; the configuration under examination cannot allow links."""
     from wherry.formats.format import Glimpse
     from wherry.storage.stores import local_location
 
@@ -141,7 +143,7 @@ def _glimpse(place: Path) -> Glimpse:
 
 
 def _is_own(uri: str) -> bool:
-    """Whether a file belongs to the user; where the system does not say so, whether the folder around it does."""
+    """Whether the user owns a file; where its status cannot be read, whether the user owns the folder around it."""
     from wherry.storage.stores import locate
 
     place = Path(locate(uri).path)

@@ -1,15 +1,15 @@
-"""Small values as people write them in `wherry.toml`: durations, which checkpoints, and templates of names.
+"""Values of `wherry.toml`: selections of checkpoints, dates, templates of names, and the fields that routes state.
 
     min_age = "15m"                          seconds, or a number with s, m, h, d or w
     select = "best(eval/accuracy, max)"      latest · best(METRIC[, min|max]) · every N · all · since DATE
     uri = "gs://out/{run}/{step|final}/{format}"
 
-A template names its fields in braces; what follows a bar is taken where the field is unknown. Unknown words are errors.
+A template names its fields in braces; the text after a bar is used where the field is unknown. An unknown field name is
+an error.
 
-What the routes of `wherry.toml` state, field by field, each with the place that it comes from.
-
-Only what is stated: the defaults of a route are the same for all, and `infra/wherry.toml` shows them. A list that an
-environment states takes the place of the file's, so a field comes from the environment where that states it.
+`stated` lists the fields that routes state, each with its origin. Defaults are left out: they are the same for all
+routes, and `infra/wherry.toml` shows them. A list in an environment replaces the file's, so the origin of such a field
+is the environment.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _FIELD = re.compile(r"\{(\w*)(?:\|([^{}]*))?\}")
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """Which checkpoints of each run are meant.
+    """Which checkpoints of each run are selected.
 
     Attributes:
-        choice: `latest` newest complete step, `best` by a metric, `every` steps that N divides, `all`, or `since`
-            a moment.
-        metric: for `best`.
-        highest: for `best`: whether more is better.
+        choice: `latest` (newest complete step), `best` by a metric, `every` (steps divisible by N), `all`, or `since`
+            a date.
+        metric: for `best`: its name.
+        highest: for `best`: whether higher is better.
         steps: for `every`: N.
-        since: for `since`: UTC.
+        since: for `since`: the date in UTC.
     """
 
     choice: Choice
@@ -57,10 +57,10 @@ class Select:
 
 
 def select(text: str) -> Select:
-    """Read which checkpoints are meant.
+    """Parse a selection.
 
     Raises:
-        UsageError: it is none of the forms.
+        UsageError: it has none of the forms.
     """
     words = text.strip()
     if words == "latest":
@@ -74,40 +74,40 @@ def select(text: str) -> Select:
     if found := _SINCE.fullmatch(words):
         return Select("since", since=moment(found.group(1)))
     raise UsageError(
-        f"not a selection: {text!r}",
+        f"invalid selection {text!r}",
         cure="write latest, best(METRIC), best(METRIC, max), every N, all or since DATE",
     )
 
 
 def moment(text: str) -> datetime:
-    """A date or time of ISO 8601; UTC where it states no offset.
+    """Parse an ISO 8601 date or time; UTC where it states no offset.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a date.
     """
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"not a date: {text!r}", cure="write for example 2026-11-01 or 2026-11-01T02:30+01:00"
+            f"invalid date {text!r}", cure="write for example 2026-11-01 or 2026-11-01T02:30+01:00"
         ) from None
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def require_template(text: str) -> str:
-    """The template itself.
+    """Return the template if it is valid.
 
     Raises:
-        UsageError: a field that nobody knows, or a brace that ends nothing.
+        UsageError: a field is unknown, or a brace unmatched.
     """
     for name in placeholders(text):
         if name not in FIELDS:
             raise UsageError(
                 f"unknown field {{{name}}} in {text!r}",
-                cure=f"choose among {', '.join(f'{{{field}}}' for field in FIELDS)}",
+                cure=f"use one of {', '.join(f'{{{field}}}' for field in FIELDS)}",
             )
     if set("{}") & set(_FIELD.sub("", text)):
-        raise UsageError(f"a brace without its partner in {text!r}", cure="write fields as {run}")
+        raise UsageError(f"unmatched brace in {text!r}", cure="write fields as {run}")
     return text
 
 
@@ -120,7 +120,7 @@ def render(template: str, values: Mapping[str, str | None]) -> str:
     """Fill a template.
 
     Raises:
-        UsageError: a field that is not known here and has no text after a bar.
+        UsageError: a field has no value and no text after a bar.
     """
 
     def fill(found: re.Match[str]) -> str:
@@ -128,8 +128,8 @@ def render(template: str, values: Mapping[str, str | None]) -> str:
         value = values.get(name)
         if value is None and otherwise is None:
             raise UsageError(
-                f"{{{name}}} is not known of this checkpoint, and {template!r} asks for it",
-                cure=f"write {{{name}|TEXT}} with what shall stand there instead",
+                f"unknown value of {{{name}}} in {template!r} for this checkpoint",
+                cure=f"write {{{name}|TEXT}} with the text to use instead",
             )
         return otherwise if value is None else value
 
@@ -137,17 +137,17 @@ def render(template: str, values: Mapping[str, str | None]) -> str:
 
 
 _TOP = "routes"
-_DEPTH = 2  # parts of the path of one route
-_OURS = "name"  # which the loader gives each route; the file has it as the name of the table
+_DEPTH = 2  # parts of the path of a route
+_OURS = "name"  # the loader adds this field to each route; in the file it is the name of the table
 
 
 class FieldStatement(NamedTuple):
     """A field that a route states.
 
     Attributes:
-        at: its path from the top, as `("routes", "t5x", "targets", 0, "format")`.
-        value: what holds, paths made absolute.
-        section: the table of the environment that states it; empty where the file itself does.
+        at: its path from the top, for example `("routes", "t5x", "targets", 0, "format")`.
+        value: the effective value, with absolute paths.
+        section: the table of the environment that states it; empty for the file itself.
     """
 
     at: Path
@@ -156,7 +156,7 @@ class FieldStatement(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As it is printed: `routes.t5x.targets[0].format`."""
+        """The printed form: `routes.t5x.targets[0].format`."""
         return printed(self.at)
 
 
@@ -164,16 +164,16 @@ def stated(data: Mapping[str, Any], over: Mapping[str, Any], section: Path) -> t
     """The fields that routes state, in the order of the file.
 
     Args:
-        data: the contents, those of the environment laid over them.
-        over: those of the environment alone.
-        section: its table, as `("env", "prod")`.
+        data: the contents, merged with those of the environment.
+        over: the contents of the environment alone.
+        section: its table, for example `("env", "prod")`.
     """
     fields = _fields(data.get(_TOP, {}), (_TOP,))
     return tuple(FieldStatement(at, value, section if _has(over, at) else ()) for at, value in fields)
 
 
 def origin(field: FieldStatement, text: str, file: str | None) -> str:
-    """Where a field comes from: file, line and the environment's table.
+    """Origin of a field: file, line and the environment's table.
 
     Args:
         field: one of `stated`.
@@ -185,13 +185,13 @@ def origin(field: FieldStatement, text: str, file: str | None) -> str:
         line, short = (
             line_of(text, short),
             short[:-1],
-        )  # a key of an inline table stands on the line of the table
+        )  # a key of an inline table is on the line of the table
     section = f" [{printed(field.section)}]" if field.section else ""
     return f"{file}:{line}{section}" if line else f"{file}{section}"
 
 
 def _fields(value: Any, at: Path) -> Iterator[tuple[Path, Any]]:
-    """Every value that is no table, and no list of tables."""
+    """Every value that is neither a table nor a list of tables."""
     if isinstance(value, dict):
         for key, below in value.items():
             if len(at) != _DEPTH or key != _OURS:
@@ -204,7 +204,7 @@ def _fields(value: Any, at: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _has(data: Any, at: Path) -> bool:
-    """Whether something is stated at a path."""
+    """Whether a path exists in the data."""
     if not at:
         return True
     held: Any = dict(enumerate(data)) if isinstance(data, list) else data

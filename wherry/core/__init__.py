@@ -1,4 +1,4 @@
-"""The nouns that every room uses, and the small words that need nothing else.
+"""The data types that every package uses, and helpers without further dependencies.
 
 - KeyPath: the path of a leaf in a checkpoint's tree, a tuple of str as stored (`keypath`).
 - TensorSpec: key path, shape, dtype, stored chunk grid and named axes of one tensor (`tensorspec`).

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class IgnoredEntry:
-    """A source entry that is not carried.
+    """A source entry that is not converted.
 
     Attributes:
         path: its key path (a companion's name as one part).
         rule: the rule that ignores it.
-        reason: in words.
+        reason: why, for people.
     """
 
     path: KeyPath
@@ -25,7 +25,7 @@ class IgnoredEntry:
 
 
 class Bound(NamedTuple):
-    """|there and back - value| ≤ relative × |value| + absolute, barring overflow and underflow."""
+    """Limit of a round trip: |restored - value| ≤ relative × |value| + absolute, without overflow or underflow."""
 
     relative: float = 0.0
     absolute: float = 0.0

@@ -1,7 +1,7 @@
-"""Detection: what a path holds, and why we say so.
+"""Detection: which checkpoint a path holds, with the evidence.
 
-Format, format version, writer generation, step, kind, family and verdict; always with the evidence, never
-a bare guess. A specialisation is not an ambiguity: the most specific format wins, `also` lists the rest.
+A detection states format, format version, writer generation, step, kind, family and verdict. Where one format
+specialises another, the result is not ambiguous: the most specific format is chosen and `also` lists the others.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Kind: TypeAlias = Literal["params", "train-state", "other"]
 
 
 def verdict_of_damage(verdict: str) -> Verdict:
-    """The verdict of a checkpoint whose metadata could not be read, by that of the error; `corrupt` by default."""
+    """The verdict of a checkpoint whose metadata cannot be read: that of the error, `corrupt` by default."""
     return "incomplete" if verdict == "incomplete" else "malicious" if verdict == "malicious" else "corrupt"
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One thing that was seen: in which file (relative to the detection's URI), and what."""
+    """One observation: the file (relative to the detection's URI), and what was found in it."""
 
     file: str
     seen: str
@@ -33,15 +33,15 @@ class Detection:
     Attributes:
         uri: the checkpoint itself; when a run or step folder was asked for, the item that was chosen in it.
         format: name of the most specific format, `none` if there is none.
-        also: further formats that describe it rightly, most specific first.
+        also: further formats that match, most specific first.
         format_version: the format's own name of the layout, for example `ocdbt zarr2`.
-        writer: software and generation, as far as the files tell.
-        step: training step, where a name or a file tells it.
+        writer: software and generation, where the files state it.
+        step: training step, where a name or a file states it.
         kind: parameters only, a train state, or neither.
         family: model family, where a config names it.
-        verdict: from metadata only; no tensor byte was read for it.
+        verdict: from metadata only; no tensor byte is read for it.
         reason: why the verdict is not `ok`.
-        evidence: what was seen, in the order in which it was looked at.
+        evidence: the observations, in the order in which they were made.
     """
 
     uri: str

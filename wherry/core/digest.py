@@ -1,4 +1,4 @@
-"""Digests: how equality of tensors and checkpoints is stated and proved.
+"""Digests: the hashes by which tensors and checkpoints are compared.
 
 - A **leaf** is 4 MiB of a tensor's canonical bytes (C order, little endian); the last one may be short.
 - The **tensor digest** is SHA-256 over dtype, shape and the SHA-256 of each leaf. It does not depend on the
@@ -8,7 +8,7 @@
   companion digests: identity. A change of container keeps the weights digest and changes the checkpoint digest.
 
 All of them are printed as 64 hex digits. The text that is hashed for the last three is canonical JSON (sorted
-keys, no spaces, UTF-8) headed by a line that names the kind and its version.
+keys, no spaces, UTF-8) after a header line that names the kind and its version.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ LEAF = 4 << 20
 
 
 def canonical_json(value: object) -> bytes:
-    """The one JSON text of a value that digests are taken over; a lone surrogate is written as JSON escapes it."""
+    """The canonical JSON of a value, over which digests are computed; a lone surrogate is escaped as in JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace")
 
 
 def sha256_of(kind: str, value: object) -> str:
-    """Hex SHA-256 over a headline and the canonical JSON of a value."""
+    """Hex SHA-256 over a header line and the canonical JSON of a value."""
     return sha256_text(kind, canonical_json(value))
 
 
 def sha256_text(kind: str, text: bytes) -> str:
-    """The same of a value whose canonical JSON is at hand."""
+    """As `sha256_of`, for a value whose canonical JSON has been computed already."""
     return hashlib.sha256(f"wherry {kind} 1\n".encode() + text).hexdigest()
 
 
 def leaf_count(nbytes: int) -> int:
-    """Leaves of a tensor of so many bytes; a tensor without bytes has none."""
+    """Number of leaves of a tensor with this many bytes; 0 for an empty tensor."""
     return -(-nbytes // LEAF)
 
 
@@ -55,7 +55,7 @@ def tensor_digest(spec: TensorSpec, leaves: Iterable[bytes]) -> str:
     """Digest of one tensor.
 
     Args:
-        spec: its dtype and shape count, its key path does not.
+        spec: its dtype and shape are hashed, its key path is not.
         leaves: the raw SHA-256 of each leaf in order.
     """
     return sha256_of("tensor", [spec.dtype, list(spec.shape), [leaf.hex() for leaf in leaves]])
@@ -84,9 +84,8 @@ def checkpoint_digest(manifest: Manifest, format_name: str, format_version: str 
 class LeafHasher:
     """Hashes the leaves of one tensor from pieces that arrive in any order, from several threads.
 
-    A piece that covers whole leaves costs nothing but its hashing. Where two pieces meet inside a leaf, the
-    bytes of the later-starting one wait (at most one leaf) until the earlier one has been hashed, unless the
-    earlier one came first, as it does when pieces are taken in order.
+    A piece that covers whole leaves is hashed without a copy. Where two pieces meet inside a leaf and the second one
+    arrives first, its bytes (at most one leaf) are kept until the first one has been hashed.
     """
 
     def __init__(self, spec: TensorSpec) -> None:
@@ -97,7 +96,7 @@ class LeafHasher:
         self._waiting: dict[int, bytes] = {}  # offset → bytes inside a leaf whose beginning is not hashed yet
 
     def preset(self, leaf: int, digest: bytes) -> None:
-        """Take a leaf's digest from the journal of an earlier run; bytes of it are not needed any more."""
+        """Set a leaf's digest from the journal of an earlier run; its bytes are not needed then."""
         self.leaves[leaf] = digest
 
     def known(self, start: int, stop: int) -> dict[int, bytes] | None:
@@ -120,7 +119,7 @@ class LeafHasher:
         return all(leaf is not None for leaf in self.leaves)
 
     def digest(self) -> str:
-        """Digest of the tensor; every byte must have come."""
+        """Digest of the tensor; requires that every byte has been passed to `update`."""
         complete = [leaf for leaf in self.leaves if leaf is not None]
         if len(complete) != len(self.leaves):
             raise AssertionError(

@@ -1,9 +1,9 @@
-"""The names of element types, and what numpy can do with each.
+"""The names of element types, and which of them numpy can represent.
 
-A dtype is known by its numpy or ml_dtypes name. Types of less than a byte that ml_dtypes has (int2, int4,
-uint2, uint4, float4_e2m1fn) are held one byte per element, in arrays and in digests. Types that numpy cannot
-hold (the 6-bit floats, complex32, quantised blocks) are opaque: their canonical bytes are the stored ones,
-and only `read_bytes` gives them. Quantised blocks are called `ggml:<type>`: so many elements share so many bytes.
+A dtype has its numpy or ml_dtypes name. Sub-byte types of ml_dtypes (int2, int4, uint2, uint4, float4_e2m1fn) take
+one byte per element, in arrays and in digests. Types that numpy cannot represent (the 6-bit floats, complex32,
+quantised blocks) are opaque: their canonical bytes are the stored ones, and only `read_bytes` returns them.
+Quantised blocks are called `ggml:<type>`: a fixed number of elements shares a fixed number of bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _BLOCKS: dict[str, tuple[int, int]] = {
     "ggml:Q1_0": (128, 18),
 }  # fmt: skip
 _OPAQUE = frozenset({"float6_e2m3fn", "float6_e3m2fn", "complex32", *_BLOCKS})
-NUMPY = frozenset(_BITS) - _OPAQUE  # what arrays of numpy and ml_dtypes can have
+NUMPY = frozenset(_BITS) - _OPAQUE  # dtypes of numpy and ml_dtypes arrays
 _NUMPY_OWN = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -63,22 +63,22 @@ _NUMPY_OWN = frozenset(
 
 
 def known(name: str) -> bool:
-    """Whether this name is one that a TensorSpec may carry."""
+    """Whether a TensorSpec may have this dtype."""
     return name in _BITS or name in _BLOCKS
 
 
 def block_elements(name: str) -> int:
-    """Elements that are stored together and cannot be told apart; 1 for all but quantised blocks."""
+    """Number of elements that are stored as one block; 1 for all but quantised blocks."""
     return _BLOCKS[name][0] if name in _BLOCKS else 1
 
 
 def opaque(name: str) -> bool:
-    """Whether numpy cannot hold this type, so that only its stored bytes can be had."""
+    """Whether numpy cannot represent this type, so that only its stored bytes are available."""
     return name in _OPAQUE
 
 
 def ready() -> None:
-    """Import numpy and ml_dtypes now: threads that import them at one time see them half made."""
+    """Import numpy and ml_dtypes now: threads that import them concurrently see them half initialised."""
     import_module("ml_dtypes")  # it imports numpy
 
 
@@ -91,7 +91,7 @@ def bits(name: str) -> int:
     """Bits of one element in canonical bytes (8 for every type below a byte that ml_dtypes holds).
 
     Raises:
-        UnsupportedError: the name is unknown, or that of quantised blocks, whose elements have no bytes of their own.
+        UnsupportedError: the name is unknown, or names quantised blocks, whose elements do not have separate bytes.
     """
     if name not in _BITS:
         raise UnsupportedError(f"unknown dtype {name!r}")
@@ -99,7 +99,7 @@ def bits(name: str) -> int:
 
 
 def canonical_size(name: str, elements: int) -> int:
-    """Bytes of so many elements in canonical form (opaque types are packed, rounded up to a byte or block)."""
+    """Bytes of this many elements in canonical form (opaque types are packed, rounded up to a byte or block)."""
     if name in _BLOCKS:
         block, size = _BLOCKS[name]
         return -(-elements // block) * size
@@ -111,7 +111,7 @@ def numpy_dtype(name: str) -> np.dtype:
     """The little-endian numpy dtype of this name.
 
     Raises:
-        UnsupportedError: the name is unknown, or numpy cannot hold the type.
+        UnsupportedError: the name is unknown, or numpy cannot represent the type.
     """
     import numpy as np  # a third of the time of `wherry --help`
 
@@ -119,7 +119,7 @@ def numpy_dtype(name: str) -> np.dtype:
         return np.dtype(name).newbyteorder("<")
     if opaque(name) or not known(name):
         raise UnsupportedError(
-            f"numpy cannot hold dtype {name!r}", cure="read its stored bytes with read_bytes"
+            f"numpy cannot represent dtype {name!r}", cure="read its stored bytes with read_bytes"
         )
     import ml_dtypes
 

@@ -1,10 +1,10 @@
-"""emit: tell a Prefect server that a checkpoint was committed, so that its deployments take it up.
+"""emit: tell a Prefect server that a checkpoint was committed, so that its deployments can convert it.
 
-The standard library alone: a trainer may copy this one file to where neither wherry nor Prefect is installed. One
-`POST /events` does it; the server is `PREFECT_API_URL`, and the credentials are those that Prefect's own client takes:
+This module uses only the standard library: a trainer may copy it to a machine without wherry and Prefect. It sends one
+`POST /events` to the server at `PREFECT_API_URL`, with the credentials that Prefect's own client uses:
 `PREFECT_API_KEY` (Prefect Cloud) or `PREFECT_API_AUTH_STRING` (a server with basic authentication). They are sent in a
-header and appear nowhere else; redirects are not followed, because a redirected POST arrives as a GET that posts
-nothing, and would take the credentials along. An event may get lost; the nightly run finds what it would have told.
+header and appear nowhere else. Redirects are not followed: a redirected POST arrives as a GET that posts nothing, and
+would carry the credentials along. An event may get lost; the nightly run finds the checkpoint all the same.
 
     python emit.py gs://runs/llama/checkpoint_12000
 """
@@ -44,10 +44,10 @@ def emit(
     """Post one event about a checkpoint.
 
     Args:
-        uri: where the checkpoint lies; the resource of the event, `{{ event.resource['uri'] }}` in a trigger.
-        event: its name.
-        step: of training, where known.
-        payload: JSON values that go along.
+        uri: URI of the checkpoint; the resource of the event, `{{ event.resource['uri'] }}` in a trigger.
+        event: name of the event.
+        step: training step, where known.
+        payload: further JSON values of the event.
         api: base URL of the server's API; `PREFECT_API_URL` by default.
         timeout: seconds to wait for the server.
         strict: whether an event that cannot be posted is an error. In a training loop it must not be: it is logged.
@@ -56,8 +56,8 @@ def emit(
         The id of the event; empty where it was not posted and `strict` is off.
 
     Raises:
-        ValueError: no server is named.
-        OSError: the server did not take it.
+        ValueError: no server is configured.
+        OSError: the server did not accept the event.
     """
     try:
         return _posted(api, event_body(uri, event=event, step=step, payload=payload), timeout)
@@ -65,7 +65,7 @@ def emit(
         if strict:
             raise
         logging.getLogger("wherry.emit").warning(
-            "%s was not told of: %s; the nightly run finds it", uri, error
+            "no event was sent for %s: %s; the nightly run finds the checkpoint", uri, error
         )
         return ""
 
@@ -73,54 +73,54 @@ def emit(
 def _posted(api: str | None, body: dict[str, Any], timeout: float) -> str:
     base = (api or os.environ.get("PREFECT_API_URL") or "").rstrip("/")
     if not base.startswith(("http://", "https://")):
-        raise ValueError("no Prefect server is named; set PREFECT_API_URL")
+        raise ValueError("missing or invalid Prefect API URL: PREFECT_API_URL must be an http or https URL")
     post(f"{base}/events", json.dumps([body]), _credentials(), timeout=timeout)
     return body["id"]
 
 
 def post(url: str, text: str, headers: Mapping[str, str], *, timeout: float) -> None:
-    """Post JSON to an http or https address, and to no other that it redirects to.
+    """Post JSON to an http or https address; redirects are not followed.
 
     Args:
         url: the address; the caller has checked its scheme.
         text: the JSON.
-        headers: that go along.
+        headers: further headers.
         timeout: seconds to wait for the server.
 
     Raises:
-        urllib.error.HTTPError: the server did not take it.
-        OSError: the server cannot be reached, or speaks no HTTP.
-        ValueError: it is no address.
+        urllib.error.HTTPError: the server did not accept it.
+        OSError: the server cannot be reached, or does not speak HTTP.
+        ValueError: it is not an address.
     """
     headers = {"Content-Type": "application/json", **headers}
     request = urllib.request.Request(url, text.encode(), headers, method="POST")  # noqa: S310  see above
     try:
         with opener().open(request, timeout=timeout) as answer:
-            answer.read()  # one that is cut short was not given
+            answer.read()  # a truncated answer is an error
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it holds the connection
         raise
     except http.client.HTTPException as error:
-        raise OSError(f"no HTTP answer: {type(error).__name__}") from error
+        raise OSError(f"invalid HTTP response: {type(error).__name__}") from error
 
 
 def opener() -> urllib.request.OpenerDirector:
-    """Opens the address that was said, or nothing: no credentials and no message follow a redirect."""
+    """An opener that follows no redirect, so that credentials and message reach only the given address."""
     return urllib.request.build_opener(_Stay)
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """Redirects end as errors."""
+    """Turns redirects into errors."""
 
     def redirect_request(self, *_arguments: Any, **_named: Any) -> None:
-        """See HTTPRedirectHandler; None means that the answer is an error."""
+        """See HTTPRedirectHandler; None makes the response an error."""
 
 
 def event_body(
     uri: str, *, event: str = COMMITTED, step: int | None = None, payload: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The event as the server takes it; the resource's labels are all text."""
+    """The JSON body of the event; all labels of the resource are strings."""
     resource = {
         "prefect.resource.id": f"wherry.checkpoint.{hashlib.sha256(uri.encode()).hexdigest()[:16]}",
         "prefect.resource.name": uri,

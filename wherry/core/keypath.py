@@ -3,8 +3,8 @@
 A key path is a tuple of str, exactly as stored: sequence indices are decimal strings, and whether a node
 is a list is kept in the Manifest. It is printed with `/` between the parts, each part escaped as in a JSON
 pointer (RFC 6901: `~` is `~0`, `/` is `~1`) with one addition (an empty part is `~2`), so that two different
-paths never print alike. Orbax joins with `.` and silently loses a tensor when `a.b` and `a/b` meet; that is
-why no format's own joined name serves as identity here.
+paths never print alike. The joined names of the formats are not unique (Orbax joins with `.` and silently loses a
+tensor when `a.b` and `a/b` are both present), so they do not serve as identity here.
 """
 
 from __future__ import annotations
@@ -45,14 +45,12 @@ def _unescape(text: str) -> str:
         return ""
     head, *escapes = text.split("~")
     if any(escape[:1] not in ("0", "1") or not escape for escape in escapes):
-        raise UsageError(
-            f"not a printed key path: {text!r}", cure="write ~ as ~0, / as ~1, an empty part as ~2"
-        )
+        raise UsageError(f"invalid key path {text!r}", cure="write ~ as ~0, / as ~1, an empty part as ~2")
     return head + "".join({"0": "~", "1": "/"}[escape[0]] + escape[1:] for escape in escapes)
 
 
 def joined_names(paths: Iterable[KeyPath], join: Callable[[KeyPath], str], uri: str) -> dict[str, KeyPath]:
-    """Give each path the name that a system stores it under, refusing two paths with one name.
+    """Map the names under which a system stores tensors to their key paths; two paths with one name are an error.
 
     Args:
         paths: the key paths of a checkpoint.
@@ -60,7 +58,7 @@ def joined_names(paths: Iterable[KeyPath], join: Callable[[KeyPath], str], uri: 
         uri: the target, for the error.
 
     Raises:
-        UnrepresentableError: two paths have one name; both are named.
+        UnrepresentableError: two paths have the same name.
     """
     owners: defaultdict[str, list[KeyPath]] = defaultdict(list)
     for path in paths:

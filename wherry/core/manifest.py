@@ -1,9 +1,9 @@
 """Manifest: everything that one checkpoint holds.
 
-TensorSpecs by key path, non-tensor leaves (strings, numbers), empties, which nodes are lists, step, kind,
-companion files (config, tokenizer, params.json, gin) with their digests and an `origin` block. After a pass
-over the bytes it also has a digest per tensor. Its JSON form carries a schema version and is what lies beside
-every checkpoint that wherry wrote.
+A manifest has the TensorSpecs by key path, non-tensor leaves (strings, numbers), empty nodes, which nodes are lists,
+step, kind, companion files (config, tokenizer, params.json, gin) with their digests and an `origin` block. After a
+pass over the bytes it also has a digest per tensor. Its JSON form has a schema version; it is stored in the sidecar
+beside every checkpoint that wherry wrote.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def _empty_mapping() -> Mapping[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """A file that belongs to the checkpoint without holding tensors.
+    """A file of the checkpoint that holds no tensors.
 
     Attributes:
         name: relative path with `/`.
         size: bytes.
-        sha256: hex digest of its bytes; None until they were read.
+        sha256: hex digest of its bytes; None before they are read.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Manifest:
     def with_digests(
         self, digests: Mapping[KeyPath, str], companions: tuple[Companion, ...] | None = None
     ) -> Manifest:
-        """The same manifest after a pass over the bytes."""
+        """The same manifest with the digests that a pass over the bytes computed."""
         return replace(
             self, digests=digests, companions=self.companions if companions is None else companions
         )
@@ -117,11 +117,13 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
     """Read the JSON form of a manifest.
 
     Raises:
-        CorruptError: a field is missing or of the wrong form, or the schema is newer than this version knows.
+        CorruptError: a field is missing or invalid, or this version of wherry does not support the schema.
     """
     try:
         if data["schema"] > SCHEMA:
-            raise CorruptError(f"manifest of schema {data['schema']}", uri=uri, cure="use a newer wherry")
+            raise CorruptError(
+                f"unsupported manifest schema {data['schema']}", uri=uri, cure="use a newer wherry"
+            )
         rows: list[JsonObject] = data["tensors"]
         specs = [_tensor_from_json(row) for row in rows]
         return Manifest(
@@ -140,7 +142,7 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
-            f"not a manifest: {error!r}", uri=uri, cure="delete the sidecar, or restore it"
+            f"invalid manifest: {error!r}", uri=uri, cure="delete the sidecar, or restore it from a backup"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""option: one option of a request, declared once for all who take it: commands, forms, routes and receipts."""
+"""option: an option of a request, declared once and used by commands, forms, routes and receipts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-Kind = Literal["word", "rules", "list", "table", "flag"]  # in the order in which a command line states them
+Kind = Literal["word", "rules", "list", "table", "flag"]  # in the order of a generated command line
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,13 @@ class RequestOption:
 
     Attributes:
         default: its value when not given; its type is the option's type.
-        help: on the command line; in forms and routes too, where these say nothing else.
-        name, type: of its field, with the type as it is written there.
-        spelled: on the command line; the field's name by default.
-        metavar: what stands for its value there.
-        choices: its values, where they are few; the items of a list.
-        form: in the form of the flow; None where the form has no such field.
-        route: in a route of `wherry.toml`; None where routes have no such field.
+        help: help text of the command line; also of forms and routes, unless `form` or `route` replaces it.
+        name, type: of its field; the type as written in the source.
+        spelled: its name on the command line; the field's name by default.
+        metavar: placeholder for its value in the help.
+        choices: its values, where they are enumerated; the items of a list.
+        form: help text in the form of the flow; None where the form has no such field.
+        route: help text in a route of `wherry.toml`; None where routes have no such field.
         stated: how a receipt states it: its `value`, a `file` by name and digest, a `place` without secrets, a `run` as
             its URI, `settings` with the renames, or not at all.
         decides: whether the result depends on it.
@@ -45,12 +45,12 @@ class RequestOption:
 
     @property
     def flag(self) -> str:
-        """How the command line spells it."""
+        """Its name on the command line."""
         return self.spelled or f"--{self.name.replace('_', '-')}"
 
     @property
     def kind(self) -> Kind:
-        """How it is given: a flag, a word, a list (once for each), rules with commas between, or a table."""
+        """How it is given: a flag, a word, a list (the option repeated), comma-separated rules, or a table."""
         if isinstance(self.default, tuple):
             return "rules" if self.choices else "list"
         return (
@@ -63,19 +63,19 @@ class RequestOption:
 
     @property
     def field(self) -> Any:
-        """The field of a record that declares it."""
+        """The dataclass field that declares it."""
         if self.kind == "table":
             return field(default_factory=dict[str, Any], metadata={"option": self})
         return field(default=self.default, metadata={"option": self})
 
 
 def option(default: Any, help: str, **how: Any) -> Any:
-    """A field that is an option; see RequestOption."""
+    """A dataclass field that declares an option; see RequestOption."""
     return RequestOption(default, help, **how).field
 
 
 def options_of(*records: Any) -> Iterator[RequestOption]:
-    """The options of records in their order, also those of a record within one."""
+    """The options of records in their order, including those of nested records."""
     for record in records:
         for one in fields(record):
             if "option" in one.metadata:
@@ -85,5 +85,5 @@ def options_of(*records: Any) -> Iterator[RequestOption]:
 
 
 def in_order(options: Iterable[RequestOption], order: tuple[str, ...]) -> list[RequestOption]:
-    """Options by their names in this order; what it does not name comes last."""
+    """Options in this order of names; those that it does not name come last."""
     return sorted(options, key=lambda one: order.index(one.name) if one.name in order else len(order))

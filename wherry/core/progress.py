@@ -1,6 +1,6 @@
-"""Progress as data: how far a long step has come, for the terminal, a log or a flow.
+"""Progress of a long step, as data for the terminal, a log or a flow.
 
-The engine prints nothing. It calls the function that it was given, a few times a second, with a `Progress`.
+The engine prints nothing. It calls the caller's function a few times a second with a `Progress`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TypeAlias
 
 from wherry.core.receipt import utc_now
 
-_INTERVAL = 0.1  # seconds between two calls: enough for a smooth bar, nothing to the mover
+_INTERVAL = 0.1  # seconds between two calls: enough for a smooth bar, negligible for the mover
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a step has come.
+    """Progress of a step.
 
     Attributes:
-        stage: `convert`, `verify`, …: the verb, with its phase where it has several.
+        stage: the verb (`convert`, `verify`, …), with its phase where it has several.
         done: bytes done.
-        total: bytes in all.
+        total: total bytes.
         rate: bytes per second since the stage began.
-        eta: seconds left at that rate; None before anything is known.
-        current: printed key path of the tensor that was touched last.
+        eta: seconds left at that rate; None before the rate is known.
+        current: printed key path of the tensor that was processed last.
     """
 
     stage: str
@@ -53,7 +53,7 @@ class Meter:
         self.done = 0
 
     def add(self, nbytes: int, current: str) -> None:
-        """So many more bytes are done."""
+        """Count bytes as done."""
         with self._lock:
             self.done += nbytes
             now = time.monotonic()
@@ -71,7 +71,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """A conversion or rewrite that is under way.
+    """A conversion or rewrite in progress.
 
     Attributes:
         progress: called a few times a second.
@@ -85,10 +85,10 @@ class RunContext:
 
     @classmethod
     def begun(cls, progress: OnProgress | None = None) -> RunContext:
-        """One that begins now."""
+        """A run that begins now."""
         return cls(progress, utc_now(), time.monotonic())
 
     @property
     def seconds(self) -> float:
-        """For how long it has run."""
+        """Seconds since its start."""
         return round(time.monotonic() - self.clock, 3)

@@ -1,8 +1,8 @@
 """Receipt: what one conversion did. It is the lineage edge between two checkpoints.
 
-A receipt names source and target by their digests, the plan that was carried out, the software that did it,
-how long it took and how the result was verified. It holds nothing secret and nothing that only this machine
-can read; it lies in the target's sidecar, in the ledger and, as an artifact, in the registry.
+A receipt states source and target by their digests, the plan that was carried out, the versions of the software,
+how long it took and how the result was verified. It holds no secrets and nothing that only this machine can read.
+It is stored in the target's sidecar, in the ledger and, as an artifact, in the registry.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _REPORTED = ("wherry", "numpy", "ml_dtypes", "tensorstore", "fsspec")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRef:
-    """A checkpoint as lineage knows it: one node.
+    """A checkpoint as a node of the lineage graph.
 
     Attributes:
-        uri: where it was when this was written.
+        uri: where it was when the record was written.
         format: its format.
         format_version: the format's name of the layout.
         checkpoint_digest: identity; the key of the node.
         weights_digest: equality of content.
-        fingerprint: cheap mark of the stored files at that moment.
+        fingerprint: of the stored files at that moment (names, sizes, times).
         kind: `params`, `train-state` or `other`.
         step: training step, where known.
-        tensors: how many.
+        tensors: number of tensors.
         parameters: number of elements.
         nbytes: bytes of all tensors in canonical form.
     """
@@ -58,7 +58,7 @@ class Receipt:
         source: the checkpoint that was read.
         target: the checkpoint that was written.
         plan_digest: digest of the plan that was carried out.
-        options: what the target was made with, defaults filled in.
+        options: the options of the conversion, including defaults.
         software: package → version.
         started: UTC, ISO 8601.
         finished: UTC, ISO 8601.
@@ -67,14 +67,14 @@ class Receipt:
         bytes_written: tensor bytes written to the target.
         verification: JSON form of the verification that followed, or None.
         lossless: whether every move was exact.
-        resumed_bytes: how many of them an interrupted run had already written.
-        note: why an interrupted run was not taken up, where there was one.
-        already: True when the target was found to be the result of this same conversion and nothing was written.
+        resumed_bytes: how many of the written bytes come from an interrupted run.
+        note: why an interrupted run was not resumed, where there was one.
+        already: True when the target was already the result of this same conversion and nothing was written.
         lineage: `recorded`, or why it was not.
-        warnings: what could not be carried or made, in words.
+        warnings: what could not be converted or made, for people.
         snippet: how the target's own software loads the result; empty where that is not known.
         group: names the pass that made several targets at once; the same in the receipt of each, empty for one.
-        asked: what was stated, and nothing else; see `converter.command`. Empty in receipts of before it was kept.
+        asked: the options that were stated, without defaults; see `converter.command`. Empty in older receipts.
     """
 
     source: CheckpointRef
@@ -99,7 +99,7 @@ class Receipt:
     asked: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form; the inverse of `from_json`. Without `asked` it is what it was before there was such a field."""
+        """JSON form; the inverse of `from_json`. An empty `asked` is left out, as in receipts before it existed."""
         data = {"schema": SCHEMA, **asdict(self)}
         if not self.asked:
             del data["asked"]
@@ -111,8 +111,8 @@ class GroupReceipt:
     """What one pass over a source did for all its targets.
 
     Attributes:
-        group: as in each of the receipts.
-        receipts: one for each target, in the order in which they were asked for.
+        group: name of the pass, as in each of the receipts.
+        receipts: one for each target, in the order of the request.
     """
 
     group: str
@@ -120,11 +120,11 @@ class GroupReceipt:
 
     @property
     def source(self) -> CheckpointRef:
-        """The checkpoint that was read, once."""
+        """The checkpoint that was read."""
         return self.receipts[0].source
 
     def to_json(self) -> dict[str, Any]:
-        """The receipt itself where there is one target; else the source once, and what was done for each."""
+        """The receipt itself where there is one target; else the source once, and a row for each target."""
         if not self.group:
             return self.receipts[0].to_json()
         rows = [receipt.to_json() for receipt in self.receipts]
@@ -143,10 +143,10 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
     """Read the JSON form of a receipt.
 
     Raises:
-        CorruptError: it is not one, or its schema is newer than this version knows.
+        CorruptError: it is not a receipt, or this version of wherry does not support its schema.
     """
     if data.get("schema", 0) > SCHEMA:
-        raise CorruptError(f"receipt of schema {data['schema']}", uri=uri, cure="use a newer wherry")
+        raise CorruptError(f"unsupported receipt schema {data['schema']}", uri=uri, cure="use a newer wherry")
     try:
         fields = {name: value for name, value in data.items() if name != "schema"}
         fields["source"] = CheckpointRef(**fields["source"])
@@ -154,23 +154,23 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         _require_tables(fields.get("options", {}), fields.get("asked", {}))
         return Receipt(**fields)
     except (KeyError, TypeError) as error:
-        raise CorruptError(f"not a receipt: {error!r}", uri=uri) from error
+        raise CorruptError(f"invalid receipt: {error!r}", uri=uri) from error
 
 
 def _require_tables(*fields: object) -> None:
     for one in fields:
         if not isinstance(one, dict):
-            raise TypeError(f"{type(one).__name__} instead of a table")
+            raise TypeError(f"expected a table, got {type(one).__name__}")
 
 
 def utc_now() -> str:
-    """The present moment, as receipts and the ledger state it."""
+    """The current time in the form of receipts and the ledger."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 @cache
 def software() -> dict[str, str]:
-    """Versions of what takes part in a conversion; asked for once, since every package's metadata is a file to read."""
+    """Versions of the packages that take part in a conversion; read once, as each one is a file to read."""
     return {"python": platform.python_version(), **{name: _version(name) for name in _REPORTED}}
 
 

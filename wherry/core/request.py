@@ -1,9 +1,9 @@
-"""request: what a user asks of a conversion or a rewrite. Every option of them is declared here.
+"""request: the options of a conversion or rewrite. All of them are declared here.
 
-An option is a field of one of these records: what the command line, the form of the flow, the routes of `wherry.toml`
-and `asked` in receipts say of it is made from that (`core/option`). So an option is added in two steps: a field here,
-and the code that obeys it. Routes state two of them otherwise, in `config/schema`: `memory`, which may be left to the
-settings, and `read_back` for `verify`, a word that means something else there.
+An option is a field of one of these records. The command line, the form of the flow, the routes of `wherry.toml` and
+`asked` in receipts are generated from it (`core/option`). So an option is added in two steps: a field here, and the
+code that implements it. Routes declare two of them differently, in `config/schema`: `memory`, whose default is the
+setting, and `read_back` for `verify`, a word that means something else there.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ _KEPT = "Kept with the checkpoint, in its manifest."
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """Which checkpoint is read, and what of it may stay unread.
+    """Which checkpoint is read, and which of its classes may stay unread.
 
     Attributes:
         uri: a checkpoint, a step folder or a run folder.
-        format, step, item: which checkpoint of it.
-        opaque: exact dotted names of classes, no patterns. Readers refuse a pickle that names a class which they do not
-            know; an object of one of these becomes an opaque value instead: its name and what was stored for it, in the
-            manifest. Nothing is imported or called.
+        format, step, item: which checkpoint in it.
+        opaque: exact dotted names of classes, without patterns. Readers reject a pickle with an unknown class; an
+            object of one of these classes becomes an opaque value in the manifest instead: the class name and the
+            stored state. Nothing is imported or called.
 
     Raises:
-        UsageError: a name in `opaque` without a dot, or with a `*`.
+        UsageError: a name in `opaque` has no dot, or contains `*`.
     """
 
     uri: str
@@ -89,20 +89,21 @@ class SourceRequest:
         for name in self.opaque:
             if "." not in name.strip(".") or "*" in name:
                 raise UsageError(
-                    f"not the dotted name of a class: {name!r}", cure="write package.module.Class"
+                    f"invalid class name in opaque: {name!r}",
+                    cure="write package.module.Class, without patterns",
                 )
 
     def beside(self, uri: str | os.PathLike[str]) -> SourceRequest:
-        """Another checkpoint that is read on the same terms."""
+        """The request for another checkpoint with the same opaque classes."""
         return SourceRequest(os.fspath(uri), opaque=self.opaque)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
-    """What is asked of the layout.
+    """The layout of the target.
 
     Attributes:
-        family: name of a model family, `none` for the same tree whatever the systems are; None lets wherry look.
+        family: name of a model family; `none` keeps the tree as it is; None detects the family.
         family_file: a TOML file that declares one, or changes one of ours.
         config: a JSON file with the source's config, where the source has none beside it.
         dtype: element type of the target's parameters.
@@ -133,7 +134,7 @@ class LayoutRequest:
 
     @property
     def explicit(self) -> bool:
-        """Whether a layout was asked for by more than the formats."""
+        """Whether any option of the layout is set."""
         return bool(self.family_file or self.dtype or (self.family and self.family != NONE))
 
 
@@ -145,13 +146,13 @@ class TargetRequest:
     """One target.
 
     Attributes:
-        uri: exactly what is committed; with `into` the run in which the step folder is made.
+        uri: the committed checkpoint; with `into`, the run in which the step folder is made.
         to: its format, a name or alias.
         options: format-specific options and `split` / `join`; options of the layout.
-        only: `params` carries the parameters and leaves optimizer state and counters.
+        only: `params` converts the parameters and leaves out optimizer state and counters.
         into: whether `uri` is a run.
-        rename: rules for key paths, one option of the layout.
-        layout: what else is asked of the layout.
+        rename: rules for key paths, an option of the layout.
+        layout: the other options of the layout.
     """
 
     uri: str
@@ -180,7 +181,7 @@ class TargetRequest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options, the renames among them."""
+        """The options, including the renames."""
         return {**self.options, **({"rename": "; ".join(self.rename)} if self.rename else {})}
 
 
@@ -189,15 +190,15 @@ class ConvertRequest:
     """A conversion of one source to one target or several.
 
     Attributes:
-        source: what is read; never changed.
-        targets: what is made of it.
+        source: the checkpoint to read; never changed.
+        targets: the checkpoints to make.
         ignore: named rules for what the target cannot hold: `values`, `empties`, `companions`.
         memory: budget of what is in flight, for example `128MiB`.
         as_step: the step to write, where the source states none (or another one is wanted).
-        if_exists: what may lie at a target: with `resume` the result of this same conversion, with `skip` anything that
-            wherry wrote, with `fail` nothing.
+        if_exists: which existing target is accepted: with `resume` the result of this same conversion, with `skip`
+            anything that wherry wrote, with `fail` nothing.
         verify: `digest` reads each staged target back and compares every leaf, `none` does not.
-        meta: what the user wants to keep with the checkpoints, in the manifest's `origin`.
+        meta: further entries for the manifest's `origin`.
         sign: private key (a PEM file) with which each target is signed once it is committed.
         lineage: whether the ledger records the conversions.
     """
@@ -242,7 +243,7 @@ class ConvertRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ConvertRequest:
-        """Read the JSON form."""
+        """Read the JSON form; the inverse of `to_json`."""
         targets = tuple(
             _built(TargetRequest, {**one, "layout": _built(LayoutRequest, one["layout"])})
             for one in data["targets"]
@@ -251,22 +252,22 @@ class ConvertRequest:
 
 
 def _same(name: str, help: str = "") -> Any:
-    """An option that a conversion has too, perhaps with a help of its own."""
+    """An option that a conversion has too, with another help text if given."""
     (same,) = (one for one in options_of(ConvertRequest) if one.name == name)
     return replace(same, help=help or same.help).field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteRequest:
-    """A rewrite of the small files of one checkpoint; what it has in common with a conversion means the same.
+    """A rewrite of the small files of one checkpoint; shared options mean the same as in a conversion.
 
     Attributes:
         source: changed only with `in_place`.
-        target: URI of exactly what is committed; None in place.
+        target: URI of the committed checkpoint; None in place.
         as_: `NAME` or `NAME=VALUE`; `wherry formats FORMAT` lists the names.
         in_place: replace files of the source itself, and keep each as `<file>.before`.
-        verify: with `digest` every tensor is read at the source and again at the target, and compared; with `none`
-            only the metadata is, and nothing is recorded unless the source's digests are known.
+        verify: with `digest`, every tensor is read at the source and at the target, and compared; with `none`, only the
+            metadata is compared, and nothing is recorded unless the source's digests are known.
     """
 
     source: SourceRequest
@@ -297,17 +298,17 @@ def convert_request(
     wish: LayoutRequest | None = None,
     **options: Any,
 ) -> ConvertRequest:
-    """A conversion, from options by their names as `wherry.convert` takes them; None stands for the default.
+    """A conversion request from the keyword options of `wherry.convert`; None stands for the default.
 
     Args:
         source: URI of a checkpoint, step or run.
-        targets: what to make.
+        targets: the checkpoints to make.
         wish: the layout.
-        options: of a ConvertRequest or its source; those of targets and layouts hold for every target that does not
+        options: of a ConvertRequest or its source; those of targets and layouts apply to every target that does not
             state another value.
 
     Raises:
-        TypeError: there is no such option.
+        TypeError: an option is unknown.
     """
     given = {name: _text(value) for name, value in options.items() if value is not None}
     chosen = _taken(SourceRequest, given)
@@ -328,7 +329,7 @@ def _with_defaults(target: TargetRequest, shared: Mapping[str, Any]) -> TargetRe
 
 
 def _taken(record: type[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The options that are fields of a record, taken out."""
+    """Remove the options that are fields of a record, and return them."""
     return {one.name: options.pop(one.name) for one in options_of(record) if one.name in options}
 
 

@@ -1,7 +1,7 @@
-"""services: the rooms above and the outside systems that a room below may call, as rows of dotted strings.
+"""services: modules of upper packages and integrations that lower packages may call, by their dotted names.
 
-Nothing is imported before it is asked for. A row names the package that the service needs and the extra that installs
-it, so that a missing package is an error that says what to install.
+A module is imported when it is first requested. A row names the package that the service needs and the extra that
+installs it, so that the error for a missing package says what to install.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TRUST = "wherry.config.trust"  # judges the settings that Prefect would read in
 
 
 def service(name: str) -> Any:
-    """The module that speaks to an outside service.
+    """The module of a service.
 
     Raises:
         MissingExtraError: the package that it needs is not installed.
-        HostileError: Prefect is needed, and would take its settings from a checkpoint's folder.
+        HostileError: Prefect is needed, and would read its settings from a checkpoint's folder.
     """
     module, package, extra = _SERVICES[name]
     if package == "prefect":

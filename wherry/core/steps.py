@@ -1,8 +1,8 @@
-"""Step folders: which names are steps, which are not finished, and which steps a run folder has.
+"""Step folders: which names are steps, which are unfinished, and which steps a run folder has.
 
 Orbax names steps `<int>`, zero padded, or `<prefix>_<int>`; T5X, PaxML and Flax `checkpoint_<int>`; the Hugging
 Face trainer `checkpoint-<int>`, torchtitan `step-<int>`, Lingua ten digits. A model folder called `llama-3` is
-none of these, so a prefix outside the known words counts only where the caller knows that it looks at a run.
+not a step, so an unknown prefix counts only where the caller knows that the parent is a run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 _KNOWN = re.compile(r"(?:(?:checkpoint|ckpt|global_step|step|iteration|iter|epoch|save)[-_]?)?(\d+)")
 _ANY_PREFIX = re.compile(r"(?:.+_)?(\d+)")
-# Names under which a system writes what it has not finished; all of them rename at the end.
+# Names under which systems write unfinished checkpoints; all of them rename at the end.
 _UNFINISHED: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r".+\.orbax-checkpoint-tmp(-\d+)?"), "Orbax never finished this save"),
-    (re.compile(r".+\.tmp-\d+"), "T5X never finished this save"),
-    (re.compile(r"tmp-checkpoint-\d+"), "the Hugging Face trainer never finished this save"),
-    (re.compile(r"checkpoint_tmp(_gda)?"), "Flax never finished this save"),
-    (re.compile(r".+\.(incomplete|partial|part)"), "a download or copy that has not finished"),
+    (re.compile(r".+\.orbax-checkpoint-tmp(-\d+)?"), "Orbax did not finish this save"),
+    (re.compile(r".+\.tmp-\d+"), "T5X did not finish this save"),
+    (re.compile(r"tmp-checkpoint-\d+"), "the Hugging Face trainer did not finish this save"),
+    (re.compile(r"checkpoint_tmp(_gda)?"), "Flax did not finish this save"),
+    (re.compile(r".+\.(incomplete|partial|part)"), "a download or copy has not finished"),
 )
 
 
@@ -34,7 +34,7 @@ def step_number(name: str, *, any_prefix: bool = False) -> int | None:
 
     Args:
         name: last part of a path.
-        any_prefix: whether `<anything>_<int>` counts too, as in an Orbax run with its own prefix.
+        any_prefix: whether `<anything>_<int>` counts too, as in an Orbax run with a custom prefix.
     """
     found = _KNOWN.fullmatch(name.lower()) or (_ANY_PREFIX.fullmatch(name) if any_prefix else None)
     return int(found.group(1)) if found else None
@@ -47,5 +47,5 @@ def steps_among(names: list[str]) -> list[StepFolder]:
 
 
 def unfinished(name: str) -> str | None:
-    """Why a name says that what bears it is still being written, or was given up; None where it does not."""
+    """Why a file or folder of this name is unfinished; None where the name does not say so."""
     return next((reason for pattern, reason in _UNFINISHED if pattern.fullmatch(name)), None)

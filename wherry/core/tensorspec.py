@@ -1,8 +1,8 @@
-"""TensorSpec: what is known of one tensor without its bytes; Region and Span: parts of it.
+"""TensorSpec: metadata of one tensor; Region and Span: parts of it.
 
 A **region** is a tuple of step-1 slices, one per dimension. A **span** is a byte range of a tensor's canonical
 bytes (C order, little endian). A region whose elements are contiguous in C order is also a span; the mover
-prefers spans wherever bytes lie raw on both sides.
+prefers spans wherever both sides store raw bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Span(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it covers."""
+        """Number of bytes."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the writer had laid a tensor over devices.
+    """How the writer had sharded a tensor over devices.
 
     Attributes:
         mesh: name and extent of each mesh axis, in order.
@@ -49,7 +49,7 @@ class Sharding:
     rules: tuple[tuple[str, AxisName], ...] = ()
 
 
-GRID = "grid"  # in a spec's tags: the chunks that a tensor is best made in, as 4096x1x128
+GRID = "grid"  # in a spec's tags: the preferred chunk shape of a tensor, for example 4096x1x128
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class TensorSpec:
     Attributes:
         path: its key path.
         shape: its extents.
-        dtype: numpy or ml_dtypes name.
+        dtype: numpy, ml_dtypes or ggml name.
         chunks: the stored chunk grid (extents of one chunk), where the container has one.
         axes: logical names of the axes, where known.
         sharding: the writer's mesh and partition spec, where known.
-        tags: what else the container says of it, for example `{"prng": "threefry2x32"}`.
+        tags: further metadata of the container, for example `{"prng": "threefry2x32"}`.
     """
 
     path: KeyPath
@@ -96,15 +96,15 @@ class TensorSpec:
 
 
 def checked_region(spec: TensorSpec, region: Region | None) -> Region:
-    """The region with every bound explicit.
+    """The region with all bounds explicit.
 
     Raises:
-        UsageError: a slice has a step, is out of bounds, or their number is not the tensor's rank.
+        UsageError: a slice has a step or is out of range, or the number of slices is not the tensor's rank.
     """
     if region is None:
         return spec.whole
     if len(region) != len(spec.shape):
-        raise UsageError(f"{len(region)} slices for {len(spec.shape)} dimensions", path=spec.name)
+        raise UsageError(f"expected {len(spec.shape)} slices, got {len(region)}", path=spec.name)
     bounds = [_bounds(part, extent, spec) for part, extent in zip(region, spec.shape, strict=True)]
     return tuple(slice(start, stop) for start, stop in bounds)
 
@@ -113,7 +113,7 @@ def _bounds(part: slice, extent: int, spec: TensorSpec) -> tuple[int, int]:
     start = 0 if part.start is None else part.start
     stop = extent if part.stop is None else part.stop
     if part.step not in (None, 1) or not 0 <= start <= stop <= extent:
-        raise UsageError(f"slice {part} does not fit an extent of {extent}", path=spec.name)
+        raise UsageError(f"{part} is out of range for an extent of {extent}, or has a step", path=spec.name)
     return start, stop
 
 
@@ -123,13 +123,13 @@ def region_shape(region: Region) -> tuple[int, ...]:
 
 
 def shared_region(one: Region, other: Region) -> Region | None:
-    """What two regions with explicit bounds have in common; None where that is nothing."""
+    """Intersection of two regions with explicit bounds; None where it is empty."""
     shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True))
     return None if any(part.start >= part.stop for part in shared) else shared
 
 
 def region_within(region: Region, outer: Region) -> Region:
-    """A region as counted from the start of one that holds it."""
+    """A region relative to the start of an outer region that contains it."""
     return tuple(
         slice(part.start - start.start, part.stop - start.start)
         for part, start in zip(region, outer, strict=True)
@@ -139,16 +139,16 @@ def region_within(region: Region, outer: Region) -> Region:
 def row_bands(
     spec: TensorSpec, limit: int, multiple: tuple[int, ...] | None = None
 ) -> Iterator[tuple[Region, Span]]:
-    """Cut a tensor into C-contiguous regions of at most `limit` bytes where that is possible.
+    """Split a tensor into C-contiguous regions of at most `limit` bytes where that is possible.
 
-    The cut runs along the first axis; where one row alone is larger than the limit, along the next axis within
-    that row, and so on. Only the last axis that is cut may exceed the limit (a single element never does), and
-    what is stored two elements a byte where an odd row would split a byte.
+    The tensor is split along the first axis; where one row exceeds the limit, along the next axis within that row, and
+    so on. A region may exceed the limit where `multiple` requires it, or where a smaller one would split a byte that
+    holds two elements.
 
     Args:
-        spec: the tensor; opaque dtypes cannot be cut and come as one region.
-        limit: bytes of one region.
-        multiple: extents of a chunk; cuts fall on multiples of these, so that no chunk is read or written twice.
+        spec: the tensor; opaque dtypes are not split.
+        limit: maximum bytes of one region.
+        multiple: extents of a chunk; regions begin at multiples of these, so that no chunk is read or written twice.
 
     Yields:
         Each region with the span of canonical bytes that it covers, in C order.

@@ -1,4 +1,4 @@
-"""units: sizes, durations and digests as people write and read them."""
+"""units: sizes, durations and digests in the forms that people read and write."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def parse_size(text: str | int) -> int:
     """Bytes of a size such as `128MiB`, `5GB` or `8m`; a bare number is bytes.
 
     Raises:
-        UsageError: it is no size, or zero.
+        UsageError: it is not a size, or not positive.
     """
     found = _SIZE.fullmatch(str(text))
     if not found or found.group(2).lower() not in _FACTORS:
-        raise UsageError(f"not a size: {text!r}", cure="write for example 128MiB, 2GB or a number of bytes")
+        raise UsageError(f"invalid size {text!r}", cure="write for example 128MiB, 2GB or a number of bytes")
     size = int(float(found.group(1)) * _FACTORS[found.group(2).lower()])
     if size <= 0:
-        raise UsageError(f"a size must be positive: {text!r}")
+        raise UsageError(f"invalid size {text!r}: it must be positive")
     return size
 
 
 def show_size(size: float) -> str:
-    """A size with a decimal unit, as disks and networks are sold."""
+    """A size with a decimal unit (kB, MB, GB, TB)."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:  # noqa: PLR2004  the step between decimal units
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -61,14 +61,14 @@ def duration(text: str | float) -> float:
     """Seconds of a duration such as `15m`, `2h` or `30d`; a bare number is seconds.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a duration.
     """
     found = _DURATION.fullmatch(str(text))
     if found is None:
-        raise UsageError(f"not a duration: {text!r}", cure="write for example 900, 15m, 2h or 30d")
+        raise UsageError(f"invalid duration {text!r}", cure="write for example 900, 15m, 2h or 30d")
     return float(found.group(1)) * _SECONDS[found.group(2)]
 
 
 def short(digest: str) -> str:
-    """The first 12 hex digits of a digest, as it is printed."""
+    """The first 12 hex digits of a digest, for display."""
     return digest[:12]

@@ -1,1 +1,1 @@
-"""Answers from the ledger: what made this, what was made of it, what is stale."""
+"""Lineage from the ledger: what produced a checkpoint, what was derived from it, and what is stale."""

@@ -1,8 +1,8 @@
-"""why and impact: the two questions of lineage, answered with what is known of every step.
+"""why and impact: what produced a checkpoint, and what was derived from it.
 
-`why` goes up: each conversion on the way from the first known source, with its plan, options, software and proof.
-`impact` goes down: everything that was derived from a checkpoint, with the model versions and places that are
-concerned. Both are told in the same order whatever ledger answers, so that a rebuilt one gives the same answers.
+`why` goes up: each conversion from the first known source on, with its plan, options, software and verification.
+`impact` goes down: everything that was derived from a checkpoint, with the affected model versions and places. The
+order depends only on the conversions, so that a rebuilt ledger gives the same output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wherry.storage.sidecar import Sidecar
 
 SCHEMA = 1
-# Fields of a conversion's body that say how it was done, in the order of telling.
+# Fields of a conversion's statement that describe how it was done, in the order of output.
 _HOW = (
     "options",
     "software",
@@ -43,8 +43,8 @@ class LineageStep:
 
     Attributes:
         edge: the conversion.
-        distance: how many conversions it is away, from 1.
-        how: what its receipt says of the way it was done.
+        distance: number of conversions between them, from 1.
+        how: fields of its receipt that describe how it was done.
     """
 
     edge: Edge
@@ -60,7 +60,7 @@ class Why:
         root: its digest.
         nodes: digest → node, of it and everything above it.
         steps: the conversions, the nearest first.
-        origins: digests above which nothing is known.
+        origins: digests without a known source.
     """
 
     root: str
@@ -81,8 +81,8 @@ class Impact:
         root: its digest.
         nodes: digest → node, of it and everything below it.
         steps: the conversions, the nearest first.
-        versions: model versions of anything derived, as `name version N in registry`; its own included.
-        places: URIs at which something derived still lies, as far as is known.
+        versions: model versions of anything derived, as `name version N in registry`, including its own.
+        places: known URIs of derived checkpoints that still exist.
     """
 
     root: str
@@ -132,21 +132,19 @@ def impact(about: str | os.PathLike[str]) -> Impact:
 
 
 def render_why(found: Why) -> str:
-    """The answer as plain text."""
+    """The result of `why` as plain text."""
     lines = [title(found.nodes[found.root]), *(f"  {line}" for line in facts(found.nodes[found.root]))]
     for step in found.steps:
         lines += [f"{'  ' * (step.distance - 1)}made from {title(found.nodes[step.edge.source])}"]
         lines += [f"{'  ' * step.distance}{line}" for line in _told_of(step)]
         lines += [f"{'  ' * step.distance}{line}" for line in facts(found.nodes[step.edge.source])]
     origins = ", ".join(short(digest) for digest in found.origins)
-    lines.append(
-        f"above {origins} nothing is known" if origins else "it goes round: each was made of another"
-    )
+    lines.append(f"no source is known of {origins}" if origins else "no origin: the conversions form a cycle")
     return "\n".join(lines)
 
 
 def render_impact(found: Impact) -> str:
-    """The answer as plain text."""
+    """The result of `impact` as plain text."""
     lines = [title(found.nodes[found.root]), *(f"  {line}" for line in facts(found.nodes[found.root]))]
     for step in found.steps:
         lines += [f"{'  ' * (step.distance - 1)}became {title(found.nodes[step.edge.target])}"]
@@ -157,7 +155,7 @@ def render_impact(found: Impact) -> str:
     derived = {step.edge.target for step in found.steps} - {found.root}
     lines.append(
         f"derived checkpoints: {len(derived)}, places: {len(found.places)}, "
-        f"model versions concerned: {', '.join(found.versions) or 'none'}"
+        f"affected model versions: {', '.join(found.versions) or 'none'}"
     )
     return "\n".join(lines)
 
@@ -165,7 +163,7 @@ def render_impact(found: Impact) -> str:
 def _asked(
     about: str | os.PathLike[str],
 ) -> tuple[LineageTree, Mapping[tuple[str, str, str], Mapping[str, Any]]]:
-    """The tree, and what is told of each of its conversions."""
+    """The tree, and the statement or receipt of each of its conversions."""
     from wherry.ledger.record import open_ledger
     from wherry.ledger.statements import by_number
 
@@ -192,7 +190,7 @@ def _mark(edge: Edge) -> tuple[str, str, str]:
 def _steps(
     tree: LineageTree, told: Mapping[tuple[str, str, str], Mapping[str, Any]], *, up: bool
 ) -> tuple[LineageStep, ...]:
-    """Breadth first, each conversion once, those at one distance by time."""
+    """The conversions breadth first, each once; those at the same distance by time."""
     found: list[LineageStep] = []
     level, seen, distance = {tree.root}, {tree.root}, 1
     while level:

@@ -1,8 +1,8 @@
-"""lineage: where a checkpoint came from and what was made of it.
+"""lineage: where a checkpoint came from and what was derived from it.
 
 Nodes are checkpoints by their checkpoint digest, edges are conversions. Source and converted checkpoint are two
-nodes even where their weights digest is one. The ledger is asked first; a sidecar answers for its own conversion
-when the ledger does not know it, so that the lineage survives the loss of every database.
+nodes even where their weights digests are equal. The ledger is read first; a conversion that it does not have is taken
+from the sidecar, so that the lineage survives the loss of every database.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LineageTree:
-    """What is above and below one checkpoint.
+    """The ancestors and descendants of one checkpoint.
 
     Attributes:
-        root: checkpoint digest of the one that was asked for.
+        root: its checkpoint digest.
         nodes: checkpoint digest → node, for every end of an edge and the root.
         edges: the conversions, in the order in which they were recorded.
     """
@@ -57,12 +57,12 @@ def show(uri_or_digest: str | os.PathLike[str]) -> LineageTree:
     """The lineage of a checkpoint, up and down.
 
     Args:
-        uri_or_digest: where it lies (or lay), at least 8 hex digits of its checkpoint or weights digest, or
+        uri_or_digest: its present or former URI, at least 8 hex digits of its checkpoint or weights digest, or
             `models:/name@alias`, `models:/name/version`.
 
     Raises:
-        NotFoundError: neither the ledger nor a sidecar knows it.
-        AmbiguousError: several checkpoints have a digest that begins so.
+        NotFoundError: it is neither in the ledger nor in a sidecar.
+        AmbiguousError: several checkpoints have a digest with this prefix.
         StorageError: the ledger cannot be read.
     """
     from wherry.ledger.record import open_ledger
@@ -73,7 +73,7 @@ def show(uri_or_digest: str | os.PathLike[str]) -> LineageTree:
 
 
 def named(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
-    """The checkpoint that a URI, a digest's beginning or a model URI names, and its sidecar where it was met.
+    """The checkpoint that a URI, the prefix of a digest or a model URI names, and its sidecar if it was read.
 
     Raises:
         NotFoundError, AmbiguousError, StorageError: as `show`.
@@ -87,7 +87,7 @@ def named(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
 
 
 def _by_model(text: str) -> str:
-    """The digest that a model URI means; also where its bytes are gone or altered, when lineage is asked for most."""
+    """The digest of a model URI, also where the checkpoint is missing or altered."""
     from wherry.ledger.resolve import resolve_model
 
     if text.startswith(_OWN):
@@ -121,7 +121,7 @@ def _by_digest(ledger: Ledger, text: str) -> str | None:
     found = digests_starting(ledger, text)
     if len(found) > 1:
         raise AmbiguousError(
-            f"{len(found)} checkpoints have a digest that begins with {text}",
+            f"ambiguous digest prefix {text}: it matches {len(found)} checkpoints",
             cure=f"choose one: {', '.join(short(digest) for digest in found)}",
             stage="lineage",
         )
@@ -129,7 +129,7 @@ def _by_digest(ledger: Ledger, text: str) -> str | None:
 
 
 def _by_uri(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
-    """What lies at a URI says itself what it is, if it has a sidecar; else the ledger knows what was seen there."""
+    """The checkpoint at a URI, by its sidecar if it has one, else by what the ledger has seen there."""
     from wherry.ledger.nodes import digest_at
 
     for uri in _meanings(text):
@@ -139,15 +139,15 @@ def _by_uri(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
         if digest is not None:
             return digest, sidecar
     raise NotFoundError(
-        "no lineage is known",
+        "no lineage is recorded",
         uri=text,
-        cure="convert it with wherry, or give a digest that the ledger has (at least 8 hex digits)",
+        cure="convert it with wherry, or give a digest from the ledger (at least 8 hex digits)",
         stage="lineage",
     )
 
 
 def _meanings(text: str) -> Iterator[str]:
-    """The URI itself, then the checkpoint that it stands for, where it is a run folder."""
+    """The URI itself, then the checkpoint that it resolves to, where it is a run folder."""
     from wherry.formats.detect import resolve
     from wherry.ledger.resolve import checkpoint_uri
 
@@ -161,7 +161,7 @@ def _meanings(text: str) -> Iterator[str]:
 
 
 def tree_of(ledger: Ledger, root: str, sidecar: Sidecar | None) -> LineageTree:
-    """Everything above and below a checkpoint; a sidecar adds the conversion that it tells of."""
+    """The ancestors and descendants of a checkpoint; a sidecar adds the conversion that it records."""
     from wherry.ledger.nodes import nodes
     from wherry.ledger.record import ancestors, descendants
 
@@ -176,7 +176,7 @@ def tree_of(ledger: Ledger, root: str, sidecar: Sidecar | None) -> LineageTree:
 
 
 def _told(sidecar: Sidecar | None) -> tuple[Edge | None, dict[str, LineageNode]]:
-    """The edge and the nodes that a sidecar alone tells of."""
+    """The edge and the nodes that a sidecar records."""
     from wherry.ledger.nodes import node_of
     from wherry.ledger.record import Edge
 

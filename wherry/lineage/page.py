@@ -1,10 +1,9 @@
 r"""The lineage as one HTML page: a graph, the details of each checkpoint and a search, in a single file.
 
-It needs no network and sends nothing: style and script are in it, and its content security policy allows these two
-by their hashes and nothing else. What it shows comes from checkpoints, which are hostile input: every text is data,
-in a JSON block that cannot be closed from inside, and reaches the page as text, never as markup. Characters that
-cannot be seen, or that turn the direction of writing, are written out (`\u202e`), so that no name looks like another.
-Without JavaScript the plain-text tree is shown.
+It uses no network: style and script are inline, and its content security policy allows only these two, by their hashes.
+Names come from checkpoints, which are untrusted input: they are data in a JSON block that no name can close, and are
+inserted as text, never as markup. Invisible characters and those that change the writing direction are escaped
+(`\u202e`), so that no name looks like another. Without JavaScript the plain-text tree is shown.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _PARTS = Path(__file__).parent / "pages"
 _SCRIPTS = ("lineage_layout.js", "lineage.js", "lineage_details.js")
-_LONGEST = 2000  # characters of one text; a longer one is the business of an attacker
-# Unicode categories that cannot be seen or that change how others are seen.
+_LONGEST = 2000  # maximum characters of one text
+# Unicode categories of invisible characters and of those that change how others are displayed.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
@@ -41,8 +40,8 @@ def page(tree: LineageTree, *, made: str | None = None) -> str:
     """The lineage as the text of one HTML file; write it as UTF-8.
 
     Args:
-        tree: what `wherry.lineage.lineage.show` returns.
-        made: when the page is made, UTC in ISO 8601; now by default.
+        tree: the result of `wherry.lineage.lineage.show`.
+        made: time of creation, UTC in ISO 8601; now by default.
     """
     style = (_PARTS / "lineage.css").read_text("utf-8")
     script = _script()
@@ -61,7 +60,7 @@ def page(tree: LineageTree, *, made: str | None = None) -> str:
 
 
 def _script() -> str:
-    """The parts as one function, so that their names meet no name of the browser's."""
+    """The parts in one function, so that their names do not conflict with those of the browser."""
     parts = "\n".join((_PARTS / name).read_text("utf-8") for name in _SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}\n}})();'
 
@@ -82,7 +81,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _data(tree: LineageTree) -> str:
-    """The tree as JSON in which no `<` is left, so that no name can end the block it stands in."""
+    """The tree as JSON without `<`, so that no name can end the script block."""
     text = json.dumps({"schema": SCHEMA, **_visible(tree.to_json())}, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

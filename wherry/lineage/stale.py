@@ -1,16 +1,14 @@
-"""stale: which converted checkpoints are not what converting again would give.
+"""stale: find converted checkpoints that differ from what a new conversion would produce.
 
-Only metadata is read. A source is compared by the fingerprint of its files; the conversion is planned again, as its
-route states it or else as it was asked for, and the digests of the two plans are compared: a plan names the structure
-of the source, the target format, every option and every rule. So are the files that the request names, which a plan
-does not cover. Where neither can be known, as of old receipts, the version of wherry is.
-What was made of something stale is stale too. Reasons are data, each result has the command that converts again.
+Only metadata is read. A source is compared by the fingerprint of its files. The conversion is planned again, as its
+route states it or else as it was requested, and the digests of the two plans are compared: a plan contains the
+structure of the source, the target format, every option and every rule. The files that the request names, which a plan
+does not cover, are compared too. For old receipts without a request, the version of wherry is compared. What was
+derived from a stale checkpoint is stale too. Reasons are data; each result has the command that converts again.
 
-Which routes could have asked for a conversion that lies there, and what each of them states of it now.
-
-A route that puts the result at this very place asked for it. Where none does (the template changed, or somebody
-converted by hand below a route's root), the routes with the deepest root may have, each by any of its targets of that
-format.
+`rules_for` finds the routes that may have requested a conversion: a route whose target is this very URI. Where there is
+none (the template changed, or somebody converted by hand below a route's root), the routes with the deepest root, each
+with all its targets of that format.
 """
 
 from __future__ import annotations
@@ -53,8 +51,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 SCHEMA = 1
-_WORKERS = 8  # sources looked at at a time; it is waiting for storage, not computing
-# What a reason can be.
+_WORKERS = 8  # sources that are checked in parallel; the work waits for storage
+# Kinds of reasons.
 SOURCE_GONE, SOURCE_CHANGED, SOURCE_UNREADABLE = "source-gone", "source-changed", "source-unreadable"
 PLAN_CHANGED, ROUTE_CHANGED, OLDER_WHERRY = "plan-changed", "route-changed", "older-wherry"
 UPSTREAM = "upstream-stale"
@@ -62,7 +60,7 @@ UPSTREAM = "upstream-stale"
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why something is stale: one of the kinds above, and the details in words."""
+    """Why a checkpoint is stale: one of the kinds above, and the details."""
 
     kind: str
     detail: str
@@ -73,13 +71,13 @@ class Stale:
     """A converted checkpoint that is stale.
 
     Attributes:
-        uri: where it lies.
-        checkpoint_digest: which it is.
-        format: of it.
-        source_uri: what it was made of.
-        reasons: why.
-        cure: the command that converts again; it needs a free target, so what lies there is moved away first. None
-            where no source is known to be there.
+        uri: its URI.
+        checkpoint_digest: its identity.
+        format: its format.
+        source_uri: URI of its source.
+        reasons: why it is stale.
+        cure: the command that converts again, after the present target has been moved away. None where no source is
+            known to exist.
     """
 
     uri: str
@@ -95,18 +93,18 @@ class Stale:
 
 
 def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = None) -> list[Stale]:
-    """What converting again would give differently.
+    """The checkpoints that a new conversion would produce differently.
 
     Args:
         about: only this checkpoint and what was derived from it (a URI, a digest or a model URI); all by default.
-        config: the routes file; `WHERRY_CONFIG`, `wherry.toml` here or in the home by default.
+        config: the configuration; `WHERRY_CONFIG`, or `wherry.toml` in the working folder or the home by default.
 
     Returns:
-        The stale ones, in the order in which they were converted.
+        The stale checkpoints, in the order of their conversions.
 
     Raises:
         NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
-        UsageError: the routes file is not one.
+        UsageError: the configuration is invalid.
     """
     rows, nodes = _rows(about)
     routes = _routes(config)
@@ -116,7 +114,7 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
 
 
 def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord], Mapping[str, LineageNode]]:
-    """The conversions that are current, one for each place, and the nodes of their sources."""
+    """The current conversions, one for each place, and the nodes of their sources."""
     from wherry.ledger.nodes import asked_in, conversions, nodes
     from wherry.ledger.record import open_ledger
 
@@ -132,7 +130,7 @@ def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord],
 
 
 def _has_source(row: ConversionRecord) -> bool:
-    """Whether it was made of something that can still be there: no training state, and not of itself, in place."""
+    """Whether its source can still exist: neither a live training state, nor the checkpoint itself, in place."""
     return not is_live(row.source_uri) and row.source_uri != row.target_uri
 
 
@@ -150,7 +148,7 @@ def _routes(config: str | None) -> tuple[Route, ...]:
 
 
 def _look(row: ConversionRecord, routes: Sequence[Route], nodes: Mapping[str, LineageNode]) -> Stale:
-    """One conversion against what is there now."""
+    """Compare one conversion with the present source and routes."""
     source = nodes[row.source_digest]
     rules: list[RouteRule] = []
     reasons: list[Reason] = []
@@ -163,13 +161,13 @@ def _look(row: ConversionRecord, routes: Sequence[Route], nodes: Mapping[str, Li
                 else rules_for(row.target_uri, row.format, checkpoint.detection, routes)
             )
             if present_fingerprint(checkpoint) != row.source_fingerprint:
-                what = f"the files at {row.source_uri} changed since {row.time}"
+                what = f"the files of {row.source_uri} have changed since {row.time}"
                 reasons.append(Reason(SOURCE_CHANGED, what))
         reasons += _by_route(row, source.format, rules) if rules else _by_record(row, source.format)
     except NotFoundError:
         at = next((place.uri for place in source.places if _is_same(place, source.format)), None)
-        elsewhere = f"; the same checkpoint lies at {at}" if at else ""
-        reasons.append(Reason(SOURCE_GONE, f"nothing is at {row.source_uri} any more{elsewhere}"))
+        elsewhere = f"; a copy is at {at}" if at else ""
+        reasons.append(Reason(SOURCE_GONE, f"{row.source_uri} no longer exists{elsewhere}"))
     except WherryError as error:
         reasons.append(Reason(SOURCE_UNREADABLE, error.what))
     cure = _cure(row, at, rules) if at and reasons else None
@@ -177,26 +175,26 @@ def _look(row: ConversionRecord, routes: Sequence[Route], nodes: Mapping[str, Li
 
 
 def _is_same(place: PlaceRecord, format: str) -> bool:
-    """Whether a place still has the files that were seen there."""
+    """Whether a place still has the recorded files."""
     try:
         with open_checkpoint(place.uri, format=format) as checkpoint:
             return place.gone is None and present_fingerprint(checkpoint) == place.fingerprint
     except WherryError:
-        return False  # a place that cannot be asked does not help
+        return False  # a place that cannot be reached does not help
 
 
 def _said(row: ConversionRecord) -> Mapping[str, Any]:
-    """What was asked for, or as much of it as the options tell."""
+    """The recorded request, or as much of it as the options state."""
     return row.asked or resolved(row.format, row.options)
 
 
 def _source(row: ConversionRecord, format: str) -> SourceRequest:
-    """What it was made of, read as then."""
+    """Its source, with the request's options for reading it."""
     return SourceRequest(row.source_uri, format, opaque=tuple(_said(row).get("opaque", ())))
 
 
 def _by_route(row: ConversionRecord, source_format: str, rules: Sequence[RouteRule]) -> Iterator[Reason]:
-    """Whether none of the routes that may have asked for it would give the same now."""
+    """The reasons, if none of the routes that may have requested it would produce the same now."""
     told: list[Reason] = []
     for route, rule in rules:
         name = f"route {route.name}"
@@ -206,18 +204,18 @@ def _by_route(row: ConversionRecord, source_format: str, rules: Sequence[RouteRu
         except WherryError as error:  # a file that the route names
             now, asked = error, {}
         if isinstance(now, WherryError):
-            told.append(Reason(ROUTE_CHANGED, f"{name} cannot be carried out now: {now.what}"))
+            told.append(Reason(ROUTE_CHANGED, f"{name} fails now: {now.what}"))
             continue
         if now == row.plan_digest and not (row.asked and any(differences(row.asked, asked, UNPLANNED))):
             return
         how = ", ".join(differences(row.asked, asked)) if row.asked else ""
-        what = f"{name} states another conversion than was carried out"
+        what = f"{name} has changed since the conversion"
         told.append(Reason(ROUTE_CHANGED, f"{what}: {how}" if how else what))
     yield told[0]
 
 
 def _by_record(row: ConversionRecord, source_format: str) -> Iterator[Reason]:
-    """Whether the request that was recorded would give the same now."""
+    """The reason, if the recorded request would not produce the same now."""
     if not row.asked:
         yield from _by_options(row, source_format)
         return
@@ -228,36 +226,36 @@ def _by_record(row: ConversionRecord, source_format: str) -> Iterator[Reason]:
     except WherryError as error:  # a file that it names
         now, changed = error, ""
     if isinstance(now, WherryError):
-        yield Reason(PLAN_CHANGED, f"the same request cannot be carried out now: {now.what}")
+        yield Reason(PLAN_CHANGED, f"the same request fails now: {now.what}")
     elif now != row.plan_digest or changed:
         what = f"the same request gives another plan than on {row.time}"
-        yield Reason(PLAN_CHANGED, f"what the request names changed: {changed}" if changed else what)
+        yield Reason(PLAN_CHANGED, f"files of the request have changed: {changed}" if changed else what)
 
 
 def _by_options(row: ConversionRecord, source_format: str) -> Iterator[Reason]:
-    """The same of a receipt that does not say what was asked for: it may have been the parameters alone, or more."""
+    """As `_by_record`, for a receipt without a request: only its options and the version of wherry are known."""
     plans = [_planned(row, source_format, {**_said(row), **more}) for more in ({}, {"only": "params"})]
     if row.plan_digest in plans:
         return
     if _is_plain(row) and not isinstance(plans[0], WherryError):
         yield Reason(PLAN_CHANGED, f"the same request gives another plan than on {row.time}")
     elif row.software and row.software != __version__:
-        yield Reason(OLDER_WHERRY, f"wherry {row.software} made it, this is {__version__}")
+        yield Reason(OLDER_WHERRY, f"it was made by wherry {row.software}; this is {__version__}")
 
 
 def _is_plain(row: ConversionRecord) -> bool:
-    """Whether the recorded options are all that was asked for: no layout, no rule, nothing left behind."""
+    """Whether the recorded options were the whole request: no layout, no rules, nothing ignored."""
     try:
         sidecar = read_sidecar(locate(row.target_uri))
     except WherryError:
-        return False  # what cannot be read proves nothing; the audit reports it
+        return False  # an unreadable sidecar is reported by the audit
     if sidecar is None or sidecar.receipt is None:
         return False
     return not {"layout", "scan"} & set(sidecar.manifest.origin) and not sidecar.receipt.warnings
 
 
 def _planned(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
-    """Digest of the plan that would be made now, or why none can be made so."""
+    """Digest of the plan that the request gives now, or the error."""
     from wherry.converter.plan import plan_request
     from wherry.converter.rewrite import plan_rewrite
 
@@ -281,12 +279,12 @@ def _cure(row: ConversionRecord, source: str, rules: Sequence[RouteRule]) -> str
                 **{n: v for n, v in asked.items() if n in ("into", "as_step")},
             }
         except WherryError as error:
-            _log.debug("the cure is told as it was recorded: %s", error)
+            _log.debug("the cure uses the recorded request: %s", error)
     return command_line(asked, source, row.target_uri, moved=source != row.source_uri)
 
 
 def _with_upstream(rows: Sequence[ConversionRecord], looked: Sequence[Stale]) -> Iterator[Stale]:
-    """What was made of something stale is stale too; rows come in the order in which they were made."""
+    """Add what was derived from stale checkpoints; rows are in the order of their conversions."""
     worn: dict[str, str] = {}
     for row, one in zip(rows, looked, strict=True):
         above = worn.get(row.source_uri)
@@ -297,23 +295,23 @@ def _with_upstream(rows: Sequence[ConversionRecord], looked: Sequence[Stale]) ->
 
 
 class RouteRule(NamedTuple):
-    """What a route states for a target."""
+    """A route with one of its target rules."""
 
     route: Route
     rule: TargetRule
 
 
 def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route]) -> list[RouteRule]:
-    """What the routes that take a source state of what is made of it.
+    """The rules of routes that may have requested a conversion.
 
     Args:
-        uri: where the result lies.
-        format: of the result.
-        source: what it was made of, as it is now.
-        routes: all that there are.
+        uri: URI of the result.
+        format: format of the result.
+        source: its source, as it is now.
+        routes: all routes.
 
     Returns:
-        What may have asked for it; empty where no route did.
+        The rules; empty where no route can have requested it.
     """
     exact: list[RouteRule] = []
     deepest: list[tuple[int, RouteRule]] = []
@@ -331,7 +329,7 @@ def rules_for(uri: str, format: str, source: Detection, routes: Sequence[Route])
 
 
 def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, str]:
-    """Template → where it puts what is made of a source; empty where the route cannot tell."""
+    """Template → URI of the target for a source; empty where the route cannot determine it."""
     try:
         return {one.rule.uri: one.place for one in wanted(route, source, where)}
     except WherryError:
@@ -339,7 +337,7 @@ def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, st
 
 
 def as_routed(row: ConversionRecord, route: Route, rule: TargetRule) -> dict[str, Any]:
-    """What a night states of a target."""
+    """The request of a nightly run for a target."""
     target = replace(rule.at(row.target_uri), into=False)
     source = SourceRequest(row.source_uri, route.source_format, opaque=route.opaque)
     return stated(route.request(source, [target], DEFAULT_MEMORY), target)

@@ -1,4 +1,4 @@
-"""text: a lineage as a tree in plain text, and its nodes and edges in a line each."""
+"""text: a lineage as a plain-text tree, with nodes and edges on one line each."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def render(tree: LineageTree) -> str:
 
 
 def _branches(tree: LineageTree, edges: Mapping[str, list[Edge]], root: str, *, up: bool) -> Iterator[str]:
-    """Lines below a node; what is below another one is told once, however many ways lead there."""
+    """The lines below a node; a subtree that several paths reach is printed once."""
 
     def rows(digest: str, bar: str) -> list[tuple[Edge, str, bool]]:
-        """The node's edges, the last one first: they are taken from the end."""
+        """The node's edges in reverse order, because they are popped from the end."""
         here = edges.get(digest, [])
         return [(edge, bar, edge is here[-1]) for edge in reversed(here)]
 
@@ -61,7 +61,7 @@ def title(node: LineageNode) -> str:
 
 
 def facts(node: LineageNode) -> Iterator[str]:
-    """What is known of a node beside its title: places, registrations, the last verification."""
+    """Further lines about a node: places, registrations, the last verification."""
     yield from (_whereabouts(place) for place in node.places)
     for row in node.registrations:
         yield (
@@ -75,8 +75,8 @@ def facts(node: LineageNode) -> Iterator[str]:
 
 def _whereabouts(place: PlaceRecord) -> str:
     if place.gone:
-        return f"{place.uri} (gone since {place.gone})"
-    return f"{place.uri} (the memory of a training run; not on disk)" if is_live(place.uri) else place.uri
+        return f"{place.uri} (missing since {place.gone})"
+    return f"{place.uri} (memory of a training run; not on disk)" if is_live(place.uri) else place.uri
 
 
 def how(edge: Edge) -> str:

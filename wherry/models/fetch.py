@@ -1,9 +1,9 @@
-"""fetch: copy a checkpoint's files to where they are needed, and prove the copy by the digests that were recorded.
+"""fetch: copy a checkpoint and verify the copy by the recorded digests.
 
-The files go over as they are, sidecar and signature included, into a staging area beside the target. There every
-tensor and companion is read and compared with the manifest, whose own digest is the one that was registered or
-recorded; then the copy appears in one step. What a killed run has copied is taken up again. Bytes pass through a few
-buffers of 8 MiB; nothing of a model's size is ever held.
+The files are copied unchanged, with sidecar and signature, into a staging area beside the target. There every tensor
+and companion is read and compared with the manifest, whose digest must be the registered or recorded one; then the copy
+is committed in one step. A run resumes the copy of a killed one. Bytes pass through a few buffers of 8 MiB; memory does
+not grow with the model.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchReport:
-    """What a fetch did.
+    """The result of a fetch.
 
     Attributes:
-        source: where the checkpoint lay.
-        uri: where the copy lies; opens like any checkpoint.
-        checkpoint_digest: what both are.
-        files: how many files it has, sidecar and signature included.
+        source: URI of the original.
+        uri: URI of the copy; opens like any checkpoint.
+        checkpoint_digest: identity of both.
+        files: number of files, including sidecar and signature.
         nbytes: their bytes.
-        resumed_bytes: of these, what a killed run had copied.
+        resumed_bytes: how many of them a killed run had copied.
         seconds: wall time.
-        already: whether the copy was there already; then it was only verified.
-        lineage: `recorded`, or why the ledger does not know of the copy.
+        already: whether the copy existed already; then it was only verified.
+        lineage: `recorded`, or why the copy is not in the ledger.
     """
 
     source: str
@@ -81,7 +81,7 @@ class FetchReport:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """What is fetched: where and what it is, its record, and the files with names relative to `base`."""
+    """The original: its location, detection and sidecar, and the files with names relative to `base`."""
 
     location: Location
     detection: Detection
@@ -92,13 +92,13 @@ class _Subject:
 
     @property
     def name(self) -> str:
-        """Where in the fetched folder the checkpoint lies; empty where the target itself is the checkpoint."""
+        """Path of the checkpoint in the copied folder; empty where the target itself is the checkpoint."""
         alone = self.location.path == self.base.path or self.is_file
         return "" if alone else self.location.name
 
     @property
     def is_file(self) -> bool:
-        """Whether it is one file, so that the target is one too; sidecar and signature go beside it."""
+        """Whether it is one file; then the target is a file too, with sidecar and signature beside it."""
         return self.location.path != self.base.path and len(self.members) == 1
 
     @property
@@ -119,17 +119,17 @@ def fetch(
 
     Args:
         uri: a checkpoint that has a sidecar, or a model URI (`models:/name@alias`, `wherry://sha256/…`).
-        target: exactly what shall appear: a folder, or a file where the checkpoint is one file.
+        target: URI of the copy: a folder, or a file where the checkpoint is one file.
         memory: budget for the verification.
         progress: called a few times a second.
 
     Raises:
-        NotFoundError: nothing is there, or no digests are recorded for it.
-        MismatchError: the copy, or the record itself, is not what was recorded; nothing is left of it.
+        NotFoundError: the checkpoint does not exist, or no digests are recorded for it.
+        MismatchError: the copy or the sidecar differs from the record; the copy is removed.
         IncompleteError: files are missing.
-        TargetExistsError: something else is at the target.
-        StorageError: the storage failed; where a retry can help, what was copied is kept for it.
-        NotRecordedError: the copy is committed and proved, but the ledger cannot be used; `result` is the FetchReport.
+        TargetExistsError: the target is another checkpoint or file.
+        StorageError: the storage failed; where a retry can help, the copied files are kept for it.
+        NotRecordedError: the copy is committed and verified, but not in the ledger; `result` is the FetchReport.
     """
     clock = time.monotonic()
     subject = _subject(uri)
@@ -169,7 +169,7 @@ def _subject(uri: str | os.PathLike[str]) -> _Subject:
 
 
 def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnProgress | None) -> int:
-    """Stage, copy, prove, commit; returns the bytes that an earlier run had copied."""
+    """Stage, copy, verify, commit; return the bytes that an earlier run had copied."""
     header = {"digest": subject.sidecar.checkpoint.checkpoint_digest, "files": subject.mark}
     row = find_format(subject.detection.format)
     with Staging(place, sha256_of("fetch", header)[:8]) as staging:
@@ -189,42 +189,42 @@ def _copied(subject: _Subject, place: Location, memory: str | int, progress: OnP
 
 
 def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnProgress | None) -> None:
-    """Read every byte of a copy and compare it with the record."""
+    """Read every byte of a copy and compare its digests with the record."""
     manifest = subject.sidecar.manifest
     with _opened(subject, home) as copy:
         if set(copy.manifest.tensors) != set(manifest.tensors):
             odd = min(set(copy.manifest.tensors) ^ set(manifest.tensors))
-            raise _differs(subject, "/".join(odd), "it is in only one of copy and record")
+            raise _differs(subject, "/".join(odd), "the tensor is in only one of copy and manifest")
         found = hash_checkpoint(copy, memory=parse_size(memory), progress=progress)
         failed = compare(found, manifest.digests, subject.sidecar.leaves)
         if failed:
             raise _differs(subject, failed[0].path, failed[0].reason)
         for companion in manifest.companions:
             if digested(copy, companion).sha256 != companion.sha256:
-                raise _differs(subject, companion.name, "the companion file is not the recorded one")
+                raise _differs(subject, companion.name, "digest mismatch in the companion file")
         extra = unrecorded(subject.sidecar, copy.manifest)
         if extra:
             raise MismatchError(
-                "this companion file was not recorded, so nothing proves it",
+                f"companion file {extra[0]} has no recorded digest",
                 uri=subject.location.uri,
                 path=extra[0],
-                cure="remove it from the original, or convert or take stock again",
+                cure=f"remove it from the original, or run `wherry inspect {subject.location.uri} --digest --write`",
                 stage="fetch",
             )
 
 
 def _opened(subject: _Subject, home: Location) -> Checkpoint:
-    """A copy, opened as what the source is: a staging area has a name that says nothing."""
+    """A copy, opened with the detection of the original, because the name of a staging area has no meaning."""
     detection = replace(subject.detection, uri=home.uri)
     return Checkpoint(find_format(detection.format).open(home, detection))
 
 
 def _differs(subject: _Subject, path: str, reason: str) -> MismatchError:
     return MismatchError(
-        f"the copy is not what was recorded: {reason}",
+        f"the copy differs from the record: {reason}",
         uri=subject.location.uri,
         path=path,
-        cure="verify the original: `wherry verify URI --level digest`",
+        cure=f"run `wherry verify {subject.location.uri} --level digest` to check the original",
         stage="fetch",
     )
 
@@ -234,7 +234,7 @@ def _require_same(subject: _Subject, home: Location) -> None:
     wanted = subject.sidecar.checkpoint.checkpoint_digest
     if sidecar is None or proved_digest(sidecar) != wanted:
         raise TargetExistsError(
-            "the target exists and is not this checkpoint",
+            "target already exists and is another checkpoint",
             uri=home.uri,
             cure="choose another target, or remove this one",
             stage="fetch",
@@ -242,14 +242,14 @@ def _require_same(subject: _Subject, home: Location) -> None:
 
 
 def _carry_signature(subject: _Subject, place: Location) -> None:
-    """After the commit, and again where a kill came in between; a signature that is there is left."""
+    """Copy the signature after the commit, unless the target has one; a rerun repeats this after a kill."""
     signature, target = signature_location(subject.location), signature_location(locate(place.uri))
     if signature.exists() and not target.exists():
         put(target, signature.read_whole(MOST_SIDECAR))
 
 
 def _record(subject: _Subject, done: FetchReport) -> FetchReport:
-    """Tell the ledger of the second place."""
+    """Record the place of the copy in the ledger."""
     from wherry.ledger.record import open_ledger, record_sighting
 
     location = locate(done.uri)

@@ -1,13 +1,13 @@
-"""policy: what a checkpoint must be before it is promoted, as data.
+"""policy: the conditions for the promotion of a checkpoint, as data.
 
-A policy is a table of gates. Each is judged on what is on record (manifest, receipt, ledger) or has just been found
-by the verification of this promotion, and each gives one finding: what was asked, what was found, and whether it
-passes. A gate whose facts are not on record does not pass: unknown is never taken for good.
+A policy is a table of gates. Each gate compares its requirement with the records (manifest, receipt, ledger) or with
+the verification of this promotion, and gives one result: what is required, what was found, and whether it passes. A
+gate without recorded facts does not pass.
 
-    [policy]                          # wherry.toml, or a file of its own without the heading
-    level = "digest"                  # re-verified at this level now
+    [policy]                          # in wherry.toml; a separate file omits the heading
+    level = "digest"                  # minimum level of the verification now
     recorded = ["roundtrip"]          # levels that a recorded verification must have passed
-    max_error = 0.0                   # lossless all the way up; or the largest error that values may carry
+    max_error = 0.0                   # all conversions lossless; or the largest error of values
     optimizer = "absent"
     companions = ["tokenizer*", "config.json"]
     max_age_days = 30
@@ -42,7 +42,7 @@ _NAME = re.compile(r"[\w-]+")
 
 
 class Policy(BaseModel):
-    """The gates of a promotion; those that are left out let everything pass."""
+    """The gates of a promotion; gates that are left out always pass."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,17 +76,17 @@ class Policy(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PolicyFacts:
-    """What is known of a checkpoint when the gates are judged.
+    """The facts about a checkpoint that gates are compared with.
 
     Attributes:
-        uri: where it lies.
+        uri: its URI.
         sidecar: its manifest and receipt.
-        level: at which it was verified just now.
-        extra: names of companion files that are there and were not recorded.
-        verifications: recorded ones, level → their JSON form (the last that passed).
-        lossless: whether each conversion above it was exact; None where the ledger does not know them.
-        earlier: whether those before its own were, whose error its own roundtrip cannot measure.
-        signed: checks a signature against a public key; raises a WherryError where there is none that fits.
+        level: level of the verification of this promotion.
+        extra: names of companion files that are not in the manifest.
+        verifications: level → JSON form of the last recorded verification that passed.
+        lossless: whether each conversion above it was exact; None where they are not in the ledger.
+        earlier: whether the conversions before its own were exact; its own roundtrip cannot measure their error.
+        signed: checks the signature with a public key; raises a WherryError where none matches.
         approver: the authenticated user, or None.
     """
 
@@ -103,7 +103,7 @@ class PolicyFacts:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The outcome of one gate: its name, what was asked, what was found, and whether it passes."""
+    """The result of one gate: its name, what is required, what was found, and whether it passes."""
 
     gate: str
     asked: str
@@ -112,13 +112,13 @@ class GateResult:
 
 
 def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None) -> Policy:
-    """A policy from what was given: itself, a mapping, the name of one in wherry.toml, a TOML or JSON file, or nothing.
+    """A policy from a Policy, a mapping, its name in wherry.toml, a TOML or JSON file, or None for the defaults.
 
-    A text without a dot or slash is a name: `[policy.NAME]`.
+    A string without a dot or slash is a name: `[policy.NAME]`.
 
     Raises:
-        NotFoundError: no policy has that name.
-        UsageError: a gate is unknown or has a wrong value; the error names file and gate.
+        NotFoundError: no policy has this name.
+        UsageError: a gate is unknown or has an invalid value; the error names file and gate.
         StorageError: the file cannot be read.
     """
     if isinstance(gates, Policy):
@@ -142,7 +142,7 @@ def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None)
 
 
 def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
-    """Every gate that the policy sets, judged."""
+    """The results of all gates of the policy."""
     findings = [_level(policy, facts)]
     findings += [_recorded(level, facts) for level in policy.recorded]
     if policy.max_error is not None:
@@ -158,7 +158,7 @@ def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
     if policy.signature is not None:
         findings.append(_signature(policy.signature, facts))
     if policy.approvers:
-        found = facts.approver or "nobody whom the registry's server has authenticated"
+        found = facts.approver or "no user that the registry's server has authenticated"
         passed = facts.approver in policy.approvers
         findings.append(GateResult("approvers", " or ".join(policy.approvers), found, passed))
     return findings
@@ -172,12 +172,14 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
-        raise UsageError(f"{path}: {error}", cure="a policy is a TOML or JSON table") from error
+        raise UsageError(
+            f"invalid policy {path}: {error}", cure="write it as a TOML or JSON table"
+        ) from error
 
 
 def _level(policy: Policy, facts: PolicyFacts) -> GateResult:
     order = ("structure", "present", "digest")
-    level = facts.level if facts.level in order else "present"  # native and logits include no more than that
+    level = facts.level if facts.level in order else "present"  # native and logits include this level only
     enough = order.index(level) >= order.index(policy.level)
     return GateResult("level", f"at least {policy.level}", facts.level, enough)
 
@@ -185,9 +187,9 @@ def _level(policy: Policy, facts: PolicyFacts) -> GateResult:
 def _recorded(level: str, facts: PolicyFacts) -> GateResult:
     found = facts.verifications.get(level)
     if found is not None and level == "roundtrip" and found.get("against") != _made_of(facts):
-        other = found.get("against", "something that is not on record")
-        return GateResult("recorded", level, f"passed against {other}, not what it was made of", passed=False)
-    return GateResult("recorded", level, "passed" if found else "not on record", bool(found))
+        other = found.get("against", "an unrecorded checkpoint")
+        return GateResult("recorded", level, f"passed against {other}, which is not its source", passed=False)
+    return GateResult("recorded", level, "passed" if found else "not recorded", bool(found))
 
 
 def _made_of(facts: PolicyFacts) -> str | None:
@@ -195,7 +197,7 @@ def _made_of(facts: PolicyFacts) -> str | None:
 
 
 def _error(limit: float, facts: PolicyFacts) -> GateResult:
-    """Lossless all the way up carries no error; else a roundtrip must have measured it."""
+    """Lossless conversions have no error; otherwise a roundtrip verification must have measured it."""
     asked = "lossless" if limit == 0 else f"at most {limit:g}"
     if facts.lossless:
         return GateResult("max_error", asked, "lossless", passed=True)
@@ -203,33 +205,35 @@ def _error(limit: float, facts: PolicyFacts) -> GateResult:
     roundtrip = facts.verifications.get("roundtrip", {})
     measured = roundtrip.get("lossy") if roundtrip.get("against") == _made_of(facts) else None
     if facts.lossless is None or receipt is None:
-        return GateResult("max_error", asked, "what it was made of is not on record", passed=False)
+        return GateResult("max_error", asked, "its conversion is not recorded", passed=False)
     if not facts.earlier:
-        return GateResult("max_error", asked, "a conversion before its own was lossy, too", passed=False)
+        return GateResult("max_error", asked, "an earlier conversion was lossy too", passed=False)
     if measured is None:
         return GateResult(
-            "max_error", asked, "lossy, by an error that no roundtrip has measured", passed=False
+            "max_error", asked, "lossy, and no roundtrip verification has measured the error", passed=False
         )
     return GateResult("max_error", asked, f"{measured['error']:g}", passed=measured["error"] <= limit)
 
 
 def _optimizer(asked: str, facts: PolicyFacts) -> GateResult:
     kind = facts.sidecar.manifest.kind
-    found = {"train-state": "present", "params": "absent"}.get(kind, f"cannot be told: it is of kind {kind}")
+    found = {"train-state": "present", "params": "absent"}.get(
+        kind, f"unknown for a checkpoint of kind {kind}"
+    )
     return GateResult("optimizer", asked, found, found == asked)
 
 
 def _companion(pattern: str, facts: PolicyFacts) -> GateResult:
     names = [companion.name for companion in facts.sidecar.manifest.companions]
     matching = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(Path(name).name, pattern)]
-    return GateResult("companions", pattern, ", ".join(matching) or "no such file", bool(matching))
+    return GateResult("companions", pattern, ", ".join(matching) or "no matching file", bool(matching))
 
 
 def _age(limit: float, facts: PolicyFacts) -> GateResult:
     asked = f"at most {limit:g} days"
     receipt = facts.sidecar.receipt
     if receipt is None or not receipt.finished:
-        return GateResult("max_age_days", asked, "not on record", passed=False)
+        return GateResult("max_age_days", asked, "not recorded", passed=False)
     age = (datetime.now(UTC) - datetime.fromisoformat(receipt.finished)).total_seconds() / _SECONDS_A_DAY
     return GateResult("max_age_days", asked, f"{age:.1f} days", age <= limit)
 

@@ -1,13 +1,12 @@
-"""promote: put an alias on a registered checkpoint, after its bytes have been read again and the policy is met.
+"""promote: verify a registered checkpoint, check the policy, and move an alias to it.
 
-candidate → champion → previous. What is promoted is proved first: the registry's digest must be the one that the
-manifest beside the checkpoint hashes to, the bytes of tensors and companion files must be the manifest's, and every
-gate of the policy must pass. Then the alias moves, and the ledger says so; where the ledger cannot be written, the
-alias goes back. `rollback` puts back what stood under the alias before.
+candidate → champion → previous. A promotion verifies first: the manifest beside the checkpoint must hash to the digest
+in the registry, the bytes of tensors and companion files must match the manifest, and every gate of the policy must
+pass. Then the alias moves, and the promotion is recorded in the ledger; where the ledger cannot be written, the alias
+moves back. `rollback` restores the previous version of the alias.
 
-A sidecar can be replaced together with the bytes. So the chain of the proof begins at the registry. Companion files
-count like tensors, and one that was added counts too: a tokenizer that nobody recorded changes what the model does as
-surely as a swapped one.
+A sidecar can be replaced together with the bytes, so the proof begins at the registry. Companion files are verified
+like tensors, and an added file fails too: an unrecorded tokenizer can change the model's behaviour like a replaced one.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 
 CHAMPION = "champion"
-# Tags that are true of a version in its own registry alone.
+# Tags that apply to a version in its own registry only.
 _STAYING = (
     "wherry.adopted", "wherry.attempt", "wherry.logged_model", "wherry.promoted_", "wherry.replaced.",
     "wherry.rolled_back", "wherry.source_model", "wherry.uri", "wherry.withdrawn",
@@ -49,22 +48,22 @@ _STAYING = (
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """What a promotion or a rollback did.
+    """The result of a promotion or a rollback.
 
     Attributes:
         name: the registered model.
         version: the version that has the alias now.
         alias: the alias.
-        replaced: the version that had it before; None where none had.
-        already: whether it was there already, so that nothing was moved.
+        replaced: the version that had it before, if any.
+        already: whether the version had the alias already, so that nothing changed.
         uri: the checkpoint.
         checkpoint_digest: its identity.
         registry: the registry, without user, password or query.
-        page: where a browser shows the version; None where no server is known.
-        by: who did it: the user whom the registry has authenticated, or `<user> (not authenticated)`.
-        level: at which it was verified.
-        gates: each gate with what was asked and found.
-        statement: number of the ledger's statement; None where nothing was moved.
+        page: URL of the version in a browser; None without a server.
+        by: the user: authenticated by the registry, or `<user> (not authenticated)`.
+        level: level of the verification.
+        gates: the result of each gate.
+        statement: number of the ledger's statement; None where nothing changed.
     """
 
     name: str
@@ -99,25 +98,25 @@ def promote(
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
 ) -> Promotion:
-    """Verify a checkpoint, judge it by the policy and give it an alias.
+    """Verify a checkpoint, check the policy and move the alias to it.
 
     Args:
         uri_or_model: `models:/NAME@candidate`, `models:/NAME/VERSION`, or a checkpoint's URI.
-        name: the registered model; needed for a plain URI, which is registered where it is not yet.
-        to_alias: the alias; what has it now becomes `previous`.
-        gates: the policy, as an object, a mapping, or a TOML or JSON file; only the bytes count by default.
-        level: of the verification: `digest` reads every byte.
+        name: the registered model; required for a plain URI, which is registered if it is not yet.
+        to_alias: the alias; the version that has it now becomes `previous`.
+        gates: the policy, as an object, a mapping, a name, or a TOML or JSON file; by default only the bytes count.
+        level: level of the verification: `digest` reads every byte.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
-        to_registry_uri: another registry to promote into; the version goes there with all its tags.
+        to_registry_uri: another registry to promote into; the version is registered there with all its tags.
         memory: budget for reading.
         progress: called a few times a second.
 
     Raises:
-        MismatchError: bytes, companions or identity are not the registered ones, or a gate does not pass.
-        IncompleteError: something is missing.
-        NotFoundError: there is no such version or checkpoint.
+        MismatchError: bytes, companions or identity differ from the registered ones, or a gate does not pass.
+        IncompleteError: files are missing.
+        NotFoundError: the version or checkpoint does not exist.
         TargetInUseError: another process moves aliases of this model.
-        StorageError: a registry or the ledger cannot be reached; aliases are what they were.
+        StorageError: a registry or the ledger cannot be reached; aliases are unchanged.
     """
     from wherry.models.policy import policy_of
 
@@ -143,19 +142,19 @@ def rollback(
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
 ) -> Promotion:
-    """Give an alias back to the version that had it before; again and again, as far as promotions go back.
+    """Move an alias back to the version that had it before; repeated calls go further back.
 
     Args:
         name: the registered model.
         alias: the alias.
-        level: at which the version is verified that gets it; `present` reads no tensors, so that it is quick.
+        level: level of the verification of that version; `present` reads no tensors, so it is quick.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
         memory: budget for reading.
         progress: called a few times a second.
 
     Raises:
-        NotFoundError: no version had the alias before, or its checkpoint is gone.
-        MismatchError, IncompleteError: its checkpoint is not what was registered.
+        NotFoundError: no version had the alias before, or its checkpoint does not exist.
+        MismatchError, IncompleteError: its checkpoint differs from the registered one.
         TargetInUseError: another process moves aliases of this model.
     """
     from wherry.ledger.record import open_ledger, record_event
@@ -177,7 +176,7 @@ def rollback(
 
 
 def _found(asked: str | os.PathLike[str], name: str | None, stores: Mapping[str, str]) -> ResolvedModel:
-    """The version that is meant; a plain URI is registered, which does nothing where it is."""
+    """The version of a model URI; a plain URI is registered first, which does nothing if it is registered already."""
     if is_model_uri(asked):
         found = resolve_model(asked, **stores)
         if found.version is not None:
@@ -185,9 +184,9 @@ def _found(asked: str | os.PathLike[str], name: str | None, stores: Mapping[str,
         asked = found.uri
     if name is None:
         raise UsageError(
-            "a checkpoint is promoted as a version of a registered model",
+            "missing name of the registered model",
             uri=str(asked),
-            cure="say which: --name NAME, or promote models:/NAME@ALIAS",
+            cure="add --name NAME, or promote models:/NAME@ALIAS",
             stage="promote",
         )
     from wherry.models.register import register
@@ -204,11 +203,16 @@ def _carried(
     there: Mapping[str, str],
     name: str | None,
 ) -> ResolvedModel:
-    """The version in another registry: made of the same source, with every tag and where it came from."""
+    """Register the version in another registry, with all tags and its origin."""
     from wherry.models.register import enter
 
     if found.name is None:
-        raise NotFoundError("no version to carry over", uri=found.uri, stage="promote")
+        raise NotFoundError(
+            "the checkpoint has no model version to promote into another registry",
+            uri=found.uri,
+            cure="promote models:/NAME@ALIAS, or register it first",
+            stage="promote",
+        )
     chosen = name or found.name
     origin = f"{without_secrets(stores['registry_uri'])} {found.name} {found.version}"
     own = {key: value for key, value in found.tags.items() if not key.startswith(_STAYING)}
@@ -250,7 +254,7 @@ def _move(
 
 
 def _stated(ledger: Ledger, registry: str, found: ResolvedModel, alias: str) -> bool:
-    """Whether the ledger's last word on an alias is this version; a promotion may have been killed just before."""
+    """Whether the ledger's last statement about an alias is this version; a promotion may have been killed before."""
     from wherry.ledger.record import statements
 
     last = None
@@ -288,7 +292,7 @@ def _promotion(
 
 
 def _by(approver: str | None) -> str:
-    """Who promotes, for the record."""
+    """The user who promotes, as recorded."""
     return f"{user_name()} (not authenticated)" if approver is None else approver
 
 
@@ -300,31 +304,31 @@ def proved(
     memory: str | int,
     progress: OnProgress | None,
 ) -> tuple[Sidecar, tuple[GateResult, ...]]:
-    """Read a registered checkpoint again and judge it.
+    """Verify a registered checkpoint and check the policy.
 
     Args:
         found: the version and its place.
         policy: the gates.
-        level: of the verification.
+        level: level of the verification.
         approver: the user whom the registry's server has authenticated.
         memory: budget for reading.
         progress: called a few times a second.
 
     Returns:
-        Its sidecar, with the place where it lies now, and the findings.
+        Its sidecar, with its current URI, and the results of the gates.
 
     Raises:
-        MismatchError: it is not what was registered, or a gate does not pass.
-        IncompleteError: something is missing.
+        MismatchError: it differs from the registered one, or a gate does not pass.
+        IncompleteError: files are missing.
     """
     from wherry.models.policy import judge
 
     sidecar = read_sidecar(locate(found.uri))
     if sidecar is None or proved_digest(sidecar) != found.checkpoint_digest:
         raise MismatchError(
-            "the manifest beside it is not the registered one",
+            f"digest mismatch: the manifest beside it is not the registered one, {found.checkpoint_digest}",
             uri=found.uri,
-            cure="restore the checkpoint, or register the one that is there now",
+            cure="restore the checkpoint from a backup, or register it as a new version",
             stage="promote",
         )
     sidecar = replace(sidecar, checkpoint=replace(sidecar.checkpoint, uri=found.uri))
@@ -332,23 +336,23 @@ def proved(
     findings = judge(policy, _facts(found.uri, sidecar, level, approver))
     refused = [one for one in findings if not one.passed]
     if refused:
-        reasons = "; ".join(f"{one.gate}: asked for {one.asked}, found {one.found}" for one in refused)
+        reasons = "; ".join(f"{one.gate}: required {one.asked}, found {one.found}" for one in refused)
         raise MismatchError(
-            f"the policy does not admit it: {reasons}",
+            f"the policy rejects the checkpoint: {reasons}",
             uri=found.uri,
-            cure="meet the gates that are named, or change the policy",
+            cure="meet the named gates, or change the policy",
             stage="promote",
         )
     return sidecar, tuple(findings)
 
 
 def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress: OnProgress | None) -> None:
-    """The outcome goes to the ledger, whatever it is."""
+    """Verify a checkpoint and record the outcome in the ledger in any case."""
     outcome = verify(uri, level=level, memory=memory, progress=progress)
     try:
         record_outcome(sidecar.checkpoint, outcome.to_json())
     except NotRecordedError as error:
-        if outcome.ok:  # what is not recorded is not promoted
+        if outcome.ok:  # without a record there is no promotion
             raise error.__cause__ or error from None
     if outcome.ok:
         return
@@ -356,10 +360,10 @@ def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress:
     more = f"; {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
     kind = IncompleteError if outcome.verdict == "incomplete" else MismatchError
     raise kind(
-        f"it is not what was registered: {first.reason}{more}",
+        f"the checkpoint differs from the registered one: {first.reason}{more}",
         uri=uri,
         path=first.path,
-        cure="restore the checkpoint, or convert it again",
+        cure="restore the checkpoint from a backup, or convert it again",
         stage="promote",
     )
 
@@ -388,10 +392,10 @@ def _facts(uri: str, sidecar: Sidecar, level: str, approver: str | None) -> Any:
 
 
 def _lossless(digest: str, sidecar: Sidecar, edges: Sequence[Edge]) -> bool | None:
-    """Whether every conversion above was exact; None where its own conversion is not in the ledger."""
+    """Whether every conversion above it was exact; None where its own conversion is not in the ledger."""
     receipt = sidecar.receipt
     if receipt is None:
-        return True  # an original of which stock was taken: nothing was converted
+        return True  # an original with recorded digests: nothing was converted
     same = receipt.source.checkpoint_digest == digest
     if not receipt.lossless or not all(edge.lossless for edge in edges):
         return False

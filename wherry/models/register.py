@@ -1,7 +1,7 @@
 """register: put a checkpoint into a model registry by reference; no tensor byte is copied or read.
 
-The identity of a version is (model name, checkpoint digest): registering again gives the same version. The ledger
-is told before and after, so that a crash in between leaves a claim that the next call completes.
+The identity of a version is (model name, checkpoint digest): registering again returns the same version. A claim is
+recorded in the ledger before the version is created, so that the next call completes a registration that crashed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Registration:
 
     Attributes:
         name: the registered model.
-        version: its version, as the registry counts.
+        version: its version number in the registry.
         uri: the checkpoint.
         checkpoint_digest: its identity.
-        created: False where the version was there already.
+        created: False where the version existed already.
         registry: the registry, without user, password or query.
-        page: where a browser shows the version; None where no server is known.
+        page: URL of the version in a browser; None without a server.
     """
 
     name: str
@@ -60,22 +60,24 @@ def register(
 
     Args:
         uri_or_receipt: the checkpoint, a run folder, a model URI, or the receipt of the conversion that made it.
-        name: the registered model; made where there is none.
+        name: the registered model; created if it does not exist.
         alias: set on the version, and taken from any other version of the model.
         tracking_uri: MLflow store for the run that holds receipt and manifest; `MLFLOW_TRACKING_URI`, or a SQLite
             file in the home by default.
-        registry_uri: MLflow registry; `MLFLOW_REGISTRY_URI`, or where the runs go by default.
+        registry_uri: MLflow registry; `MLFLOW_REGISTRY_URI`, or the tracking store by default.
         tags: further tags of the version.
 
     Raises:
-        NotFoundError: nothing is there, or it has no sidecar.
-        UsageError: a tag of our own namespace, or a name or alias that MLflow does not take.
+        NotFoundError: the checkpoint does not exist, or has no sidecar.
+        UsageError: a tag has a reserved name, or MLflow rejects the name or alias.
         MissingExtraError: mlflow is not installed.
         StorageError: the registry or the ledger cannot be reached or written.
     """
     reserved = sorted(key for key in tags or {} if key.startswith(RESERVED))
     if reserved:
-        raise UsageError(f"tag {reserved[0]!r} is set by wherry", cure=f"choose a name without {RESERVED!r}")
+        raise UsageError(
+            f"reserved tag name {reserved[0]!r}", cure=f"choose a name that does not begin with {RESERVED!r}"
+        )
     uri, sidecar = _subject(uri_or_receipt)
     tracking = tracking_uri or mlflow_tracking_uri()
     registry = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
@@ -94,7 +96,7 @@ def enter(
     tracking_uri: str,
     registry_uri: str,
 ) -> Registration:
-    """Register a checkpoint whose sidecar has been read; as `register`, with any tags and both stores given."""
+    """As `register`, for a checkpoint whose sidecar has been read, with any tags and explicit stores."""
     from wherry.ledger.record import claim_registration, drop_claim, open_ledger, record_registration
 
     mlflow, registry = service("mlflow"), without_secrets(registry_uri)
@@ -102,7 +104,7 @@ def enter(
     with open_ledger() as ledger:
         claim_registration(ledger, sidecar.checkpoint, registry, name)
         try:
-            # what this attempt creates is taken back where the ledger fails
+            # the context removes what it has created where the ledger fails
             with mlflow.registering(sidecar, uri, name, alias=alias, tags=tags, **stores) as done:
                 record_registration(ledger, sidecar.checkpoint, registry, name, done.version)
         except WherryError:
@@ -113,7 +115,7 @@ def enter(
 
 
 def _subject(uri_or_receipt: str | os.PathLike[str] | Receipt) -> tuple[str, Sidecar]:
-    """Where the checkpoint lies, and its sidecar."""
+    """URI and sidecar of the checkpoint."""
     from wherry.formats.detect import resolve
 
     asked = uri_or_receipt.target.uri if isinstance(uri_or_receipt, Receipt) else uri_or_receipt
@@ -121,9 +123,9 @@ def _subject(uri_or_receipt: str | os.PathLike[str] | Receipt) -> tuple[str, Sid
     sidecar = read_sidecar(location)
     if sidecar is None:
         raise NotFoundError(
-            "no digests are recorded for it, so it has no identity to register",
+            "the checkpoint has no recorded digests",
             uri=location.uri,
-            cure="take stock of it: `wherry inspect --digest --write`, or convert it with wherry",
+            cure=f"run `wherry inspect {location.uri} --digest --write`, or convert it with wherry",
             stage="register",
         )
     if isinstance(uri_or_receipt, Receipt):
@@ -134,8 +136,8 @@ def _subject(uri_or_receipt: str | os.PathLike[str] | Receipt) -> tuple[str, Sid
 def _require_same(receipt: Receipt, sidecar: Sidecar, uri: str) -> None:
     if receipt.target.checkpoint_digest != sidecar.checkpoint.checkpoint_digest:
         raise NotFoundError(
-            "the checkpoint of this receipt is not there any more; another one is",
+            "digest mismatch: the URI of this receipt now holds another checkpoint",
             uri=uri,
-            cure="register by the URI, if the one that is there now is meant",
+            cure="pass the URI instead of the receipt to register the current checkpoint",
             stage="register",
         )

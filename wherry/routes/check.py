@@ -1,7 +1,6 @@
-"""What is wrong with a configuration beyond its schema: formats, options, families, policies, files and places.
+"""check: problems of a configuration beyond its schema: formats, options, families, policies, files and places.
 
-Errors keep a route from ever working; warnings are what will surprise somebody, such as a second step that meets the
-place of the first.
+An error keeps a route from working. A warning is a likely mistake, for example two steps with the same target.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: how bad, where in the configuration, what, and the cure."""
+    """A problem: its severity, where in the configuration, what is wrong, and the cure."""
 
     severity: Literal["error", "warning"]
     where: str
@@ -42,32 +41,38 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class _Looks:
-    """How far a check looks."""
+    """Checks whether places exist.
+
+    Attributes:
+        reach: whether to look at object stores too.
+    """
 
     reach: bool
 
     def at(self, uri: str, where: str, severity: Literal["error", "warning"] = "error") -> Iterator[Problem]:
-        """The problem that nothing is there, or that nobody can look there."""
+        """The problem that a place does not exist or cannot be reached, if so."""
         if store_of(uri) != "file" and not self.reach:
             return
         try:
             if not locate(uri).exists():
-                yield Problem(severity, where, f"nothing is at {uri}", "check the path, or make it")
+                yield Problem(
+                    severity, where, f"file or folder not found: {uri}", "check the path, or create it"
+                )
         except Exception as error:  # noqa: BLE001  storage libraries raise their own errors
             yield Problem(
                 "warning",
                 where,
-                f"{uri} cannot be looked at: {error}",
+                f"cannot access {uri}: {error}",
                 "check the credentials and the network",
             )
 
 
 def check(config: Config, *, reach: bool = False) -> list[Problem]:
-    """Everything that is wrong with the routes, policies and keys of a configuration.
+    """All problems of the routes, policies and keys of a configuration.
 
     Args:
-        config: what was loaded.
-        reach: look at paths on object stores too; without it nothing leaves this machine.
+        config: the loaded configuration.
+        reach: look at paths on object stores too; otherwise no network is used.
     """
     looks = _Looks(reach)
     problems = [problem for route in config.routes for problem in _of_route(route, looks)]
@@ -78,15 +83,15 @@ def check(config: Config, *, reach: bool = False) -> list[Problem]:
             other = seen.setdefault(rule.uri, route.name)
             if other != route.name and "route" not in placeholders(rule.uri):
                 where = f"routes.{route.name}"
-                what = f"{rule.uri} is a target of the route {other} too"
+                what = f"{rule.uri} is also a target of the route {other}"
                 problems.append(
-                    Problem("warning", where, what, "write {route} or another folder in one of them")
+                    Problem("warning", where, what, "add {route} to the template, or use another folder")
                 )
     return problems
 
 
 def _of_settings(config: Config, looks: _Looks) -> Iterator[Problem]:
-    """What the routes do not state: the policies of promotion, and the keys that signatures are checked with."""
+    """Problems outside of routes: policies of promotion, and keys for the verification of signatures."""
     from wherry.models.policy import policy_of
 
     for name, gates in config.settings.policy.items():
@@ -122,7 +127,7 @@ def _of_target(route: Route, rule: TargetRule, where: str, looks: _Looks) -> Ite
     file = layout.family_file
     if layout.family not in (None, NONE, *families()) and file is None:
         cure = f"choose {', '.join((NONE, *families()))}, or declare it in a family_file"
-        yield Problem("error", f"{where}.family", f"no family is called {layout.family}", cure)
+        yield Problem("error", f"{where}.family", f"unknown family {layout.family!r}", cure)
     for field in ("family_file", "config", "assets"):
         path = getattr(layout, field)
         if path is not None:
@@ -137,13 +142,15 @@ def _of_place(route: Route, rule: TargetRule, where: str) -> Iterator[Problem]:
     if "name" in fields:
         return
     if "run" not in fields:
-        yield Problem("warning", f"{where}.uri", "two runs would have one place", "write {run} in it")
+        yield Problem(
+            "warning", f"{where}.uri", "two runs would have the same target", "add {run} to the template"
+        )
     if "step" not in fields and not rule.into:
         yield Problem(
             "warning",
             f"{where}.uri",
-            "the second step would meet the place of the first",
-            "write {step} in it",
+            "all steps of a run would have the same target",
+            "add {step} to the template",
         )
     makes = (
         find_format(rule.format).step_folder
@@ -152,16 +159,18 @@ def _of_place(route: Route, rule: TargetRule, where: str) -> Iterator[Problem]:
     )
     if rule.into and makes is None:
         yield Problem(
-            "error", f"{where}.into", f"{rule.format} has no naming rule for steps", "leave `into` away"
+            "error", f"{where}.into", f"format {rule.format} has no naming rule for steps", "remove `into`"
         )
     if route.alias and not (rule.model or route.model):
-        yield Problem("warning", f"{where}.model", "an alias is stated and no model", "state `model`")
+        yield Problem("warning", f"{where}.model", "`alias` is set without `model`", "add `model`")
 
 
 def _require_writer(name: str) -> None:
     row = find_format(name)
     if row.create is None:
-        raise UsageError(f"{row.name} cannot be written", cure="see `wherry formats`")
+        raise UsageError(
+            f"format {row.name} cannot be written", cure="run `wherry formats` to list the formats that can"
+        )
 
 
 def _require_options(rule: TargetRule) -> None:
@@ -173,13 +182,16 @@ def _require_options(rule: TargetRule) -> None:
     unknown = [name for name in asked.settings if name not in {*row.options, *TREE_OPTIONS, *layout}]
     if unknown and asked.layout.family_file is None:
         raise UsageError(
-            f"{row.name} has no option {', '.join(unknown)}", cure=f"see `wherry formats {row.name}`"
+            f"unknown option {', '.join(unknown)} for format {row.name}",
+            cure=f"run `wherry formats {row.name}` to list its options",
         )
 
 
 def _failing(where: str, ask: Callable[[], object]) -> Iterator[Problem]:
-    """The problem that asking runs into, if any."""
+    """The error that a call raises, if any, as a problem."""
     try:
         ask()
     except WherryError as error:
-        yield Problem("error", where, error.what, error.cure or "see `wherry formats`")
+        yield Problem(
+            "error", where, error.what, error.cure or "run `wherry formats` to list formats and options"
+        )

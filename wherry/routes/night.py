@@ -1,10 +1,10 @@
-"""night: one unattended run over the routes, whoever runs its steps: Prefect's tasks or threads of this process.
+"""night: one unattended run over the routes; Prefect tasks or threads of this process carry out its steps.
 
-    plan_night → for each checkpoint: convert, verify, register, note what came of it → report
+    plan_night → for each checkpoint: convert, verify, register, record a note → report
 
-The order of a night is that of the routes. A checkpoint that fails or vanishes is a row of the report and stops
-nothing. Where a conversion to several targets fails, each target is tried alone, so that one that cannot be made does
-not hold up the others. Two nights over one route exclude each other by a lease in the home; the second one skips.
+Routes are processed in order. A checkpoint that fails or vanishes becomes a row of the report; the run goes on. Where a
+conversion to several targets fails, each target is tried alone, so that one bad target does not block the others. A
+lease in the home keeps two nights from working on the same route; the second one skips it.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ if TYPE_CHECKING:
         """The conversion of one checkpoint to some targets, started."""
 
         def add_done_callback(self, told: Callable[[Any], None], /) -> None:
-            """Have `told` called, in any thread, once it has ended."""
+            """Call `told` in any thread once the attempt has ended."""
 
         def result(self) -> int:
-            """The bytes written; raises what ended it."""
+            """The bytes written; raises the exception of a failed attempt."""
             ...
 
     Start: TypeAlias = Callable[[Work, tuple[RouteTarget, ...]], Attempt]
-    # How the steps of a route are run, as many at a time as the route says.
+    # Runs the steps of a route, as many at a time as its `concurrency` allows.
     Runner: TypeAlias = Callable[[Route], AbstractContextManager[Start]]
 
-# What the source is not to blame for: a full disk, missing rights, a missing extra or the limits of a child process
-# are mended elsewhere.
+# Errors that the source does not cause: a full disk, missing permissions, a missing extra, the limits of a child
+# process. They are not noted as failures of the source.
 _PASSING = (NotFoundError, TargetInUseError, StorageError, MissingExtraError, NotRecordedError, NoAnswerError)
-_ALONE: tuple[Came, ...] = ("not recorded", "failed")  # after these each target of a work is tried by itself
+_ALONE: tuple[Came, ...] = ("not recorded", "failed")  # after these, each target of a work is tried alone
 _log = logging.getLogger(__name__)
 
 
@@ -81,15 +81,15 @@ def run_night(
     runner: Runner | None = None,
     on_plan: Callable[[NightPlan], None] = lambda _plan: None,
 ) -> NightReport:
-    """Convert what these routes ask for and the ledger does not have.
+    """Make the missing targets of these routes.
 
     Args:
-        config: with the settings.
-        routes: in order.
+        config: the configuration.
+        routes: the routes, in order.
         dry_run: only plan.
         go: convert on a first night too.
-        retry_failed: try again what failed for good with the same files.
-        runner: what runs the steps; threads of this process by default.
+        retry_failed: retry checkpoints whose conversion failed, although their files are unchanged.
+        runner: runs the steps; threads of this process by default.
         on_plan: called with the plan of each route before anything is converted.
 
     Raises:
@@ -108,11 +108,11 @@ def run_night(
 def plan_night(
     routes: Iterable[Route], *, retry_failed: bool = False, go: bool = False
 ) -> tuple[NightPlan, ...]:
-    """What each route has to do now; nothing is written.
+    """Plan the work of each route; writes nothing.
 
     Args:
-        routes: in order.
-        retry_failed: try again what failed for good with the same files.
+        routes: the routes, in order.
+        retry_failed: retry checkpoints whose conversion failed, although their files are unchanged.
         go: convert on a first night too.
     """
     from wherry.ledger.nodes import present
@@ -140,7 +140,7 @@ def plan_night(
 
 @contextmanager
 def holding(route: Route) -> Generator[bool]:
-    """Exclude other nights over a route; False where one is at work."""
+    """Hold the lease of a route; yields False where another night holds it."""
     with ExitStack() as stack:
         free = True
         try:
@@ -151,9 +151,9 @@ def holding(route: Route) -> Generator[bool]:
 
 
 def _carried_out(plan: NightPlan, runner: Runner) -> Iterator[WorkOutcome]:
-    """What came of each work of a route, in order: all are started at once, the runner bounds how many run.
+    """Carry out the works of a route and yield their outcomes in order; the runner limits how many run at a time.
 
-    A failure is noted, and each target tried alone, as soon as it is there, whatever else is still at work.
+    A failure is handled at once, while other works still run: it is noted, or each target is tried alone.
     """
     ended: SimpleQueue[tuple[int, tuple[RouteTarget, ...], Attempt]] = SimpleQueue()
     whole: dict[int, WorkOutcome] = {}
@@ -185,28 +185,28 @@ def _carried_out(plan: NightPlan, runner: Runner) -> Iterator[WorkOutcome]:
 
 
 def _came(work: Work, targets: tuple[RouteTarget, ...], attempt: Attempt) -> WorkOutcome:
-    """What came of an attempt that has ended; its error is kept without the frames that it was raised in."""
+    """The outcome of an attempt that has ended; its error is kept without traceback."""
     uri = work.source.found.uri
     try:
         return WorkOutcome(
             work.route, uri, "converted", tuple(one.place for one in targets), attempt.result()
         )
-    except Exception as caught:  # noqa: BLE001  whatever it is, it stops this checkpoint alone
+    except Exception as caught:  # noqa: BLE001  any error fails only this checkpoint
         return came_of(work, targets, _without_frames(as_ours(caught, uri)))
 
 
 def _without_frames(error: WherryError) -> WherryError:
-    """An error for the report: frames would keep alive what a conversion had in memory, for the whole night."""
+    """The error without traceback: its frames would keep the buffers of the conversion alive until the report."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 def _noted(work: Work, targets: tuple[RouteTarget, ...], outcome: WorkOutcome) -> WorkOutcome:
-    """Tell the ledger of a failure; where it cannot be written the next night tries the work again."""
+    """Note a failure in the ledger; if that fails, the next night tries the work again."""
     try:
         note(failed_notes(work, targets, outcome.error) if outcome.error else ())
     except WherryError as refusal:
-        _log.warning("the failure of %s was not noted: %s", work.source.found.uri, refusal)
+        _log.warning("the failure of %s was not recorded: %s", work.source.found.uri, refusal)
     return outcome
 
 
@@ -216,12 +216,12 @@ def _on_threads(config: Config, route: Route) -> Generator[Start]:
         try:
             yield lambda work, targets: pool.submit(_carry, config, route, work, targets)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # what is at work ends, what waits does not begin
+            pool.shutdown(wait=False, cancel_futures=True)  # running works finish, waiting ones do not start
             raise
 
 
 def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget, ...]) -> int:
-    """Convert, verify, register and note one checkpoint; the bytes written."""
+    """Convert, verify, register and note one checkpoint; return the bytes written."""
     ends = [one.rule.at(one.uri) for one in targets]
     group = convert_all(route.request(route.source(work.source.found), ends, config.settings.memory))
     for one, receipt in zip(targets, group.receipts, strict=True):
@@ -231,7 +231,7 @@ def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget,
 
 
 def _after(config: Config, route: Route, one: RouteTarget, receipt: Receipt, *, alias: str | None) -> None:
-    """What follows the commit of one target."""
+    """Verify and register one target after its commit."""
     uri = receipt.target.uri
     if route.verify != "none":
         with verification_of(uri):
@@ -244,15 +244,15 @@ def _after(config: Config, route: Route, one: RouteTarget, receipt: Receipt, *, 
 
 
 def as_ours(error: BaseException, uri: str) -> WherryError:
-    """Any error as one of ours: storage libraries raise their own, and a bug must cost one checkpoint, not a night."""
-    ours = wherry_error(error, uri=uri, cure="look at the log of the run")
+    """Any exception as a WherryError, so that storage libraries and bugs fail one checkpoint and not the night."""
+    ours = wherry_error(error, uri=uri, cure="see the log of the run")
     if isinstance(ours, InternalError):
         ours.retryable = True
     return ours
 
 
 def came_of(work: Work, targets: Iterable[RouteTarget], error: WherryError) -> WorkOutcome:
-    """What an error of a work means: not recorded, vanished, in use by another run, or failed."""
+    """The outcome for the error of a work: not recorded, vanished, in use by another run, or failed."""
     uri, places = work.source.found.uri, tuple[str, ...]()
     came: Came = "failed"
     if isinstance(error, NotRecordedError):
@@ -265,13 +265,13 @@ def came_of(work: Work, targets: Iterable[RouteTarget], error: WherryError) -> W
 
 
 def settled(whole: WorkOutcome, alone: Sequence[WorkOutcome]) -> list[WorkOutcome]:
-    """What came of the targets of a work, tried alone after the whole of it failed.
+    """The outcomes of the targets of a work that were tried alone after the whole work failed.
 
-    Where something was committed before the source vanished, the error of the whole still counts.
+    Where a target was committed before the source vanished, the outcome of the whole work is kept too.
 
     Args:
-        whole: what came of the work.
-        alone: what came of each target.
+        whole: outcome of the whole work.
+        alone: outcome of each target.
     """
     rest = [one for one in alone if one.came not in ("vanished", "in use")]
     was_committed = whole.came == "not recorded" or (whole.error is not None and whole.error.committed)
@@ -281,16 +281,16 @@ def settled(whole: WorkOutcome, alone: Sequence[WorkOutcome]) -> list[WorkOutcom
 def made_notes(
     route: str, source: str, where: Whereabouts, targets: Iterable[RouteTarget], score: float | None
 ) -> list[dict[str, Any]]:
-    """What the ledger is told of targets that are made: which route wanted them, and by which request.
+    """The product notes of targets: which route requested them, and with which request digest.
 
-    It is told last of all: what has no such note is taken up again by the next night.
+    They are recorded last: the next night resumes a target without a note.
 
     Args:
-        route: its name.
-        source: URI of the checkpoint that they were made of.
-        where: its run and step.
-        targets: what was made.
-        score: the metric that the route chooses or keeps by; None where it has none or it is not known.
+        route: name of the route.
+        source: URI of the source checkpoint.
+        where: run and step of the source.
+        targets: the targets that were made.
+        score: the metric by which the route selects or keeps checkpoints; None where there is none or it is unknown.
     """
     return [
         {
@@ -303,13 +303,13 @@ def made_notes(
 
 
 def notes_of(work: Work, targets: Iterable[RouteTarget]) -> list[dict[str, Any]]:
-    """The notes of a night's work."""
+    """The product notes of a work."""
     source = work.source
     return made_notes(work.route, source.found.uri, source.where, targets, source.score)
 
 
 def failed_notes(work: Work, targets: Iterable[RouteTarget], error: WherryError) -> list[dict[str, Any]]:
-    """What the ledger is told of a failure that the same files will meet again, whatever is done to the machine."""
+    """The notes of a failure that will recur with the same files; empty for errors of the machine."""
     if error.retryable or isinstance(error, _PASSING):
         return []
     body = {
@@ -330,7 +330,7 @@ def note(bodies: Iterable[dict[str, Any]]) -> None:
 
     every = list(bodies)
     if not every:
-        return  # a ledger that cannot be used is no fault of what has nothing to say
+        return  # without notes the ledger is not opened, so that it cannot fail
     with open_ledger() as ledger:
         for body in every:
             record_event(ledger, "note", None, body)
@@ -346,7 +346,7 @@ def note_made(bodies: Sequence[dict[str, Any]]) -> None:
         note(bodies)
     except WherryError as error:
         uris = [str(body["target"]) for body in bodies]
-        raise not_recorded(error, uris, cure="run the night again, which goes on from here") from error
+        raise not_recorded(error, uris, cure="run `wherry nightly` again; it resumes here") from error
 
 
 def _exists(uri: str) -> bool:

@@ -1,17 +1,17 @@
-"""prune: remove what the routes made and their retention no longer keeps; a dry run unless it is told otherwise.
+"""prune: remove converted checkpoints that the retention of their route does not keep; a dry run by default.
 
-Only what a route itself had made, by the ledger's own notes, is ever removed: never a source, never what somebody
-else put there. Kept whatever the rules say: a version that bears an alias, or that is registered where nobody can be
-asked; the only copy, which is one whose source is gone or has changed and that lies nowhere else; what a running job
-reads or writes. A removal is: out of reach, tombstone in the registry, tombstone in the ledger, deleted. All candidates
-are judged before the first one goes, so that two copies are never each the other's reason to go.
+Only checkpoints that a route made, by the product notes of the ledger, are removed: never a source, never foreign
+files. These are always kept: a model version with an alias, or in a registry that cannot be queried; the only copy,
+that is, one whose source is missing or changed and whose weights exist nowhere else; a checkpoint that a running job
+reads or writes. A removal hides the checkpoint, marks it in the registry, records it in the ledger, and then deletes
+it. All checkpoints are examined before the first removal, so that two copies never justify each other's removal.
 
-The rules of retention are pure (`superfluous`) and count within one run and one target format. What any rule keeps is
-kept: the newest steps, the best by a metric, what is younger than so many days. Without rules everything is kept. A
-checkpoint whose metric is not known is kept where the best are counted, because it might be one of them.
+The rules of retention (`superfluous`) are a pure function and count within one run and one target format. A checkpoint
+is kept if any rule keeps it: among the newest steps, among the best by a metric, younger than N days. Without rules
+everything is kept. With `keep_best`, a checkpoint whose metric is unknown is kept, because it might be one of the best.
 
-The registry is asked once, and only where there is one: configured, or the embedded store's file, or a registration in
-the ledger. A version in a registry that is not the configured one cannot be asked about, so its checkpoint is kept.
+The registry is queried once, and only if there is one: configured, the embedded store's file, or a registration in the
+ledger. A version in another registry than the configured one cannot be queried, so its checkpoint is kept.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PrunedCheckpoint:
-    """One checkpoint that a route made, and what became of it.
+    """One checkpoint that a route made, with the outcome of pruning.
 
     Attributes:
-        uri: where it lies or lay.
-        route: that had it made.
+        uri: its URI.
+        route: the route that made it.
         checkpoint_digest: its identity.
-        nbytes: of its tensors.
+        nbytes: bytes of its tensors.
         action: `keep`, `remove` (in a dry run), `removed`, or `failed`.
         reason: why.
     """
@@ -66,20 +66,20 @@ class PrunedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """Outcome of `prune`: the checkpoints and the staging areas that killed conversions left."""
+    """Result of `prune`: the checkpoints, and the staging areas that killed conversions left."""
 
     checkpoints: tuple[PrunedCheckpoint, ...]
     staging: tuple[CleanReport, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what was removed, or would be."""
+        """Bytes that were removed, or would be."""
         return sum(one.nbytes for one in self.checkpoints if one.action in ("remove", "removed"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A target that a route had made and that is still there: the note, the conversion and the checkpoint."""
+    """An existing target that a route made: the note, the conversion and the checkpoint."""
 
     note: ProductNote
     done: ConversionRecord
@@ -87,15 +87,15 @@ class _Product:
 
 
 def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None = None) -> PruneReport:
-    """Remove what the retention of these routes does not keep.
+    """Remove the targets that the retention of these routes does not keep.
 
     Args:
-        routes: whose targets are looked at.
-        dry_run: only say what would be removed.
-        now: the present moment, for `keep_days`.
+        routes: the routes.
+        dry_run: only report what would be removed.
+        now: the current time, for `keep_days`.
 
     Raises:
-        StorageError: the ledger or the registry cannot be asked: nothing is removed then.
+        StorageError: the ledger or the registry cannot be queried; nothing was removed.
         MissingExtraError: there is a registry and mlflow is not installed.
     """
     from wherry.ledger.record import open_ledger
@@ -117,7 +117,7 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
 
 
 def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
-    """What the routes had made and is still there, route by route."""
+    """The existing targets that the routes made, route by route."""
     from wherry.ledger.nodes import nodes, present
 
     state = present(ledger)
@@ -142,7 +142,7 @@ def _seen(one: _Product) -> RetentionEntry:
 def _judged(
     ledger: Ledger, made: list[_Product], registry: RegistryVersions, ruled: Mapping[str, str | None]
 ) -> list[tuple[_Product, str]]:
-    """Each with the reason why it is kept; empty where it goes."""
+    """Each target with the reason why it is kept; an empty reason means removal."""
     going = {uri for uri, reason in ruled.items() if reason is None}
     read = used(sorted(going))
     rows: list[tuple[_Product, str]] = []
@@ -158,23 +158,23 @@ def _judged(
 def _protected(
     ledger: Ledger, one: _Product, registry: RegistryVersions, going: set[str], read: set[str]
 ) -> str:
-    """Why it is kept against the rules; empty where it is not."""
+    """Why a target is kept regardless of the rules; empty where it is not."""
     bound = registry.holds(one.node)
     if bound:
         return bound
     if one.done.target_uri in read:
         return "a running job reads it"
     if not _is_unchanged(one.done.target_uri, one.done.format, _place_mark(one.node, one.done.target_uri)):
-        return "it is not what wherry wrote there"
+        return "its files are not those that wherry wrote"
     strange = strangers(one.note.committed, one.done.target_uri, one.done.format)
     if strange:
-        return f"{strange[0]} is there too, which is not part of it"
+        return f"its folder also holds {strange[0]}, which is not part of it"
     if _is_unchanged(one.done.source_uri, None, one.done.source_fingerprint):
         return ""
     return (
         ""
         if _lies_elsewhere(ledger, one.node, going)
-        else "its source is gone or has changed: it is the only copy"
+        else "it is the only copy: its source is missing or changed"
     )
 
 
@@ -183,17 +183,17 @@ def _place_mark(node: LineageNode, uri: str) -> str | None:
 
 
 def _is_unchanged(uri: str, format: str | None, mark: str | None) -> bool:
-    """Whether a checkpoint lies there whose files are those that the ledger knows."""
+    """Whether the files of a checkpoint are those that the ledger has recorded."""
     try:
         with open_checkpoint(uri, format=format) as opened:
             local = locate(uri).store.capabilities.local
             return mark is not None and present_fingerprint(opened, marks=local or format is None) == mark
     except WherryError:
-        return False  # gone or damaged: no copy to rely on, whichever it is
+        return False  # missing or damaged: in both cases not a copy to rely on
 
 
 def _lies_elsewhere(ledger: Ledger, node: LineageNode, going: set[str]) -> bool:
-    """Whether the same weights lie whole at another place that stays."""
+    """Whether an intact copy of the same weights exists at another place that is not removed."""
     from wherry.ledger.nodes import digests_starting, nodes
 
     for other in nodes(ledger, digests_starting(ledger, node.weights_digest)).values():
@@ -205,7 +205,7 @@ def _lies_elsewhere(ledger: Ledger, node: LineageNode, going: set[str]) -> bool:
 
 
 def _remove(ledger: Ledger, one: _Product, registry: RegistryVersions, *, dry_run: bool) -> PrunedCheckpoint:
-    """Carry one removal out; what fails is told and does not stop the others."""
+    """Carry out one removal; a failure is reported and does not stop the others."""
     from wherry.ledger.record import record_event
 
     reason = "no rule of its route keeps it"
@@ -222,7 +222,7 @@ def _remove(ledger: Ledger, one: _Product, registry: RegistryVersions, *, dry_ru
             _require_unregistered(ledger, one.node)
             with registry.marked_deleted(one.node, uri, by=who, reason=reason):
                 record_event(ledger, "deletion", None, {**body, "by": who})
-    except (UsageError, TargetInUseError) as error:  # an alias was put on it, or a job began, a moment ago
+    except (UsageError, TargetInUseError) as error:  # an alias was set, or a job started, meanwhile
         return _row(one, "keep", error.what)
     except WherryError as error:
         return _row(one, "failed", error.what)
@@ -230,11 +230,11 @@ def _remove(ledger: Ledger, one: _Product, registry: RegistryVersions, *, dry_ru
 
 
 def _require_unregistered(ledger: Ledger, node: LineageNode) -> None:
-    """Refuse what was registered since the registry was asked: a claim is in the ledger before the version is made."""
+    """Refuse a checkpoint that was registered after the registry was queried, by its claim in the ledger."""
     from wherry.ledger.nodes import nodes
 
     if nodes(ledger, {node.checkpoint_digest})[node.checkpoint_digest].registrations != node.registrations:
-        raise TargetInUseError("it was registered a moment ago", cure="prune again", retryable=True)
+        raise TargetInUseError("it was registered meanwhile", cure="run `wherry prune` again", retryable=True)
 
 
 def _row(one: _Product, action: Any, reason: str) -> PrunedCheckpoint:
@@ -244,7 +244,7 @@ def _row(one: _Product, action: Any, reason: str) -> PrunedCheckpoint:
 
 
 def _staging(routes: Iterable[Route], *, dry_run: bool) -> list[CleanReport]:
-    """Stale staging areas below the fixed part of the targets' places."""
+    """Stale staging areas below the fixed parts of the targets' URIs."""
     folders: set[str] = set()
     for route in routes:
         for rule in route.targets:
@@ -259,15 +259,15 @@ def _staging(routes: Iterable[Route], *, dry_run: bool) -> list[CleanReport]:
 
 @dataclass(frozen=True, slots=True)
 class RetentionEntry:
-    """A checkpoint that a route made, as its rules see it.
+    """A checkpoint that a route made, as input of the retention rules.
 
     Attributes:
-        uri: where it lies.
-        run: of its source.
-        format: its own.
-        step: of its source, where known.
+        uri: its URI.
+        run: run of its source.
+        format: its format.
+        step: step of its source, where known.
         time: when it was made; UTC, ISO 8601.
-        score: the metric of its source, where known.
+        score: metric of its source, where known.
     """
 
     uri: str
@@ -284,9 +284,9 @@ def superfluous(
     """URI → why a rule keeps it, or None where no rule does.
 
     Args:
-        rules: of the route.
-        made: what the route made and is still there.
-        now: the present moment, for `keep_days`.
+        rules: retention of the route.
+        made: the existing checkpoints that the route made.
+        now: the current time, for `keep_days`.
     """
     moment = now or datetime.now(UTC)
     groups: dict[tuple[str, str], list[RetentionEntry]] = defaultdict(list)
@@ -321,7 +321,7 @@ def _best(rules: Retention, newest: list[RetentionEntry]) -> dict[str, str]:
         one.uri: f"one of the best {rules.keep_best} by {rules.metric}, {value:g}"
         for value, one in ranked[: rules.keep_best]
     }
-    unknown = {one.uri: f"its {rules.metric} is not known" for one in newest if one.score is None}
+    unknown = {one.uri: f"its {rules.metric} is unknown" for one in newest if one.score is None}
     return {**best, **unknown}
 
 
@@ -333,27 +333,27 @@ class RegistryVersions:
     versions: Mapping[str, list[Any]] = field(default_factory=dict[str, "list[Any]"])
 
     def holds(self, node: LineageNode) -> str:
-        """Why the registry keeps a checkpoint; empty where it does not."""
+        """Why a checkpoint is kept for the registry; empty where it is not."""
         for row in node.registrations:
             if row.state == "pending":
-                return f"a registration as {row.name} is under way"
+                return f"a registration as {row.name} is in progress"
             if row.registry != self.uri:
                 return (
                     f"it is registered as {row.name} in {row.registry}, which is not the configured registry"
                 )
         for one in self.versions.get(node.checkpoint_digest, []):
             if one.aliases:
-                return f"{one.name} version {one.version} bears the alias {', '.join(sorted(one.aliases))}"
+                return f"{one.name} version {one.version} has the alias {', '.join(sorted(one.aliases))}"
         return ""
 
     @contextmanager
     def marked_deleted(self, node: LineageNode, uri: str, *, by: str, reason: str) -> Generator[None]:
-        """Say on every version of a checkpoint that its bytes are gone, where they lie nowhere else.
+        """Mark every version of a checkpoint as deleted, unless another copy exists.
 
-        It is taken back where the block fails, or where one of the versions cannot be marked.
+        The marks are removed again where the block fails, or where one of the versions cannot be marked.
 
         Raises:
-            UsageError: an alias was put on one meanwhile.
+            UsageError: an alias was set on one meanwhile.
             StorageError: the registry cannot be reached.
         """
         elsewhere = any(place.gone is None and place.uri != uri for place in node.places)
@@ -374,12 +374,12 @@ def _unmark(marked: Iterable[Any], stores: Mapping[str, str], error: BaseExcepti
     for one in marked:
         try:
             service("mlflow").unmark_deleted(one.name, one.version, **stores)
-        except WherryError as failure:  # the first error is the one to raise; this one is added to it
+        except WherryError as failure:  # the first error is raised, with this one as a note
             error.add_note(f"{one.name} version {one.version} is still marked as deleted: {failure}")
 
 
 def ask(nodes: Iterable[LineageNode]) -> RegistryVersions:
-    """The registry as it is now.
+    """The current versions of the registry.
 
     Raises:
         StorageError: it cannot be reached.
@@ -395,7 +395,7 @@ def ask(nodes: Iterable[LineageNode]) -> RegistryVersions:
 
 
 def _is_there(uri: str) -> bool:
-    """Whether there is a registry at all: somebody stated one, or the embedded store has been made."""
+    """Whether there is a registry: it is configured, or the embedded store exists."""
     file = sqlite_file(uri)
     if file is not None:
         return file.is_file()

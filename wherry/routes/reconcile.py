@@ -1,12 +1,12 @@
-"""reconcile: what is still to be made, as the difference between what lies there and what the ledger has.
+"""reconcile: the missing targets of a route, as the difference between storage and ledger.
 
-A lost event costs a day and not a checkpoint, because this looks at the storage. A source counts as converted where
-the ledger has a conversion of it, with the same files as now, to the place that the route names. What is not done
-again, and why, is told with the same care as what is:
+Because this looks at the storage, a lost event delays a conversion until the next night and loses none. A source counts
+as converted where the ledger has a conversion of its current files to the target of the route. What is left out is
+reported with the reason:
 
-    done       it is made and there            stale      the source or the route changed since, and the target is there
-    pruned     it was made and then removed    failed     it failed before with the same files, request and wherry
-    blocked    the route cannot name a target  waiting    it is over the limits of one night
+    done       the target exists              stale      the source or the route changed since, and the target exists
+    pruned     it was made and then removed   failed     it failed before with the same files, request and wherry
+    blocked    the route cannot name a target waiting    it exceeds the limits of one night
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from wherry.config.schema import Route
     from wherry.ledger.replay import LedgerState
 
-_RATE = 200_000_000  # bytes a second, where the ledger has none
+_RATE = 200_000_000  # bytes per second, where the ledger has no conversions to measure
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One checkpoint and what is to be made of it, in one read.
+    """One checkpoint and its missing targets, which are made in one read.
 
     Attributes:
         route: name of the route.
         source: the checkpoint.
-        targets: what is to be made.
-        nbytes: of the source's files.
-        reasons: for each target, why: `new` or `its target is gone`.
+        targets: the targets to make.
+        nbytes: bytes of the source's files.
+        reasons: for each target, why it is made.
     """
 
     route: str
@@ -61,14 +61,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Todo:
-    """What one route has to do now.
+    """The work of one route.
 
     Attributes:
         route: its name.
-        works: what fits into this night, in the order in which it is done.
-        passed: everything else, with the reason.
-        waiting: what is over the limits.
-        first: whether the route has never made anything.
+        works: the works of this night, in order.
+        passed: checkpoints and targets that are left out, with the reason.
+        waiting: works that exceed the limits of one night.
+        first: whether the route has never made a target.
     """
 
     route: str
@@ -79,12 +79,12 @@ class Todo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all sources that wait, those over the limits included."""
+        """Bytes of all sources, including those over the limits."""
         return sum(work.nbytes for work in (*self.works, *self.waiting))
 
     @property
     def count(self) -> int:
-        """Checkpoints that wait, those over the limits included."""
+        """Number of checkpoints, including those over the limits."""
         return len(self.works) + len(self.waiting)
 
 
@@ -96,14 +96,14 @@ def todo(
     exists: Callable[[str], bool],
     retry_failed: bool = False,
 ) -> Todo:
-    """Subtract what is known from what lies there.
+    """The missing targets of the candidates.
 
     Args:
-        route: what is asked for.
-        candidates: from `survey`, in the order in which they shall be done.
-        known: from the ledger.
-        exists: whether anything lies at a URI.
-        retry_failed: try again what failed for good with the same files.
+        route: the route.
+        candidates: from `survey`, in the order of processing.
+        known: the ledger state.
+        exists: whether a URI exists.
+        retry_failed: retry targets that failed, although the files are unchanged.
     """
     passed: list[Omission] = []
     works: list[Work] = []
@@ -127,17 +127,17 @@ def todo(
 
 
 def hours(todo: Todo, known: LedgerState, route: Route) -> float:
-    """How long all that waits would take, from the rate of past conversions, with the route's concurrency."""
+    """Estimated hours for all works, by the rate of past conversions and the route's concurrency."""
     return todo.nbytes / ((known.rate or _RATE) * route.concurrency) / 3600
 
 
 def estimate(todo: Todo, known: LedgerState, route: Route) -> str | None:
-    """Why a first night only estimates; None where it may convert."""
+    """Why the first night of a route converts nothing; None where it may convert."""
     if not todo.first or route.first_night == "convert" or todo.count <= route.first_night_items:
         return None
     return (
-        f"{todo.count} checkpoints wait and this route has never converted one: nothing was converted; about "
-        f'{hours(todo, known, route):.1f} h. State first_night = "convert" in the route, or limit it with max_items'
+        f"{todo.count} checkpoints are waiting, about {hours(todo, known, route):.1f} h, and this route has not "
+        'converted any yet: nothing was converted. Set first_night = "convert" in the route, or limit it with max_items'
     )
 
 
@@ -150,12 +150,15 @@ def _work(
         candidate.found.uri,
         candidate.fingerprint,
         __version__,
-    )  # what an older wherry could not do is tried again
+    )  # failures of another version of wherry are retried
     failures = {} if retry_failed else known.failures.get(key, {})
     for one in targets:
         why, reason = _standing(candidate, one, known, exists)
         if why == "new" and one.request in failures:
-            why, reason = "failed", f"it failed before, and nothing has changed: {failures[one.request]}"
+            why, reason = (
+                "failed",
+                f"it failed before with the same files and options: {failures[one.request]}",
+            )
         if why == "new":
             open_.append((one, reason))
         else:
@@ -169,28 +172,28 @@ def _work(
 def _standing(
     candidate: Candidate, one: RouteTarget, known: LedgerState, exists: Callable[[str], bool]
 ) -> tuple[str, str]:
-    """Where one target stands, and the reason in words."""
+    """The state of one target, and the reason."""
     rows = known.by_source.get(candidate.found.uri, {}).get(candidate.fingerprint, [])
     done = next((row for row in reversed(rows) if row.target_uri == one.place), None)
     there = exists(one.place)
     if done is not None and there:
         request = known.requests.get(one.place)
-        if request is None:  # the note is the last thing that a night writes of a target
-            return "new", "made, but what follows the commit (verification, registration) did not end"
-        changed = "the route states something else than when it was made; remove it, or give it another place"
+        if request is None:  # the note is the last record that a night writes about a target
+            return "new", "committed, but verification or registration did not finish"
+        changed = "the route has changed since it was made; remove the target, or choose another one"
         return ("done", "made") if request == one.request else ("stale", changed)
     if done is not None and done.gone is not None:
-        return "pruned", f"made, and removed at {done.gone}"
+        return "pruned", f"removed at {done.gone}"
     if done is not None:
-        return "new", "its target is gone"
+        return "new", "its target no longer exists"
     before = known.by_target.get(one.place)
     if there and before is not None and before.source_uri == candidate.found.uri:
-        return "stale", "the source changed since it was made; remove it, or give it another place"
+        return "stale", "the source has changed since it was made; remove the target, or choose another one"
     return "new", "new"
 
 
 def _within_limits(route: Route, works: list[Work]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """As many as one night may take; a checkpoint that is larger than the limit has a night of its own."""
+    """Split the works by the limits of one night; a checkpoint larger than the limit gets a night alone."""
     most = parse_size(route.max_bytes) if route.max_bytes is not None else None
     taken: list[Work] = []
     total = 0

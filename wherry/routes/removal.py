@@ -1,8 +1,8 @@
-"""removal: take a checkpoint away in one step, so that no reader ever meets half of one.
+"""removal: remove a checkpoint in one step, so that no reader sees a part of it.
 
-On a local file system it is renamed to a name of our staging areas, which nothing takes for a checkpoint, and then
-deleted; `wherry clean` deletes what a kill leaves. A conversion that has the target's lease keeps it. On an object
-store the commit member goes first. Sidecar and signature of a single file go with it.
+On a local file system it is renamed to a staging name, which is never detected as a checkpoint, and then deleted;
+`wherry clean` deletes what a killed process leaves. A conversion that holds the lease of the target prevents the
+removal. On an object store the commit member is deleted first. Sidecar and signature of a single file go with it.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 @contextmanager
 def removing(uri: str, checkpoint: str, format: str) -> Generator[None]:
-    """Put a checkpoint out of reach; delete it when the context ends well, and put it back where it does not.
+    """Hide a checkpoint; delete it when the context ends without an error, else restore it.
 
     Args:
         uri: what was committed in one step: the checkpoint, or the step folder that holds it.
-        checkpoint: the checkpoint itself, as those who read it name it.
+        checkpoint: URI of the checkpoint itself, by which readers register.
         format: its format.
 
     Raises:
-        NotFoundError: nothing is there.
-        TargetInUseError: a living job reads or writes it.
+        NotFoundError: it does not exist.
+        TargetInUseError: a running job reads or writes it.
         UnsupportedError: the store cannot delete.
         StorageError: the storage failed.
     """
     place = locate(uri)
     if place.entry is None:
-        raise NotFoundError("nothing is there", uri=uri)
+        raise NotFoundError("checkpoint not found", uri=uri)
     _require_unread(checkpoint)
     local = place.store.capabilities.local
     with _hidden(Path(place.path), checkpoint) if local else _objects(uri, format):
@@ -56,7 +56,7 @@ def removing(uri: str, checkpoint: str, format: str) -> Generator[None]:
 
 
 def strangers(uri: str, checkpoint: str, format: str) -> list[str]:
-    """Names of what would go with a checkpoint and is not its own: somebody put it there, or the place is another.
+    """Names of foreign files that would be removed with a checkpoint.
 
     Args:
         uri, checkpoint, format: as `removing` takes them.
@@ -87,7 +87,7 @@ def _foreign(place: Location, format: str) -> list[str]:
 
 @contextmanager
 def _hidden(path: Path, checkpoint: str) -> Generator[None]:
-    """A local checkpoint under another name."""
+    """Rename a local checkpoint to a staging name; delete it after the block, or restore it where the block fails."""
     with storage_errors(str(path)), lease_of(path.parent, locate(path)) as held:
         hidden = path.with_name(f"{PREFIX}{path.name}.{secrets.token_hex(4)}")
         beside = {} if path.is_dir() else _beside(path, hidden)
@@ -97,7 +97,7 @@ def _hidden(path: Path, checkpoint: str) -> Generator[None]:
                 for source, target in moved.items():
                     rename_without_replacing(source, target)
                 sync_folder(path.parent)
-            _require_unread(_moved_to(checkpoint, path, hidden))  # somebody may have begun before the rename
+            _require_unread(_moved_to(checkpoint, path, hidden))  # by one that began before the rename
             yield
         except BaseException:
             _put_back(moved)
@@ -107,10 +107,10 @@ def _hidden(path: Path, checkpoint: str) -> Generator[None]:
 
 
 def _put_back(moved: Mapping[Path, Path]) -> None:
-    """Give what was moved its names again, each that can have it; also where the lease was lost: nothing is replaced.
+    """Restore the names of renamed files, also where the lease was lost: nothing is overwritten.
 
     Raises:
-        StorageError: a name could not be given back; what bore it is where the error says.
+        StorageError: a name could not be restored; the error states where the file is.
     """
     failed: StorageError | None = None
     for source, target in moved.items():
@@ -125,13 +125,13 @@ def _put_back(moved: Mapping[Path, Path]) -> None:
 
 
 def _moved_to(checkpoint: str, path: Path, hidden: Path) -> str:
-    """Where those who read it left their marks: beside the checkpoint, so they moved with a step folder around it."""
+    """Where the marks of readers are: beside the checkpoint, so they moved with a step folder around it."""
     inner = Path(locate(checkpoint).path)
     return checkpoint if inner == path else str(hidden / inner.relative_to(path))
 
 
 def _beside(path: Path, hidden: Path) -> dict[Path, Path]:
-    """What belongs to a single file and lies beside it."""
+    """The sidecar and signature beside a single file, with their staging names."""
     names = {
         path.with_name(sidecar_name(path.name)): Path(f"{hidden}.sidecar"),
         path.with_name(signature_name(path.name)): Path(f"{hidden}.sidecar.sig"),
@@ -141,10 +141,14 @@ def _beside(path: Path, hidden: Path) -> dict[Path, Path]:
 
 @contextmanager
 def _objects(uri: str, format: str) -> Generator[None]:
-    """A checkpoint on an object store: nothing can be hidden there, so it goes when all else is done."""
+    """A checkpoint on an object store: it cannot be hidden there, so it is deleted after the block."""
     place = locate(uri)
     if not isinstance(place.store, FsspecStore) or not place.store.capabilities.create_only_put:
-        raise UnsupportedError(f"{place.store.protocol}:// cannot delete", uri=uri, cure="remove it by hand")
+        raise UnsupportedError(
+            f"deleting is not supported on {place.store.protocol}://",
+            uri=uri,
+            cure="remove it with the store's tools",
+        )
     fs: Any = place.store.fs
     yield
     try:
@@ -165,5 +169,5 @@ def _objects(uri: str, format: str) -> Generator[None]:
 def _require_unread(uri: str) -> None:
     if is_in_use(uri):
         raise TargetInUseError(
-            "a running job reads it", uri=uri, cure="prune again when it has ended", retryable=True
+            "a running job reads it", uri=uri, cure="run `wherry prune` again after the job", retryable=True
         )

@@ -1,7 +1,7 @@
-"""The report of a night: what each route had to do, what came of each checkpoint, and all of it as a page.
+"""The report of a night: the work of each route, the outcome of each checkpoint, and a Markdown page.
 
-The page has counts, what waits, what failed with the cure, what was made, what was passed over. Names come from whoever
-wrote the checkpoints, so they must break neither a table nor the page.
+The page shows counts, waiting work, failures with cures, new targets, and omissions. Names come from checkpoints and
+are escaped, so that they break neither a table nor the page.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from wherry.errors import WherryError
     from wherry.routes.reconcile import Todo, Work
 
-_SHOWN = 40  # rows of one kind; a broken root of thousands must not flood the page
+_SHOWN = 40  # rows of one table; thousands of failures must not flood the page
 Came = Literal["converted", "not recorded", "failed", "vanished", "in use"]
 
 
 @dataclass(frozen=True, slots=True)
 class NightPlan:
-    """What one route does tonight.
+    """The plan of one route for this night.
 
     Attributes:
         route: the route.
-        todo: the difference.
-        hours: how long all that waits would take.
-        estimate: why nothing is converted tonight; None where it is.
-        error: why the root could not be looked at; None where it could.
+        todo: its work.
+        hours: estimated hours for all of it.
+        estimate: why nothing is converted this night; None where it is.
+        error: why the root could not be read; None where it could.
     """
 
     route: Route
@@ -43,7 +43,7 @@ class NightPlan:
 
     @property
     def works(self) -> tuple[Work, ...]:
-        """What is converted tonight."""
+        """The works of this night."""
         return () if self.estimate else self.todo.works
 
     def to_json(self) -> dict[str, Any]:
@@ -59,15 +59,15 @@ class NightPlan:
 
 @dataclass(frozen=True, slots=True)
 class WorkOutcome:
-    """What came of one work.
+    """The outcome of one work.
 
     Attributes:
-        route: its name.
+        route: name of the route.
         source: URI of the checkpoint.
-        came: in one word.
-        targets: URIs of what was made.
+        came: the outcome.
+        targets: URIs of the new targets.
         nbytes: bytes written.
-        error: None where there was none.
+        error: the error, if any.
     """
 
     route: str
@@ -87,7 +87,7 @@ class WorkOutcome:
 
 @dataclass(frozen=True, slots=True)
 class NightReport:
-    """What a night did.
+    """The result of a night.
 
     Attributes:
         plans: for each route.
@@ -101,7 +101,7 @@ class NightReport:
     counts: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Count once."""
+        """Compute the counts once."""
         counts = Counter[str](outcome.came for outcome in self.outcomes)
         counts.update(one.why for plan in self.plans for one in plan.todo.passed)
         counts["failed"] += sum(plan.error is not None for plan in self.plans)
@@ -111,13 +111,13 @@ class NightReport:
 
     @property
     def failures(self) -> list[tuple[str | None, WherryError]]:
-        """Errors of this night with the URI of each, in order; what is known to fail and was not tried is none."""
+        """Errors of this night with their URIs, in order; without work that failed before and was not retried."""
         found = [(plan.error.uri, plan.error) for plan in self.plans if plan.error is not None]
         return [*found, *self._errors("failed")]
 
     @property
     def unrecorded(self) -> list[tuple[str | None, WherryError]]:
-        """Errors of what was converted, but not recorded or not registered; likewise."""
+        """Errors of checkpoints that were converted, but not recorded or not registered, with their URIs."""
         return self._errors("not recorded")
 
     def _errors(self, came: Came) -> list[tuple[str | None, WherryError]]:
@@ -126,7 +126,7 @@ class NightReport:
 
     @property
     def left_to_another(self) -> bool:
-        """Whether this night did nothing because another one is at work."""
+        """Whether this night did nothing because another one is running."""
         return bool(self.skipped) and not self.plans
 
     def to_json(self) -> dict[str, Any]:
@@ -139,9 +139,9 @@ class NightReport:
 
 
 def failure(report: NightReport) -> WherryError | None:
-    """The error that the whole night ends with, of the kind of the first one; None where all is done and recorded.
+    """The error of the whole night, of the class of the first error; None where all is done and recorded.
 
-    What failed counts before what was only not recorded.
+    Failures take precedence over missing records.
     """
     found, word = report.failures, "failed"
     if not found:
@@ -154,9 +154,11 @@ def failure(report: NightReport) -> WherryError | None:
 
 
 def markdown(report: NightReport) -> str:
-    """The report as the one artifact of a night."""
+    """The report as Markdown."""
     lines = ["# Nightly conversion", ""]
-    lines += [f"- **{name}**: {number}" for name, number in report.counts.items()] or ["Nothing was to do."]
+    lines += [f"- **{name}**: {number}" for name, number in report.counts.items()] or [
+        "There was nothing to do."
+    ]
     lines += [f"- route {name} was skipped: another night works on it" for name in report.skipped]
     lines += ["", "| route | waiting | size | hours | tonight |", "|---|---|---|---|---|"]
     for plan in report.plans:
@@ -194,7 +196,7 @@ def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> li
 
 
 def _cell(text: str) -> str:
-    """A text that breaks neither the table nor the page: names come from whoever wrote the checkpoints."""
+    """Escape a text for a table cell; names come from checkpoints."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
 
 

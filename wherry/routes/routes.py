@@ -1,8 +1,7 @@
-"""routes: what a route of `wherry.toml` means for one checkpoint: its run and step, and what is made of it, where.
+"""routes: apply the routes of `wherry.toml` to a checkpoint: its run and step, and its targets.
 
-The run is the path from the route's root to the checkpoint without its step folder and the `checkpoints` folder that
-some systems put before it; the name is the whole path from the root. From these the templates of targets and
-registered models are filled.
+The run is the path from the route's root to the checkpoint, without its step folder and the `checkpoints` folder of
+some systems; the name is the whole path from the root. They fill the templates of targets and registered models.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _STEP_ROOTS = ("checkpoints", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """A checkpoint as a route sees it: its run, its step and its name below the root."""
+    """Run, step and name of a checkpoint below the root of a route."""
 
     run: str
     step: int | None
@@ -54,15 +53,15 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class RouteTarget:
-    """One thing that a route wants made of a checkpoint.
+    """One target of a route for a checkpoint.
 
     Attributes:
-        rule: the target as the route states it.
-        uri: what the conversion is told: the target, or the run that it makes a step in.
-        place: where the checkpoint will lie.
-        committed: what appears in one step: the place, or the step folder of a run that holds it.
+        rule: the target in the route.
+        uri: the target of the conversion; with `into`, the run.
+        place: URI of the target checkpoint.
+        committed: URI that is committed in one step: the place, or the step folder that holds it.
         model: registered model; None where it is not registered.
-        request: digest of everything that decides what is made.
+        request: digest of everything that determines the result.
     """
 
     rule: TargetRule
@@ -82,12 +81,12 @@ class Explanation:
     """What a route does with a checkpoint.
 
     Attributes:
-        route: its name.
-        takes: whether the checkpoint is one of the route's.
-        reason: why not, or by what selection.
-        where: run, step and name; None where it lies outside.
-        targets: what is made.
-        source: URI of the checkpoint itself, where a run was asked for; None where it is not taken.
+        route: name of the route.
+        takes: whether the route converts the checkpoint.
+        reason: why not, or by which selection.
+        where: run, step and name; None outside of the root.
+        targets: the targets.
+        source: URI of the checkpoint that the request, for example a run, resolves to; None where it is not taken.
     """
 
     route: str
@@ -110,23 +109,23 @@ def chosen_routes(config: Config, names: Iterable[str] = ()) -> tuple[Route, ...
     """The routes with these names, or all.
 
     Raises:
-        NotFoundError: there is no such route, or none at all.
+        NotFoundError: a route is unknown, or the configuration has no routes.
     """
     known = {route.name: route for route in config.routes}
     missing = [name for name in names if name not in known]
     if missing or not known:
-        what = f"there is no route {missing[0]!r}" if missing else "no routes are stated"
+        what = f"unknown route {missing[0]!r}" if missing else "the configuration has no routes"
         cure = (
-            f"choose among {', '.join(known)}"
+            f"choose one of {', '.join(known)}"
             if known
-            else "write a wherry.toml; infra/wherry.toml is an example"
+            else "add routes to wherry.toml; infra/wherry.toml is an example"
         )
         raise NotFoundError(what, uri=config.file, cure=cure)
     return tuple(known[name] for name in names) or config.routes
 
 
 def whereabouts(root: str, found: Detection) -> Whereabouts | None:
-    """Run, step and name of a checkpoint below a root; None where it lies elsewhere."""
+    """Run, step and name of a checkpoint below a root; None where it is not below the root."""
     base, place = locate(root), locate(found.uri)
     if place.store.protocol != base.store.protocol or not f"{place.path}/".startswith(
         f"{base.path.rstrip('/')}/"
@@ -146,18 +145,16 @@ def whereabouts(root: str, found: Detection) -> Whereabouts | None:
 
 
 def wanted(route: Route, found: Detection, where: Whereabouts) -> tuple[RouteTarget, ...]:
-    """What a route makes of a checkpoint.
+    """The targets of a route for a checkpoint.
 
     Raises:
-        UsageError: a template asks for what is not known of it, or two targets are the same place.
+        UsageError: a template needs an unknown value, or two targets have the same URI.
     """
     made = tuple(_wanted(route, rule, found, where) for rule in route.targets)
     places = [one.place for one in made]
     twice = next((place for place in places if places.count(place) > 1), None)
     if twice is not None:
-        raise UsageError(
-            "two targets are the same place", uri=twice, cure="write {format} in their templates"
-        )
+        raise UsageError("two targets have the same URI", uri=twice, cure="write {format} in their templates")
     return made
 
 
@@ -165,8 +162,8 @@ def explain(uri: str, config: Config) -> list[Explanation]:
     """What each route does with the checkpoint at a URI, and why.
 
     Raises:
-        NotFoundError: nothing is there.
-        WherryError: nothing recognises it.
+        NotFoundError: the URI does not exist.
+        WherryError: it is not a readable checkpoint.
     """
     from wherry.formats.detect import resolve
     from wherry.ledger.resolve import checkpoint_uri
@@ -176,24 +173,24 @@ def explain(uri: str, config: Config) -> list[Explanation]:
 
 
 def refusal(route: Route, found: Detection, where: Whereabouts) -> str | None:
-    """Why a route does not take a checkpoint, whichever others there are; None where it may.
+    """Why a route does not take a checkpoint, regardless of other checkpoints; None where it may.
 
-    It is asked for each checkpoint of a walk, so it opens nothing: `latest`, `best` and `since` are decided elsewhere.
+    This runs for each checkpoint of a walk, so it opens nothing: `latest`, `best` and `since` are decided elsewhere.
     """
     if route.runs and not any(fnmatch(where.run, pattern) for pattern in route.runs):
         return f"run {where.run} matches none of {', '.join(route.runs)}"
     if route.formats and found.format not in {find_format(name).name for name in route.formats}:
-        return f"format {found.format} is none of {', '.join(route.formats)}"
+        return f"format {found.format} is not one of {', '.join(route.formats)}"
     chosen = route.selection
     if chosen.choice == "every" and where.step is not None and where.step % chosen.steps:
-        return f"step {where.step} is none of every {chosen.steps}"
+        return f"step {where.step} is not a multiple of {chosen.steps}"
     return None
 
 
 def _explain(route: Route, found: Detection) -> Explanation:
     where = whereabouts(route.root, found)
     if where is None:
-        return Explanation(route.name, takes=False, reason=f"it does not lie below {route.root}")
+        return Explanation(route.name, takes=False, reason=f"it is not below {route.root}")
     reason = refusal(route, found, where)
     if reason is not None:
         return Explanation(route.name, takes=False, reason=reason, where=where)
@@ -208,22 +205,22 @@ def _explain(route: Route, found: Detection) -> Explanation:
 
 
 def _meant(route: Route, found: Detection, where: Whereabouts) -> tuple[bool, str]:
-    """Whether `select` means a checkpoint, as far as it and its run can tell now, and the reason."""
+    """Whether `select` selects a checkpoint, as far as its run shows now, and the reason."""
     stated, choice = f"select = {route.select}", route.selection.choice
     if choice == "best":
-        return True, f"{stated}, if it is that among the steps of its run"
+        return True, f"{stated}, if it is the best step of its run"
     try:
         against = (
             _overtaken(route, found, where) if choice == "latest"
             else _too_old(route, found) if choice == "since" else None
         )  # fmt: skip
-    except (WherryError, OSError) as error:  # what hides the answer is met again, and told, by the conversion
-        return True, f"{stated}, which cannot be told: {error}"
+    except (WherryError, OSError) as error:  # the conversion reports the same error
+        return True, f"{stated}, which cannot be determined: {error}"
     return against is None, against or stated
 
 
 def _overtaken(route: Route, found: Detection, where: Whereabouts) -> str | None:
-    """Why `latest` leaves a step: its run has a newer one that is complete, as a survey counts it."""
+    """Why `latest` does not select a step: its run has a newer complete one."""
     from wherry.formats.discover import walk
 
     run = _run_folder(route.root, found, where)
@@ -234,14 +231,14 @@ def _overtaken(route: Route, found: Detection, where: Whereabouts) -> str | None
         if seen is None or seen.step is None or seen.run != where.run:
             continue
         if seen.step > where.step:
-            return f"step {seen.step} of this run is complete, and newer"
+            return f"step {seen.step} of this run is newer and complete"
         if not _is_file(other):
             return None  # of steps that are folders the newest complete one comes first
     return None
 
 
 def _run_folder(root: str, found: Detection, where: Whereabouts) -> Location | None:
-    """The folder in which the steps of a run lie; None where no name on the way states the step."""
+    """The folder with the steps of a run; None where no name on the path states the step."""
     parts = PurePosixPath(where.name).parts
     at = _step_part(parts, found.step)
     if at is None:
@@ -250,7 +247,7 @@ def _run_folder(root: str, found: Detection, where: Whereabouts) -> Location | N
 
 
 def _too_old(route: Route, found: Detection) -> str | None:
-    """Why `since` leaves a checkpoint: its newest file was written before."""
+    """Why `since` does not select a checkpoint: its newest file was written before."""
     from wherry.formats.checkpoint import open_source
     from wherry.storage.ages import modified
 
@@ -272,9 +269,13 @@ def _wanted(route: Route, rule: TargetRule, found: Detection, where: Whereabouts
     if rule.into:
         if row.step_folder is None or where.step is None:
             what = (
-                f"{row.name} has no naming rule for steps" if row.step_folder is None else "it states no step"
+                f"format {row.name} has no naming rule for steps"
+                if row.step_folder is None
+                else "the checkpoint states no step"
             )
-            raise UsageError(f"{what}, and the target is a run", uri=found.uri, cure="leave `into` away")
+            raise UsageError(
+                f"{what}, but `into` needs one", uri=found.uri, cure="remove `into` from the target"
+            )
         folder = row.step_folder(where.step)
         place, committed = (locate(uri).join(name).uri for name in (folder, folder.split("/")[0]))
     template = rule.model or route.model
@@ -301,13 +302,13 @@ def spec_of(
 
 
 def request_of(route: Route, rule: TargetRule) -> str:
-    """Digest of everything that decides what is made of a checkpoint, wherever it is put."""
+    """Digest of everything that determines the result of a conversion, except its URI."""
     stated = rule.model_dump(exclude={"uri", "model", "into"})
     return sha256_of("request", {**stated, "ignore": route.ignore, "source": route.source_format})
 
 
 def _step_part(parts: Sequence[str], step: int | None) -> int | None:
-    """Which part of a path states the step: the last one that does."""
+    """Index of the last part of a path that states the step."""
     stated = (
         index for index in reversed(range(len(parts))) if step_number(parts[index], any_prefix=True) == step
     )

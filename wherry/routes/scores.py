@@ -1,13 +1,13 @@
-"""Scores: what training recorded of a step beside it, by which a best one is chosen.
+"""Scores: metrics that training recorded beside a step, by which the best step is selected.
 
     metrics/metrics                 Orbax's CheckpointManager: a JSON object
     _CHECKPOINT_METADATA            Orbax ≥ 0.11: the same under `metrics`
     trainer_state.json              the Hugging Face trainer: `log_history`, of which the last entry counts
     metrics.json, eval_results.json a JSON object, as many loops write it
 
-They lie in the step folder: in the checkpoint itself, or beside the item in it. What lies in the folder of a run is
-said of the run and of none of its steps. Only numbers count, and a name that two files state is taken from the first
-of this list.
+The files are in the step folder: in the checkpoint itself, or beside the item in it. A file in the folder of a run
+describes the run and none of its steps. Only numbers count, and a name that two files state is taken from the first
+file of this list.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _FILES = (
     "metrics.json",
     "eval_results.json",
 )
-_LARGEST = 64 << 20  # bytes; a trainer's history of a long run is some MB
+_LARGEST = 64 << 20  # bytes; the history of a long run takes a few MB
 
 
 def score(uri: str, metric: str) -> float | None:
-    """A metric of a checkpoint; None where nothing beside it states it.
+    """A metric of a checkpoint; None where no file beside it states it.
 
     Raises:
-        CorruptError: a file that states metrics is not JSON, or larger than any of them is.
+        CorruptError: a file with metrics is not valid JSON, or too large.
         StorageError: the storage failed.
     """
     place = locate(uri)
@@ -53,7 +53,7 @@ def score(uri: str, metric: str) -> float | None:
 
 
 def _folders(place: Location) -> Iterator[Location]:
-    """The checkpoint itself, and the step folder around it; a file without a step is all that its folder speaks of."""
+    """The checkpoint itself and the step folder around it; for a file without a step, the folder that holds it."""
     folder = place.entry is not None and place.entry.is_dir
     if folder:
         yield place
@@ -77,7 +77,9 @@ def _objects(folder: Location) -> Iterator[dict[str, Any]]:
         try:
             data = json.loads(place.read_whole(_LARGEST))
         except (ValueError, RecursionError) as error:
-            raise CorruptError(f"{name} is not JSON: {error}", uri=place.uri, cure="restore it") from error
+            raise CorruptError(
+                f"invalid JSON in {name}: {error}", uri=place.uri, cure="restore the file from a backup"
+            ) from error
         if isinstance(data, dict):
             yield from _within(name, data)
 
@@ -96,7 +98,7 @@ def _within(name: str, data: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _number(data: dict[str, Any], metric: str) -> float | None:
-    """A value by its name; a slash in the name may stand for a table in a table."""
+    """A number by its name; a slash in the name may stand for a nested table."""
     value: Any = data.get(metric)
     if value is None and "/" in metric:
         head, _slash, rest = metric.partition("/")

@@ -1,7 +1,7 @@
-"""survey: the checkpoints below a route's root that the route takes, each opened once for its size and fingerprint.
+"""survey: the checkpoints below a route's root that the route selects, each opened once for its size and fingerprint.
 
-What is passed over is told with the reason: other runs and formats, steps that are not selected, what wherry itself
-made, what is damaged, what is still being written, and what vanished between being found and being opened.
+Omissions are reported with the reason: other runs and formats, steps that are not selected, products of wherry, damaged
+or unfinished checkpoints, and those that vanished between being found and being opened.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """Something below the root that is not converted now, and why."""
+    """A checkpoint below the root that is not converted now, and why."""
 
     uri: str
     why: str
@@ -47,16 +47,16 @@ class Omission:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint that the route takes.
+    """A checkpoint that the route selects.
 
     Attributes:
         found: its detection, examined.
         where: its run, step and name.
-        fingerprint: of its files now.
-        nbytes: of its files.
-        score: the metric that the route chooses by, or keeps by, where it does.
-        newest: whether it is the newest of its run that the route takes: an alias is for that one alone, however
-            late an older one is registered.
+        fingerprint: current fingerprint of its files.
+        nbytes: bytes of its files.
+        score: the metric by which the route selects or keeps checkpoints, if any.
+        newest: whether it is the newest candidate of its run: only that one gets the alias, even if an older one is
+            registered later.
     """
 
     found: Detection
@@ -70,12 +70,12 @@ class Candidate:
 def survey(
     route: Route, *, products: Collection[str] = (), on_pass: Callable[[Omission], None] | None = None
 ) -> list[Candidate]:
-    """What a route takes of what lies below its root now, newest step first in each run.
+    """The checkpoints below a route's root that it selects, newest step first in each run.
 
     Args:
-        route: what is asked for.
-        products: places at which wherry has put something made of another checkpoint, never a source of a route.
-        on_pass: called for everything that is passed over.
+        route: the route.
+        products: URIs of checkpoints that wherry converted from others; they are never sources of a route.
+        on_pass: called for each omission.
 
     Raises:
         NotFoundError: the root does not exist.
@@ -88,7 +88,7 @@ def survey(
 
 
 def _marked(found: list[Candidate]) -> list[Candidate]:
-    """Say of the newest of each run that it is; what has no step is the end of its run."""
+    """Mark the newest candidate of each run; one without a step counts as the end of its run."""
     last: dict[str, tuple[bool, int]] = {}
     for one in found:
         last[one.where.run] = max(_late(one), last.get(one.where.run, (False, -1)))
@@ -116,13 +116,13 @@ def _placed(
         if reason is not None:
             tell(Omission(found.uri, "not taken", reason))
         elif found.uri in products or _is_product(found.uri, tell):
-            tell(Omission(found.uri, "ours", "wherry made it of another checkpoint"))
+            tell(Omission(found.uri, "ours", "wherry converted it from another checkpoint"))
         else:
             yield found, where
 
 
 def _is_product(uri: str, tell: Callable[[Omission], None]) -> bool:
-    """Whether it was made of another checkpoint; what training exported from its memory is a source as any other."""
+    """Whether it was converted from another checkpoint; one that training exported is a source like any other."""
     try:
         sidecar = read_sidecar(locate(uri))
     except WherryError as error:
@@ -135,7 +135,7 @@ def _is_product(uri: str, tell: Callable[[Omission], None]) -> bool:
 def _selected(
     route: Route, placed: Iterable[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
 ) -> Iterator[Placed]:
-    """Of each run what is meant, newest first; a checkpoint without a step is a run's own end."""
+    """The selected checkpoints of each run, newest first; one without a step counts as the end of its run."""
     rows = sorted(placed, key=lambda pair: (pair[1].run, *_age(pair[1].step), pair[1].name))
     for _run, group in groupby(rows, key=lambda pair: (pair[1].run, pair[1].step is None)):
         yield from _of_run(route, list(group), tell)
@@ -155,7 +155,7 @@ def _of_run(
     newest = rows[0][1].step
     for found, where in rows:
         if chosen.choice == "latest" and where.step != newest:
-            tell(Omission(found.uri, "not taken", "a newer step of this run is there"))
+            tell(Omission(found.uri, "not taken", "this run has a newer step"))
         else:
             yield found, where, None
 
@@ -172,7 +172,7 @@ def _best(
             tell(Omission(found.uri, "no score", error.what))
             continue
         if value is None:
-            tell(Omission(found.uri, "no score", f"nothing beside it states {chosen.metric}"))
+            tell(Omission(found.uri, "no score", f"no file beside it states {chosen.metric}"))
             continue
         verdict = examine(route.place(found.uri), found)
         if verdict.verdict == "ok":
@@ -188,7 +188,7 @@ def _best(
         else:
             tell(
                 Omission(
-                    found.uri, "not taken", f"{chosen.metric} {value:g} is not the best of its run, {best:g}"
+                    found.uri, "not taken", f"{chosen.metric} is {value:g}; the best of its run is {best:g}"
                 )
             )
 
@@ -208,7 +208,7 @@ def _candidate(
         since = route.selection.since
         written = modified(place, members) if since is not None else None
     except NotFoundError:
-        tell(Omission(found.uri, "vanished", "it was there a moment ago; its system removed it"))
+        tell(Omission(found.uri, "vanished", "it was removed during the survey"))
         return None
     except WherryError as error:
         tell(Omission(found.uri, "damaged", error.what))
@@ -222,13 +222,13 @@ def _candidate(
 
 
 def _kept_by(uri: str, metric: str) -> float | None:
-    """The metric that retention asks for: what cannot be read is not known, and what is not known is kept."""
+    """The metric of the retention rules; None where it cannot be read, which keeps the checkpoint."""
     try:
         return score(uri, metric)
     except WherryError as error:
-        _log.warning("%s is not known of %s: %s", metric, uri, error)
+        _log.warning("metric %s of %s cannot be read: %s", metric, uri, error)
         return None
 
 
 def _ignore(_passed: Omission) -> None:
-    """Nobody asked for what is passed over."""
+    """Ignore an omission."""

@@ -1,10 +1,10 @@
-"""child: how wherry starts other processes, so that nothing in a checkpoint or working folder can reach them.
+"""child: start child processes that files in a checkpoint or working folder cannot influence.
 
 `run` starts a module in a child process of this interpreter and waits for it. The child process
 
 - imports nothing from the working folder: it starts with `-P`, in an empty private folder that is removed afterwards,
-  and finds wherry where this process found it;
-- gets the environment variables of an allow-list and those that the caller names: no PYTHONPATH, no LD_PRELOAD, no
+  and imports wherry from the same folder as this process;
+- gets the environment variables of an allow-list and those that the caller passes: no PYTHONPATH, no LD_PRELOAD, no
   token, password or credential;
 - has a time limit, a limit on the resident memory of itself and its descendants, and a limit on its output;
 - does not outlive the wait: an error, Ctrl-C or SIGTERM kills its process group, and the kernel kills it when this
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT, _MEMORY = "WHERRY_CHILD_TIMEOUT", "WHERRY_CHILD_MEMORY"
 _START = Path(__file__).absolute().with_name("child_start.py")
-_INTERVAL = 0.1  # seconds between two looks at the child
-_MOST_OUTPUT = 256 << 20  # bytes that a child may print
+_INTERVAL = 0.1  # seconds between two checks of the child
+_MOST_OUTPUT = 256 << 20  # maximum bytes of output of a child
 _TAIL = 1 << 16  # bytes of the standard error that are kept
 _PASSED = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONUTF8"}
@@ -51,18 +51,18 @@ _PASSED_PREFIXES = (
 
 
 class NoAnswerError(WherryError):
-    """A child process gave no answer: it was killed, exceeded a limit, or failed to start."""
+    """A child process failed to start, exceeded a limit, or was killed."""
 
     exit_code = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a child process may use.
+    """Limits of a child process.
 
     Attributes:
         seconds: wall time.
-        memory: bytes of resident memory, its descendants included.
+        memory: bytes of resident memory, including its descendants.
     """
 
     seconds: float
@@ -92,7 +92,7 @@ def limits(*, seconds: float, memory: int) -> Limits:
         memory: default of `WHERRY_CHILD_MEMORY` (setting `child.memory`).
 
     Raises:
-        UsageError: a limit is no duration or no size.
+        UsageError: a limit is not a valid duration or size.
     """
     configured = service("settings").configured
     timeout = os.environ.get(_TIMEOUT) or configured("child.timeout")
@@ -112,15 +112,15 @@ def run(
     """Run a module in a child process and wait until it ends.
 
     Args:
-        module: what `python -m` would run.
-        words: its command line.
-        purpose: what it does, for errors.
+        module: the module, as for `python -m`.
+        words: its arguments.
+        purpose: the subject of error messages.
         limits: time and memory.
         text: its standard input.
         variables: environment variables besides those of the allow-list.
 
     Raises:
-        NoAnswerError: the child could not be started, or exceeded a limit and was killed.
+        NoAnswerError: the child failed to start, or exceeded a limit and was killed.
     """
     with ExitStack() as stack:
         with _could_not_start(purpose):
@@ -143,24 +143,24 @@ def run(
 
 @contextmanager
 def _could_not_start(purpose: str) -> Generator[None]:
-    """Around what a child needs before it runs: files in the folder for temporary files, and a process."""
+    """Convert the errors of starting a child: its temporary files and the process itself."""
     try:
         yield
     except OSError as error:
         failure = storage_error(error, None)
         raise NoAnswerError(
-            f"{purpose} could not start: {failure.what}",
-            cure="set TMPDIR to a folder that can be written and has space", retryable=failure.retryable,
+            f"{purpose} failed to start: {failure.what}",
+            cure="set TMPDIR to a writable folder with free space", retryable=failure.retryable,
         ) from error  # fmt: skip
 
 
 def command(module: str, words: Sequence[str] = ()) -> list[str]:
-    """The command line that runs a module in a child of this process, safe from modules in the working folder."""
+    """The command line that runs a module in a child process, without importing from the working folder."""
     return [sys.executable, "-P", str(_START), _root(), str(os.getpid()), module, *words]
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child: the variables of the allow-list that are set, and those that the caller names."""
+    """The environment of a child: the set variables of the allow-list, and those that the caller passes."""
     passed = {
         name: value
         for name, value in os.environ.items()
@@ -181,7 +181,7 @@ def resident_memory(pid: int) -> int:
 
 
 def _root() -> str:
-    """The folder that wherry was imported from; empty where it is installed and the child finds it by itself."""
+    """The folder that wherry was imported from; empty where it is installed, so that the child finds it anyway."""
     root = str(_START.parents[2])
     paths = sysconfig.get_paths()
     installed = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
@@ -190,7 +190,7 @@ def _root() -> str:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Generator[None]:
-    """Let SIGTERM interrupt the wait as Ctrl-C does, where it would end this process without any cleanup."""
+    """Make SIGTERM interrupt the wait like Ctrl-C, instead of ending this process without cleanup."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -214,26 +214,26 @@ def _watch(
     while not _has_ended(process):
         if time.monotonic() > deadline:
             raise NoAnswerError(
-                f"{purpose} took longer than its limit of {show_seconds(limits.seconds)} and was stopped",
+                f"{purpose} timed out after {show_seconds(limits.seconds)} and was stopped",
                 cure=f"raise the limit: export {_TIMEOUT}={max(2 * limits.seconds, 1):.0f}s", retryable=True,
             )  # fmt: skip
         if resident_memory(process.pid) > limits.memory:
             raise NoAnswerError(
-                f"{purpose} used more memory than its limit of {show_size(limits.memory)} and was stopped",
+                f"{purpose} exceeded its memory limit of {show_size(limits.memory)} and was stopped",
                 cure=f"raise the limit: export {_MEMORY}={2 * limits.memory}",
             )
         if any(os.fstat(file.fileno()).st_size > _MOST_OUTPUT for file in files):
             raise NoAnswerError(
-                f"{purpose} printed more than {show_size(_MOST_OUTPUT)} and was stopped",
-                cure="take another checkpoint; no sound one makes its library print so much",
+                f"{purpose} exceeded the output limit of {show_size(_MOST_OUTPUT)} and was stopped",
+                cure="use another checkpoint; an intact one does not make its library print this much",
             )
         time.sleep(_INTERVAL)
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process has ended; it is not reaped, so that no other group can get its number meanwhile.
+    """Whether a process has ended; it is not reaped, so that its process group id cannot be reused meanwhile.
 
-    Where this process ignores SIGCHLD the kernel reaps by itself: then the process has ended when it is gone.
+    Where this process ignores SIGCHLD, the kernel reaps it: the process has ended when it no longer exists.
     """
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -242,7 +242,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Kill what is left of the process group and reap the process; returns its exit status."""
+    """Kill the rest of the process group and reap the process; return its exit status."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.wait()

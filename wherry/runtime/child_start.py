@@ -1,10 +1,10 @@
-"""child_start: the first lines that a child process of wherry executes; see `wherry.runtime.child`.
+"""child_start: the entry point of a child process; see `wherry.runtime.child`.
 
     python -P child_start.py ROOT PARENT MODULE WORD...
 
-The file is started by its path, before anything of wherry can be imported. It asks the kernel to kill this process
-when the parent PARENT dies, puts ROOT, the folder that the parent imported wherry from, at the front of the import
-path (nothing where ROOT is empty), and runs MODULE as `python -m` would.
+The file is run by its path, before wherry can be imported. It asks the kernel to kill this process when the process
+PARENT dies, puts ROOT, the folder that the parent imported wherry from, at the front of the import path (unless ROOT is
+empty), and runs MODULE like `python -m`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies; end at once where the parent is dead already."""
+    """Ask the kernel to kill this process when its parent dies; exit at once if the parent is already dead."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

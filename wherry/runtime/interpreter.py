@@ -1,4 +1,4 @@
-"""The interpreter, set for a command that is short and whose threads move bytes."""
+"""Settings of the interpreter for short commands whose threads move bytes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _UTF8 = "PYTHONUTF8"
 
 
 def use_utf8() -> None:
-    """Read and print names as UTF-8, whatever the locale says; where it says otherwise the interpreter starts anew.
+    """Read and print file names as UTF-8; in any other locale, restart the interpreter in UTF-8 mode.
 
-    The name of a file is bytes. In UTF-8 mode they are the same text in every locale, so that ledger, manifests and
-    digests have one name for one file. What is no text at all is printed escaped, and never an error.
+    A file name is bytes. In UTF-8 mode it decodes to the same text in every locale, so that ledger, manifests and
+    digests have one name for one file. Undecodable bytes are printed escaped.
     """
     if sys.getfilesystemencoding() != "utf-8" and os.environ.get(_UTF8) != "1" and sys.executable:
         os.environ[_UTF8] = "1"  # for the children as well
@@ -28,11 +28,11 @@ def use_utf8() -> None:
 
 
 def tune() -> None:
-    """Spend less on garbage that is not there and on handing the interpreter from thread to thread.
+    """Reduce the cost of garbage collection, of thread switches and of OpenBLAS threads.
 
-    Imports make many objects and no garbage: looking for it is 5 % of a start, and 0.1 s at the end, when all of
-    them would be walked once more. Threads that move bytes need the interpreter seldom, but then at once. numpy would
-    start a thread for each core, which look for matrices to multiply for 0.07 s of processor time; there are none.
+    Imports create many objects and no garbage: collecting takes 5 % of the start-up, and 0.1 s at exit, when all
+    objects would be visited once more. Threads that move bytes need the interpreter rarely, but then at once. numpy
+    would start an OpenBLAS thread for each core, which costs 0.07 s of processor time without any use.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_THRESHOLD)

@@ -1,4 +1,4 @@
-"""memory: how many bytes of memory are free."""
+"""memory: the available memory of this machine or container."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int | None:
-    """Bytes that can be taken without swapping, the limit of the container regarded; None where nothing says it."""
+    """Bytes that can be allocated without swapping, within the container's limit; None where unknown."""
     found: list[int] = []
     try:
         rows = Path("/proc/meminfo").read_text().splitlines()
@@ -19,5 +19,5 @@ def available_memory() -> int | None:
             cached = int(stat["inactive_file"]) + int(stat["active_file"])
             found.append(int(limit) - int((_CGROUP / "memory.current").read_text()) + cached)
     except (OSError, ValueError, KeyError):
-        return min(found, default=None)  # this system says less, so less is known
+        return min(found, default=None)  # this system reports less
     return min(found, default=None)

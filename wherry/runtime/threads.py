@@ -1,8 +1,8 @@
-"""Threads: how many, and pools of them that find the number libraries whole.
+"""Threads: their numbers, pools that import numpy before they start, and crews.
 
-A crew: threads that do tasks in the order in which these are given, until all are done or one fails.
+A crew carries out tasks in order with several threads, until all are done or one fails.
 
-No garbage collection while a large acyclic tree grows: walking it again and again takes a third of the time.
+`uncollected` pauses garbage collection while a large acyclic tree is built: collecting takes a third of that time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def worker_count() -> int:
-    """Threads that read: two per core, so that one hashes while the other waits for storage; eight at most."""
+    """Number of threads that read: two per core, so that one hashes while the other waits for storage; at most 8."""
     return min(2 * (os.cpu_count() or 2), 8)
 
 
 def carrier_count() -> int:
-    """Threads that also write bytes as they are: one per core hashes, one writes, one holds what comes next."""
+    """Number of threads that also write raw bytes: three per core (to hash, to write, to read ahead); at most 12."""
     return worker_count() * 3 // 2
 
 
@@ -38,10 +38,10 @@ def executor(count: int, name: str = "wherry", *, numbers: bool = True) -> Threa
     """A pool of threads.
 
     Args:
-        count: how many.
-        name: what their names begin with.
-        numbers: whether they may look at numbers: numpy is imported before they start then, since threads that
-            import it at one time see it half made.
+        count: number of threads.
+        name: prefix of their names.
+        numbers: whether they may use numpy: then it is imported before they start, because threads that import it
+            concurrently see it half initialised.
     """
     if numbers:
         dtypes.ready()
@@ -52,14 +52,14 @@ _LOOK_SECONDS = 0.2  # short waits, so that a signal reaches the main thread at 
 
 
 class StoppedError(Exception):
-    """The pass was stopped meanwhile; nothing is wrong."""
+    """The pass was stopped; this is not a failure."""
 
 
 class Crew:
     """Threads for one pass.
 
     Attributes:
-        stopped: set once a task failed or the pass was ended from outside; who works for long looks at it.
+        stopped: set once a task failed or the pass was ended from outside; long tasks check it.
     """
 
     def __init__(self, stopped: threading.Event | None = None) -> None:
@@ -67,15 +67,15 @@ class Crew:
         self._lock = threading.Lock()
 
     def work(self, tasks: Iterator[Task], count: int, *, numbers: bool = True) -> None:
-        """Do all tasks. They are asked for one at a time, by the thread that is free.
+        """Do all tasks; each free thread takes the next one.
 
         Args:
-            tasks: what is to be done.
-            count: how many threads.
+            tasks: the tasks.
+            count: number of threads.
             numbers: see `executor`.
 
         Raises:
-            BaseException: the first error of a task, or what ended the pass from outside; the others have stopped.
+            BaseException: the first error of a task, or the exception that ended the pass; all threads have stopped.
         """
         with executor(count, numbers=numbers) as pool:
             try:
@@ -109,7 +109,7 @@ def _await(running: set[Future[None]]) -> None:
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """Leave the collector off while the block runs, if it was on."""
+    """Disable garbage collection while the block runs."""
     enabled = gc.isenabled()
     gc.disable()
     try:

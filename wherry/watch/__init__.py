@@ -1,1 +1,1 @@
-"""What operators see: how runs end, notifications, metrics, and checks before a run."""
+"""Operations: the end of runs, notifications, metrics, and checks before a run."""

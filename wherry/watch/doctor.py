@@ -1,8 +1,8 @@
-"""doctor: is everything there that wherry needs on this machine, and does it answer?
+"""doctor: check the installed packages, stores and servers that wherry needs on this machine.
 
-Looks and asks only: packages by their metadata, without importing them; the ledger's chain is recomputed; servers
-get one request with a short time limit. A finding is `ok`, `missing` (an extra that may never be needed) or
-`broken` (something that is set up and does not work), each with a cure.
+It changes nothing: packages are found by their metadata, without importing them; the ledger's chain is recomputed;
+servers get one request with a short timeout. A finding is `ok`, `missing` (an extra that may never be needed) or
+`broken` (something that is set up but does not work), each with a cure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ State: TypeAlias = Literal["ok", "missing", "broken"]
 _ANSWER_SECONDS = 3.0
 _LOW_SPACE = 1 << 30
 
-# extra → packages as they are imported and, where that differs, as they are distributed.
+# extra → packages: module name, and name of the distribution.
 _EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
     "prefect": (("prefect", "prefect"), ("fastapi", "fastapi")),
     "mlflow": (("mlflow", "mlflow"),),
@@ -43,7 +43,7 @@ _EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that was looked at: its name, state, what was seen, and the cure where something is wrong."""
+    """One finding: name, state, detail, and the cure where something is wrong."""
 
     name: str
     state: State
@@ -52,7 +52,7 @@ class Diagnosis:
 
 
 def diagnose() -> list[Diagnosis]:
-    """Look at everything; an examination that fails is itself a finding."""
+    """Run all checks; a check that fails is itself a finding."""
     return [
         _tensorstore(),
         *(_extra(name) for name in _EXTRAS),
@@ -74,7 +74,7 @@ def _extra(name: str) -> Diagnosis:
 
 
 def _importable(module: str) -> bool:
-    """Whether a module is there; of a nested one the outermost package is not imported where it is absent."""
+    """Whether a module can be imported; a missing top-level package does not raise."""
     if find_spec(module.partition(".")[0]) is None:
         return False
     try:
@@ -97,7 +97,9 @@ def _fastapi() -> Iterator[Diagnosis]:
     major, minor = (int(part) for part in _version("fastapi").split(".")[:2])
     capped = any("fastapi" in row and "<0.151" in row for row in requires("prefect") or [])
     if (major, minor) >= (0, 151) and not capped:
-        detail = f"fastapi {_version('fastapi')}: the server of Prefect {_version('prefect')} does not start with it"
+        detail = (
+            f"the server of Prefect {_version('prefect')} does not start with fastapi {_version('fastapi')}"
+        )
         yield Diagnosis("prefect server", "broken", detail, "pip install 'fastapi<0.151'")
 
 
@@ -106,21 +108,21 @@ def _tensorstore() -> Diagnosis:
         import tensorstore  # pyright: ignore[reportUnusedImport]  # noqa: F401  whether it loads is the question
     except ImportError as error:
         return Diagnosis(
-            "tensorstore", "broken", f"does not load: {error}", "pip install --force-reinstall tensorstore"
+            "tensorstore", "broken", f"import failed: {error}", "pip install --force-reinstall tensorstore"
         )
     return Diagnosis("tensorstore", "ok", _version("tensorstore"))
 
 
 def _home() -> Diagnosis:
-    cure = "set WHERRY_HOME to a folder that can be written"
+    cure = "set WHERRY_HOME to a writable folder"
     try:
         folder = ensure_home()
     except WherryError as error:
         return Diagnosis("home", "broken", error.what, cure)
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Diagnosis("home", "broken", f"{folder} cannot be written", cure)
+        return Diagnosis("home", "broken", f"permission denied: {folder} is not writable", cure)
     if folder.stat().st_mode & 0o077:
-        return Diagnosis("home", "broken", f"{folder} is open to other users", f"chmod 700 {folder}")
+        return Diagnosis("home", "broken", f"other users can access {folder}", f"chmod 700 {folder}")
     return Diagnosis("home", "ok", str(folder))
 
 
@@ -134,22 +136,20 @@ def _ledger() -> Diagnosis:
     except WherryError as error:
         return Diagnosis("ledger", "broken", error.what, error.cure)
     if chain.altered is not None:
-        cure = (
-            "restore the file from a backup; the sidecars beside the checkpoints still tell each conversion"
-        )
+        cure = "restore the file from a backup, or move it away and run `wherry ledger rebuild`"
         return Diagnosis("ledger", "broken", f"{uri}: {chain.altered}", cure)
     return Diagnosis(
-        "ledger", "ok", f"{uri}: {chain.statements} statements, chain whole, head {short(chain.head)}"
+        "ledger", "ok", f"{uri}: {chain.statements} statements, chain intact, head {short(chain.head)}"
     )
 
 
 def _prefect() -> Iterator[Diagnosis]:
-    """The API that flows would use; without one each flow starts a temporary server, which is slow but works."""
+    """The API that flows would use; without one, each flow starts a temporary server, which is slow but works."""
     if not _importable("prefect"):
         return
     url = os.environ.get("PREFECT_API_URL") or _prefect_profile_url()
     if not url:
-        cure = "start `prefect server start` and set PREFECT_API_URL"
+        cure = "run `prefect server start` and set PREFECT_API_URL"
         yield Diagnosis(
             "prefect api", "missing", "not configured; every flow starts a temporary server", cure
         )
@@ -159,7 +159,7 @@ def _prefect() -> Iterator[Diagnosis]:
 
 
 def _prefect_profile_url() -> str | None:
-    """PREFECT_API_URL of the active profile, read as the file that it is: importing prefect costs seconds."""
+    """PREFECT_API_URL of the active profile, read from its file, because importing prefect takes seconds."""
     import tomllib
     from pathlib import Path
 
@@ -190,33 +190,38 @@ def _mlflow_store(name: str, uri: str) -> Diagnosis:
     if uri.startswith(("http://", "https://")):
         cure = "start the server, or check MLFLOW_TRACKING_URI and MLFLOW_REGISTRY_URI"
         return _answers(name, uri, f"{uri.rstrip('/')}/health", cure)
-    return Diagnosis(name, "ok", f"{without_secrets(uri)} (not asked)")
+    return Diagnosis(name, "ok", f"{without_secrets(uri)} (not checked)")
 
 
 def _writable(name: str, file: Path) -> Diagnosis:
-    """A SQLite store: the file, or where it is not there yet the nearest folder above, can be written."""
+    """Whether a SQLite store is writable: its file or, before it exists, the nearest existing folder."""
     place = next(path for path in (file, *file.parents) if path.exists())
     if os.access(place, os.W_OK) and (place == file or place.is_dir()):
-        return Diagnosis(name, "ok", str(file) if place == file else f"{file} (made on first use)")
+        return Diagnosis(name, "ok", str(file) if place == file else f"{file} (created on first use)")
     return Diagnosis(
-        name, "broken", f"{file} cannot be written", "check its rights, or set MLFLOW_TRACKING_URI"
+        name,
+        "broken",
+        f"permission denied: {file} is not writable",
+        "check its permissions, or set MLFLOW_TRACKING_URI",
     )
 
 
 def _answers(name: str, uri: str, health: str, cure: str) -> Diagnosis:
-    """One request, no retry. An answer of any kind, even 401, says that the server is there."""
+    """Send one request without retry. Any status below 500, even 401, shows that the server runs."""
     from urllib.error import HTTPError, URLError
     from urllib.request import urlopen
 
     shown = without_secrets(uri)
     try:
         with urlopen(health, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310  the user's own setting
-            return Diagnosis(name, "ok", f"{shown} answers ({answer.status})")
+            return Diagnosis(name, "ok", f"{shown} responds ({answer.status})")
     except HTTPError as error:
         state: State = "broken" if error.code >= 500 else "ok"  # noqa: PLR2004  the server's own fault
-        return Diagnosis(name, state, f"{shown} answers {error.code}", cure if state == "broken" else None)
+        return Diagnosis(
+            name, state, f"{shown} responds with HTTP {error.code}", cure if state == "broken" else None
+        )
     except (URLError, OSError, ValueError) as error:
-        return Diagnosis(name, "broken", f"{shown} does not answer: {getattr(error, 'reason', error)}", cure)
+        return Diagnosis(name, "broken", f"{shown} does not respond: {getattr(error, 'reason', error)}", cure)
 
 
 def _disk() -> Diagnosis:

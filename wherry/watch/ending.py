@@ -1,12 +1,12 @@
-"""ending: what every workflow does at its end, however it ends: tell people, and note the run for the metrics.
+"""ending: at the end of every workflow, send a notification and record the run for the metrics.
 
     with ending("promote", "Promotion of models:/m/3") as end:
         …
         end.counts = {"promoted": 1}
 
-An error that leaves the block is the first error of the message, with its cure, and goes on to the caller. Neither the
-telling nor the noting ever fails the workflow: what could not be told or noted is logged. A run that is cancelled or
-killed tells nothing: it has not ended, and is resumed.
+An error that leaves the block becomes the first error of the notification, with its cure, and propagates to the caller.
+Failures of the notification or of the metrics never fail the workflow: they are logged. A run that is cancelled or
+killed sends nothing: it has not ended, and will be resumed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Ending:
-    """What there is to tell of a run; the block fills it in.
+    """Contents of the notification; the block fills it in.
 
     Attributes:
         title: one line.
-        counts: what was done, by outcome.
-        first_error: the first thing that went wrong, where it is more than the error that ends the run says.
+        counts: number of results by outcome.
+        first_error: the first error, where it is more specific than the exception that ends the run.
         cure: what to do about it.
-        silent: True where nothing was done, so that there is nothing to tell or note.
+        silent: True where nothing was done, so that nothing is sent or recorded.
     """
 
     title: str
@@ -49,14 +49,14 @@ class Ending:
 def ending(
     flow: str, title: str, *, page: str | None = None, only_failures: bool = False, log: Any = _log
 ) -> Generator[Ending]:
-    """Tell and note how a run ends.
+    """Notify and record how a run ends.
 
     Args:
-        flow: the name of the workflow, as the metrics have it.
-        title: one line about what it does.
-        page: where to look.
-        only_failures: do not tell of a good end even where `notify.on` is `always`.
-        log: takes what came of it, in words.
+        flow: name of the workflow in the metrics.
+        title: one line about the workflow.
+        page: URL of the run's page.
+        only_failures: do not notify of a success even where `notify.on` is `always`.
+        log: logger for the results of notification and metrics.
     """
     end = Ending(title)
     try:
@@ -70,10 +70,10 @@ def ending(
 
 
 def blame(end: Ending, error: Exception) -> None:
-    """Say that a run failed, by an error; what the block has said itself stays."""
+    """Mark a run as failed by an error; fields that the block has set are kept."""
     ours = isinstance(error, WherryError)
     end.first_error = end.first_error or (_words(error) if ours else f"{type(error).__name__}: {error}")
-    end.cure = end.cure or (error.cure if ours else "look at the log of the run")
+    end.cure = end.cure or (error.cure if ours else "see the log of the run")
     end.counts = end.counts or {"failed": 1}
 
 

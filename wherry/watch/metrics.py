@@ -1,15 +1,14 @@
-"""metrics: how things stand, as numbers for Prometheus.
+"""metrics: the state of conversions as metrics for Prometheus.
 
-What was done is counted from the ledger, whoever did it and on whichever machine; what waits is looked for in storage
-now, by the routes of `wherry.toml` or below roots. Alerts worth having:
+Completed work is counted from the ledger, which all machines share; waiting work is found in storage, by the routes of
+`wherry.toml` or below roots. Useful alerts:
 
     time() - wherry_last_success_timestamp_seconds{flow="nightly-convert"} > 26 * 3600    a night is missing
     wherry_oldest_unconverted_age_seconds > 2 * 86400                                     something never gets converted
     wherry_last_run_ok == 0, or wherry_audit_findings{severity="error"} > 0
 
-Written for a node exporter's textfile collector, the file appears in one step, as the collector needs it.
-
-What the ledger adds up to: the counters and last states of the metrics, from its statements in one pass.
+The file for a node exporter's textfile collector is replaced atomically, as the collector requires. The counters and
+last states come from one pass over the ledger's statements.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Ledger, Statement
 
 
-_READABLE_TO_ALL = 0o644  # the collector is another user
+_READABLE_TO_ALL = 0o644  # the collector runs as another user
 _log = logging.getLogger(__name__)
 
 
 def measure(roots: Sequence[str] | None = None) -> list[MetricSample]:
-    """Count what was done and look for what waits.
+    """Count completed and waiting work.
 
     Args:
-        roots: below which checkpoints count that were never converted (of each run the newest); by default what the
-            routes of the configuration take.
+        roots: folders below which checkpoints that were never converted count (the newest of each run); by default the
+            work of the configured routes.
 
     Raises:
-        StorageError: the ledger cannot be read. A root that cannot be read is a number, not an error.
-        UsageError: the configuration is faulty.
+        StorageError: the ledger cannot be read. A root that cannot be read is a metric, not an error.
+        UsageError: the configuration is invalid.
     """
     from wherry.ledger.record import open_ledger
 
@@ -62,12 +61,12 @@ def measure(roots: Sequence[str] | None = None) -> list[MetricSample]:
 
 
 def note_run(flow: str, *, ok: bool, counts: Mapping[str, int]) -> None:
-    """Tell the ledger how a run of a flow ended, so that a missing one can be seen.
+    """Record in the ledger how a run of a flow ended, so that alerts can find a missing run.
 
     Args:
-        flow: its name.
+        flow: name of the flow.
         ok: whether nothing failed.
-        counts: what it did, by outcome.
+        counts: number of results by outcome.
 
     Raises:
         StorageError: the ledger cannot be written.
@@ -79,14 +78,14 @@ def note_run(flow: str, *, ok: bool, counts: Mapping[str, int]) -> None:
 
 
 def publish() -> str | None:
-    """Write the metrics where `WHERRY_METRICS` or `metrics.file` of the configuration says.
+    """Write the metrics to the file in `WHERRY_METRICS` or the setting `metrics.file`.
 
     Returns:
         The file; None where none is configured.
 
     Raises:
-        StorageError: the ledger cannot be read, or the file not be written.
-        UsageError: the configuration is faulty.
+        StorageError: the ledger cannot be read, or the file cannot be written.
+        UsageError: the configuration is invalid.
     """
     file = os.environ.get("WHERRY_METRICS") or configured("metrics.file")
     if file:
@@ -95,7 +94,7 @@ def publish() -> str | None:
 
 
 def after_run(flow: str, *, ok: bool, counts: Mapping[str, int]) -> str:
-    """What a flow does at its end: `note_run` and `publish`; a flow that did its work does not fail over these.
+    """Call `note_run` and `publish` at the end of a flow; their errors do not fail the flow.
 
     Returns:
         `noted`, or why not; the reason is logged as a warning too.
@@ -104,13 +103,13 @@ def after_run(flow: str, *, ok: bool, counts: Mapping[str, int]) -> str:
         note_run(flow, ok=ok, counts=counts)
         publish()
     except WherryError as error:
-        _log.warning("the run was not noted: %s", error)
+        _log.warning("the end of the run was not recorded for the metrics: %s", error)
         return f"not noted: {error.what}"
     return "noted"
 
 
 def text(samples: Iterable[MetricSample]) -> str:
-    """The text format of Prometheus (version 0.0.4), metric by metric."""
+    """The samples in the text format of Prometheus (version 0.0.4), grouped by metric."""
     rows = list(samples)
     lines: list[str] = []
     for name in dict.fromkeys(sample.name for sample in rows):
@@ -121,7 +120,7 @@ def text(samples: Iterable[MetricSample]) -> str:
 
 
 def write(samples: Iterable[MetricSample], file: str | os.PathLike[str]) -> None:
-    """Write them to a file, in one step.
+    """Write the samples to a file atomically.
 
     Raises:
         StorageError: it cannot be written.
@@ -134,7 +133,7 @@ def write(samples: Iterable[MetricSample], file: str | os.PathLike[str]) -> None
 
 
 def _of_routes() -> Iterator[list[MetricSample]]:
-    """What the nightly flow would find to do; nothing where there is no configuration."""
+    """The waiting work of the routes; empty without a configuration."""
     if config_file() is None:
         return
     from wherry.config.config import load_config
@@ -158,13 +157,13 @@ def _of_root(root: str, sources: set[str]) -> list[MetricSample]:
 
 
 def _made(uri: str) -> bool:
-    """Whether wherry wrote it, by the record beside it."""
+    """Whether wherry wrote it, by its sidecar."""
     sidecar = read_sidecar(locate(uri))
     return sidecar is not None and sidecar.receipt is not None
 
 
 def _waiting(label: str, name: str, uris: Sequence[str], *, reachable: bool) -> list[MetricSample]:
-    """How many wait and how long; nothing but that it could not be looked, where it could not."""
+    """Number, bytes and age of the waiting checkpoints; where the root cannot be read, only that fact."""
     labels = ((label, name),)
     state = MetricSample("wherry_root_reachable", labels, int(reachable))
     if not reachable:
@@ -180,39 +179,39 @@ def _line(sample: MetricSample) -> str:
 
 
 def _escaped(value: str) -> str:
-    """A label's value; names come from storage and can hold anything."""
+    """Escape the value of a label; names come from storage and may contain any character."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 _EVENTS = ("registration", "promotion", "rollback", "deletion", "audit")
 
-# metric → (type, what it says).
+# metric → (type, help text).
 HELP: dict[str, tuple[str, str]] = {
-    "wherry_conversions_total": ("counter", "Conversions that the ledger has, by format of the result."),
+    "wherry_conversions_total": ("counter", "Conversions in the ledger, by format of the result."),
     "wherry_conversion_bytes_total": ("counter", "Tensor bytes that conversions read and wrote."),
     "wherry_conversion_seconds_total": ("counter", "Wall time of conversions."),
-    "wherry_failures_total": ("counter", "Failed conversions, verifications and runs that the ledger has."),
-    "wherry_events_total": ("counter", "Further statements of the ledger, by kind."),
-    "wherry_last_conversion_timestamp_seconds": ("gauge", "When the last conversion was finished."),
+    "wherry_failures_total": ("counter", "Failed conversions, verifications and runs in the ledger."),
+    "wherry_events_total": ("counter", "Other statements of the ledger, by kind."),
+    "wherry_last_conversion_timestamp_seconds": ("gauge", "When the last conversion finished."),
     "wherry_last_run_timestamp_seconds": ("gauge", "When a flow last ended."),
     "wherry_last_success_timestamp_seconds": ("gauge", "When a flow last ended without any failure."),
     "wherry_last_run_ok": ("gauge", "Whether the last run of a flow had no failure."),
     "wherry_last_run_count": ("gauge", "What the last run of a flow did, by outcome."),
     "wherry_audit_findings": ("gauge", "Findings of the last audit, by severity."),
-    "wherry_unconverted": ("gauge", "Checkpoints that wait to be converted."),
+    "wherry_unconverted": ("gauge", "Checkpoints that wait for conversion."),
     "wherry_unconverted_bytes": ("gauge", "Bytes of the checkpoints that wait."),
     "wherry_oldest_unconverted_age_seconds": (
         "gauge",
         "Time since the oldest waiting checkpoint was written.",
     ),
-    "wherry_root_reachable": ("gauge", "Whether the checkpoints of a route or root could be looked for."),
+    "wherry_root_reachable": ("gauge", "Whether the root of a route could be read."),
     "wherry_ledger_statements": ("gauge", "Length of the ledger's chain."),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One number: its metric's name, labels and value."""
+    """One sample: name of the metric, labels and value."""
 
     name: str
     labels: tuple[tuple[str, str], ...]
@@ -221,7 +220,7 @@ class MetricSample:
 
 @dataclass(slots=True)
 class _Tally:
-    """What the statements add up to."""
+    """Accumulates samples over the statements."""
 
     totals: Counter[tuple[str, tuple[tuple[str, str], ...]]] = field(
         default_factory=Counter[tuple[str, tuple[tuple[str, str], ...]]]
@@ -232,15 +231,15 @@ class _Tally:
     sources: set[str] = field(default_factory=set[str])
 
     def add(self, name: str, value: float = 1, **labels: str) -> None:
-        """Count on."""
+        """Increase a counter."""
         self.totals[name, tuple(labels.items())] += value  # pyright: ignore[reportArgumentType]  seconds are floats
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """What was said last holds."""
+        """Set a gauge; the last value counts."""
         self.last[name, tuple(labels.items())] = value
 
     def forget(self, name: str, **labels: str) -> None:
-        """Drop what an earlier statement said of the same thing."""
+        """Remove the samples of an earlier statement with these labels."""
         wanted = set(labels.items())
         self.last = {
             key: value for key, value in self.last.items() if key[0] != name or not wanted <= {*key[1]}
@@ -248,12 +247,12 @@ class _Tally:
 
 
 def done(ledger: Ledger) -> tuple[list[MetricSample], set[str]]:
-    """Numbers of the ledger, and the URIs that were read or written by conversions."""
+    """Samples from the ledger, and the URIs that conversions read or wrote."""
     from wherry.ledger.record import head, statements
 
     tally = _Tally()
     for kind in ("conversion", "verification"):
-        tally.add("wherry_failures_total", 0, stage=kind)  # a counter that is there from the first scrape on
+        tally.add("wherry_failures_total", 0, stage=kind)  # so that the counter exists from the first scrape
     for statement in statements(ledger):
         _count(tally, statement)
     tally.set("wherry_ledger_statements", head(ledger).seq)

@@ -1,9 +1,9 @@
-"""notify: tell people what a flow did, through a webhook or a Prefect notification block.
+"""notify: notify people of what a flow did, through a webhook or a Prefect notification block.
 
-A message says what happened, counts, the first error, its cure and where to look. Telling never fails the caller: what
-could not be told is logged and returned in words. The address of a webhook is a secret (its path often holds the
-token), so it is never logged, printed or part of an error; what is told is cleaned of credentials, too. Redirects are
-not followed: the message goes to the address that was configured or nowhere.
+A notification has a title, counts, the first error, its cure and a link. It never fails the caller: a failure is logged
+and returned as text. The address of a webhook is a secret (its path often holds the token), so it is never logged,
+printed or part of an error; credentials are removed from the message, too. Redirects are not followed: the message goes
+only to the configured address.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _TIMEOUT = 10.0  # seconds for one attempt
 _PAUSES = (0.0, 1.0, 4.0)  # seconds before each attempt
-_LONGEST = 2000  # characters of one field; a message is read, not searched
-_AGAIN = frozenset({429, 500, 502, 503, 504})  # statuses after which the same message may be taken
+_LONGEST = 2000  # maximum characters of one field
+_AGAIN = frozenset({429, 500, 502, 503, 504})  # statuses after which a retry may succeed
 _log = logging.getLogger(__name__)
 
 When = Literal["failure", "always", "never"]
@@ -37,11 +37,11 @@ When = Literal["failure", "always", "never"]
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Where to tell, and when.
+    """Where to send notifications, and when.
 
     Attributes:
-        webhook: URL that takes a JSON POST, as Slack's and Mattermost's do; a secret, so it is not shown.
-        block: Prefect notification block, as `slack-webhook/team`.
+        webhook: URL that accepts a JSON POST, as those of Slack and Mattermost; a secret, so it is not shown.
+        block: Prefect notification block, for example `slack-webhook/team`.
         on: `failure`, `always` or `never`.
     """
 
@@ -52,14 +52,14 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What to tell.
+    """A notification.
 
     Attributes:
         title: one line.
-        counts: what was done, by outcome.
-        first_error: the first thing that went wrong; None where nothing did.
+        counts: number of results by outcome.
+        first_error: the first error; None for a success.
         cure: what to do about it.
-        link: where to look.
+        link: URL with details.
     """
 
     title: str
@@ -69,7 +69,7 @@ class Notice:
     link: str | None = None
 
     def cleaned(self) -> Notice:
-        """The same without credentials, and short enough to be read."""
+        """The same without credentials, with long fields truncated."""
         return Notice(
             title=_clean(self.title) or "wherry",
             counts=dict(self.counts),
@@ -80,10 +80,10 @@ class Notice:
 
 
 def channels() -> Channels:
-    """What the environment or the configuration says: `WHERRY_NOTIFY_WEBHOOK`, `WHERRY_NOTIFY_BLOCK`, `[notify]`.
+    """The configured channels: `WHERRY_NOTIFY_WEBHOOK`, `WHERRY_NOTIFY_BLOCK`, or `[notify]` of the configuration.
 
     Raises:
-        UsageError: the configuration is faulty.
+        UsageError: the configuration is invalid.
     """
     webhook = os.environ.get("WHERRY_NOTIFY_WEBHOOK") or configured("notify.webhook")
     block = os.environ.get("WHERRY_NOTIFY_BLOCK") or configured("notify.block")
@@ -91,15 +91,15 @@ def channels() -> Channels:
 
 
 def send(settings: Channels | None, notice: Notice, *, page: str | None = None) -> str:
-    """Tell it to every channel; never fails.
+    """Send a notification to every channel; never raises.
 
     Args:
-        settings: where and when; what is configured by default.
-        notice: what. One with a `first_error` is a failure.
-        page: where to look, where the notice does not say.
+        settings: the channels; the configured ones by default.
+        notice: the notification; one with a `first_error` is a failure.
+        page: the link, where the notice has none.
 
     Returns:
-        `sent`, `not sent: …` with the reason, or why nothing was to be sent.
+        `sent`, or `not sent: …` with the reason.
     """
     try:
         chosen = settings or channels()
@@ -109,7 +109,7 @@ def send(settings: Channels | None, notice: Notice, *, page: str | None = None) 
             return "not sent: no channel is configured"
         told = replace(notice, link=notice.link or page).cleaned()
         failures = [*_by_webhook(chosen.webhook, told), *_by_block(chosen.block, told)]
-    except Exception as error:  # noqa: BLE001  nothing about telling may fail what is told of
+    except Exception as error:  # noqa: BLE001  a notification must not fail the run
         failures = [type(error).__name__]
     for failure in failures:
         _log.warning("the notification was not sent: %s", failure)
@@ -125,7 +125,7 @@ def message(notice: Notice) -> str:
 
 
 def payload(notice: Notice) -> dict[str, Any]:
-    """The JSON of a webhook: `text` as chat systems take it, and the fields for programs."""
+    """The JSON for a webhook: `text` for chat systems, and the fields for programs."""
     escaped = message(notice).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return {"text": escaped, "wherry": {"schema": SCHEMA, **asdict(notice)}}
 
@@ -134,7 +134,7 @@ def _by_webhook(url: str | None, notice: Notice) -> list[str]:
     if not url:
         return []
     if urlsplit(url).scheme not in ("http", "https"):
-        return ["the webhook is no http or https URL"]
+        return ["invalid webhook: expected an http or https URL"]
     text, failure = json.dumps(payload(notice), default=str), ""
     for pause in _PAUSES:
         time.sleep(pause)
@@ -145,13 +145,13 @@ def _by_webhook(url: str | None, notice: Notice) -> list[str]:
 
 
 def _post(url: str, text: str) -> tuple[str, bool]:
-    """One attempt: why it failed, in words without the address, and whether another one can help."""
+    """One attempt: the reason of a failure, without the address, and whether a retry can help."""
     try:
         post(url, text, {"User-Agent": "wherry"}, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
-        return f"it answered {error.code}", error.code in _AGAIN
+        return f"HTTP status {error.code}", error.code in _AGAIN
     except (OSError, ValueError) as error:
-        return f"it cannot be reached ({type(error).__name__})", True
+        return f"not reachable ({type(error).__name__})", True
     return "", False
 
 
@@ -162,7 +162,7 @@ def _by_block(name: str | None, notice: Notice) -> list[str]:
         service("prefect-notify").tell(name, notice.title, message(notice))
     except WherryError as error:
         return [f"block {name}: {error.what}"]
-    except Exception as error:  # noqa: BLE001  a block is somebody else's code, and its errors can hold its secrets
+    except Exception as error:  # noqa: BLE001  a block is third-party code, and its errors may contain its secrets
         return [f"block {name}: {type(error).__name__}"]
     return []
 

@@ -1,11 +1,11 @@
-"""preflight: would the worker that runs this see the same bytes as everybody else?
+"""preflight: refuse targets and stores on the private disk of a container.
 
-A worker in a container has a disk of its own that dies with it: a target at `file://`, a SQLite ledger or the embedded
-MLflow store there would look like a success and be gone. Such a place is refused before a byte moves, unless its folder
-is declared shared (`WHERRY_SHARED_PATHS`, or `shared_paths` in `wherry.toml`): mounted at one path for all workers.
+The disk of a container is deleted with it: a target at `file://`, a SQLite ledger or an embedded MLflow store there
+would be lost after a successful run. Such a place is refused before any byte moves, unless its folder is declared
+shared (`WHERRY_SHARED_PATHS`, or `shared_paths` in `wherry.toml`), that is, mounted at the same path for all workers.
 
-The base job templates in `infra/pools` set `WHERRY_WORKER` to the type of their pool; where it is not set, this is
-somebody's own machine, and nothing is refused. A path says nothing of a bucket: object stores pass.
+The base job templates in `infra/pools` set `WHERRY_WORKER` to the type of their pool; where it is not set, the process
+does not run in a container's worker, and nothing is refused. Object stores are always accepted.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ POOL_TYPES = {"process": True, "docker": False, "kubernetes": False}
 
 @dataclass(frozen=True, slots=True)
 class UnsharedPlace:
-    """A place that a container would keep to itself.
+    """A place on the private disk of a container.
 
     Attributes:
         what: which place it is: `target`, `ledger`, …
-        uri: where it lies, without secrets.
+        uri: its URI, without secrets.
         path: its path in the container.
     """
 
@@ -47,10 +47,10 @@ class UnsharedPlace:
 
 
 def shared_paths() -> tuple[str, ...]:
-    """The folders that all workers see at the same path, as they were declared.
+    """The folders that are declared as mounted at the same path for all workers.
 
     Raises:
-        UsageError: one of them is not absolute.
+        UsageError: a folder is not absolute.
     """
     text = os.environ.get(SHARED_ENV)
     paths = (
@@ -60,12 +60,12 @@ def shared_paths() -> tuple[str, ...]:
     )
     for path in paths:
         if not Path(path).is_absolute():
-            raise UsageError(f"a shared path must be absolute: {path!r}", cure=f"correct {SHARED_ENV}")
+            raise UsageError(f"a shared path must be absolute, got {path!r}", cure=f"correct {SHARED_ENV}")
     return paths
 
 
 def stores() -> dict[str, str]:
-    """The places that every run needs besides its checkpoints."""
+    """The stores that every run needs besides its checkpoints."""
     return {
         "ledger": settings.ledger_url(),
         "MLflow tracking store": settings.mlflow_tracking_uri(),
@@ -74,32 +74,34 @@ def stores() -> dict[str, str]:
 
 
 def unshared(places: Mapping[str, str], pool_type: str, shared: Collection[str]) -> list[UnsharedPlace]:
-    """Those of the places that the workers of a pool would keep to themselves.
+    """The places that are on private disks of the workers of a pool.
 
     Args:
-        places: what it is → URI, path or database URL.
-        pool_type: of `POOL_TYPES`.
-        shared: folders declared shared.
+        places: name → URI, path or database URL.
+        pool_type: one of `POOL_TYPES`.
+        shared: folders that are declared shared.
 
     Raises:
-        UsageError: an unknown type of pool.
+        UsageError: the type of pool is unknown.
     """
     if pool_type not in POOL_TYPES:
-        raise UsageError(f"unknown type of work pool {pool_type!r}", cure=f"one of: {', '.join(POOL_TYPES)}")
+        raise UsageError(
+            f"unknown work pool type {pool_type!r}", cure=f"choose one of {', '.join(POOL_TYPES)}"
+        )
     return [] if POOL_TYPES[pool_type] else list(_kept(places, shared))
 
 
 def refuse_unshared(places: Mapping[str, str], pool_type: str, shared: Collection[str] | None = None) -> None:
-    """Refuse places that the workers of a pool would keep to themselves.
+    """Refuse places on private disks of the workers of a pool.
 
     Raises:
-        UsageError: there are such places; it names them all.
+        UsageError: there are such places; it names all of them.
     """
     found = unshared(places, pool_type, shared_paths() if shared is None else shared)
     if found:
         named = ", ".join(f"{one.what} {one.uri}" for one in found)
         raise UsageError(
-            f"a worker of a {pool_type} pool would keep to itself: {named}",
+            f"not shared with the workers of a {pool_type} pool: {named}",
             uri=found[0].uri,
             cure="use an object store and servers (WHERRY_LEDGER, MLFLOW_TRACKING_URI), or mount a shared folder "
             f"at the same path everywhere and name it in {SHARED_ENV}",
@@ -108,10 +110,10 @@ def refuse_unshared(places: Mapping[str, str], pool_type: str, shared: Collectio
 
 
 def refuse_here(*targets: str) -> None:
-    """The same, inside of a run: on the worker that carries it out, for its targets and all its stores.
+    """As `refuse_unshared`, on the worker during a run, for its targets and all stores.
 
     Raises:
-        UsageError: this is a container's worker, and a place is not shared.
+        UsageError: this process runs in a container's worker, and a place is not shared.
     """
     worker = os.environ.get(WORKER_ENV)
     if worker:
@@ -119,18 +121,20 @@ def refuse_here(*targets: str) -> None:
 
 
 def refuse_slice(topology: str, chips: int) -> None:
-    """Refuse a TPU pod that no node could take: on one host the chips of the pod are all of the topology.
+    """Refuse a TPU pod that cannot be scheduled: on a single host, it must use all chips of the topology.
 
     Raises:
-        UsageError: they differ, or the topology is none.
+        UsageError: the numbers differ, or the topology is invalid.
     """
     try:
         held = math.prod(int(side) for side in topology.split("x"))
     except ValueError:
-        raise UsageError(f"not a TPU topology: {topology!r}", cure="write it as 2x4 or 2x2x1") from None
+        raise UsageError(
+            f"invalid TPU topology {topology!r}", cure="write for example 2x4 or 2x2x1"
+        ) from None
     if held != chips:
         raise UsageError(
-            f"topology {topology} has {held} chips, not {chips}",
+            f"topology {topology} has {held} chips, but tpu_chips is {chips}",
             cure=f"set tpu_chips to {held}",
             stage="preflight",
         )
@@ -145,7 +149,7 @@ def _kept(places: Mapping[str, str], shared: Collection[str]) -> Iterator[Unshar
 
 
 def _local_path(uri: str) -> str | None:
-    """The path behind a URI, a path or a SQLite URL; None where it is not of a file system."""
+    """The path of a file URI, a path or a SQLite URL; None where it is not in a file system."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return os.path.normpath(Path(uri).absolute())
