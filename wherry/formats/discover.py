@@ -199,7 +199,9 @@ class _Walk:
         age = time.time() - last / _NANOSECONDS
         if age >= self.min_age or self._proved(times, last, self.rows[found.format]):
             return None
-        return f"still being written: changed {max(age, 0):.0f} s ago, and nothing proves that it is committed"
+        return (
+            f"still being written: changed {max(age, 0):.0f} s ago, and nothing proves that it is committed"
+        )
 
     def _proved(self, times: Mapping[str, int], last: int, row: Format) -> bool:
         markers = [name for name in row.commit_members if not name.endswith(_HOLD_TENSORS)]
