@@ -59,7 +59,7 @@ def test_what_a_scan_refuses():
     ):
         with pytest.raises(UsageError, match="not possible"):
             parse_scan(text)
-    with pytest.raises(UsageError, match="no key path matches layers"):
+    with pytest.raises(UsageError, match="no key path has layers"):
         scanned(begun.manifest, parse_scan("layers:0 -> layers_{n}"))
     with pytest.raises(UsageError):
         scanned(begun.manifest, parse_scan("blocks_{n} -> blocks:0"))

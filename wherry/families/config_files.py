@@ -39,11 +39,13 @@ def parse_config(name: str, data: bytes) -> dict[str, Any]:
             return _gin(text)
         found = json.loads(text)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise UsageError(f"invalid config file {name}: {error}", cure="pass --config FILE") from error
+        raise UsageError(
+            f"invalid config file {name}: {error}", cure="correct it, or pass another with --config FILE"
+        ) from error
     if not isinstance(found, dict):
         raise UsageError(
             f"invalid config file {name}: expected a table of attributes, got a {type(found).__name__}",
-            cure="pass --config FILE",
+            cure="correct it, or pass another with --config FILE",
         )
     return found
 
@@ -78,7 +80,9 @@ def _yaml(text: str) -> dict[str, Any]:
             continue
         key, colon, value = bare.partition(":")
         if not colon or not re.fullmatch(r"\w+", key):
-            raise ValueError(f"line {number}: expected one flat `attribute: value`, got {line.strip()!r}")
+            raise ValueError(
+                f"line {number}: expected `attribute: value`, flat, on one line, got {line.strip()!r}"
+            )
         found[key] = _scalar(value.strip())
     return found
 

@@ -192,7 +192,7 @@ def _completed(
         _put(config, table, attribute, None)
     if assumed:
         listed = ", ".join(f"{name.removeprefix('/')} = {value!r}" for name, value in assumed.items())
-        yield f"{write.file}: the source does not state these, so {system.name}'s default values were written: {listed}"
+        yield f"{write.file}: not stated anywhere, so the default values of {system.name} were written: {listed}"
 
 
 def _has(config: Mapping[str, Any], table: Mapping[str, Any], attribute: str) -> bool:

@@ -267,7 +267,7 @@ def with_access(reader: Any) -> Reader:
 
 
 def _has(reader: Any, name: str) -> bool:
-    """Whether a reader has a method of its own: one that names the protocol as its base inherits empty ones."""
+    """Whether a reader implements a method; a class that inherits from the protocol has empty ones."""
     empty = getattr(Reader, name, reader)
     return hasattr(reader, name) and getattr(type(reader), name, None) is not empty
 

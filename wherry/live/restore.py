@@ -212,7 +212,7 @@ def _require(matched: TemplateMatch, seen: Checkpoint, *, strict: bool) -> None:
     if wrong:
         more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise (MismatchError if matched.wrong else UnrepresentableError)(
-            f"{len(wrong)} mismatches between checkpoint and template:\n  "
+            f"{len(wrong)} mismatches between template (expected) and checkpoint (got):\n  "
             + "\n  ".join(wrong[:_SHOWN]) + more,
             uri=seen.uri,
             cure=_cure(matched),

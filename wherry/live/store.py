@@ -126,7 +126,7 @@ class RunStore:
             raise NotFoundError(
                 f"step {step} not found",
                 uri=self.root.uri,
-                cure=f"choose one of: {self.steps() or 'none yet'}",
+                cure=f"choose a saved step: {self.steps() or 'none yet'}",
             )
         return found
 
