@@ -114,7 +114,7 @@ def test_an_output_that_cannot_be_written_hides_no_error(tmp_path):
     source = small(tmp_path / "a.safetensors")
     ledger = {"WHERRY_LEDGER": f"sqlite:///{tmp_path}"}
     for words, code, what in (
-        (["detect", "--json", tmp_path / "nothing"], 3, "error: nothing is there"),
+        (["detect", "--json", tmp_path / "nothing"], 3, "error: file or folder not found"),
         (
             ["convert", source, tmp_path / "b.npz", "--to", "npz"],
             12,

@@ -353,7 +353,7 @@ def test_the_fingerprint_of_a_stock_is_that_of_what_was_read(monkeypatch, source
 @pytest.mark.parametrize("text", ["inf", "nan", "-1", "1e300", "soon"])
 def test_how_long_is_waited_is_a_number(monkeypatch, tmp_path, source, text):
     monkeypatch.setenv(pins.SETTLE_VARIABLE, text)
-    with pytest.raises(UsageError, match=f"{text} is no number of seconds up to a day"):
+    with pytest.raises(UsageError, match=f"'{text}'; expected seconds from 0 to 86400"):
         wherry.convert(source, tmp_path / "out", to="huggingface")
 
 

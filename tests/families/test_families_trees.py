@@ -71,7 +71,7 @@ def test_refusals():
     lacking = dict(begun.tensors)
     del lacking["mu", "layers_1", "gain"]
     begun = Made(lacking)
-    with pytest.raises(IncompleteError, match="lacks index 1"):
+    with pytest.raises(IncompleteError, match="missing index 1"):
         turned(begun, tree_family(begun.manifest, "layers", "layers_{layer}"), "true")
 
 

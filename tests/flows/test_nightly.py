@@ -170,7 +170,7 @@ def test_a_damaged_root_is_a_failure_of_its_route(server, tmp_path, told):
     spec = write(tmp_path)
     state = nightly(spec, return_state=True)
     assert state.is_failed()
-    assert "nothing is there" in state.message
+    assert "file or folder not found" in state.message
     assert not isinstance(state.result(raise_on_failure=False), CorruptError)
 
 

@@ -242,4 +242,4 @@ def test_flax_cannot_unpack(here, commands):
         checkpoints.restore_checkpoint(str(cut), None)
     printed = run(commands)
     assert re.search(r"^step: +3$", printed, re.MULTILINE)
-    assert "checkpoint_7: passed over: corrupt" in printed
+    assert "checkpoint_7: skipped: corrupt" in printed

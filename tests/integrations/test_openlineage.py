@@ -143,7 +143,7 @@ def test_a_conversion_that_failed_is_a_failed_run(tmp_path, monkeypatch):
     start, fail = failed_conversion(tmp_path, monkeypatch)
     assert (start["eventType"], fail["eventType"]) == ("START", "FAIL")
     assert start["run"]["runId"] == fail["run"]["runId"]
-    assert "nothing is there" in fail["run"]["facets"]["errorMessage"]["message"]
+    assert "file or folder not found" in fail["run"]["facets"]["errorMessage"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_neighbours_that_stay_together_are_fused():
 
 
 def test_orders_and_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="no order of 2 axes"):
+    with pytest.raises(ValueError, match="not a permutation of 2 axes"):
         transposed_into(memoryview(bytes(8)), (2, 4), 1, (0, 0), memoryview(bytearray(8)))
-    with pytest.raises(ValueError, match="8 and 7 bytes"):
+    with pytest.raises(ValueError, match=r"expected 8 bytes .* got 8 and 7"):
         transposed_into(memoryview(bytes(8)), (2, 4), 1, (1, 0), memoryview(bytearray(7)))

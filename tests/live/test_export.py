@@ -134,7 +134,7 @@ def test_a_callback_that_fails_changes_nothing(tmp_path, caplog):
 def test_memory_that_is_not_there_is_said_before_the_copy(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "available_memory", lambda: 1000)
     handle = wherry.export(state_of(), tmp_path / "t", to="orbax")
-    with pytest.raises(StorageError, match="does not fit") as failure:
+    with pytest.raises(StorageError, match="not enough memory for a snapshot") as failure:
         handle.result()
     assert 'snapshot="disk"' in failure.value.cure
     assert wherry.export(state_of(), tmp_path / "t", to="orbax", snapshot="disk").result(60)
@@ -145,7 +145,7 @@ def test_result_has_a_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "convert_opened", lambda *_, **__: gate.wait(30))
     handle = wherry.export(state_of(), tmp_path / "t", to="orbax")
     assert not handle.wait(0.01)
-    with pytest.raises(TimeoutError, match="has not ended"):
+    with pytest.raises(TimeoutError, match="timed out"):
         handle.result(0.01)
     gate.set()
     assert handle.wait(30)
@@ -201,7 +201,7 @@ def test_a_share_that_is_missing_is_incomplete(tmp_path):
     shot = Snapshot(None)
     shot.take([LiveTensor(spec, boxes_of(value, (3, 1))[1:])])
     reader = LiveReader({spec.path: spec}, shot.placed, "m")
-    assert [piece.reason for piece in reader.absent()] == ["the processes gave 8 of 12 elements"]
+    assert [piece.reason for piece in reader.absent()] == ["the processes provided 8 of 12 elements"]
     shot.close()
 
 

@@ -35,7 +35,7 @@ def test_tied_weights_are_copied_once_and_said_to_be_tied(tmp_path):
     assert set(found) == {("embed.weight",), ("head.weight",)}
     truth = model["embed"].weight.detach().numpy()
     assert all(np.array_equal(value, truth) for value in found.values())
-    assert receipt.warnings == ["head.weight and embed.weight are one tensor; each is written"]
+    assert receipt.warnings == ["head.weight and embed.weight are the same tensor; both are written"]
     with wherry.open(tmp_path / "t.safetensors") as checkpoint:
         again = type(model)(
             {"embed": torch.nn.Embedding(64, 16), "head": torch.nn.Linear(16, 64, bias=False)}
@@ -50,7 +50,7 @@ def test_parts_that_overlap_are_no_whole():
     spec = TensorSpec(("w",), (4,), "float32")
     placed = {("w",): (PlacedBox((0,), (2,), "f", 0), PlacedBox((0,), (2,), "f", 8))}
     assert [piece.reason for piece in LiveReader({spec.path: spec}, placed, "m").absent()] == [
-        "two processes gave the same part"
+        "two processes provided the same part"
     ]
 
 

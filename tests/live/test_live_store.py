@@ -37,11 +37,11 @@ def test_steps_newest_and_best(store, tmp_path):
 
 
 def test_what_is_not_there_is_said(store):
-    with pytest.raises(NotFoundError, match="no step 3"):
+    with pytest.raises(NotFoundError, match="step 3 not found"):
         store.at(3)
     with pytest.raises(UsageError, match="min or max"):
         store.best("loss", "least")
-    with pytest.raises(NotFoundError, match="no step was saved"):
+    with pytest.raises(NotFoundError, match="no saved step found"):
         store.restore(into=state_of(0))
 
 

@@ -59,7 +59,7 @@ def test_two_tensors_for_one_are_refused_where_they_differ(tmp_path):
     state = {name: value.clone() for name, value in Tied(seed=1).state_dict().items()}
     state["head.weight"] += 1
     torch.save(state, tmp_path / "a.pt")
-    with pytest.raises(MismatchError, match=r"embed\.weight too, in the checkpoint they differ"):
+    with pytest.raises(MismatchError, match=r"tied to embed\.weight in the template, but the two differ"):
         wherry.restore(tmp_path / "a.pt", into=Tied())
 
 

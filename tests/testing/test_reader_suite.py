@@ -50,5 +50,5 @@ def test_a_reader_that_gives_other_numbers_than_its_bytes(opened):
 
 def test_a_reader_that_misses_a_part(opened):
     lack = [Absent(("a",), "0.0", "lost")]
-    with pytest.raises(AssertionError, match="absent"):
+    with pytest.raises(AssertionError, match="missing chunks"):
         check_reader(replace(opened, reader=Lying(opened.reader, absent=lambda: iter(lack))))

@@ -62,11 +62,11 @@ def test_what_is_no_rule(rule):
 
 
 def test_pieces_end_at_dots_and_slashes():
-    with pytest.raises(UsageError, match="renames nothing"):
+    with pytest.raises(UsageError, match="matches no key path"):
         one("layers.{n}.w -> blocks/{n}", "layers.0.sub.w")
-    with pytest.raises(UsageError, match="renames nothing"):
+    with pytest.raises(UsageError, match="matches no key path"):
         one("{n} -> x/{n}", "a/b")
-    with pytest.raises(UsageError, match="renames nothing"):
+    with pytest.raises(UsageError, match="matches no key path"):
         one("a{n} -> x{n}", "a")
 
 
@@ -75,7 +75,7 @@ def test_two_readings_are_refused():
         one("{a}_{b} -> {b}/{a}", "x_y_z")
     with pytest.raises(UsageError, match="two ways"):
         one("{a*}/{b*} -> {b*}/{a*}", "x/y/z")
-    with pytest.raises(UsageError, match="too long"):
+    with pytest.raises(UsageError, match="exceeds the limit"):
         one("{a*}x{b*} -> {b*}x{a*}", "x" * 5000)
 
 
@@ -174,14 +174,14 @@ def test_mixed_boxes():
         (["params/w"], {"boxed": "params/q"}, UsageError, "matches no array"),
         (["params/w"], {"nnx": "none"}, UsageError, "changes nothing"),
         (["w/value"], {"nnx": "value"}, UsageError, "changes nothing"),
-        (["w"], {"nnx": "what"}, UsageError, "not possible"),
+        (["w"], {"nnx": "what"}, UsageError, "invalid value for option nnx"),
         (["params/w", "step"], {"unnest": "params"}, UnrepresentableError, "step"),
-        (["params/w"], {"unnest": "stats"}, UsageError, "no collection stats"),
+        (["params/w"], {"unnest": "stats"}, UsageError, "collection not found: stats"),
         (["params/w", "stats/w"], {"unnest": "params,stats"}, UnrepresentableError, "key collision"),
         (["a", "b"], {"nest": "params:a"}, UnrepresentableError, "b"),
         (["a"], {"nest": "params:*;stats:*"}, UsageError, "stats"),
         (["a", "b"], {"rename": ["a -> b"]}, UnrepresentableError, "key collision"),
-        (["a"], {"rename": ["b -> c"]}, UsageError, "renames nothing"),
+        (["a"], {"rename": ["b -> c"]}, UsageError, "matches no key path"),
     ],
 )
 def test_what_a_form_refuses(paths, options, error, words):
@@ -229,7 +229,7 @@ def test_the_mapping_records_what_it_renamed():
         joined.manifest, row, {"rename": ["step -> s"], "split": "."}, only=None, ignore=(), uri="x"
     )
     assert ("params", "blocks", "2", "kernel") in split.pairs
-    with pytest.raises(UnrepresentableError, match="hold"):
+    with pytest.raises(UnrepresentableError, match="step would be both a tensor and the parent of step/x"):
         map_tree(manifest, row, {"rename": "model/norm -> step/x"}, only=None, ignore=(), uri="x")
 
 

@@ -1,12 +1,12 @@
-"""Model families: knowledge as data, and the way from one system's checkpoint to another's.
+"""Model families: declarations of layouts, and the conversion of one system's checkpoint to another system's layout.
 
     family = load_family("llama")
     projected = convert_layout(manifest, family, "huggingface", "maxtext", config=config)
     projected.targets                                  # key path → tensor and what it holds
     projected.gather(path, region, checkpoint.read)    # any region of any of them
 
-`wherry layouts FAMILY` prints `side_by_side`. The TOML files here and a user's `--family-file` have one form, which
-`wherry.families.schema` describes.
+`wherry layouts FAMILY` prints `side_by_side`. The TOML files in this folder and a user's `--family-file` have the same
+form, which `wherry.families.schema` describes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load_family(name: str) -> Family:
     """One of the families that come with wherry.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: the name is unknown.
     """
     if name not in families():
         raise UsageError(f"unknown family {name!r}", cure=f"choose among {', '.join(families())}")
@@ -67,10 +67,10 @@ def load_family(name: str) -> Family:
 
 
 def load_family_file(path: str) -> Family:
-    """A user's family, or changes to one of ours (`extends = "llama"`).
+    """A user's family, or changes to a family that comes with wherry (`extends = "llama"`).
 
     Raises:
-        UsageError: the file cannot be read, or is no family.
+        UsageError: the file cannot be read, or is not a family file.
     """
     return family_of(_extended(_parsed(Path(path))), f"family file {path}")
 
@@ -79,7 +79,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", cure="name a TOML file") from error
+        raise UsageError(f"cannot read {path}: {error}", cure="pass a TOML file") from error
 
 
 def _extended(data: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _extended(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged, anything else is replaced; `false` takes a row away."""
+    """Tables are merged, anything else is replaced; `false` removes a row."""
     merged = dict(base)
     for name, value in changes.items():
         if isinstance(value, dict) and isinstance(merged.get(name), dict):
@@ -105,13 +105,13 @@ def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def family_of_config(config: Mapping[str, Any]) -> str | None:
-    """The family that a Hugging Face config names by its model type; None where none of ours has it."""
+    """The family with the model type of a Hugging Face config; None if no family has it."""
     kind = config.get("model_type")
     return next((name for name in families() if kind in load_family(name).model_types), None)
 
 
 def system_of_format(family: Family, format: str) -> System | None:
-    """The system of a family whose checkpoints lie in a format; the first that names it."""
+    """The first system of a family whose checkpoints are in a format."""
     return next((one for one in family.systems.values() if format in one.formats), None)
 
 
@@ -132,22 +132,22 @@ def convert_layout(
     pads: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Projection:
-    """From one system's checkpoint to another's, by metadata alone.
+    """Convert one system's layout to another's, from metadata alone.
 
     Args:
-        manifest: what the source holds.
+        manifest: the manifest of the source.
         family: the model family.
         source, target: names of systems of the family.
-        config: the source's config, where there is one.
-        config_source: what it is called in messages.
+        config: the source's config, if there is one.
+        config_source: the name of the config in messages.
         source_options: forms and conventions of the source that the user states.
-        options: the same of the target. A convention of one side alone may be stated in either.
+        options: those of the target. A convention that only one side has may be stated in either.
         sizes: extents of axes that the user states.
-        only: `params` leaves the optimizer's state.
+        only: `params` omits the optimizer's state.
         dtype: element type of the parameters.
-        target_format: chooses the target's forms where they depend on the format.
+        target_format: chooses the target's forms if they depend on the format.
         pads: axis → multiple to which the target pads.
-        facts: what is known besides the config, where that does not say it; see `companions.facts_beside`.
+        facts: facts that the config does not state; see `companions.facts_beside`.
 
     Raises:
         WherryError: see `bind` and `project`; every error names the parameter and the cure.
@@ -193,14 +193,14 @@ def _forms(system: System, options: Mapping[str, str]) -> dict[str, str]:
 def _require_known(one: System, other: System, given: Mapping[str, str], asked: Mapping[str, str]) -> None:
     for name in given:
         if name not in one.forms and name not in one.conventions:
-            raise UsageError(f"{one.name} has no option {name}", cure=_known(one))
+            raise UsageError(f"unknown option {name!r} for system {one.name}", cure=_known(one))
     for name in asked:
         if name not in other.forms and name not in other.conventions and name not in one.conventions:
-            raise UsageError(f"{other.name} has no option {name}", cure=_known(other))
+            raise UsageError(f"unknown option {name!r} for system {other.name}", cure=_known(other))
 
 
 def _known(system: System) -> str:
-    return f"it has {', '.join([*system.forms, *system.conventions]) or 'none'}"
+    return f"choose among its options: {', '.join([*system.forms, *system.conventions]) or 'none'}"
 
 
 def side_by_side(family: Family) -> dict[str, dict[str, list[str]]]:

@@ -1,8 +1,8 @@
-"""Binding: a checkpoint's tensors as the parameters of a family. Every tensor is one, or ignored by a named rule.
+"""Binding: assign every tensor of a checkpoint to a parameter of a family, or ignore it by a named rule.
 
-The forms that a checkpoint is spelled in (scanned or not, which scan axis) are those under which every key path is a
-parameter's and all shapes agree; where several are possible, the answer is asked for, never guessed from one tensor.
-Only metadata is looked at.
+The forms of a checkpoint (scanned or not, which scan axis) are those in which every key path belongs to a parameter and
+all shapes agree. If several are possible, the user must choose; nothing is guessed from one tensor. Only metadata is
+read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wherry.families.schema import Family, System
     from wherry.layout.sizes import SolvedSizes
 
-_SHOWN = 8  # so many unmatched key paths are listed
+_SHOWN = 8  # number of unmatched key paths in the message
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class BoundFamily:
         family: the model family.
         system: the system that wrote it.
         chosen: forms and conventions.
-        optimizer: which optimizer's state it holds; None where it holds none.
-        solved: the extent of every axis, and who says so.
-        told: what the config says.
+        optimizer: the optimizer whose state it holds; None if it holds none.
+        solved: the extent of every axis, and its source.
+        told: sizes and facts from the config.
         stored: the tensors that hold parameters or moments.
         present: slot → parameters.
         scalars: name → the key path that it is read from.
@@ -65,7 +65,7 @@ class BoundFamily:
 
     @property
     def pieces(self) -> Pieces:
-        """Where every parameter lies."""
+        """The location of every parameter."""
         pieces = Pieces(self.solved.sizes)
         for stored in self.stored.values():
             pieces.add(stored)
@@ -74,7 +74,7 @@ class BoundFamily:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """One way to spell a checkpoint, under which every key path is known."""
+    """A choice of forms and optimizer in which every key path is known."""
 
     forms: Mapping[str, str]
     optimizer: str | None
@@ -98,17 +98,17 @@ def bind(
     Args:
         family: the model family.
         system: the system that wrote it.
-        manifest: what it holds.
-        told: what its config says, from `facts`.
-        conventions: an answer to each of the system's conventions.
-        forms: forms that are known already, by the user or the config.
+        manifest: its manifest.
+        told: sizes and facts from its config, see `facts`.
+        conventions: a choice for each of the system's conventions.
+        forms: forms that the user or the config states.
         sizes: extents that the user states.
 
     Raises:
-        UnrepresentableError: a tensor is no parameter of this family; it is named.
+        UnrepresentableError: a tensor does not belong to this family; it is named.
         MismatchError: shapes or config contradict each other; parameter, axis and both sources are named.
         IncompleteError: a layer or parameter is missing.
-        AmbiguousError: a size or form cannot be told; the cure says how to state it.
+        AmbiguousError: a size or form cannot be determined; the cure says how to state it.
     """
     fits: list[BoundFamily] = []
     failures: list[WherryError] = []
@@ -133,7 +133,7 @@ def _candidates(
     conventions: dict[str, str],
     given: dict[str, str],
 ) -> Iterator[_Candidate]:
-    """The ways to spell it under which every tensor is known; the first optimizer that explains all is taken."""
+    """The forms in which every tensor is known, each with the first optimizer that accounts for all tensors."""
     worst: _Candidate | None = None
     found: dict[tuple[str, ...], _Candidate] = {}
     for forms in form_choices(system, given):
@@ -160,10 +160,10 @@ def _unmatched(family: Family, system: System, candidate: _Candidate) -> Unrepre
     names = [render(path) for path in candidate.matching.unmatched]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return UnrepresentableError(
-        f"{len(names)} tensors are none of {family.name} as {system.name} stores it: "
+        f"{len(names)} tensors do not belong to family {family.name} as {system.name} stores it: "
         f"{', '.join(names[:_SHOWN])}{more}",
         path=names[0],
-        cure="choose another family, add the layout with --family-file, or ignore them by a named rule",
+        cure="choose another family, or add layouts or `ignore` rules for them with --family-file",
     )
 
 
@@ -172,7 +172,9 @@ def _ambiguous(system: System, fits: list[BoundFamily]) -> AmbiguousError:
     choices = "; ".join(", ".join(f"{name}={one.chosen[name]}" for name in differing) for one in fits)
     return AmbiguousError(
         f"the shapes fit several forms of {system.name}: {choices}",
-        cure=f"state it: --set {differing[0]}=… " if differing else "give --config",
+        cure=f"choose one with --set {differing[0]}=…"
+        if differing
+        else "pass the model's config with --config",
     )
 
 

@@ -1,8 +1,8 @@
-"""Outfit: what a checkpoint needs beside its tensors, so that its system can load and use it.
+"""Outfit: the files beside the tensors that a system needs to load and use a checkpoint.
 
-The config is written from what is known; tokenizer, chat template, generation config and licence come along from the
-source or from a folder that the user names; a config of another system goes along too, so that the way back finds what
-the target's own config cannot say. What is lacking is a warning with a name, never a silent gap.
+The config is derived from the source; tokenizer, chat template, generation config and licence are copied from the
+source or from a folder that the user names. Configs of other systems are copied too, so that a conversion back finds
+what the target's own config cannot state. A missing file is reported as a warning.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ _CARRIED = (
     "USE_POLICY*",
     "README.md",
 )
-_PARENT = "base_config"  # the file that MaxText completes this one by
+_PARENT = "base_config"  # the file from which MaxText takes the other attributes
 _MODEL = "tokenizer.model"
-_MOST = 128 << 20  # a larger file in a folder of assets is no tokenizer
+_MOST = 128 << 20  # a larger file in a folder of assets is not a tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Outfit:
-    """What goes along with the tensors.
+    """The files that accompany the tensors of a target.
 
     Attributes:
-        files: name → bytes, made for the target or taken from the assets.
-        carried: names of the source's companions that are copied as they are.
-        left: names of those that are not.
-        warnings: what is lacking or was assumed, in words.
-        snippet: how the target's own software loads the result; DST stands for where it lies.
+        files: name → bytes, generated for the target or taken from the assets.
+        carried: names of the source's companions that are copied unchanged.
+        left: names of the source's companions that are not copied.
+        warnings: what is missing or was assumed, as text.
+        snippet: code that loads the result with the target's own software; DST stands for its location.
     """
 
     files: Mapping[str, bytes]
@@ -85,20 +85,20 @@ class Outfit:
 def outfit(
     projected: Projection, config: Mapping[str, Any] | None, checkpoint: Checkpoint, assets: str | None = None
 ) -> Outfit:
-    """Make what a target needs beside its tensors.
+    """Create the files that a target needs beside its tensors.
 
     Args:
         projected: the conversion.
-        config: a config of the target's system, or of the source's where both are one; None takes what lies beside the
-            source under the target's name for it (`config_beside`).
+        config: a config of the target's system, or of the source's if both are the same; None takes the file beside
+            the source that has the target's name for it (`config_beside`).
         checkpoint: the opened source.
-        assets: a folder or URI with tokenizer and the like; its files replace the source's.
+        assets: a folder or URI with tokenizer and similar files; they replace the source's.
 
     Raises:
         MismatchError: a config of the target contradicts the tensors.
-        UnrepresentableError: it has attributes that are not understood.
+        UnrepresentableError: it has unknown attributes.
         UsageError: it cannot be read.
-        NotFoundError: no such folder of assets, or nothing of use in it.
+        NotFoundError: the folder of assets was not found, or has no usable file.
     """
     system, alike = projected.system, projected.system is projected.source.system
     _require_same_model(projected, checkpoint)
@@ -125,7 +125,7 @@ def outfit(
 
 
 def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any] | None, str]:
-    """The config of a system that lies beside a checkpoint or in its run, and its name; `no config` where none does.
+    """The config of a system beside a checkpoint or in its run, and its name; None and `no config` if there is none.
 
     Raises:
         UsageError: it cannot be read.
@@ -146,13 +146,13 @@ def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any
 
 
 def facts_beside(checkpoint: Checkpoint, family: Family, source: System) -> dict[str, Any]:
-    """What the configs of the family's other systems say that lie beside a checkpoint.
+    """Facts from configs of the family's other systems beside a checkpoint.
 
-    A source whose system keeps no config (Penzai), or one that leaves things open, is completed by the configs that
-    earlier conversions carried along.
+    A source whose system has no config (Penzai), or an incomplete one, is completed by the configs that earlier
+    conversions copied.
 
     Raises:
-        UnrepresentableError: such a config has attributes that are not understood, or is of another family.
+        UnrepresentableError: such a config has unknown attributes, or is of another family.
         UsageError: it cannot be read.
     """
     facts: dict[str, Any] = {}
@@ -164,24 +164,24 @@ def facts_beside(checkpoint: Checkpoint, family: Family, source: System) -> dict
 
 
 def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
-    """A config of another model that lies beside the source must not complete this one."""
+    """Refuse a config of another model beside the source, which would complete this one wrongly."""
     sizes = projected.source.solved.sizes
     for system in projected.source.family.systems.values():
         config, name = config_beside(checkpoint, system)
         wrong = contradictions(tell(system, config, name), system, sizes)
         if wrong:
             raise MismatchError(
-                f"{name} beside the source says that {wrong[0]}",
+                f"{name} beside the source contradicts it: {wrong[0]}",
                 uri=checkpoint.uri,
-                cure="remove it, or put this model's there",
+                cure="remove the file, or replace it with the config of this model",
             )
 
 
 def config_file(path: str) -> dict[str, Any]:
-    """A config that the user names: JSON, flat YAML or gin by its ending.
+    """A config that the user names: JSON, flat YAML or gin, by its file name extension.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: the file was not found.
         UsageError: it cannot be read.
     """
     location = locate(path)
@@ -189,7 +189,7 @@ def config_file(path: str) -> dict[str, Any]:
 
 
 def config_system(config: Mapping[str, Any], systems: Iterable[System]) -> System | None:
-    """Whose config this is: the system of which it states most sizes; None where it states none of any."""
+    """The system of a config: the one of which it states most sizes; None if it states no size of any system."""
     scored = [(_stated(config, system), system) for system in systems]
     best = max(scored, key=lambda pair: pair[0], default=None)
     return best[1] if best and best[0] else None
@@ -204,7 +204,7 @@ def _stated(config: Mapping[str, Any], system: System) -> int:
 def source_config(
     checkpoint: Checkpoint, family: Family, source: System, path: str | None
 ) -> tuple[dict[str, Any] | None, str]:
-    """The source's config: the file that the user names if it is of the source's system, else what lies beside.
+    """The source's config: the file that the user names if it is of the source's system, else the one beside it.
 
     Raises:
         NotFoundError, UsageError: the file cannot be read.
@@ -227,7 +227,7 @@ def target_config(family: Family, target: System, path: str | None) -> dict[str,
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a companion's name is one of these; `*` stands for anything but a folder."""
+    """Whether a companion's name matches one of the patterns; `*` stands for any characters except `/`."""
     return any(re.fullmatch(re.escape(one).replace(r"\*", "[^/]*"), name) for one in patterns)
 
 
@@ -240,22 +240,22 @@ def _assets(uri: str | None) -> dict[str, bytes]:
     for entry in entries:
         if entry.size > _MOST:
             raise UsageError(
-                f"{entry.name} among the assets has {entry.size} bytes, too many for a tokenizer or text",
+                f"asset {entry.name} is too large: {entry.size} bytes exceed the limit of {_MOST}",
                 uri=folder.uri,
-                cure="take it out of the folder",
+                cure="remove it from the folder",
             )
     files = {entry.name: folder.member(entry.name).read_whole(_MOST) for entry in entries}
     if not files:
         raise NotFoundError(
-            "no tokenizer, template, generation config or licence is here",
+            "no tokenizer, chat template, generation config or licence found among the assets",
             uri=folder.uri,
-            cure="give the folder that holds them, such as a Hugging Face model folder",
+            cure="pass a folder that contains them with --assets, such as a Hugging Face model folder",
         )
     return files
 
 
 def _tokenizer(checkpoint: Checkpoint, names: list[str], files: Mapping[str, bytes]) -> str | None:
-    """What a `tokenizer.model` is: SentencePiece's protocol buffer, or tiktoken's lines of text."""
+    """The kind of a `tokenizer.model`: SentencePiece's protocol buffer, or tiktoken's lines of text."""
     if _MODEL in files:
         head = files[_MODEL][:1]
     elif _MODEL in names:
@@ -268,7 +268,7 @@ def _tokenizer(checkpoint: Checkpoint, names: list[str], files: Mapping[str, byt
 def _lacking(projected: Projection, names: list[str]) -> list[str]:
     if any(matches(name, _TOKENIZERS) for name in names):
         return []
-    text = f"no tokenizer lies beside the source: {projected.system.name} will ask for one; --assets names a folder"
+    text = f"no tokenizer found beside the source: {projected.system.name} needs one; pass its folder with --assets"
     return [text]
 
 

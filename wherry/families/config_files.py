@@ -1,8 +1,8 @@
-"""The files that systems keep a model's config in, read and written without the systems' own parsers.
+"""Reading and writing the config files of a model without the parsers of its systems.
 
-JSON (Hugging Face, Lingua, Meta), flat YAML (MaxText) and gin (T5X). Values are numbers, text, truth values, nothing
-and lists of these; a file with anything else is refused by line, so that no attribute is lost unseen. Of gin only the
-bindings of the network's config matter: T5X binds a run's whole program in one file.
+JSON (Hugging Face, Lingua, Meta), flat YAML (MaxText) and gin (T5X). Values are numbers, text, booleans, null and lists
+of these; any other line is an error, so that no attribute is lost silently. From gin only the bindings of the network's
+config are read: T5X binds a run's whole program in one file.
 """
 
 from __future__ import annotations
@@ -26,27 +26,32 @@ _MACRO = re.compile(r"(?P<name>\w+)\s*=\s*(?P<value>.+)", re.DOTALL)
 
 
 def parse_config(name: str, data: bytes) -> dict[str, Any]:
-    """The attributes of a config file; its form is that of its name's ending.
+    """The attributes of a config file, parsed by its file name extension.
 
     Raises:
-        UsageError: it cannot be read; the line is named.
+        UsageError: the file is invalid; the line is named.
     """
     try:
         text = data.decode()
         if name.endswith((".yml", ".yaml")):
-            return _yaml(text, name)
+            return _yaml(text)
         if name.endswith(".gin"):
             return _gin(text)
         found = json.loads(text)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{name} cannot be read: {error}", cure="give --config FILE") from error
+        raise UsageError(
+            f"invalid config file {name}: {error}", cure="correct it, or pass another with --config FILE"
+        ) from error
     if not isinstance(found, dict):
-        raise UsageError(f"{name} is no table of attributes", cure="give --config FILE")
+        raise UsageError(
+            f"invalid config file {name}: expected a table of attributes, got a {type(found).__name__}",
+            cure="correct it, or pass another with --config FILE",
+        )
     return found
 
 
 def render_config(name: str, attributes: Mapping[str, Any]) -> bytes:
-    """A config file with these attributes, as the ending of its name asks."""
+    """A config file with these attributes, in the format of its file name extension."""
     if name.endswith((".yml", ".yaml")):
         return "".join(f"{key}: {_yaml_value(value)}\n" for key, value in attributes.items()).encode()
     if name.endswith(".gin"):
@@ -57,17 +62,17 @@ def render_config(name: str, attributes: Mapping[str, Any]) -> bytes:
 
 
 def _yaml_value(value: object) -> str:
-    """As JSON; but YAML 1.1 takes 1e-05 for text and 1.0e-05 for a number."""
+    """As JSON; but YAML 1.1 reads 1e-05 as text and 1.0e-05 as a number."""
     text = json.dumps(value)
     return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text
 
 
 def _gin_value(value: object) -> str:
-    """As Python; T5X's networks take sequences as tuples."""
+    """As Python; T5X's networks expect tuples as sequences."""
     return repr(tuple(cast("list[object]", value)) if isinstance(value, list) else value)
 
 
-def _yaml(text: str, name: str) -> dict[str, Any]:
+def _yaml(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.split(" #")[0].rstrip()
@@ -75,9 +80,8 @@ def _yaml(text: str, name: str) -> dict[str, Any]:
             continue
         key, colon, value = bare.partition(":")
         if not colon or not re.fullmatch(r"\w+", key):
-            raise UsageError(
-                f"{name}, line {number}: {line.strip()!r} is no `attribute: value`",
-                cure="give a flat file: one attribute on a line",
+            raise ValueError(
+                f"line {number}: expected `attribute: value`, flat, on one line, got {line.strip()!r}"
             )
         found[key] = _scalar(value.strip())
     return found
@@ -97,7 +101,7 @@ def _scalar(text: str) -> Any:
 
 
 def _gin(text: str) -> dict[str, Any]:
-    """What binds `T5Config`, macros replaced; what refers to functions (`@gelu`) stays text."""
+    """The bindings of `T5Config` with macros replaced; references to functions (`@gelu`) stay text."""
     joined = text.replace("\\\n", " ")
     macros: dict[str, str] = {}
     bound: dict[str, str] = {}

@@ -1,9 +1,9 @@
-"""Writing: a system's config from what a checkpoint, the source's config and a given one say.
+"""Writing a system's config from a checkpoint, the source's config and a given config.
 
-The declarations that read a config write it as well: where an axis or a fact is read from one attribute, that attribute
-gets its value. A given config of the target (from the user, or carried along by an earlier conversion) is kept, and
-only what it leaves open is added. What nobody knows becomes the system's documented default and is named in a warning.
-What was written is read back: it must say the sizes and facts that the tensors have.
+The declarations that read a config also write it: an axis or a fact that is read from one attribute is written to it. A
+given config of the target (from the user, or copied by an earlier conversion) is kept, and only missing attributes are
+added. Attributes whose values are unknown get the system's documented default, with a warning. The result is read back:
+it must state the sizes and facts of the tensors.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class WrittenConfig:
     """A config.
 
     Attributes:
-        config: its attributes; empty where the system keeps none.
+        config: its attributes; empty if the system has no config.
         table: the part of it that describes the model.
-        names: what expressions know: sizes, facts, forms, conventions, which parameters are there.
-        warnings: what was assumed.
+        names: the names that expressions can use: sizes, facts, forms, conventions, existing parameters.
+        warnings: the assumptions that were made.
     """
 
     config: Mapping[str, Any]
@@ -55,15 +55,16 @@ def written_config(
 
     Args:
         projected: the conversion.
-        given: a config of the target's system; None where there is none.
-        source: what that is called in messages.
-        whole: whether it is the model's own config, which its system completes itself, rather than what a user states.
-        more: further names that expressions know; what the source's config says comes before them.
+        given: a config of the target's system; None if there is none.
+        source: its name in messages.
+        whole: whether it is the model's own config, which its system completes itself, rather than one that a user
+            states.
+        more: more names that expressions can use; the source's config takes precedence over them.
 
     Raises:
         MismatchError: the given config contradicts the tensors or the source's config; axis or fact is named.
-        UnrepresentableError: the given config has attributes that are not understood, or the target's config cannot
-            say what the tensors are.
+        UnrepresentableError: the given config has unknown attributes, or the target's config cannot describe the
+            tensors.
     """
     system, write = projected.system, projected.system.write
     names = {**(more or {}), **known_names(projected)}
@@ -88,7 +89,7 @@ def written_config(
 
 
 def known_names(projected: Projection) -> dict[str, Any]:
-    """What expressions may name."""
+    """The names that expressions can use."""
     bound = projected.source
     there = bound.present["params"]
     ties = [name for name, one in bound.family.parameters.items() if one.tie]
@@ -108,7 +109,7 @@ def known_names(projected: Projection) -> dict[str, Any]:
 
 
 def _choice(text: str) -> str | int | bool:
-    """A form as a config has it: scanned or not, along which axis."""
+    """A form as a config value: scanned or not, along which axis."""
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.isdecimal() else text
@@ -137,7 +138,7 @@ def _table(system: System, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _put(config: dict[str, Any], table: dict[str, Any], attribute: str, value: object) -> None:
-    """Set an attribute that nobody set; `/a.b` is `b` in the table `a` beside the model's."""
+    """Set an attribute that is not set yet; `/a.b` is `b` in the table `a` beside the model's."""
     place = config if attribute[0] == "/" else table
     *outer, name = attribute.removeprefix("/").split(".")
     for part in outer:
@@ -147,20 +148,20 @@ def _put(config: dict[str, Any], table: dict[str, Any], attribute: str, value: o
 
 @cache
 def _plain(expression: str) -> str | None:
-    """The attribute that an expression is, or falls back from: the first plain name of an `or`."""
+    """The attribute that an expression reads: a plain name, or the first plain name of an `or`."""
     node = ast.parse(expression, mode="eval").body
     parts = node.values if isinstance(node, ast.BoolOp) else [node]
     return next((part.id for part in parts if isinstance(part, ast.Name)), None)
 
 
 def _inverse(system: System) -> dict[str, str]:
-    """Attribute → axis or fact, where reading is no more than taking the attribute."""
+    """Attribute → axis or fact, for those that are read from one attribute alone."""
     pairs = {**system.config.sizes, **system.config.facts}
     return {attribute: name for name, text in pairs.items() if (attribute := _plain(text)) is not None}
 
 
 def _said(system: System, table: Mapping[str, Any]) -> frozenset[str]:
-    """The attributes of which the given config says something already, in this or another spelling."""
+    """The attributes that the given config already states, in this or another spelling."""
     texts = (*system.config.sizes.values(), *system.config.facts.values())
     read = (names_in(text) for text in texts if evaluate(text, table) is not None)
     return frozenset(table) | frozenset(name for names in read for name in names if set(table) & names)
@@ -173,7 +174,7 @@ def _completed(
     said: frozenset[str],
     names: Mapping[str, Any],
 ) -> Iterator[str]:
-    """What holds for every model of the family, then what had to be assumed: yields the warnings."""
+    """Add the attributes that are fixed for the family, then the assumed ones; yields the warnings."""
     write = system.write
     for attribute, value in write.fixed.items():
         _put(config, table, attribute, copy.deepcopy(value))
@@ -191,7 +192,7 @@ def _completed(
         _put(config, table, attribute, None)
     if assumed:
         listed = ", ".join(f"{name.removeprefix('/')} = {value!r}" for name, value in assumed.items())
-        yield f"{write.file}: nothing states these, so {system.name}'s usual values were written: {listed}"
+        yield f"{write.file}: not stated anywhere, so the default values of {system.name} were written: {listed}"
 
 
 def _has(config: Mapping[str, Any], table: Mapping[str, Any], attribute: str) -> bool:
@@ -210,34 +211,39 @@ def _notes(system: System, names: Mapping[str, Any]) -> Iterator[str]:
 def _require_agreement(
     system: System, names: Mapping[str, Any], given: Mapping[str, Any] | None, source: str
 ) -> None:
-    """A given config must be of this very model."""
+    """A given config must be of this model."""
     wrong = contradictions(tell(system, given, source), system, names)
     if wrong:
-        raise MismatchError(f"{source} says that {wrong[0]}", cure="give the config of this model")
+        raise MismatchError(
+            f"{source} contradicts the checkpoint: {wrong[0]}", cure="pass the config of this model"
+        )
 
 
 def _require_same(system: System, config: Mapping[str, Any], names: Mapping[str, Any]) -> None:
-    """What was written must be read as what is known."""
+    """The written config must state the known sizes and facts when it is read back."""
     try:
         wrong = contradictions(tell(system, config, str(system.write.file)), system, names)
     except UsageError as error:
         wrong = [str(error.args[0])]
     if wrong:
         raise UnrepresentableError(
-            f"{system.name} cannot hold this model: its {system.write.file} would say that {wrong[0]}",
-            cure="choose another target, or declare how it is said in a --family-file",
+            f"{system.name} cannot hold this model: its {system.write.file} would contradict it: {wrong[0]}",
+            cure="choose another target, or declare how its config states this in a --family-file",
         )
 
 
 def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) -> list[str]:
-    """What a config says otherwise than the tensors and the source's config; a tie is seen in the tensors."""
+    """The sizes and facts in which a config differs from the tensors and the source's config.
+
+    A tie is not compared: the tensors show it.
+    """
     sizes = [
-        f"{axis} is {extent} ({system.config.sizes[axis]}), where the tensors have {names[axis]}"
+        f"{axis} is {extent} ({system.config.sizes[axis]}), but {names[axis]} in the tensors"
         for axis, extent in told.sizes.items()
         if names.get(axis, extent) != extent
     ]
     facts = [
-        f"{fact} is {value!r} ({system.config.facts[fact]}), where the source's config has {names[fact]!r}"
+        f"{fact} is {value!r} ({system.config.facts[fact]}), but {names[fact]!r} in the source's config"
         for fact, value in told.facts.items()
         if fact != "tied" and _plain_value(value) and _plain_value(names.get(fact)) and names[fact] != value
     ]

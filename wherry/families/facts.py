@@ -1,4 +1,4 @@
-"""Telling: what a config says of a model. Every attribute is understood or ignored by name; any other is an error."""
+"""Facts: the sizes and facts that a config states. An attribute that is neither declared nor ignored is an error."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFacts:
-    """What a config says.
+    """The sizes and facts that a config states.
 
     Attributes:
-        config: its attributes; empty where there is none.
-        source: where it comes from, for messages.
+        config: its attributes; empty if there is no config.
+        source: its name, for messages.
         sizes: axis → extent.
-        facts: what else of the model systems must know of each other.
+        facts: other properties of the model that both systems must know.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -35,8 +35,8 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
     """Read a system's config.
 
     Raises:
-        UnrepresentableError: an attribute is unknown, or says something that no layout of this family can hold.
-        UsageError: a size is no whole number.
+        UnrepresentableError: an attribute is unknown, or has a value that no layout of this family supports.
+        UsageError: a size is not an integer.
     """
     if config is None:
         return ConfigFacts()
@@ -51,15 +51,17 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
     facts = {name: value for name, text in system.config.facts.items() if (value := read(text)) is not None}
     for rule, reason in system.config.require:
         if read(rule) is False:
-            raise UnrepresentableError(f"{source}: {reason}", cure=f"the layouts need {rule}")
+            raise UnrepresentableError(
+                f"{source}: {reason}", cure=f"choose another family or model; these layouts require {rule}"
+            )
     for one in (*system.conventions.values(), *system.forms.values()):
         if one.config:
             read(one.config)
     unknown = sorted(set(attributes) - read.asked - system.config.ignored)
     if unknown:
         raise UnrepresentableError(
-            f"{source} has attributes that are not understood: {', '.join(unknown)}",
-            cure="declare them in a --family-file: what they size, or that they do not concern the weights",
+            f"unknown attributes in {source}: {', '.join(unknown)}",
+            cure="declare them in a --family-file: as sizes or facts, or as ignored if they do not concern the weights",
         )
     return ConfigFacts(attributes, source, sizes, facts)
 
@@ -67,7 +69,10 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
 def _size(read: Read, axis: str, text: str, source: str) -> int | None:
     value = read(text)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise UsageError(f"{source}: axis {axis} would be {value!r}, by {text}", cure="correct the config")
+        raise UsageError(
+            f"{source}: invalid size of axis {axis}: {value!r} from {text}; expected an integer of at least 0",
+            cure="correct the config",
+        )
     return value
 
 
@@ -83,17 +88,17 @@ def forms_told(system: System, told: ConfigFacts) -> dict[str, str]:
 def conventions_of(
     system: System, given: Mapping[str, str], told: ConfigFacts, facts: Mapping[str, Any], *, alike: bool
 ) -> dict[str, str]:
-    """An answer to each of a system's conventions.
+    """A choice for each of a system's conventions.
 
     Args:
-        system: whose conventions.
-        given: what the user states.
-        told: what this system's config says.
-        facts: what the other system's config says.
-        alike: whether both sides are this system, so that the answers cancel.
+        system: the system.
+        given: the choices of the user.
+        told: sizes and facts from this system's config.
+        facts: facts from the other system's config.
+        alike: whether both sides are this system, so that the choices cancel.
 
     Raises:
-        UsageError: nobody says, or the answer is none of the choices.
+        UsageError: a convention is not stated, or its value is not one of the choices.
     """
     chosen: dict[str, str] = {}
     for name, one in system.conventions.items():
@@ -105,20 +110,22 @@ def conventions_of(
         value = _word(value) if value is not None else one.default or (one.choices[0] if alike else None)
         if value is None:
             raise UsageError(
-                f"{system.name} does not store {one.why}, and nothing states it",
-                cure=f"state it with --set {name}={'|'.join(one.choices)}, or give the config",
+                f"{system.name} does not store {one.why}, and neither the options nor a config state it",
+                cure=f"state it with --set {name}={'|'.join(one.choices)}, or pass the model's config with --config",
             )
         if value not in one.choices:
-            raise UsageError(f"{name}={value} is not possible", cure=f"choose {' or '.join(one.choices)}")
+            raise UsageError(
+                f"invalid value for option {name}: {value!r}", cure=f"choose {' or '.join(one.choices)}"
+            )
         chosen[name] = value
     return chosen
 
 
 def require_accepted(system: System, facts: Mapping[str, Any]) -> None:
-    """Whether a target system can hold a model of which this is known.
+    """Check that a target system can hold a model with these facts.
 
     Raises:
-        UnrepresentableError: it cannot; the reason is the system's.
+        UnrepresentableError: it cannot; the system states the reason.
     """
     for rule, reason in system.accepts:
         if evaluate(rule, facts) is False:

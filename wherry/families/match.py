@@ -1,4 +1,4 @@
-"""Matching: which template each tensor's key path is of. Where several are possible, sizes decide later."""
+"""Matching: the templates that match each tensor's key path. If several match, sizes decide later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A tensor that is of a template.
+    """A tensor that matches a template.
 
     Attributes:
         spec: the tensor.
@@ -33,11 +33,11 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class FamilyMatch:
-    """What the key paths say.
+    """The result of matching key paths.
 
     Attributes:
-        found: tensor → the templates that it can be of.
-        unmatched: tensors that are of none.
+        found: tensor → the templates that match it.
+        unmatched: tensors that match no template.
     """
 
     found: Mapping[KeyPath, tuple[Match, ...]]

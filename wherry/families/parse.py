@@ -45,7 +45,8 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{where} is no family file: {error!r}", cure="see wherry/families/schema.py"
+            f"{where}: invalid family definition: {error!r}",
+            cure="correct the file; wherry/families/schema.py describes its fields",
         ) from error
 
 
@@ -127,7 +128,7 @@ def _row(names: str, row: Any, where: str) -> Row:
         axes = _several(row["axes"])
         if len(axes) == len(parameters):
             return Row(parameters, row["key"], axes, int(row.get("along", 0)), tuple(row.get("words", ())))
-    raise UsageError(f"{where}: the layout of {names} cannot be read", cure="write [key path, axes, word …]")
+    raise UsageError(f"{where}: invalid layout of {names}", cure="write [key path, axes, word …]")
 
 
 def _form(row: Any) -> Form:
@@ -154,7 +155,7 @@ def _built(kind: type[_Made], row: Mapping[str, Any], where: str) -> _Made:
     try:
         return kind(**fields)
     except TypeError as error:
-        raise UsageError(f"{where}: {kind.__name__.lower()} cannot be read: {error}") from error
+        raise UsageError(f"{where}: invalid {kind.__name__.lower()}: {error}") from error
 
 
 def _several(text: Any) -> tuple[str, ...]:
@@ -169,5 +170,6 @@ def _no_others(row: Mapping[str, Any], known: set[str], where: str) -> None:
     unknown = set(row) - known
     if unknown:
         raise UsageError(
-            f"{where} has unknown fields {', '.join(sorted(unknown))}", cure=f"known: {sorted(known)}"
+            f"{where}: unknown field {', '.join(sorted(unknown))}",
+            cure=f"choose among {', '.join(sorted(known))}",
         )

@@ -1,4 +1,4 @@
-"""Storing: tensors as pieces of parameters, once sizes are known; and whether none is missing."""
+"""Pieces: tensors as pieces of parameters, once sizes are known, and the check that none is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stored_tensors(
     """Every tensor as pieces.
 
     Raises:
-        MismatchError: its shape is not what the sizes make it.
+        MismatchError: the shape of a tensor contradicts the sizes.
     """
     return {
         match.spec.path: StoredTensor(match.spec, tuple(_pieces(system, match, sizes, told.facts)))
@@ -53,8 +53,8 @@ def _pieces(
         at = layout.at(match.numbers, sizes)
         if at is None:
             raise MismatchError(
-                f"{name} has an index beyond the sizes of {layout.text}", path=match.spec.name,
-                cure="correct the config, or remove what does not belong to the model",
+                f"index of {name} out of range for layout {layout.text}", path=match.spec.name,
+                cure="correct the config, or remove the tensor if it does not belong to the model",
             )  # fmt: skip
         words = words_of(template, sizes, facts)
         pieces.append(piece_of(template, name, layout, dimensions, at, start, words))
@@ -72,7 +72,7 @@ def piece_of(
     start: int,
     words: tuple[Elementwise, ...],
 ) -> TensorPiece:
-    """A parameter as a piece of one tensor; axes that it has no dimension for have size 1."""
+    """A parameter as a piece of one tensor; axes without a dimension have size 1."""
     shown = {axis for one in dimensions for axis in one.names}
     hidden = {axis: 0 for axis in layout.held if axis not in shown}
     place = tuple(
@@ -95,8 +95,8 @@ def words_of(
         value = evaluate(expression, {**facts, **sizes})
         if value is None:
             raise UsageError(
-                f"{'+'.join(template.parameters)} needs {text!r}, which neither sizes nor config tell",
-                cure="give the model's config with --config",
+                f"cannot evaluate {text!r} of {'+'.join(template.parameters)}: sizes and config do not state it",
+                cure="pass the model's config with --config",
             )
         word = parse_word(kind, value)
         words.append(word if template.slot == "params" else word.moment(MOMENTS.get(template.slot, 0)))
@@ -118,8 +118,8 @@ def _check_shape(match: Match, pieces: Sequence[TensorPiece], sizes: Mapping[str
         for place, (extent, wanted) in enumerate(zip(shape, dimensions, strict=True))
     ):
         raise MismatchError(
-            f"{'+'.join(template.parameters)} has shape {list(shape)}, but the sizes make it {list(dimensions)} "
-            f"by {template.layouts[0].text}",
+            f"shape mismatch for {'+'.join(template.parameters)}: expected {list(dimensions)} from the sizes, "
+            f"got {list(shape)}, in layout {template.layouts[0].text}",
             path=match.spec.name,
             cure="correct the config, or choose the family and options that fit this checkpoint",
         )
@@ -138,20 +138,22 @@ def require_complete(
     *,
     sparse: bool,
 ) -> dict[str, frozenset[str]]:
-    """Slot → parameters that are there, each with all its tensors and none twice.
+    """Slot → existing parameters, each with all its tensors and without duplicates.
 
     With a `sparse` optimizer a parameter need not have every moment.
 
     Raises:
         IncompleteError: a tensor of a parameter is missing; its key path is named.
-        CorruptError: two tensors are the same part of a parameter.
+        CorruptError: two tensors hold the same part of a parameter.
     """
     there: defaultdict[tuple[str, str], dict[tuple[tuple[str, int], ...], KeyPath]] = defaultdict(dict)
     for path, one in stored.items():
         for piece in one.pieces:
             other = there[piece.parameter].setdefault(tuple(sorted(piece.at)), path)
             if other != path:
-                raise CorruptError(f"{render(other)} and {render(path)} are both {piece.parameter[1]}")
+                raise CorruptError(
+                    f"duplicate tensor for parameter {piece.parameter[1]}: {render(other)} and {render(path)}"
+                )
     slots = {slot for slot, _name in there}
     parts = {family.parameters[name].part for slot, name in there if slot == "params"}
     for template in templates:
@@ -179,13 +181,15 @@ def _require_all(
             continue
         known = {one for index in layout.indices for one in (*index.names, *index.offset)} <= set(sizes)
         if not known:
-            raise IncompleteError(f"{name} is missing: {layout.text}", cure="choose the family that fits")
+            raise IncompleteError(
+                f"missing parameter {name}: {layout.text}", cure="choose the family that fits this checkpoint"
+            )
         if len(found) != prod(sizes[axis] for axis in layout.unrolled):
             have = set(found.values())
             first = next(
                 (path for at in layout.places(sizes) if (path := layout.path(at, sizes)) not in have), None
             )
             raise IncompleteError(
-                f"{name} is missing" + (f": {render(first)}" if first else f" in part: {layout.text}"),
-                cure="restore the missing tensors, or choose the family that fits",
+                f"missing tensor of parameter {name}: {render(first) if first else layout.text}",
+                cure="restore the missing tensors, or choose the family that fits this checkpoint",
             )

@@ -1,8 +1,8 @@
-"""Projecting: the tensors that a system would store a bound checkpoint as, and how each is made of the source's.
+"""Projection: the tensors in which a system stores a bound checkpoint, and how each is made of source tensors.
 
-Every target tensor is written once; every parameter of the source has a place, or the projection is refused and the
-parameter named. Moments follow the layout of their parameter. What values lose on the way is known before any byte
-moves.
+Every target tensor is written once. Every parameter of the source must have a layout in the target, otherwise the
+projection fails and names it. Moments follow the layout of their parameter. The loss of values is computed before any
+byte moves.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Projection:
         system: the target's system.
         chosen: its forms and conventions; recorded with the conversion.
         targets: the tensors that hold parameters or moments.
-        pieces: where these lie in the source.
-        scalars: target key path → source key path of the run's numbers, which are copied as they are.
-        lists, empties: nodes of the target's tree without a tensor of their own.
+        pieces: their location in the source.
+        scalars: target key path → source key path of the run's numbers, which are copied unchanged.
+        lists, empties: nodes of the target's tree that are not tensors.
         ignored: source tensors that are not carried, each with its rule.
-        lossy: target key path → what there and back can change.
+        lossy: target key path → error bound of a round trip.
     """
 
     source: BoundFamily
@@ -76,20 +76,20 @@ def project(
     dtype: str | None = None,
     pads: Mapping[str, int] | None = None,
 ) -> Projection:
-    """What a system would store a checkpoint as.
+    """The tensors in which a system stores a checkpoint.
 
     Args:
         bound: the source.
         system: the target's system.
-        conventions: an answer to each of its conventions.
-        forms: how it is to be spelled; the system's defaults otherwise.
-        only: `params` leaves the optimizer's state.
+        conventions: a choice for each of its conventions.
+        forms: the forms of the target; the system's defaults otherwise.
+        only: `params` omits the optimizer's state.
         dtype: element type of the parameters; the source's by default.
         pads: axis → multiple to which dimensions marked ~ are padded.
 
     Raises:
-        UnrepresentableError: the system has no place for a parameter or for the optimizer's state; named.
-        UsageError: an unknown form.
+        UnrepresentableError: the system cannot store a parameter or the optimizer's state, which is named.
+        UsageError: a form is unknown.
     """
     moments = {slot for slot in bound.present if slot != "params"}
     optimizer, dropped = _optimizer(system, moments, only, bound)
@@ -124,7 +124,7 @@ def project(
 
 
 def target_manifest(projected: Projection, source: Manifest) -> Manifest:
-    """What the target holds, before its format prepares it: tensors, the run's numbers, lists and empty nodes.
+    """The target's manifest before its format prepares it: tensors, the run's numbers, lists and empty nodes.
 
     The family, both systems and every form and convention are recorded in `origin`.
     """
@@ -161,7 +161,7 @@ def _placed(
     given: Mapping[str, str],
     optimizer: Optimizer | None,
 ) -> tuple[dict[str, str], list[Template]]:
-    """The first forms under which every parameter has a place, and the templates of what the source has."""
+    """The first forms in which every parameter has a layout, and the templates of the source's parameters."""
     failures: list[UnrepresentableError] = []
     for forms in form_choices(system, given):
         chosen = {**forms, **conventions}
@@ -181,7 +181,7 @@ def _checked(system: System, given: Mapping[str, str]) -> Mapping[str, str]:
         if name not in system.forms or choice not in system.forms[name].choices:
             options = {key: "|".join(form.choices) for key, form in system.forms.items()}
             raise UsageError(
-                f"{system.name} has no form {name}={choice}",
+                f"invalid form {name}={choice} for system {system.name}",
                 cure="choose among "
                 + (", ".join(f"{key}={text}" for key, text in options.items()) or "none"),
             )
@@ -191,13 +191,13 @@ def _checked(system: System, given: Mapping[str, str]) -> Mapping[str, str]:
 def _optimizer(
     system: System, moments: set[str], only: str | None, bound: BoundFamily
 ) -> tuple[str | None, str | None]:
-    """The optimizer under which the moments are written, or why they are dropped."""
+    """The optimizer as which the moments are written, or the reason why they are dropped."""
     if not moments:
         return None, None
     if only == "params":
-        return None, "only the parameters were asked for"
+        return None, "only parameters were requested"
     if not system.optimizers:
-        return None, f"{system.name} holds only parameters"
+        return None, f"{system.name} stores only parameters"
     own = bound.optimizer if system is bound.system else None
     for name in sorted(system.optimizers, key=lambda name: name != own):
         one = system.optimizers[name]
@@ -206,8 +206,8 @@ def _optimizer(
         ):
             return name, None
     raise UnrepresentableError(
-        f"{system.name} has no place for the optimizer's {', '.join(sorted(moments))}",
-        cure="leave them with --only params",
+        f"{system.name} cannot store the optimizer state {', '.join(sorted(moments))}",
+        cure="omit it with --only params",
     )
 
 
@@ -216,7 +216,7 @@ def _wanted(template: Template, bound: BoundFamily) -> bool:
     names = set(template.parameters)
     if names & there and not names <= there:
         raise UnrepresentableError(
-            f"the target needs {', '.join(sorted(names))} in one tensor; {', '.join(sorted(names - there))} is lacking"
+            f"the target needs {', '.join(sorted(names))} in one tensor; missing: {', '.join(sorted(names - there))}"
         )
     return names <= there
 
@@ -228,7 +228,7 @@ def _require_place(bound: BoundFamily, system: System, kept: list[Template]) -> 
         for name in sorted(bound.present[slot]):
             if (slot, name) not in placed:
                 raise UnrepresentableError(
-                    f"{system.name} has no place for {name} of family {bound.family.name}",
+                    f"{system.name} has no layout for parameter {name} of family {bound.family.name}",
                     cure="add its layout with --family-file",
                 )
 
@@ -246,7 +246,7 @@ def _scalars(
         carried.update({parse(replaced(text, system, chosen)): path for text in places})
         if not places:
             ignored.append(
-                IgnoredEntry(path, f"no {name}", f"{system.name} does not store it with what is carried")
+                IgnoredEntry(path, f"no {name}", f"{system.name} does not store it with the carried tensors")
             )
     return carried, ignored
 
@@ -262,7 +262,7 @@ def _dropped(bound: BoundFamily, reason: str | None) -> list[IgnoredEntry]:
 
 
 def _loss(target: StoredTensor, pieces: Pieces) -> words.Bound | None:
-    """What the worst of a tensor's copies can change."""
+    """The largest error bound among a tensor's copies."""
     found = [
         words.loss(words.chain(held.words, piece.words), spec.dtype, target.spec.dtype)
         for piece in target.pieces

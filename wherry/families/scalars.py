@@ -1,4 +1,4 @@
-"""Sorting: which tensors are numbers of the run, which are ignored by a named rule, and where the slots lie."""
+"""Sorting: which tensors are numbers of the run, which are ignored by a named rule, and the key paths of slots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SortedTensors:
     """The tensors of a checkpoint before they are matched.
 
     Attributes:
-        rest: must be parameters or moments.
+        rest: tensors that must be parameters or moments.
         scalars: name → the key path that it is read from.
         ignored: each with its rule.
     """
@@ -48,7 +48,7 @@ def scalar_texts(
 def sort_tensors(
     manifest: Manifest, system: System, optimizer: str | None, chosen: Mapping[str, str]
 ) -> SortedTensors:
-    """Take out what is no parameter."""
+    """Separate the tensors that are neither parameters nor moments."""
     rest: list[KeyPath] = []
     ignored: list[IgnoredEntry] = []
     copies: dict[str, dict[int, list[KeyPath]]] = {}
@@ -64,7 +64,7 @@ def sort_tensors(
                        for rank, text in enumerate(ranks) if glob(text).fullmatch(name)), None)  # fmt: skip
         rule = next(((text, reason) for text, reason in rules if glob(text).fullmatch(name)), None)
         if any(pattern.fullmatch(name) for pattern in fillers) and manifest.tensors[path].shape == (1,):
-            ignored.append(IgnoredEntry(path, "filler", "stands for a moment that the parameter has not"))
+            ignored.append(IgnoredEntry(path, "filler", "placeholder for a moment that the parameter lacks"))
         elif scalar:
             copies.setdefault(scalar[0], {}).setdefault(scalar[1], []).append(path)
         elif name in tied:
@@ -90,7 +90,7 @@ def _slot_pattern(text: str) -> re.Pattern[str]:
 
 
 def tied_keys(system: System, parameter: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
-    """Where the second copy of what a parameter is tied to lies."""
+    """The key paths of the second copy of the parameter that this one is tied to."""
     return tuple(
         replaced(slot, system, chosen).replace("@", system.tied[parameter]) for slot in system.slots["params"]
     )
@@ -99,7 +99,7 @@ def tied_keys(system: System, parameter: str, chosen: Mapping[str, str]) -> tupl
 def concrete_slots(
     system: System, optimizer: str | None, chosen: Mapping[str, str], manifest: Manifest
 ) -> dict[str, tuple[str, ...]]:
-    """Slot → key paths with @, every * replaced by what stands there in this checkpoint."""
+    """Slot → key paths with @, every * replaced by the text at its place in this checkpoint."""
     own = system.optimizers[optimizer].slots if optimizer else {}
     names = [render(path) for path in manifest.tensors]
     return {

@@ -1,41 +1,41 @@
-"""A model family as data: its canonical parameters, their axes, and where each system keeps them.
+"""The schema of a family file: canonical parameters, their axes, and how each system stores them.
 
-A family is one TOML file; the ones in this folder and those that a user gives with `--family-file` have the same form
-and pass the same checks. A field that this module does not know is an error.
+A family is one TOML file; those in this folder and those that a user passes with `--family-file` have the same form
+and pass the same checks. An unknown field is an error.
 
     name, about, model_types (of Hugging Face configs); extends: another family, of which this one changes parts
     [axes]                 axis → meaning
     [constants]            axis → extent that holds for every model of the family
     [parameters]           name → "axes", or {axes, optional, tie, part}: canonical, in Hugging Face's order
     [systems.S]
-      about, formats       in words; the formats in which this system's checkpoints lie
-      forms.F              choices of how it is spelled on disk (scanned or not): found in a source, chosen for a
+      about, formats       a description; the formats of this system's checkpoints
+      forms.F              choices of the form on disk (scanned or not): detected in a source, chosen for a
                            target; [choices] or {choices, config}, the first being the default
-      conventions.C        what is not on disk (rotary layout): {choices, why, config, facts, default}; the
-                           expressions give a choice from this system's config, or from the facts of the other's
+      conventions.C        choices that are not stored on disk (rotary layout): {choices, why, config, facts, default};
+                           the expressions give a choice from this system's config, or from the facts of the other's
       by_format.N          forms that a format implies
       stacks.K             {axis, form, stacked, unrolled, at}: <K> in a key path is `stacked`, with the axis
                            inserted as dimension `at` (a number or a form), or `unrolled`
       macros.M             {by, choice = text, …}: <M> in a key path, axes, word or slot, by a form or convention;
-                           where the text is "-" the layout does not exist
-      slots.T              where the parameters (`params`) lie: a key path with @ for the parameter's own
-      optimizers.O         {slots, scalars, written, lists, empties, without, filler}: where the moments lie; * stands
-                           for a part that varies, and then `written` says where slots and scalars are written:
-                           what begins with + is for stacked layers (%axis% is the size of their axis), the rest
-                           for all others; a scalar is repeated for every layer there
-      bare                 {empties, zeros}: what stands in the target's tree where no moments are carried: nodes, and
+                           if the text is "-" the layout does not exist
+      slots.T              location of the parameters (`params`): a key path with @ for the parameter's own
+      optimizers.O         {slots, scalars, written, lists, empties, without, filler}: location of the moments; * stands
+                           for a part that varies, and then `written` states where slots and scalars are written:
+                           an entry that begins with + is for stacked layers (%axis% is the size of their axis), the
+                           others for all other layers; a scalar is repeated for every layer there
+      bare                 {empties, zeros}: entries of the target's tree if no moments are carried: nodes, and
                            key path → element type of a number that is 0
       scalars.N            key paths of one number that belongs to the run (step); the first is written, all are read
-      tied.P               the key path of a second copy of what parameter P is tied to, which this system stores
-      names                what the system calls axes, where its checkpoints store names
+      tied.P               the key path of a second copy of the parameter that P is tied to, which this system stores
+      names                the system's names for axes, if its checkpoints store names
       layouts.P            [key path, axes, word …] of parameter P; {key, axes, along} of several, joined by +;
                            a key path that begins with // is not below a slot
-      ignore               [[pattern, reason], …]: tensors that are none of the model; ** stands for several parts
+      ignore               [[pattern, reason], …]: tensors that do not belong to the model; ** stands for several parts
       accepts              [[expression over the facts, reason], …]: what a target of this system can hold
-      config               {table, sizes, facts, require, ignored, run}: which attributes say what; others are errors
-      write                the config that goes with a checkpoint of this system, and how it is loaded: {file, nested,
-                           fixed, attributes, replaced, nullable, cases, defaults, notes, words, snippet}. What
-                           `config` reads from one attribute is written to it without being repeated; see Write
+      config               {table, sizes, facts, require, ignored, run}: the meaning of attributes; others are errors
+      write                the config that accompanies a checkpoint of this system, and how it is loaded: {file, nested,
+                           fixed, attributes, replaced, nullable, cases, defaults, notes, words, snippet}. An axis or
+                           fact that `config` reads from one attribute is written to it without a declaration; see Write
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-Cases: TypeAlias = tuple[tuple[str, Any], ...]  # expression, and what holds where it is true
+Cases: TypeAlias = tuple[tuple[str, Any], ...]  # expression, and the value if it is true
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class Parameter:
 
     Attributes:
         axes: its axes, in canonical order.
-        optional: whether a model may lack it.
-        tie: the parameter that it equals where it is lacking.
-        part: parameters of one part are there together or not at all (a decoder, gated projections).
+        optional: whether it may be missing in a model.
+        tie: the parameter that it equals if it is missing.
+        part: parameters of one part exist together or not at all (a decoder, gated projections).
     """
 
     axes: tuple[str, ...]
@@ -71,7 +71,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A choice of how a system spells its checkpoints; the first is the default."""
+    """Choices of the form in which a system stores its checkpoints; the first is the default."""
 
     choices: tuple[str, ...]
     config: str | None = None
@@ -79,14 +79,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """What a checkpoint does not say of itself.
+    """A property that a checkpoint does not store.
 
     Attributes:
-        choices: possible answers.
-        why: what it is, for the error that asks for it.
+        choices: possible values.
+        why: a description, for the error message.
         config: an expression over this system's config.
         facts: an expression over the facts of the other system's config.
-        default: where nobody says anything; None asks.
+        default: the value if nothing states it; None makes that an error.
     """
 
     choices: tuple[str, ...]
@@ -109,15 +109,15 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """Where an optimizer's state lies.
+    """The location of an optimizer's state.
 
     Attributes:
         slots: moment → key path with @.
         scalars: name → key paths.
-        written: slot or scalar → key paths for a target, where the others hold a *.
-        lists, empties: nodes of the tree that hold no tensor of their own, for a target.
-        without: slot → axes that it has not (the factored moments of Adafactor).
-        filler: element type of the zeros of shape [1] that stand for a moment that a parameter has not.
+        written: slot or scalar → key paths for a target, if the others contain a *.
+        lists, empties: nodes of the target's tree that are not tensors.
+        without: slot → axes that it does not have (the factored moments of Adafactor).
+        filler: element type of the zeros of shape [1] that are stored for a missing moment.
     """
 
     slots: Mapping[str, tuple[str, ...]]
@@ -134,10 +134,10 @@ class Row:
     """One or several parameters in one system.
 
     Attributes:
-        parameters: their names; several lie one after the other along a dimension.
+        parameters: their names; several are concatenated along a dimension.
         key: the key path, with macros.
         axes: of each parameter.
-        along: the dimension, where there are several.
+        along: the dimension, if there are several.
         words: value words.
     """
 
@@ -150,15 +150,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ConfigRules:
-    """What a system's config says, attribute by attribute.
+    """The meaning of the attributes of a system's config.
 
     Attributes:
         sizes: axis → expression.
         facts: fact → expression.
-        require: expression → what is wrong where it is false.
+        require: expression → the reason of the error if it is false.
         ignored: attributes that do not concern the weights.
-        table: the table of the file that describes the model, where it is not the whole.
-        run: files in the run's folder, one above the checkpoint, in which the system's trainer leaves it.
+        table: the table of the file that describes the model, if it is not the whole file.
+        run: files in the run's folder, one above the checkpoint, in which the system's trainer stores it.
     """
 
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -171,23 +171,23 @@ class ConfigRules:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """How a system's config is written from what is known.
+    """How a system's config is written.
 
-    Expressions are over axes, facts, forms and conventions of the target, `there.P` (whether parameter P is
-    there), `source.C` (forms and conventions of the source), `dtype` (of the parameters) and `moments`. An attribute
-    that begins with / stands outside of `config.table`, a dot in it goes one table deeper.
+    Expressions are over axes, facts, forms and conventions of the target, `there.P` (whether parameter P exists),
+    `source.C` (forms and conventions of the source), `dtype` (of the parameters) and `moments`. An attribute
+    that begins with / is outside of `config.table`; a dot in it leads one table deeper.
 
     Attributes:
-        file: its name beside the tensors; None where the system keeps no such file.
+        file: its name beside the tensors; None if the system has no such file.
         nested: whether the attributes are written into `config.table`.
-        fixed: attribute → value that holds for every model of the family.
-        attributes: attribute → expression, where it is not simply an axis or a fact; or [[expression, value], …], of
-            which the first holds.
-        replaced: attributes of a given config that say how the weights lie, which the target decides.
-        nullable: attributes that are written as null where they have no value.
-        cases: attribute → [[expression, value], …], where nothing else says: taken with a warning.
-        defaults: attribute → the system's documented default (text is an expression): taken with a warning.
-        notes: expression → a warning where it is true.
+        fixed: attribute → value for every model of the family.
+        attributes: attribute → expression, if it is not simply an axis or a fact; or [[expression, value], …], of
+            which the first that is true counts.
+        replaced: attributes of a given config that describe the layout of the weights, which the target decides.
+        nullable: attributes that are written as null if they have no value.
+        cases: attribute → [[expression, value], …], used with a warning if nothing else states it.
+        defaults: attribute → the system's documented default (text is an expression), used with a warning.
+        notes: expression → a warning if it is true.
         words: name → expression, for the snippet.
         snippet: how the system loads it: {uri}, {file}, {lines} (attribute=value …) and the words.
     """
@@ -207,7 +207,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """How one system keeps the parameters of a family; the fields are described at the top of this module."""
+    """How one system stores the parameters of a family; the module docstring describes the fields."""
 
     name: str
     about: str
@@ -233,7 +233,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A model family; the fields are described at the top of this module."""
+    """A model family; the module docstring describes the fields."""
 
     name: str
     about: str
@@ -247,10 +247,11 @@ class Family:
         """One of its systems.
 
         Raises:
-            UsageError: it has no such system.
+            UsageError: the family has no layouts for it.
         """
         if name not in self.systems:
             raise UsageError(
-                f"family {self.name} has no layouts for {name}", cure=f"it has {', '.join(self.systems)}"
+                f"family {self.name} has no layouts for {name}",
+                cure=f"choose among {', '.join(self.systems)}",
             )
         return self.systems[name]

@@ -1,4 +1,4 @@
-"""Sizing: the equations that a checkpoint's shapes and indices state, and their solution."""
+"""Sizes: the equations that follow from a checkpoint's shapes and indices, and their solution."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wherry.families.templates import Template
     from wherry.layout.layout import Dimension, Layout
 
-_CURE = "give the model's config with --config"
+_CURE = "pass the model's config with --config"
 
 
 def solved_sizes(
@@ -26,7 +26,7 @@ def solved_sizes(
     """The size of every axis that this checkpoint needs, and the one template of each tensor.
 
     Raises:
-        MismatchError, AmbiguousError, IncompleteError, UnrepresentableError: see `binding.bind`.
+        MismatchError, AmbiguousError, IncompleteError, UnrepresentableError: see `bind.bind`.
     """
     stated = [
         *(StatedSize(axis, value, "the family") for axis, value in family.constants.items()),
@@ -46,13 +46,15 @@ def solved_sizes(
 
 
 def _decided(options: Sequence[Match], sizes: Mapping[str, int]) -> Match:
-    """The one template that a key path's numbers are in range of."""
+    """The only template for which a key path's numbers are in range."""
     fits = options if len(options) == 1 else [one for one in options if _in_range(one, sizes)]
     if len(fits) == 1:
         return fits[0]
     names = " or ".join("+".join(one.template.parameters) for one in options)
     raise UnrepresentableError(
-        f"it can be {names}, and the sizes do not say which", path=options[0].spec.name, cure=_CURE
+        f"ambiguous tensor: it can be {names}, and the sizes do not decide",
+        path=options[0].spec.name,
+        cure=_CURE,
     )
 
 
@@ -72,10 +74,10 @@ def _equations(system: System, matches: Iterable[Match]) -> Iterator[Equation]:
 
 
 def dimensions_of(system: System, layout: Layout, match: Match) -> tuple[Dimension, ...] | None:
-    """The dimensions of one tensor: by its stored axis names where it has them; None where sizes must say.
+    """The dimensions of one tensor: from its stored axis names if it has them; None if sizes must decide.
 
     Raises:
-        MismatchError: the tensor has another number of dimensions.
+        MismatchError: the tensor has a different number of dimensions.
     """
     from wherry.layout.layout import Dimension
 
@@ -84,7 +86,9 @@ def dimensions_of(system: System, layout: Layout, match: Match) -> tuple[Dimensi
         own = set(layout.held)
         unknown = [name for name in spec.axes if name not in system.names]
         if unknown:
-            raise UnrepresentableError(f"its axis {unknown[0]} is not known to {system.name}", path=spec.name)
+            raise UnrepresentableError(
+                f"unknown axis {unknown[0]!r} for system {system.name}", path=spec.name
+            )
         return tuple(
             Dimension(tuple(one for one in system.names[str(name)].split() if one in own))
             for name in spec.axes
@@ -116,7 +120,9 @@ def _shape_equations(system: System, match: Match) -> Iterator[Equation]:
                 yield Equation(one.names, extent, name, source, padded=one.padded)
         left = set(layout.held) - {axis for one in dimensions for axis in one.names}
         for axis in sorted(left):
-            yield Equation((axis,), 1, name, f"{match.spec.name} {list(match.spec.shape)} has no such axis")
+            yield Equation(
+                (axis,), 1, name, f"{match.spec.name} {list(match.spec.shape)}, which does not have this axis"
+            )
 
 
 def _index_equations(group: list[Match]) -> Iterator[Equation]:
@@ -136,6 +142,6 @@ def _require_contiguous(template: Template, numbers: list[int], first: int) -> N
     there = set(numbers)
     missing = next(number for number in range(first, numbers[-1] + 1) if number not in there)
     raise IncompleteError(
-        f"{'+'.join(template.parameters)} lacks index {missing} of {template.layouts[0].text}",
-        cure="restore the missing tensors, or take another step",
+        f"missing index {missing} of {'+'.join(template.parameters)} in {template.layouts[0].text}",
+        cure="restore the missing tensors, or choose another step",
     )

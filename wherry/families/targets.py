@@ -1,4 +1,4 @@
-"""Placing: the tensors of a target system, with what each holds, their shapes, types and axis names."""
+"""Targets: the tensors of a target system, with their pieces, shapes, types and axis names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def placed(
 
 
 def _absent(bound: BoundFamily, template: Template) -> dict[str, int]:
-    """Axes that indices begin after and that no parameter of this model has: 0 layers of that kind."""
+    """Size 0 for axes that only offset indices and that no parameter of this model has: no layers of that kind."""
     there = {axis for name in bound.present["params"] for axis in bound.family.parameters[name].axes}
     offsets = {axis for index in template.layouts[0].indices for axis in index.offset}
     return dict.fromkeys(offsets - there, 0)
@@ -68,10 +68,10 @@ def _padded(dimension: Dimension, sizes: Mapping[str, int], pads: Mapping[str, i
 def axis_names(
     system: System, dimensions: tuple[Dimension, ...], sizes: Mapping[str, int]
 ) -> tuple[str, ...] | None:
-    """What the system calls the dimensions; None where it stores no names.
+    """The system's names for the dimensions; None if it stores no names.
 
-    A name that stands for several axes is taken where all but one of them have size 1: Penzai's `heads` is its
-    `head_groups` where there is one query head in each.
+    A name that stands for several axes is used if all but one of them have size 1: Penzai's `heads` is its
+    `head_groups` if there is one query head in each.
     """
     if not system.names:
         return None
@@ -99,7 +99,7 @@ def fillers(
     optimizer: Optimizer,
     targets: Mapping[KeyPath, StoredTensor],
 ) -> Iterator[tuple[KeyPath, StoredTensor]]:
-    """Zeros of shape [1] for every moment that a parameter has not."""
+    """Zeros of shape [1] for every missing moment of a parameter."""
     slots = {slot: texts[:1] for slot, texts in optimizer.slots.items()}
     for template in templates(bound.family, system, chosen, slots):
         if set(template.parameters) <= bound.present["params"]:
@@ -117,7 +117,7 @@ def _dtype(template: Template, pieces: Pieces, dtype: str | None) -> str:
 def tied(
     bound: BoundFamily, system: System, chosen: Mapping[str, str], targets: Mapping[KeyPath, StoredTensor]
 ) -> Iterator[StoredTensor]:
-    """Second copies that the target stores of what a lacking parameter is tied to."""
+    """Second copies that the target stores of the parameter to which a missing one is tied."""
     for name in system.tied:
         tie = bound.family.parameters[name].tie
         if tie is None or name in bound.present["params"]:
@@ -127,19 +127,19 @@ def tied(
 
 
 def written(optimizer: Optimizer, slot: str) -> tuple[str, ...]:
-    """Where a target's moments go."""
+    """The key paths of a target's moments."""
     return optimizer.written.get(slot, optimizer.slots[slot][:1])
 
 
 def sized(texts: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Key paths with the sizes that stand in them."""
+    """Key paths with sizes filled in."""
     return tuple(re.sub(r"%(\w+)%", lambda found: str(sizes[found[1]]), text) for text in texts)
 
 
 def repeated(
     bound: BoundFamily, system: System, chosen: Mapping[str, str], optimizer: Optimizer, pieces: Pieces
 ) -> Iterator[tuple[KeyPath, StoredTensor]]:
-    """Numbers of the run that the target stores once more for every layer of a stack."""
+    """Numbers of the run that the target repeats for every layer of a stack."""
     stacks = [stack for stack in system.stacks.values() if stack.form is None or chosen[stack.form] == "true"]
     for name, source in bound.scalars.items():
         texts = [text[1:] for text in optimizer.written.get(name, ()) if text[0] == "+"]
@@ -157,7 +157,7 @@ def repeated(
 
 
 def zeros(system: System, scalars: Mapping[KeyPath, KeyPath]) -> Iterator[tuple[KeyPath, StoredTensor]]:
-    """Numbers that are 0 in a target without moments, where the source gives no other."""
+    """Numbers that are 0 in a target without moments, unless the source has them."""
     for text, dtype in system.zeros.items():
         if parse(text) not in scalars:
             yield parse(text), StoredTensor(TensorSpec(parse(text), (), dtype), ())

@@ -1,4 +1,4 @@
-"""A system's layouts once its forms and conventions are chosen: every macro replaced, every stack made or unrolled."""
+"""A system's layouts for chosen forms and conventions: macros are replaced, stacks are stacked or unrolled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Template:
         slot: `params`, or a moment of an optimizer.
         parameters: their names.
         layouts: of each.
-        along: the dimension along which several lie one after the other.
+        along: the dimension along which several are concatenated.
         words: value words, as text.
     """
 
@@ -39,7 +39,7 @@ class Template:
 
 
 def form_choices(system: System, given: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Every combination of forms that the given ones leave, the defaults first."""
+    """Every combination of forms that agrees with the given ones, the defaults first."""
     names = list(system.forms)
     ranges = [(given[name],) if name in given else system.forms[name].choices for name in names]
     for choice in product(*ranges):
@@ -56,14 +56,14 @@ def templates(
     """All templates of a system.
 
     Args:
-        family: for the axes that each parameter must have.
-        system: whose layouts.
+        family: declares the axes that each parameter must have.
+        system: the system.
         chosen: form or convention → choice.
-        slots: slot → key paths with @ for the parameter's own; several are read alike.
-        optimizer: says which axes a slot has not.
+        slots: slot → key paths with @ for the parameter's own; several are alternatives.
+        optimizer: declares which axes a slot does not have.
 
     Raises:
-        UsageError: a macro or parameter is unknown, or a layout's axes are not the parameter's.
+        UsageError: a macro or parameter is unknown, or a layout's axes differ from the parameter's.
     """
     rows = [
         (row, spelled) for row in system.layouts if (spelled := _row_layouts(system, row, chosen)) is not None
@@ -95,7 +95,7 @@ def replaced(text: str, system: System, chosen: Mapping[str, str]) -> str:
 
 
 def _row_layouts(system: System, row: Row, chosen: Mapping[str, str]) -> tuple[str, tuple[str, ...]] | None:
-    """Key path and axes of a row; None where it does not exist with these choices."""
+    """Key path and axes of a row; None if it does not exist with these choices."""
     stacks = {name: stack for name, stack in system.stacks.items() if f"<{name}>" in row.key}
     spelled = {
         name: stack.stacked if _is_stacked(stack, chosen) else stack.unrolled
@@ -123,7 +123,7 @@ def _is_stacked(stack: Stack, chosen: Mapping[str, str]) -> bool:
 
 
 def _inserted(axes: str, axis: str, place: int) -> str:
-    """Axes with one more dimension, unless the layout itself says where it is."""
+    """Axes with one more dimension, unless the layout itself contains it."""
     dimensions = _DIMENSION.findall(axes)
     if any(re.search(rf"\b{axis}\b", one) for one in dimensions):
         return axes
@@ -138,7 +138,7 @@ def _replaced(text: str, system: System, chosen: Mapping[str, str], spelled: Map
             return spelled[name]
         macro = system.macros.get(name)
         if macro is None or macro["by"] not in chosen or chosen[macro["by"]] not in macro:
-            raise UsageError(f"{system.name}: <{name}> in {text!r} stands for nothing with {dict(chosen)}")
+            raise UsageError(f"{system.name}: undefined macro <{name}> in {text!r} for {dict(chosen)}")
         return macro[chosen[macro["by"]]]
 
     return _MACRO.sub(one, text)
@@ -147,15 +147,14 @@ def _replaced(text: str, system: System, chosen: Mapping[str, str], spelled: Map
 def _check_axes(family: Family, system: System, row: Row, layouts: tuple[Layout, ...]) -> None:
     for name, layout in zip(row.parameters, layouts, strict=True):
         if name not in family.parameters:
-            raise UsageError(
-                f"{system.name} has a layout for {name}, which family {family.name} does not have"
-            )
+            raise UsageError(f"{system.name}: layout for unknown parameter {name!r} of family {family.name}")
         wanted = frozenset(family.parameters[name].axes)
         if layout.names != wanted:
             raise UsageError(
-                f"{family.name}: {name} in {system.name} has axes {sorted(layout.names)}, not {sorted(wanted)}",
+                f"{family.name}: axes of {name} in {system.name} differ: "
+                f"expected {sorted(wanted)}, got {sorted(layout.names)}",
                 cure=f"correct the layout {layout.text}",
             )
         unknown = wanted - set(family.axes)
         if unknown:
-            raise UsageError(f"{family.name}: axis {', '.join(sorted(unknown))} of {name} is not declared")
+            raise UsageError(f"{family.name}: undeclared axis {', '.join(sorted(unknown))} of {name}")

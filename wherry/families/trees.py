@@ -1,8 +1,9 @@
-"""Trees without a family: layers stacked or apart by a pattern that the user gives, all else as it is.
+"""Trees without a family: stack or unstack layers by a pattern that the user gives, and keep everything else.
 
-The pattern names the part of the key paths that differs: `layers` where the layers are one tensor, `layers_{layer}`
-where each has its own. A family is made of the checkpoint itself, one parameter for every tensor or row of layers, so
-that the same checks and moves apply as to any other; the scan axis is found by all tensors together, or asked for.
+The pattern names the part of the key paths that differs: `layers` if the layers are one tensor, `layers_{layer}` if
+each layer is a tensor. A family is derived from the checkpoint itself, with one parameter for every tensor or row of
+layers, so that the same checks and moves apply as for any other family. The scan axis is determined from all tensors
+together; if that is ambiguous, the user must state it.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ _RESERVED = re.compile(r"[{}<>@*%]")
 
 
 def tree_family(manifest: Manifest, stacked: str, unrolled: str) -> Family:
-    """A family with one system, `tree`, whose form `scan_layers` says how layers lie.
+    """A family with one system, `tree`, whose form `scan_layers` states whether layers are stacked.
 
     Args:
-        manifest: the checkpoint.
-        stacked: the parts of a key path at which layers are one tensor, for example `layers`.
-        unrolled: the same where each layer has its own, with `{layer}`, for example `layers_{layer}`.
+        manifest: of the checkpoint.
+        stacked: the parts of a key path if layers are one tensor, for example `layers`.
+        unrolled: the parts if each layer is a tensor, with `{layer}`, for example `layers_{layer}`.
 
     Raises:
-        UsageError: the patterns cannot be read, or fit nothing.
-        UnrepresentableError: a key path holds a sign that templates reserve.
+        UsageError: the patterns are invalid, or match nothing.
+        UnrepresentableError: a key path contains a character that templates reserve.
     """
     layout = parse_layout(unrolled, "")
     if layout.unrolled != (_AXIS,) or "{" in stacked or not stacked:
         raise UsageError(
-            f"{stacked!r} and {unrolled!r} are no pattern", cure="write for example layers and layers_{layer}"
+            f"invalid patterns {stacked!r} and {unrolled!r}",
+            cure="write for example layers and layers_{layer}",
         )
     alone, together = len(layout.key), parse(stacked)
     keys: dict[str, int] = {}
@@ -57,7 +59,7 @@ def tree_family(manifest: Manifest, stacked: str, unrolled: str) -> Family:
         keys[key] = rank
     if not found:
         raise UsageError(
-            f"no key path has {stacked} or {unrolled}", cure="`wherry inspect` lists the key paths"
+            f"no key path matches {stacked} or {unrolled}", cure="run `wherry inspect` to list the key paths"
         )
     return family_of(_declared(keys, stacked, unrolled), "the tree")
 
@@ -74,7 +76,7 @@ def _declared(keys: dict[str, int], stacked: str, unrolled: str) -> dict[str, ob
         },
         "systems": {
             SYSTEM: {
-                "about": "as it is, with layers stacked or apart",
+                "about": "unchanged, with layers stacked or separate",
                 "formats": [],
                 "forms": {"scan_layers": ["true", "false"], "param_scan_axis": ["1", "0"]},
                 "stacks": {
@@ -101,6 +103,8 @@ def _escaped(path: KeyPath) -> str:
     text = render(path)
     if _RESERVED.search(text):
         raise UnrepresentableError(
-            "the key path holds a sign that patterns reserve", path=text, cure="rename it in the source"
+            "key path contains a reserved character, one of {}<>@*%",
+            path=text,
+            cure="rename it in the source",
         )
     return text

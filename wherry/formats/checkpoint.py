@@ -1,12 +1,11 @@
-"""Checkpoint: opened and read-only.
+"""Checkpoint: an opened, read-only checkpoint, and its fingerprint.
 
-A checkpoint has a URI, a Detection, a Manifest and a way to its bytes. Opening reads metadata only. Nothing in
-it is ever unpickled, and the source is never changed.
+A checkpoint has a URI, a Detection, a Manifest and a Reader. Opening reads metadata only. Nothing is ever unpickled,
+and the source is never changed.
 
-Fingerprint: the cheap answer to "has this stored checkpoint changed?".
-
-SHA-256 over the names, sizes and change marks (mtime_ns, etag or generation) of its files. No byte is read.
-Equal fingerprints let a rerun do nothing and a journal be trusted; they prove nothing about content, digests do.
+A fingerprint is the cheap answer to "has this stored checkpoint changed?": SHA-256 over the names, sizes and change
+marks (mtime_ns, ETag or generation) of its files, without reading any of them. If the fingerprint is unchanged, a rerun
+has nothing to do and a journal can be trusted. It proves nothing about the content; digests do.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ class Checkpoint:
     Attributes:
         detection: what it is and why.
         manifest: what it holds.
-        reader: the format's reader; the mover's way to the bytes.
-        ignored: entries of the source that a view of it leaves behind; none in a checkpoint itself.
+        reader: the format's reader, through which the mover reads bytes.
+        ignored: entries of the source that a view omits; empty for a stored checkpoint.
         opaque: names of the pickle classes that were read as opaque values.
-        lossy: key path → what a view's values lose there and back.
-        notes: what a view could not carry, in words.
-        snippet: how the software that a view is for loads it.
+        lossy: key path → the loss of a view's values in a round trip.
+        notes: what a view could not carry, as text.
+        snippet: code that loads a view in its target software.
         is_view: whether it is a view of another checkpoint.
     """
 
@@ -64,11 +63,11 @@ class Checkpoint:
     def __init__(
         self, opened: Opened, files: PinnedStore | None = None, opaque: Collection[str] = ()
     ) -> None:
-        """Take what a format opened.
+        """Create a checkpoint from what a format opened.
 
         Args:
             opened: detection, manifest and reader.
-            files: the store of its files, which is closed with the checkpoint.
+            files: the store of its files; closed with the checkpoint.
             opaque: names of the pickle classes that were read as opaque values.
         """
         self._files = files
@@ -79,7 +78,7 @@ class Checkpoint:
 
     @property
     def original(self) -> Checkpoint:
-        """What lies at the URI: itself, or what it is a view of."""
+        """The stored checkpoint: itself, or the checkpoint of which it is a view."""
         return self
 
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
@@ -87,28 +86,31 @@ class Checkpoint:
         return (path,)
 
     def reader_over(self, reader: Reader) -> Reader:
-        """Its reader, where the bytes of `original` come from another one than its own."""
+        """Its reader on top of another reader of `original`."""
         return reader
 
     def first_seen(self, location: Location) -> Entry | None:
-        """What a local file was when something was read of it first; None where nothing was."""
+        """The entry of a local file at its first read; None if it was never read."""
         return self._files.first_seen(location.path) if self._files is not None else None
 
     @property
     def uri(self) -> str:
-        """Where it lies."""
+        """Its location."""
         return self.detection.uri
 
     def spec(self, path: KeyPath | str) -> TensorSpec:
         """The TensorSpec of a key path, given as a tuple or printed.
 
         Raises:
-            NotFoundError: there is no such tensor.
+            NotFoundError: the checkpoint has no tensor at this key path.
         """
         key = parse(path) if isinstance(path, str) else tuple(path)
         if key not in self.manifest.tensors:
             raise NotFoundError(
-                "no such tensor", uri=self.uri, path=render(key), cure="`wherry inspect` lists all key paths"
+                "tensor not found",
+                uri=self.uri,
+                path=render(key),
+                cure="run `wherry inspect` to list all key paths",
             )
         return self.manifest.tensors[key]
 
@@ -117,30 +119,32 @@ class Checkpoint:
 
         Args:
             path: key path, as a tuple or printed.
-            region: one step-1 slice per dimension; all of it by default.
+            region: one step-1 slice per dimension; by default the whole tensor.
 
         Returns:
             A new C-order little-endian array of the region's shape (an ml_dtypes dtype where needed).
 
         Raises:
-            NotFoundError: there is no such tensor.
-            UsageError: the region does not fit, or numpy cannot hold the dtype (use `read_bytes`).
-            DamagedError: bytes are missing or contradict themselves.
+            NotFoundError: the checkpoint has no tensor at this key path.
+            UsageError: the region does not fit, or numpy does not support the dtype (use `read_bytes`).
+            DamagedError: bytes are missing or inconsistent.
         """
         spec = self.spec(path)
         if dtypes.opaque(spec.dtype):
-            raise UsageError(f"numpy cannot hold {spec.dtype}", path=spec.name, cure="use read_bytes")
+            raise UsageError(
+                f"numpy does not support dtype {spec.dtype}", path=spec.name, cure="use read_bytes"
+            )
         return self.reader.read(spec, checked_region(spec, region))
 
     def read_bytes(self, path: KeyPath | str) -> bytes:
-        """Canonical bytes of a whole tensor; the only way to dtypes that numpy cannot hold."""
+        """Canonical bytes of a whole tensor; the only way to read dtypes that numpy does not support."""
         spec = self.spec(path)
         if dtypes.opaque(spec.dtype):
             return self.reader.read_bytes(spec)
         return self.reader.read(spec, spec.whole).tobytes()
 
     def close(self) -> None:
-        """Release what the reader holds."""
+        """Close the reader and the files."""
         self.reader.close()
         if self._files is not None:
             self._files.close()
@@ -166,17 +170,17 @@ def open_checkpoint(
 
     Args:
         uri: a checkpoint, a step folder, or a run folder (the newest complete step is taken).
-        format: decides where detection would not; a name or alias.
+        format: the format, a name or alias, instead of detecting it.
         step: which step of a run.
         item: which item of a step.
-        allow_opaque: dotted names of unknown classes in pickles that become values which nobody looks into,
-            instead of a refusal; nothing is ever imported or called.
+        allow_opaque: dotted names of unknown pickle classes to read as opaque values instead of raising an error;
+            nothing is ever imported or called.
 
     Raises:
-        NotFoundError, NotACheckpointError, UnsupportedError, AmbiguousError: it is not one checkpoint.
-        DamagedError: metadata is missing or contradicts itself. Missing chunks do not stop opening; `absent`
-            of the reader and `verify` name them.
-        HostileError: it tries to reach outside its folder or to run code.
+        NotFoundError, NotACheckpointError, UnsupportedError, AmbiguousError: the URI does not name one checkpoint.
+        DamagedError: metadata is missing or inconsistent. A checkpoint with missing chunks can be opened; `absent`
+            of the reader and `verify` report them.
+        HostileError: the checkpoint tries to reach outside its folder or to run code.
     """
     return open_source(SourceRequest(os.fspath(uri), format, step, item, tuple(allow_opaque)))
 
@@ -198,9 +202,9 @@ def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = T
 
     Args:
         members: its files, as its reader lists them.
-        location: where it lies. A single file counts under the name `.`, so that the fingerprint taken in the
-            staging area holds after the commit.
-        marks: whether change marks count; not for a target on an object store, which gives them on upload.
+        location: its location. A single file counts under the name `.`, so that a fingerprint taken in the
+            staging area is still valid after the commit.
+        marks: whether change marks count; not for a target on an object store, which assigns them on upload.
     """
     rows = [
         ["." if entry.name == location.name else entry.name, entry.size, entry.mark if marks else ""]
@@ -211,5 +215,5 @@ def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = T
 
 
 def present_fingerprint(checkpoint: Checkpoint, *, marks: bool = True) -> str:
-    """Fingerprint of an opened checkpoint as it lies now."""
+    """Fingerprint of the current state of an opened checkpoint."""
     return fingerprint(checkpoint.reader.members(), locate(checkpoint.uri), marks=marks)

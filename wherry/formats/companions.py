@@ -1,4 +1,4 @@
-"""Companion files: digested and copied piece by piece, so that one of any length takes 8 MiB of memory."""
+"""Companion files: hashed and copied in pieces, so that a file of any size takes 8 MiB of memory."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def copied(checkpoint: Checkpoint, companion: Companion, target: Location) -> Co
 
     Args:
         checkpoint: where it is read.
-        companion: as it was planned.
-        target: the file; its folder is made.
+        companion: the companion as recorded in the plan.
+        target: the file; its folder is created.
 
     Returns:
         The companion with its digest.
 
     Raises:
-        MismatchError: it does not have the length that was planned.
+        MismatchError: its size differs from the size in the plan.
         NotFoundError, HostileError, StorageError: it cannot be read or written.
     """
     source, digest, length = checkpoint.reader.companion(companion.name), hashlib.sha256(), 0
@@ -58,5 +58,8 @@ def copied(checkpoint: Checkpoint, companion: Companion, target: Location) -> Co
     except OSError as error:
         raise storage_error(error, target.uri) from error
     if length != companion.size:
-        raise MismatchError("a companion file changed during the conversion", uri=source.uri)
+        raise MismatchError(
+            f"a companion file changed during the conversion: expected {companion.size} bytes, got {length}",
+            uri=source.uri,
+        )
     return replace(companion, sha256=digest.hexdigest())

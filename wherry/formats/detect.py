@@ -1,8 +1,8 @@
-"""detect: what lies at a URI, with the evidence, from metadata only.
+"""detect: identify the checkpoint at a URI from metadata alone, with the evidence.
 
 Every format of the registry looks at names and first bytes; the most specific one wins. Then the checkpoint's
-metadata is opened and every expected chunk is looked for, so that the verdict says whether it is whole. A run
-folder stands for its newest complete step; what was passed over is said in the evidence.
+metadata is opened and every expected chunk is looked up, so that the verdict says whether it is complete. A run
+folder stands for its newest complete step; the evidence lists the steps that were skipped.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ def detect(
     step: int | None = None,
     item: str | None = None,
 ) -> Detection:
-    """Say what lies at a URI.
+    """Identify the checkpoint at a URI.
 
     Args:
         uri: a checkpoint, a step folder or a run folder.
-        format: decides where detection would not.
+        format: the format, instead of detecting it.
         step: which step of a run.
         item: which item of a step.
 
     Returns:
-        The detection; damaged, hostile and unknown things are verdicts here, not errors.
+        The detection; a damaged, hostile or unknown checkpoint is a verdict here, not an error.
 
     Raises:
-        NotFoundError: nothing is there, or the run has no such step.
+        NotFoundError: the file, folder or step was not found.
         StorageError: the storage failed.
     """
     return detect_source(SourceRequest(os.fspath(uri), format, step, item))
 
 
 def detect_source(source: SourceRequest) -> Detection:
-    """The same for a checkpoint as a request names it; see `detect`."""
+    """Identify the checkpoint that a request names; see `detect`."""
     try:
         location, found = resolve_source(source)
     except (NotFoundError, OSError):
@@ -90,18 +90,18 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
     """Find the one checkpoint that a request names, by names and first bytes only.
 
     Raises:
-        NotFoundError: nothing is there, or there is no such step or item.
-        NotACheckpointError: no format claims it.
-        AmbiguousError: several formats or items claim it equally.
+        NotFoundError: the file, folder, step or item was not found.
+        NotACheckpointError: no format recognises it.
+        AmbiguousError: several formats or items match equally well.
         IncompleteError: it is a staging folder, or an empty step folder.
         HostileError: the step or item is a link that must not be followed.
     """
     location, step = _existing(locate(source.uri, frozenset(source.opaque))), source.step
     if is_staging(location.name) or is_staging(location.parent.name):
         raise IncompleteError(
-            "staging area of a conversion that has not finished",
+            "staging area of an unfinished conversion",
             uri=location.uri,
-            cure="run it again, or wherry clean",
+            cure="run the conversion again, or remove the staging area with `wherry clean`",
         )
     rows = formats() if source.format is None else {source.format: find_format(source.format)}
     if step is not None and step_number(location.name, any_prefix=True) != step:
@@ -118,7 +118,7 @@ def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
     """The most specific detection of a location itself, or None.
 
     Raises:
-        AmbiguousError: two formats claim it and neither refines the other.
+        AmbiguousError: two formats recognise it and neither refines the other.
     """
     claims = {name: claim for name, row in rows.items() if (claim := row.detect(glimpse)) is not None}
     if not claims:
@@ -127,16 +127,16 @@ def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
     winners = [name for name in claims if name not in refined]
     if len(winners) > 1:
         raise AmbiguousError(
-            f"this could be {' or '.join(winners)}",
+            f"ambiguous format: this could be {' or '.join(winners)}",
             uri=glimpse.location.uri,
-            cure=f"say which with --from {winners[0]}",
+            cure=f"choose one with --from, for example --from {winners[0]}",
         )
     rest = tuple(name for name in claims if name != winners[0])
     return replace(claims[winners[0]], also=rest)
 
 
 def examine(location: Location, found: Detection) -> Detection:
-    """Open the metadata of a detected checkpoint and look for every chunk; the verdict says what came of it."""
+    """Open the metadata of a detected checkpoint and look up every chunk; the verdict states the result."""
     if found.verdict != "ok":
         return found
     try:
@@ -158,12 +158,12 @@ def examine(location: Location, found: Detection) -> Detection:
 
 
 def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] | None = None) -> str | None:
-    """One sentence about the chunks that are not there; None when all are, or nobody asks for those that are not.
+    """One sentence about the missing chunks; None if no requested chunk is missing.
 
     Args:
         reader: of the checkpoint.
         shown: how many chunks are named.
-        left: whether a leaf is not asked for.
+        left: whether a leaf is not requested.
     """
     absent = [piece for piece in reader.absent() if left is None or not left(piece.path)]
     if not absent:
@@ -176,14 +176,14 @@ def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] |
 
 
 def describe_absent(piece: Absent) -> str:
-    """A missing chunk in words."""
+    """A missing chunk as text."""
     return f"chunk {piece.chunk} of {render(piece.path)} ({piece.reason})"
 
 
 def may_be_step(entry: Entry) -> bool:
     """Whether a child of a run can be a step: a folder, or a file with a step's full name (flax's are files).
 
-    What must not be opened counts too, so that it is refused by name and no older step is taken in its place.
+    An entry that must not be opened counts too, so that it is refused by name and no older step replaces it.
     """
     return (
         entry.is_dir
@@ -214,14 +214,14 @@ def _newest_complete(root: Location, steps: list[StepFolder], rows: Mapping[str,
     for step in steps:
         claim = look(Glimpse(root.join(step.name)), rows)
         if claim is None:
-            passed.append(Evidence(step.name, "passed over: no checkpoint in it"))
+            passed.append(Evidence(step.name, "skipped: not a checkpoint"))
             continue
         found = examine(locate(claim.uri, root.opaque), claim)
         if found.verdict == "ok":
             chosen = Evidence(step.name, f"newest complete of {len(steps)} steps")
             return replace(claim, evidence=(chosen, *passed, *claim.evidence))
         newest = newest or found
-        passed.append(Evidence(step.name, f"passed over: {found.verdict}: {found.reason}"))
+        passed.append(Evidence(step.name, f"skipped: {found.verdict}: {found.reason}"))
     return newest and newest.seen(*passed)
 
 
@@ -255,11 +255,13 @@ def _step_folder(location: Location, step: int) -> Location:
         for found in steps:
             if found.number == step:
                 return root.join(found.name)
-    raise NotFoundError(f"no step {step}", uri=location.uri, cure="`wherry discover` lists the steps")
+    raise NotFoundError(
+        f"step {step} not found", uri=location.uri, cure="run `wherry discover` to list the steps"
+    )
 
 
 def _rooted(named: Location, uri: str) -> Location:
-    """A checkpoint below what the user named, as the root of what is read of it."""
+    """A checkpoint below the location that the user named, as the root of everything that is read of it."""
     found = locate(uri, named.opaque)
     if isinstance(found.store, LocalStore) and isinstance(named.store, LocalStore):
         root, inner = named.store.root, found.store.root
@@ -269,13 +271,15 @@ def _rooted(named: Location, uri: str) -> Location:
 
 
 def _existing(location: Location) -> Location:
-    """The location itself; for the prefix by which TensorFlow names a checkpoint, its index file."""
+    """The location itself; for the prefix with which TensorFlow names a checkpoint, its index file."""
     index = Location(location.store, f"{location.path}.index")
     if location.entry is None and index.entry is not None:
         return index
     if location.entry is None:
         raise NotFoundError(
-            "nothing is there", uri=location.uri, cure="check the path; `wherry discover` looks below it"
+            "file or folder not found",
+            uri=location.uri,
+            cure="check the path, or run `wherry discover` on a folder above it",
         )
     return location
 
@@ -283,10 +287,14 @@ def _existing(location: Location) -> Location:
 def _nothing(location: Location, asked: str | None) -> WherryError:
     if asked is not None:
         return UnsupportedError(
-            f"nothing here speaks for format {asked}", uri=location.uri, cure="leave --from away"
+            f"not a checkpoint of format {asked}",
+            uri=location.uri,
+            cure="remove --from to detect the format",
         )
     return NotACheckpointError(
-        "not a checkpoint of any known format", uri=location.uri, cure="`wherry formats` lists what is read"
+        "not a checkpoint of any known format",
+        uri=location.uri,
+        cure="run `wherry formats` to list the supported formats",
     )
 
 

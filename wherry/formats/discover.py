@@ -1,13 +1,13 @@
-"""discover: the checkpoints below a root, streamed.
+"""discover: find the checkpoints below a root, one at a time.
 
-A folder that a format claims is one checkpoint and is not entered, so data folders are never listed and a step is
+A folder that a format recognises is one checkpoint and is not entered, so data folders are never listed and a step is
 not reported again as its item; only step folders in it are looked at. Only names and first bytes are read; `detect`
-says whether a checkpoint is whole. What is passed over (staging areas, saves that never finished or still go on,
-what cannot be read) is given to `on_skip` with the reason.
+says whether a checkpoint is complete. Everything that is skipped (staging areas, unfinished saves, unreadable folders)
+is passed to `on_skip` with the reason.
 
-Systems that write in place (DCP, Hugging Face, plain files) have no name for a save that goes on. With `min_age`
-a checkpoint counts only once its files have rested that long, unless its commit member, or our sidecar, is there
-and no file is newer: then it was written last.
+Systems that write in place (DCP, Hugging Face, plain files) do not mark a save in progress. With `min_age` a
+checkpoint counts only if its files have not changed for that long, or if its commit member or sidecar exists and no
+file is newer, which proves that it was written last.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from wherry.formats.format import Format
     from wherry.storage.location import Entry, Location
 
-# A commit member that holds the tensors themselves is there from the first byte on, and proves nothing.
+# A commit member that holds the tensors themselves exists from the first byte on, and proves nothing.
 _HOLD_TENSORS = (".safetensors", ".bin", ".pt", ".pth")
 _NANOSECONDS = 1_000_000_000
 
-NEWER_STEP = "a newer step of this run is complete"  # the one reason that is a choice of the caller
+NEWER_STEP = "a newer step of this run is complete"  # the only reason that the caller chooses, with `newest`
 
 
 class SkippedPath(NamedTuple):
-    """Something below the root that is not reported as a checkpoint, and why."""
+    """A path below the root that is not reported as a checkpoint, and the reason."""
 
     uri: str
     reason: str
@@ -59,13 +59,13 @@ def discover(
 
     Args:
         root: a folder, or one checkpoint.
-        on_skip: called for everything that is passed over.
-        min_age: seconds for which the files of a checkpoint must have rested, where nothing proves that it is
+        on_skip: called for everything that is skipped.
+        min_age: seconds for which the files of a checkpoint must be unchanged if nothing proves that it is
             committed; local files only.
-        newest: of each run only the newest step that is complete; its metadata is opened for that.
+        newest: report only the newest complete step of each run; this opens the metadata of steps.
 
     Yields:
-        A detection for each, as it is found, in the order of names. Verdicts are those of names and first bytes.
+        A detection for each, as it is found, in the order of names. Verdicts rest on names and first bytes only.
 
     Raises:
         NotFoundError: the root does not exist.
@@ -78,18 +78,18 @@ def walk(
 ) -> Iterator[Detection]:
     """The checkpoints below a location; see `discover`."""
     if location.entry is None:
-        raise NotFoundError("nothing is there", uri=location.uri)
+        raise NotFoundError("file or folder not found", uri=location.uri)
     return _Walk(formats(), on_skip or _ignore, min_age, newest=newest).below(Glimpse(location))
 
 
 def is_folder_link(place: Location, entry: Entry) -> bool:
-    """Whether a child of a folder is a link to a folder, which no walk enters: its target lies somewhere itself."""
+    """Whether a child of a folder is a link to a folder; no walk enters one, since its target has its own path."""
     return place.store.capabilities.local and entry.is_dir and Path(place.path).is_symlink()
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """One walk: what is asked for, and where it tells what it passes over."""
+    """The state of one walk."""
 
     rows: Mapping[str, Format]
     on_skip: Callable[[SkippedPath], None]
@@ -97,7 +97,7 @@ class _Walk:
     newest: bool
 
     def below(self, glimpse: Glimpse) -> Iterator[Detection]:
-        """The checkpoint that this is, or those below it."""
+        """The checkpoint at this location, or the checkpoints below it."""
         try:
             found = look(glimpse, self.rows)
             children = glimpse.entries if found is None else {}
@@ -132,7 +132,7 @@ class _Walk:
             yield from self.below(Glimpse(glimpse.location.join(name)))
 
     def _newest(self, run: Location, steps: Iterable[str]) -> Iterator[Detection]:
-        """The newest complete step of a run; what is below steps that are no checkpoints is found all the same."""
+        """The newest complete step of a run; checkpoints below steps that are not checkpoints are found too."""
         done = False
         for name in steps:
             if done:
@@ -147,7 +147,7 @@ class _Walk:
                     self._skip(run.join(name), verdict.reason or verdict.verdict)
 
     def _steps_within(self, glimpse: Glimpse) -> Iterator[Detection]:
-        """Steps inside a checkpoint: the Hugging Face trainer puts the last model beside its `checkpoint-<n>`."""
+        """Steps inside a checkpoint: the Hugging Face trainer saves the last model beside its `checkpoint-<n>`."""
         children = glimpse.entries.values() if glimpse.is_dir else ()
         named = [entry for entry in children if entry.is_dir and not entry.name.isdecimal()]
         steps = [
@@ -165,10 +165,10 @@ class _Walk:
         try:
             return look(glimpse, self.rows) is not None
         except WherryError:
-            return False  # it is the outer checkpoint's own
+            return False  # it belongs to the outer checkpoint
 
     def _items(self, glimpse: Glimpse, error: AmbiguousError) -> Iterator[Detection]:
-        """The items of a step that has several; where formats contend for one folder, nothing is below it."""
+        """The items of a step that has several; none if several formats recognise the same folder."""
         found = False
         for entry in glimpse.entries.values():
             item = Glimpse(glimpse.location.join(entry.name))
@@ -199,7 +199,9 @@ class _Walk:
         age = time.time() - last / _NANOSECONDS
         if age >= self.min_age or self._proved(times, last, self.rows[found.format]):
             return None
-        return f"still being written: changed {max(age, 0):.0f} s ago, and nothing says that it is committed"
+        return (
+            f"still being written: changed {max(age, 0):.0f} s ago, and nothing proves that it is committed"
+        )
 
     def _proved(self, times: Mapping[str, int], last: int, row: Format) -> bool:
         markers = [name for name in row.commit_members if not name.endswith(_HOLD_TENSORS)]
@@ -213,15 +215,15 @@ def _passed_over(folder: Glimpse, place: Location, entry: Entry) -> str | None:
     if entry.barred:
         return entry.barred
     if is_staging(entry.name):
-        return "staging area of a conversion that has not finished"
+        return "staging area of an unfinished conversion"
     if entry.is_dir and entry.name.startswith("."):
-        return "a hidden folder"
+        return "hidden folder"
     if entry.is_dir and entry.name == "blobs" and "snapshots" in folder.entries:
-        return "the blobs of a Hugging Face cache; its snapshots link to them"
+        return "blobs of a Hugging Face cache; its snapshots link to them"
     if is_folder_link(place, entry):
-        return "a link to a folder; its target is found where it lies"
+        return "symbolic link to a folder; its target is found at its own path"
     return unfinished(entry.name)
 
 
 def _ignore(_skipped: SkippedPath) -> None:
-    """Nobody asked for what is passed over."""
+    """The default `on_skip`."""

@@ -1,18 +1,18 @@
-"""Format, Reader and Writer: what one checkpoint system is to the engine.
+"""Format, Reader and Writer: the interface between one checkpoint system and the engine.
 
 A format is one file in `integrations/formats/`, with a tuple `FORMATS` of `Format` rows. A row says how to
-recognise the system, how to open it, how to write it, what it can hold, and which framework releases load what
-we write. Everything else (planning, moving, hashing, verifying, committing) is the engine's and is the same
-for all.
+recognise the system, how to open it, how to write it, what it can hold, and which framework releases load the
+result. Everything else (planning, moving, hashing, verifying, committing) is done by the engine and is the same
+for all formats.
 
-**Reader.** Given by `open`; see `wherry.formats.reader`. Where a tensor's canonical bytes lie raw in files, the mover
-reads them itself; else the reader decodes them.
+**Reader.** Returned by `open`; see `wherry.formats.reader`. If files hold a tensor's canonical bytes unencoded, the
+mover reads them itself; otherwise the reader decodes them.
 
-**Writer.** Given by `create(staging, manifest, options)`. It writes into a staging folder or file that does not
-carry the final name. `grid(path)` is the tensor's natural region (a chunk), or None where any span of canonical
-bytes can be written. `write` may be called in any order, from several threads, and more than once with the same
-bytes. `sync` makes everything durable whose `write` has returned; several threads may call it. `finish` completes the
-container and is idempotent.
+**Writer.** Returned by `create(staging, manifest, options)`. It writes into a staging folder or file that does not
+have the final name. `grid(path)` is the tensor's natural region (a chunk), or None if any span of canonical bytes can
+be written. `write` may be called in any order, from several threads, and more than once with the same bytes. `sync`
+makes everything durable whose `write` has returned; several threads may call it. `finish` completes the container and
+is idempotent.
 """
 
 from __future__ import annotations
@@ -92,18 +92,18 @@ class Glimpse:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """What a format can hold; the plan refuses or lists the rest.
+    """What a format can hold; the plan refuses or lists everything else.
 
     Attributes:
         dtypes: names of element types.
-        depth: most parts of a key path; None for any.
+        depth: maximum number of parts of a key path; None for any.
         zero_size: tensors without elements.
         values: non-tensor leaves.
         empties: empty nodes.
         companions: companion files.
-        types: classes of values and keys that are not text, as pickles have them; others get plain values.
-        needs: companion files that a checkpoint cannot be without, each with the least that is accepted.
-        names: key paths of tensors that a checkpoint cannot be without, where the system knows one way of naming.
+        types: classes of values and keys that are not text, as in pickles; otherwise they become plain values.
+        needs: required companion files, each with the minimal content that is accepted.
+        names: key paths of required tensors, if the system has one fixed way of naming.
     """
 
     dtypes: frozenset[str]
@@ -122,9 +122,9 @@ class Option:
     """A format-specific option, given as `--set name=value`.
 
     Attributes:
-        default: its value when not given; its type is the option's type.
+        default: its default value; its type is the option's type.
         help: one sentence.
-        choices: the allowed values, where they are few.
+        choices: the allowed values, if they are few.
     """
 
     default: str | int | bool | None
@@ -134,9 +134,9 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What `open` gives: the detection made precise, the contents, and the reader.
+    """What `open` returns: the refined detection, the contents, and the reader.
 
-    A plug-in's reader that does not say how its bytes can be had is made to do so here, and nowhere else.
+    A plug-in's reader without `access` is adapted here, and nowhere else.
     """
 
     detection: Detection
@@ -158,34 +158,34 @@ class Format:
 
     Attributes:
         name: its name on the command line.
-        title: what a person calls it.
-        detect: says whether a location is of this format, from names and first bytes only (cheap: `discover`
-            calls it on every folder); None where it is not.
-        open: reads metadata and gives manifest and reader.
-        readable: whether `open` reads it; a format may also be there to be recognised and refused by name.
-        create: starts a checkpoint in a staging location; None where the format is not written.
+        title: its display name.
+        detect: returns a detection if a location is of this format, else None; looks at names and first bytes only,
+            since `discover` calls it on every folder.
+        open: reads metadata and returns manifest and reader.
+        readable: whether `open` reads it; some formats are only recognised, so that they can be refused by name.
+        create: starts a checkpoint in a staging location; None if the format cannot be written.
         holds: what it can hold.
-        refines: formats of which it is a specialisation; it wins over them.
-        aliases: what people type.
-        single_file: whether a checkpoint is one file (else a folder).
-        companion_folder: where companions lie within a checkpoint, with a trailing slash; empty for beside.
-        commit_members: files that make a checkpoint count; the first of them that it has is put last on a store
+        refines: formats of which it is a specialisation; it takes precedence over them.
+        aliases: alternative names on the command line.
+        single_file: whether a checkpoint is one file (otherwise a folder).
+        companion_folder: the folder of companions within a checkpoint, with a trailing slash; empty for the top.
+        commit_members: files that mark a checkpoint as complete; the first that it has is written last on a store
             without atomic rename.
-        options: what `--set` takes.
-        loaded_by: the framework releases that load what we write, as tested.
-        version: the format version that a manifest and options will be written as.
-        step_folder: the folder (and what is below it) that `--into RUN` makes for a step; None where a run has
+        options: the options that `--set` accepts.
+        loaded_by: the framework releases that load the written checkpoints, as tested.
+        version: the format version in which a manifest and options will be written.
+        step_folder: the folder (and what is below it) that `--into RUN` creates for a step; None if runs have
             no naming rule.
-        finish_step: completes the step folder around an item, where the system wants files there.
-        prepare: the manifest as this format will hold it: what comes in has the source's chunk grids, what goes
-            out must have the target's (None for every tensor that takes any span).
-        adapt: for a system that knows one way of naming only: the source's tree under its names, where the user
-            gives no `split` or `join`; refuses what the system could not load. Takes the source's manifest and the
+        finish_step: completes the step folder around an item, if the system requires files there.
+        prepare: the manifest as this format will hold it: the input has the source's chunk grids, the output must
+            have the target's (None for every tensor that takes any span).
+        adapt: for a system with one fixed way of naming: the source's tree under its names, unless the user
+            gives `split` or `join`; refuses what the system could not load. Takes the source's manifest and the
             target's URI.
-        guard: refuses a target that the system itself would stumble over; the flag says whether it was chosen by
+        guard: refuses a target that the system itself could not handle; the flag says whether it was chosen by
             `--into`.
-        rewrites: what `wherry rewrite --as` can make of its checkpoints without touching a tensor byte.
-        pickle_globals: the (module, name) pairs that a pickle of its checkpoints may name; empty where it has none.
+        rewrites: what `wherry rewrite --as` can change in its checkpoints without touching a tensor byte.
+        pickle_globals: the (module, name) pairs that a pickle of its checkpoints may name; empty if it has none.
     """
 
     name: str
@@ -213,22 +213,22 @@ class Format:
 
 
 def _nothing(_folder: Location) -> None:
-    """What completes a folder that is complete."""
+    """The default `finish`: does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a rewrite makes of one checkpoint.
+    """The result of planning a rewrite of one checkpoint.
 
     Attributes:
-        opened: the source, opened; who takes the change closes its reader.
-        carried: file of the source → its name in the target, both relative; carried over byte by byte.
-        files: small files that the target has anew or with other contents; put last, in this order.
-        finish: completes the folder once these are there, durably.
-        made: files and folders that `finish` makes at the top of the folder.
-        renamed: key path → new key path, of those that change.
+        opened: the source, opened; the caller closes its reader.
+        carried: file of the source → its name in the target, both relative; copied byte by byte.
+        files: small files that are new or changed in the target; written last, in this order.
+        finish: completes the folder once these files are durable.
+        made: files and folders that `finish` creates at the top of the folder.
+        renamed: key path → new key path, for those that change.
         left: files of the source that the target does not have.
-        staged_only: why it cannot be done in the folder itself; empty where it can.
+        staged_only: why it cannot be done in place; empty if it can.
     """
 
     opened: Opened
@@ -241,7 +241,7 @@ class Change:
     staged_only: str = ""
 
     def name(self, path: KeyPath) -> KeyPath:
-        """The key path that one of the source has in the target."""
+        """The key path in the target of a key path in the source."""
         return self.renamed.get(path, path)
 
 
@@ -254,10 +254,10 @@ class Rewrite:
 
     Attributes:
         help: one sentence, as `wherry formats NAME` prints it.
-        plan: looks at a checkpoint and says what it would do; takes the location, its detection and what stands
-            after the `=` of `--as NAME=VALUE` (None where nothing does). Raises where it cannot be done, or where
-            something that the result needs is not there.
-        value: what VALUE is, for the help; empty where none is taken.
+        plan: looks at a checkpoint and returns the change; takes the location, its detection and the text
+            after the `=` of `--as NAME=VALUE` (None if there is none). Raises if it cannot be done, or if
+            something that the result needs is missing.
+        value: what VALUE is, for the help; empty if it takes none.
     """
 
     help: str
@@ -267,12 +267,12 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """What `Format.adapt` gives.
+    """What `Format.adapt` returns.
 
     Attributes:
         names: key path in the source → key path in the target, for every tensor, value and empty.
         lists: the target's nodes that are sequences.
-        custom: what is added to the manifest's `custom`.
+        custom: entries that are added to the manifest's `custom`.
     """
 
     names: Mapping[KeyPath, KeyPath]

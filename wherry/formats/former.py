@@ -1,7 +1,7 @@
-"""Protocols that plug-ins of earlier releases import from the modules of this room; until 0.2.
+"""Deprecated protocols, kept for plug-ins that were written for earlier releases; they will be removed in 0.2.
 
-The engine does not ask for them any more: a reader says how its bytes can be had by `access`, and one without it is
-adapted by `formats.reader.with_access`.
+The engine does not use them: a reader declares with `access` how its bytes can be read, and a reader without `access`
+is adapted by `formats.reader.with_access`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _PROTOCOLS: dict[str, dict[str, tuple[str, ...]]] = {
 
 @cache
 def former(module: str, name: str) -> Any:
-    """The protocol that a module had under a name.
+    """The deprecated protocol that a module had under a name.
 
     Raises:
-        AttributeError: it never had one.
+        AttributeError: the module never had a protocol of this name.
     """
     methods = _PROTOCOLS[module].get(name)
     if methods is None:

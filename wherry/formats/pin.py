@@ -1,12 +1,12 @@
-"""Pin: the files of a source as they were when a plan was made, so that nothing is committed of a source that changes.
+"""Pin: the state of a source's files at planning time, so that no target of a changed source is committed.
 
-A target must be the image of one state of its source. Flat files are read by one descriptor each (`PinnedStore`), but
-a file can be changed in place, other libraries open files by name, and a checkpoint of many files can be replaced file
-by file. So before each commit every member is compared with what it was: inode, size, modification time and change time
-of a local file, ETag or generation of an object; and no member may have been added.
+A target must be the image of one state of its source. Flat files are read through one descriptor each (`PinnedStore`),
+but a file can be changed in place, other libraries open files by name, and a checkpoint of many files can be replaced
+file by file. So before each commit every member is compared with its earlier state: inode, size, modification time and
+change time of a local file, ETag or generation of an object; and no member may have been added.
 
-A file that was modified less than two seconds before it was read could be modified once more without any trace in its
-times. It is waited for (`settled_checkpoint`), and what had been read of it is read again.
+A file that was modified less than two seconds before it was read could be modified again without any trace in its
+times. `settled_checkpoint` waits until the file is older, and opens the source again.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Pin:
     Attributes:
         uri: the checkpoint.
         base: the folder that the members' names are relative to.
-        members: name → what the store says of it.
-        around: every name in the folders that are the checkpoint's own.
+        members: name → its entry in the store.
+        around: every name in the folders that belong to the checkpoint.
     """
 
     uri: str
@@ -60,12 +60,12 @@ class Pin:
 
     @property
     def digest(self) -> str:
-        """Names the state of the files; the same on every machine that sees the same storage."""
+        """Identifies the state of the files; the same on every machine that sees the same storage."""
         rows = [[name, one.size, one.mark, one.changed] for name, one in sorted(self.members.items())]
         return sha256_of("pin", rows)
 
     def require_unchanged(self, checkpoint: Checkpoint) -> None:
-        """Compare the files with what they are now.
+        """Compare the files with their current state.
 
         Args:
             checkpoint: the opened checkpoint.
@@ -87,14 +87,14 @@ class Pin:
             )
             with open_source(which) as again:
                 new = sorted(_names(again) - set(self.members))
-        except WherryError as error:  # what appeared spoils it, or it only opens in another way
+        except WherryError as error:  # the new files damage it, or it opens only in another way
             raise _changed("files were added to the source", self.base) from error
         if new:
             raise _changed("a file was added to the source", self.base.join(new[0]))
 
 
 def take_pin(checkpoint: Checkpoint) -> Pin:
-    """The files of an opened checkpoint as they were when they were opened; a live training state has none."""
+    """The files of an opened checkpoint in the state in which they were opened; a live training state has none."""
     location = locate(checkpoint.uri)
     if is_live(checkpoint.uri):
         return Pin(checkpoint.uri, location, {})
@@ -107,11 +107,11 @@ def take_pin(checkpoint: Checkpoint) -> Pin:
 
 @contextmanager
 def blaming_changes(pin: Pin, checkpoint: Checkpoint) -> Generator[None]:
-    """Report an error of reading a source that changed meanwhile as that change.
+    """Report an error in reading a source that has changed meanwhile as that change.
 
     Raises:
-        MismatchError: an error came up, and the source is not what it was.
-        WherryError: the error itself, where the source is what it was.
+        MismatchError: an error occurred, and the source has changed.
+        WherryError: the error itself, if the source has not changed.
     """
     try:
         yield
@@ -127,8 +127,8 @@ def settled_checkpoint(open_it: Callable[[], Checkpoint]) -> Checkpoint:
         open_it: opens it.
 
     Raises:
-        MismatchError: it is being written all the time.
-        WherryError: what opening it raises.
+        MismatchError: the source is continuously being written.
+        WherryError: the error of opening it.
     """
     settle = _settle_seconds()
     checkpoint = open_it()
@@ -143,7 +143,9 @@ def settled_checkpoint(open_it: Callable[[], Checkpoint]) -> Checkpoint:
         if take_pin(checkpoint).members == pin.members:
             return checkpoint
     checkpoint.close()
-    raise MismatchError("the source is being written", uri=checkpoint.uri, cure=CHANGED_CURE, retryable=True)
+    raise MismatchError(
+        "the source is still being written", uri=checkpoint.uri, cure=CHANGED_CURE, retryable=True
+    )
 
 
 def _names(checkpoint: Checkpoint) -> set[str]:
@@ -151,12 +153,12 @@ def _names(checkpoint: Checkpoint) -> set[str]:
 
 
 def _look(base: Location, names: Iterable[str], *, whole: bool) -> _Observation:
-    """What the store says of members, and which names are around them.
+    """The entries of members, and the names around them.
 
     Args:
         base: the folder that the names are relative to.
         names: the members.
-        whole: whether that folder is the checkpoint's own; else other things lie in it too.
+        whole: whether that folder belongs to the checkpoint alone; otherwise it may hold other things too.
     """
     members: dict[str, Entry] = {}
     around: set[str] = set()
@@ -213,6 +215,7 @@ def _settle_seconds() -> float:
         seconds = -1.0
     if not 0 <= seconds <= _MOST_SETTLE_SECONDS:
         raise UsageError(
-            f"{SETTLE_VARIABLE}={text} is no number of seconds up to a day", cure="write seconds, as 2"
+            f"invalid value for {SETTLE_VARIABLE}: {text!r}; expected seconds from 0 to 86400",
+            cure=f"set a number of seconds, for example {SETTLE_VARIABLE}=2",
         )
     return seconds

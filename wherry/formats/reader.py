@@ -1,12 +1,12 @@
-"""Reader: how the engine gets at the bytes of one opened checkpoint.
+"""Reader: the interface through which the engine reads the bytes of one opened checkpoint.
 
-A reader says once per tensor how its bytes can be had (`access`), from metadata alone, and does what it said: it names
-byte ranges of files (`extents`), fills memory of the caller with any region (`fill`), decodes a cell of the chunk grid
-piece by piece (`stream`), or gives a region as an array (`read`). `absent` is the presence check: it names every
-expected chunk that is not there, from metadata alone.
+For each tensor a reader declares from metadata alone how its bytes can be read (`access`), and supports that way: it
+names byte ranges of files (`extents`), fills the caller's memory with any region (`fill`), decodes a cell of the chunk
+grid in pieces (`stream`), or returns a region as an array (`read`). `absent` is the presence check: it names every
+missing chunk, from metadata alone.
 
-`BaseReader` has everything but `read`, `companion` and `members`; a reader overrides what it does better. A plug-in's
-reader that has no `access` is given one by `with_access`.
+`BaseReader` implements everything except `read`, `companion` and `members`; a reader overrides what it does better. A
+plug-in's reader without `access` is adapted by `with_access`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Extent:
         location: the file, in the store of its checkpoint, which opens it once.
         offset: of its first byte.
         length: bytes.
-        crc32: CRC-32 of these bytes as their writer recorded it; None where there is none for exactly them.
+        crc32: CRC-32 that the writer recorded for exactly these bytes; None if there is none.
     """
 
     location: Location
@@ -51,7 +51,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """An expected piece of a tensor that is not there."""
+    """A missing chunk of a tensor."""
 
     path: KeyPath
     chunk: str
@@ -62,8 +62,8 @@ class Block(NamedTuple):
     """A box of a tensor's elements in C order, little endian.
 
     Attributes:
-        region: where it lies; may reach beyond the tensor's edge, and what lies there is padding.
-        pieces: its bytes; each piece is valid until the next is asked for.
+        region: its position; it may extend beyond the edge of the tensor, where its elements are padding.
+        pieces: its bytes; each piece is valid until the next one is requested.
     """
 
     region: Region
@@ -72,14 +72,14 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How the bytes of one tensor can be had.
+    """How the bytes of one tensor can be read.
 
     Attributes:
-        kind: `raw`: they lie in files as they are; `regions`: `fill` gives any region; `stream`: `stream` may decode
+        kind: `raw`: files hold the bytes unencoded; `regions`: `fill` reads any region; `stream`: `stream` may decode
             a cell of the chunk grid in less memory than the cell takes; `whole`: `read` decodes.
-        extents: where raw bytes lie, in order.
-        gridded: whether the chunk grid must be regarded: a part of a chunk costs as much as the chunk.
-        computes: whether getting bytes takes a core all the time, rather than waiting for storage.
+        extents: the location of raw bytes, in order.
+        gridded: whether the chunk grid matters: reading a part of a chunk costs as much as reading the chunk.
+        computes: whether reading is bound by the CPU rather than by storage.
     """
 
     kind: Kind
@@ -89,11 +89,11 @@ class Access:
 
     def __post_init__(self) -> None:
         if self.kind == "raw":
-            object.__setattr__(self, "gridded", False)  # bytes as they lie are in no chunks
+            object.__setattr__(self, "gridded", False)  # raw bytes are not in chunks
 
     @property
     def raw(self) -> tuple[Extent, ...] | None:
-        """Where the bytes lie, if they lie raw."""
+        """The extents, if the access is raw."""
         return self.extents if self.kind == "raw" else None
 
 
@@ -101,7 +101,7 @@ class Reader(Protocol):
     """Reads one opened checkpoint; used from several threads."""
 
     def access(self, spec: TensorSpec) -> Access:
-        """How a tensor's bytes can be had; reads no more than metadata."""
+        """How a tensor's bytes can be read; reads metadata only."""
         ...
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
@@ -109,36 +109,36 @@ class Reader(Protocol):
         ...
 
     def read_bytes(self, spec: TensorSpec) -> bytes:
-        """Canonical bytes of the whole tensor, for dtypes that numpy cannot hold."""
+        """Canonical bytes of the whole tensor, for dtypes that numpy does not support."""
         ...
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """Where canonical bytes lie raw, in order; None where they must be decoded."""
+        """The byte ranges of files that hold the canonical bytes, in order; None if they must be decoded."""
         ...
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
         """Fill a buffer with the canonical bytes of a region."""
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
-        """Bytes that filling holds beside the buffer."""
+        """Bytes of memory that `fill` needs in addition to the buffer."""
         ...
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """The elements of one cell of the chunk grid, decoded piece by piece."""
+        """The elements of one cell of the chunk grid, decoded in pieces."""
         ...
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """Bytes that `stream` holds at a time for one cell of the chunk grid; None where it cannot decode it."""
+        """Bytes that `stream` holds at a time for one cell of the chunk grid; None if it cannot decode it."""
 
     def absent(self) -> Iterable[Absent]:
-        """Expected chunks that are not there, from metadata alone."""
+        """Missing chunks, from metadata alone."""
         ...
 
     def shortfall(self) -> str | None:
-        """How much is there of how much, and whose share, in one phrase; None where nobody can tell."""
+        """One phrase that says how much of the checkpoint exists and which share is missing; None if unknown."""
 
     def companion(self, name: str) -> Location:
-        """Where a companion file of the manifest lies."""
+        """The location of a companion file of the manifest."""
         ...
 
     def members(self) -> Iterable[Entry]:
@@ -146,16 +146,16 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release all resources."""
 
 
 class BaseReader(ABC):
-    """What most readers have in common: raw bytes where `extents` names them, else `read`; nothing is ever absent."""
+    """Defaults for readers: raw bytes if `extents` names them, otherwise `read`; no missing chunks."""
 
     __slots__ = ()
 
     def access(self, spec: TensorSpec) -> Access:
-        """How a tensor's bytes can be had: raw or whole."""
+        """How a tensor's bytes can be read: raw or whole."""
         extents = self.extents(spec)
         return Access("whole") if extents is None else Access("raw", extents, gridded=False)
 
@@ -164,11 +164,11 @@ class BaseReader(ABC):
         """The elements of a region: a new C-order little-endian array."""
 
     def read_bytes(self, spec: TensorSpec) -> bytes:
-        """Canonical bytes of the whole tensor; to be overridden where `read` cannot hold a dtype."""
+        """Canonical bytes of the whole tensor; must be overridden if `read` does not support a dtype."""
         return self.read(spec, spec.whole).tobytes()
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:  # noqa: ARG002  of the protocol
-        """Where canonical bytes lie raw: nowhere."""
+        """No extents: bytes must be decoded."""
         return None
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
@@ -176,7 +176,7 @@ class BaseReader(ABC):
         buffer[:] = _bytes_of(self.read(spec, region))
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:  # noqa: ARG002  of the protocol
-        """Nothing is held beside the buffer."""
+        """No memory in addition to the buffer."""
         return 0
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
@@ -184,97 +184,96 @@ class BaseReader(ABC):
         yield Block(cell, iter([_bytes_of(self.read(spec, cell))]))
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:  # noqa: ARG002  of the protocol
-        """No cell is decoded piece by piece."""
+        """No cell is decoded in pieces."""
         return None
 
     def absent(self) -> Iterable[Absent]:
-        """Opening has found everything."""
+        """No missing chunks: opening has checked that they exist."""
         return ()
 
     def shortfall(self) -> str | None:
-        """Nobody can tell."""
+        """Unknown."""
         return None
 
     @abstractmethod
     def companion(self, name: str) -> Location:
-        """Where a companion file of the manifest lies."""
+        """The location of a companion file of the manifest."""
 
     @abstractmethod
     def members(self) -> Iterable[Entry]:
         """Every file that belongs to the checkpoint."""
 
     def close(self) -> None:  # noqa: B027  most readers hold nothing
-        """Nothing is held."""
+        """No resources to release."""
 
 
 class ReaderOver(BaseReader):
-    """Reads by means of other readers: for each tensor, one of them under the spec by which that one knows it."""
+    """Delegates each tensor to another reader, with the spec that the tensor has in that reader."""
 
     __slots__ = ()
 
     @abstractmethod
     def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
-        """The reader that has a tensor, and the tensor as it is there."""
+        """The reader that has a tensor, and the spec of the tensor there."""
 
     def access(self, spec: TensorSpec) -> Access:
-        """As the tensor's reader says."""
+        """The access that the tensor's reader declares."""
         reader, stored = self.inner(spec)
         return reader.access(stored)
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """By the tensor's reader."""
+        """Read through the tensor's reader."""
         reader, stored = self.inner(spec)
         return reader.read(stored, region)
 
     def read_bytes(self, spec: TensorSpec) -> bytes:
-        """By the tensor's reader."""
+        """Read through the tensor's reader."""
         reader, stored = self.inner(spec)
         return reader.read_bytes(stored)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """As the tensor's reader says."""
+        """The extents that the tensor's reader names."""
         reader, stored = self.inner(spec)
         return reader.extents(stored)
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """By the tensor's reader."""
+        """Fill through the tensor's reader."""
         reader, stored = self.inner(spec)
         reader.fill(stored, region, buffer)
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """By the tensor's reader."""
+        """Stream through the tensor's reader."""
         reader, stored = self.inner(spec)
         return reader.stream(stored, cell)
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
-        """As the tensor's reader says."""
+        """The overhead of the tensor's reader."""
         reader, stored = self.inner(spec)
         return reader.overhead(stored, region)
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """As the tensor's reader says."""
+        """The bytes that the tensor's reader holds."""
         reader, stored = self.inner(spec)
         return reader.held(stored, cell)
 
 
 def with_access(reader: Any) -> Reader:
-    """A reader that says how its bytes can be had; one that does not is asked which of the former additions it has.
+    """A reader with `access`: the reader itself, or an adapter for a reader of an older plug-in.
 
-    Readers of plug-ins may have been written when `access` was not there: with nothing but `read`, `read_bytes`,
-    `extents`, `absent`, `companion`, `members` and `close`, or with `held` and `stream`, `cheap` and `region`, `fill`
-    and `overhead`, or `shortfall` besides.
+    Older readers have `read`, `read_bytes`, `extents`, `absent`, `companion`, `members` and `close`, and may also have
+    `held` and `stream`, `cheap` and `region`, `fill` and `overhead`, or `shortfall`.
     """
     return reader if _has(reader, "access") else cast("Reader", _PlainReader(reader))
 
 
 def _has(reader: Any, name: str) -> bool:
-    """Whether a reader has a method of its own: one that names the protocol as its base inherits empty ones."""
+    """Whether a reader implements a method; a class that inherits from the protocol has empty ones."""
     empty = getattr(Reader, name, reader)
     return hasattr(reader, name) and getattr(type(reader), name, None) is not empty
 
 
 class _PlainReader:
-    """A reader of a plug-in, with what it lacks; everything that it has is its own."""
+    """Adapter that adds the missing methods to a plug-in's reader and keeps its own."""
 
     def __init__(self, plain: Any) -> None:
         self._plain = plain
@@ -285,7 +284,7 @@ class _PlainReader:
         return getattr(BaseReader, name).__get__(self)
 
     def access(self, spec: TensorSpec) -> Access:
-        """What the methods of the plug-in's reader amount to."""
+        """The access that follows from the methods of the plug-in's reader."""
         plain, fills = self._plain, _has(self._plain, "fill")
         extents = plain.extents(spec)
         if extents is not None:
@@ -296,7 +295,7 @@ class _PlainReader:
         return Access("stream" if _has(plain, "stream") else "whole")
 
     def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with a region, as the plug-in's reader does it."""
+        """Fill a buffer with a region through the plug-in's reader."""
         plain = self._plain
         if _has(plain, "fill"):
             plain.fill(spec, region, buffer)

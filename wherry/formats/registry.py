@@ -1,8 +1,7 @@
-"""The lazy registry: which formats and outside services there are, without importing any until asked.
+"""The registry of formats, loaded when it is first used.
 
-A format is found by being there: every module of `integrations/formats/` has a tuple `FORMATS`. Others bring
-theirs through the entry point group `wherry.formats`, whose entries load a `Format`. Outside services are rows
-of dotted strings with the package and extra that they need.
+Every module of `integrations/formats/` has a tuple `FORMATS`. Plug-ins register theirs through the entry point group
+`wherry.formats`, whose entries load a `Format`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def formats() -> Mapping[str, Format]:
     """Every known format by name, most specific first.
 
     Raises:
-        UsageError: two formats have one name.
+        UsageError: two formats have the same name.
     """
     rows: list[Format] = []
     folder = Path(__file__).parents[1] / "integrations" / "formats"
@@ -41,7 +40,7 @@ def formats() -> Mapping[str, Format]:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise UsageError(
-            f"two formats are called {', '.join(sorted(twice))}", cure="uninstall one of the plug-ins"
+            f"duplicate format name: {', '.join(sorted(twice))}", cure="uninstall one of the plug-ins"
         )
     by_name = {row.name: row for row in rows}
     return MappingProxyType({name: by_name[name] for name in _most_specific_first(by_name)})
@@ -51,7 +50,7 @@ def find_format(name: str) -> Format:
     """The format with this name or alias.
 
     Raises:
-        UsageError: there is none; the cure lists all.
+        UsageError: the name is unknown; the cure lists all formats.
     """
     for row in formats().values():
         if name == row.name or name in row.aliases:
@@ -60,10 +59,10 @@ def find_format(name: str) -> Format:
 
 
 def rewrites(name: str) -> dict[str, Rewrite]:
-    """The rewrites of a format by name, those of the formats that it refines included.
+    """The rewrites of a format by name, including those of the formats that it refines.
 
     Raises:
-        UsageError: there is no such format.
+        UsageError: the format is unknown.
     """
     row = find_format(name)
     rows = [*(rewrites(base) for base in row.refines if base in formats()), row.rewrites]
@@ -74,20 +73,21 @@ def checked_options(row: Format, given: Options) -> dict[str, Any]:
     """The format's options with defaults filled in and values of the right type.
 
     Raises:
-        UsageError: an unknown option, or a value that its type or choices do not admit.
+        UsageError: an option is unknown, or a value does not match its type or choices.
     """
     unknown = set(given) - set(row.options)
     if unknown:
         raise UsageError(
-            f"{row.name} has no option {', '.join(sorted(unknown))}",
-            cure=f"see `wherry formats {row.name}`; it has: {', '.join(row.options) or 'none'}",
+            f"unknown option {', '.join(map(repr, sorted(unknown)))} for format {row.name}",
+            cure=f"run `wherry formats {row.name}` to list its options: {', '.join(row.options) or 'none'}",
         )
     values: dict[str, Any] = {}
     for name, option in row.options.items():
         values[name] = _typed(name, given.get(name, option.default), option.default)
         if option.choices and values[name] not in option.choices:
             raise UsageError(
-                f"{name}={values[name]} is not possible", cure=f"choose {' or '.join(option.choices)}"
+                f"invalid value for option {name}: {values[name]!r}",
+                cure=f"choose {' or '.join(option.choices)}",
             )
     return values
 
@@ -104,10 +104,13 @@ def _typed(name: str, value: Any, default: Any) -> Any:
         words = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
         if isinstance(value, bool) or str(value).lower() in words:
             return value if isinstance(value, bool) else words[str(value).lower()]
-        raise UsageError(f"{name}={value} is not a yes or no", cure=f"write {name}=true or {name}=false")
+        raise UsageError(
+            f"invalid value for option {name}: {value!r}; expected a boolean",
+            cure=f"write {name}=true or {name}=false",
+        )
     if isinstance(default, int):
         try:
             return int(value)
         except ValueError:
-            raise UsageError(f"{name}={value} is not a whole number") from None
+            raise UsageError(f"invalid value for option {name}: {value!r}; expected an integer") from None
     return None if value is None else str(value)

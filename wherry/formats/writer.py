@@ -1,6 +1,6 @@
-"""Writer: how the engine puts the bytes of one checkpoint into a staging location that does not carry the final name.
+"""Writer: the interface through which the engine writes one checkpoint into a staging location.
 
-`BaseWriter` has everything but `write` and `finish`; a writer overrides what it does otherwise.
+`BaseWriter` implements everything except `write` and `finish`; a writer overrides what it does differently.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ class Writer(Protocol):
         ...
 
     def place(self, path: KeyPath, where: Region | Span) -> int | None:
-        """Where in its file the first byte will lie; memory with the same offset in a page goes straight to disk.
+        """The offset of the first byte in its file; memory at the same offset within a page can use direct I/O.
 
-        None where bytes are encoded on the way.
+        None if the bytes are encoded before they are written.
         """
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write canonical bytes at a region (gridded tensors, whole natural regions) or span (the others)."""
 
     def sync(self) -> None:
-        """Make durable what was written so far: contents, names, and the folders that hold the names.
+        """Make everything written so far durable: contents, names, and the folders that hold the names.
 
-        Several threads may call it at once; no call returns before everything that was written before it is durable,
-        also where another call is already at work on it.
+        Several threads may call it at once. No call returns before everything that was written before the call is
+        durable, even if another call is already syncing it.
         """
 
     def finish(self) -> None:
         """Complete the container; idempotent."""
 
     def close(self) -> None:
-        """Release what is held, finished or not."""
+        """Release all resources, whether the container is finished or not."""
 
 
 class BaseWriter:
-    """What many writers have in common: any span is taken, and bytes are encoded on the way."""
+    """Defaults for writers that accept any span and encode bytes before they write them."""
 
     __slots__ = ()
 
@@ -56,25 +56,25 @@ class BaseWriter:
         return None
 
     def place(self, path: KeyPath, where: Region | Span) -> int | None:  # noqa: ARG002  of the protocol
-        """Bytes are encoded on the way."""
+        """Bytes are encoded before they are written."""
         return None
 
 
 class WriterOver(BaseWriter):
-    """Writes its tensors by another writer, whose container is a part of its own."""
+    """Delegates its tensors to another writer, whose container is part of its own."""
 
     _item: Writer
 
     def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """As the other writer says."""
+        """The grid of the other writer."""
         return self._item.grid(path)
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """Write by the other writer, which raises what it raises."""
+        """Write through the other writer; its errors are passed on."""
         self._item.write(path, where, data)
 
     def sync(self) -> None:
-        """Make durable what the other writer has."""
+        """Sync the other writer."""
         self._item.sync()
 
     def close(self) -> None:
@@ -83,5 +83,5 @@ class WriterOver(BaseWriter):
 
 
 def place_of(writer: Any) -> PlaceFunction:
-    """`place` of a writer; a plug-in's writer may have been written when there was none."""
+    """The `place` method of a writer; a writer of an older plug-in may not have one."""
     return getattr(writer, "place", BaseWriter().place)

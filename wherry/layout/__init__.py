@@ -1,4 +1,4 @@
-"""Which elements of a tensor go where: pure arithmetic on axes, regions and values.
+"""Relayout: pure arithmetic on axes, regions and values that decides which elements of a tensor go where.
 
 - Layout: the axes of a parameter in one system, in the order in which they are stored (`layout`).
 - Box: a region of a tensor, as one start and one size per dimension (`boxes`).

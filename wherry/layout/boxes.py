@@ -80,20 +80,20 @@ def bounding(box: Box, groups: Groups, sizes: Sizes) -> Region:
 
 
 def fused_strides(names: Sequence[str], sizes: Sizes) -> dict[str, int]:
-    """Of each axis fused in a dimension, how far its next index lies along that dimension."""
+    """For each axis fused in a dimension, its stride along that dimension."""
     return {name: math.prod(sizes[inner] for inner in names[place + 1 :]) for place, name in enumerate(names)}
 
 
 def elements(box: Mapping[str, Range]) -> int:
-    """How many elements a box has."""
+    """The number of elements of a box."""
     return math.prod(stop - start for start, stop in box.values())
 
 
 def dense_boxes(box: Box, groups: Groups, sizes: Sizes, slack: int) -> Iterator[Box]:
     """Cut a box until the region that bounds each part is at most `slack` times as large as the part.
 
-    A box that takes a part of an inner axis of a fused dimension is scattered over it; what lies between would be
-    read for nothing.
+    A box that takes a part of an inner axis of a fused dimension is scattered over that dimension; the elements
+    between its parts would be read in vain.
     """
     region = bounding(box, groups, sizes)
     spread = math.prod(part.stop - part.start for part in region)
@@ -110,7 +110,7 @@ def _held(box: Box, groups: Groups) -> int:
 
 
 def _scattered(box: Box, groups: Groups, region: Region) -> str | None:
-    """The outermost axis of the dimension whose region is largest beside what the box takes of it."""
+    """The outermost axis of the dimension whose region is largest relative to the part that the box takes of it."""
 
     def waste(place: int) -> float:
         part, names = region[place], groups[place]

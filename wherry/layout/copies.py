@@ -1,10 +1,10 @@
 """Relayout: the elements of a target tensor as strided copies out of source tensors.
 
-A **piece** says that a stored tensor, or a range of one of its dimensions, holds a parameter (all of it, or what an
-unrolled index leaves of it). From the pieces of two systems every region of a target tensor follows as a list of
-**copies**: which region of which source tensor, and the strides with which its elements go into the target region.
-Which elements go where depends on metadata alone, so the plan knows before any byte moves. The inverse is the same
-with source and target exchanged; nothing is written twice.
+A **piece** states that a stored tensor, or a range of one of its dimensions, holds a parameter (all of it, or the part
+at one unrolled index). From the pieces of two systems follows, for every region of a target tensor, a list of
+**copies**: which region of which source tensor to read, and the strides with which its elements go into the target
+region. This depends on metadata alone, so it is planned before any byte moves. The inverse is the same with source and
+target exchanged.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     Read: TypeAlias = Callable[[KeyPath, Region], np.ndarray]
 
 Parameter: TypeAlias = tuple[str, str]
-_SLACK = 4  # a copy may read so many times what it takes, before it is cut into several
+_SLACK = 4  # a copy may read this many times what it needs before it is cut into several
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """What a stored tensor holds of a parameter.
+    """The part of a parameter that a stored tensor holds.
 
     Attributes:
         parameter: slot (`params`, `mu`, …) and name of the parameter.
         at: index of each unrolled axis.
         groups: the axes fused in each dimension.
-        start: where it begins in each dimension.
-        words: what the system does to the values.
+        start: its offset in each dimension.
+        words: value words of the system.
     """
 
     parameter: Parameter
@@ -53,7 +53,7 @@ class TensorPiece:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One stored tensor and what it holds; what no piece covers is padding.
+    """One stored tensor and its pieces; elements that no piece covers are padding.
 
     Attributes:
         spec: its key path, shape and dtype.
@@ -75,7 +75,7 @@ class Copy:
         source_strides: in elements of the C-order source region.
         target_strides: in elements of the C-order target region.
         offset: first element in the target region; in the source region it is always 0.
-        steps: what happens to the values.
+        steps: the value words that are applied.
     """
 
     source: TensorSpec
@@ -94,12 +94,12 @@ class Copy:
 
 @dataclass(slots=True)
 class Pieces:
-    """Where every parameter lies in a source.
+    """The location of every parameter in a source.
 
     Attributes:
         sizes: the extent of every axis.
-        unrolled: of each parameter, the axes that are spelled as many tensors.
-        held: of each parameter, the tensor and piece at each index of these.
+        unrolled: for each parameter, the axes that are stored as one tensor per index.
+        held: for each parameter, the tensor and piece at each index of these axes.
     """
 
     sizes: Sizes
@@ -109,7 +109,7 @@ class Pieces:
     )
 
     def add(self, stored: StoredTensor) -> None:
-        """Note what a tensor holds."""
+        """Add the pieces of a tensor."""
         for piece in stored.pieces:
             self.unrolled[piece.parameter] = tuple(name for name, _index in piece.at)
             place = tuple(index for _name, index in piece.at)
@@ -134,12 +134,12 @@ def _indices(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
 
 
 def copies(target: StoredTensor, region: Region, sources: Pieces) -> Iterator[Copy]:
-    """What fills a region of a target tensor; elements that no copy names are zero.
+    """The copies that fill a region of a target tensor; elements that no copy covers are zero.
 
     Args:
         target: the tensor.
         region: step-1 slices with explicit bounds.
-        sources: where its parameters lie.
+        sources: the location of its parameters.
     """
     for piece in target.pieces:
         inner = _inside(region, piece, sources.sizes)
@@ -211,7 +211,7 @@ def _strides(groups: Groups, shape: tuple[int, ...], sizes: Sizes) -> dict[str, 
 def _merged(
     loops: list[tuple[int, int, int]],
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The same loops, in the target's order, neighbours joined where they run on in both."""
+    """The same loops in the target's order, with neighbours merged where both sides are contiguous."""
     merged: list[tuple[int, int, int]] = []
     for extent, source, target in sorted(loops, key=lambda loop: -loop[2]):
         if merged and merged[-1][1] == extent * source and merged[-1][2] == extent * target:
@@ -244,8 +244,8 @@ def gather(
     Args:
         target: the tensor.
         region: step-1 slices with explicit bounds.
-        sources: where its parameters lie.
-        read: gives a region of a source tensor as a C-order array.
+        sources: the location of its parameters.
+        read: reads a region of a source tensor as a C-order array.
         out: a C-order array of the region's shape and the target's dtype to fill; a new one by default.
 
     Returns:
@@ -263,7 +263,7 @@ def gather(
 
 
 def scatter(copy: Copy, part: np.ndarray, out: np.ndarray) -> None:
-    """Put what a copy has read where it belongs in the target region."""
+    """Write the elements that a copy has read to their positions in the target region."""
     import numpy as np
     from numpy.lib.stride_tricks import as_strided
 
@@ -281,7 +281,7 @@ def scatter(copy: Copy, part: np.ndarray, out: np.ndarray) -> None:
 
 
 def _word(flat: np.ndarray) -> np.ndarray:
-    """The same elements as plain words: numpy copies those of ml_dtypes one by one."""
+    """The same elements as plain words: numpy copies elements of ml_dtypes types one by one, which is slow."""
     words: dict[int, Any] = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
     return flat.view(words[flat.itemsize])
 

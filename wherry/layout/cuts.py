@@ -1,4 +1,4 @@
-"""Where a target tensor is cut: bands for files that take any span, chunk grids for those that hold chunks."""
+"""Cutting a target tensor: into bands for files that take any span, into chunk grids for chunked formats."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def bands(target: StoredTensor, limit: int, sources: Pieces) -> Iterator[tuple[Region, Span]]:
-    """Cut a target tensor into C-contiguous regions of at most `limit` bytes that fall on whole inner axes.
+    """Cut a target tensor into C-contiguous regions of at most `limit` bytes that consist of whole inner axes.
 
-    A cut within a fused dimension falls on a multiple of the largest run of inner axes that fits, so that a region
-    of `(head half pair)` is whole heads and no source row is read twice.
+    A cut within a fused dimension is at a multiple of the largest run of inner axes that fits, so that a region
+    of `(head half pair)` consists of whole heads and no source row is read twice.
     """
     yield from row_bands(target.spec, limit, cut_multiples(target, limit, sources.sizes))
 
 
 def cut_multiples(target: StoredTensor, limit: int, sizes: Sizes) -> tuple[int, ...]:
-    """For each dimension, on whose multiples it may be cut."""
+    """For each dimension, the number at whose multiples it may be cut."""
     shape = target.spec.shape
     multiples = [1] * len(shape)
     for dimension in range(len(shape)):
@@ -38,7 +38,7 @@ def cut_multiples(target: StoredTensor, limit: int, sizes: Sizes) -> tuple[int, 
 
 
 def _run(pieces: tuple[TensorPiece, ...], dimension: int, room: int, sizes: Sizes) -> int:
-    """The largest run of inner axes of a dimension that fits; 1 where several pieces share the tensor."""
+    """The largest run of inner axes of a dimension that fits; 1 if several pieces share the tensor."""
     if len(pieces) != 1:
         return 1
     run = 1
@@ -54,8 +54,8 @@ def stacked_grid(target: StoredTensor, sources: Pieces, limit: int) -> tuple[int
 
     Args:
         target: a tensor of a chunked format.
-        sources: where its parameters lie.
-        limit: most bytes of a chunk; larger ones are halved along their longest dimension.
+        sources: the location of its parameters.
+        limit: maximum bytes of a chunk; larger chunks are halved along their longest dimension.
     """
     chunks = list(target.spec.shape)
     for piece in target.pieces:

@@ -1,8 +1,8 @@
-"""Small arithmetic over a config's attributes, for sizes, scales and facts that family files state.
+"""Arithmetic expressions over a config's attributes, for the sizes, scales and facts of family files.
 
-An expression is text such as `(head_dim or hidden_size / num_attention_heads) / 2`. Nothing but names, attributes of
-tables, numbers, text, arithmetic, comparisons and a few functions is understood, so a family file cannot run code. A
-name that the config lacks is None; arithmetic with None is None; `a or b` takes the first that is not None.
+An expression is text such as `(head_dim or hidden_size / num_attention_heads) / 2`. It may contain only names,
+attributes of tables, numbers, text, arithmetic, comparisons and a few functions, so a family file cannot run code. A
+name that is missing from the config is None; arithmetic with None is None; `a or b` is the first that is not None.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ def _round_up(value: float, multiple: float) -> float:
 
 
 def _bfloat16(value: float) -> float:
-    """The value as a bfloat16 holds it: some systems round a factor to the model's dtype before they use it."""
+    """The value rounded to bfloat16: some systems round a factor to the model's dtype before they use it."""
     import ml_dtypes
 
     return float(ml_dtypes.bfloat16(value))
 
 
 def _ffn_multiple(ffn: int, base: int) -> int:
-    """The `multiple_of` under which Meta's and Lingua's rule gives a width of the feed-forward layer."""
+    """The `multiple_of` with which the rule of Meta and Lingua yields this width of the feed-forward layer."""
     whole = [step for step in _MULTIPLES if ffn % step == 0]
     return next((step for step in whole if _round_up(base, step) == ffn), whole[0])
 
 
 def _ffn_multiplier(ffn: int, base: int) -> float | None:
-    """The shortest `ffn_dim_multiplier` that does, with that multiple; None where none is needed."""
+    """The shortest `ffn_dim_multiplier` that yields it with that multiple; None if none is needed."""
     step = _ffn_multiple(ffn, base)
     if _round_up(base, step) == ffn:
         return None
@@ -75,21 +75,23 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def evaluate(text: str, attributes: Mapping[str, Any]) -> Any:
-    """The value of an expression; None where an attribute that it needs is absent.
+    """The value of an expression; None if an attribute that it needs is missing.
 
     Raises:
-        UsageError: it cannot be read, or a division leaves a remainder.
+        UsageError: the expression is invalid, or a division leaves a remainder.
     """
     try:
         return _value(_parsed(text), attributes)
     except (TypeError, ZeroDivisionError, OverflowError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"{text!r} has no value: {error}", cure="check the config's numbers") from error
+        raise UsageError(
+            f"cannot evaluate expression {text!r}: {error}", cure="check the numbers in the config"
+        ) from error
 
 
 def names_in(text: str) -> frozenset[str]:
-    """The attributes that an expression reads (of a table within the config: the table)."""
+    """The attributes that an expression reads (for an attribute of a table: the table)."""
     found = {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
     return frozenset(found - set(_FUNCTIONS))
 
@@ -98,10 +100,10 @@ def names_in(text: str) -> frozenset[str]:
 def _parsed(text: str) -> ast.expr:
     try:
         if len(text) > _LONGEST:
-            raise UsageError(f"an expression of {len(text)} characters")
+            raise UsageError(f"expression of {len(text)} characters exceeds the limit of {_LONGEST}")
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise UsageError(f"{text!r} is no expression") from error
+        raise UsageError(f"invalid expression {text!r}: {error}") from error
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: PLR0911  one line per kind of node
@@ -127,39 +129,41 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: PLR0911  o
             values = [_value(part, names) for part in arguments]
             return None if None in values else _FUNCTIONS[name](*values)
         case _:
-            raise UsageError(f"{ast.unparse(node)!r} is not understood in an expression")
+            raise UsageError(f"unsupported syntax {ast.unparse(node)!r} in an expression")
 
 
 def _operated(node: ast.BinOp, left: Any, right: Any) -> Any:
     if left is None or right is None:
         return None
     if not all(isinstance(side, int | float) for side in (left, right)):
-        raise UsageError(f"{ast.unparse(node)!r} has no value: {left!r} and {right!r} are not numbers")
+        raise UsageError(
+            f"cannot evaluate {ast.unparse(node)!r}: expected numbers, got {left!r} and {right!r}"
+        )
     if isinstance(node.op, ast.Div):
         return _divided(node, left, right)
     if type(node.op) not in _OPERATORS:
-        raise UsageError(f"{ast.unparse(node)!r} is not understood in an expression")
+        raise UsageError(f"unsupported operator in {ast.unparse(node)!r}")
     value = _OPERATORS[type(node.op)](left, right)
     if abs(value) > _LARGEST:
-        raise UsageError(f"{ast.unparse(node)!r} is too large: {value}")
+        raise UsageError(f"{ast.unparse(node)!r} is {value}, which exceeds the limit of {_LARGEST}")
     return value
 
 
 def _divided(node: ast.BinOp, left: Any, right: Any) -> Any:
-    """Whole numbers divide without remainder, or the config contradicts itself."""
+    """Divide; integers must divide without a remainder, otherwise the config is inconsistent."""
     if isinstance(left, float) or isinstance(right, float):
         return left / right
     whole, remainder = divmod(left, right)
     if remainder:
         raise UsageError(
-            f"{ast.unparse(node)} is {left} / {right}, which is no whole number", cure="correct the config"
+            f"{ast.unparse(node)} is {left} / {right}, which is not an integer", cure="correct the config"
         )
     return whole
 
 
 @dataclass(slots=True)
 class Read:
-    """A config of which it is remembered what was asked for."""
+    """A config that records which of its attributes were read."""
 
     attributes: Mapping[str, Any]
     asked: set[str] = field(default_factory=set[str])

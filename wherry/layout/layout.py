@@ -1,18 +1,18 @@
-"""Layout: for one parameter of a model family in one system, where it lies and what its axes are.
+"""Layout: the key path and the axes of one parameter of a model family in one system.
 
 A layout is a key-path template and the names of the axes, both written as text:
 
     model.layers.{layer}.self_attn.q_proj.weight                      (head half pair) embed
     params/params/decoder/layers/self_attention/query/kernel          embed layer head (half pair)
 
-- `{layer}` in the template: this system spells the axis as many tensors, one per index.
-  `{block pair}` is one number that runs over both axes, the last fastest; `{late+early}` is counted from the size of
-  `early` on (`+a*b`: from the product); `{qkv=query|key|value}` spells the indices as words.
+- `{layer}` in the template: this system stores one tensor per index of the axis.
+  `{block pair}` is one number that runs over both axes, the last fastest; `{late+early}` starts at the size of
+  `early` (`+a*b`: at the product); `{qkv=query|key|value}` spells the indices as words.
 - `(head half pair)`: one fused dimension in C order, the last name varying fastest.
-- `embed~`: a dimension that may be longer than the axis (padding); `group?`: one that is left out where its size is 1.
+- `embed~`: a dimension that may be longer than the axis (padding); `group?`: one that is omitted if its size is 1.
 
-A parameter's axes are the names of template and dimensions together. The same names must stand on both sides of a
-move: that is the accounting rule for dimensions. What follows from two layouts is in `wherry.layout.copies`.
+A parameter's axes are the names of template and dimensions together. Both sides of a move must have the same names, so
+that no dimension is lost. What follows from two layouts is in `wherry.layout.copies`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _DIMENSION = re.compile(r"\(([^()]*)\)([~?]?)|([a-z0-9_]+)([~?]?)")
 
 @dataclass(frozen=True, slots=True)
 class IndexSlot:
-    """A place in a template where indices are spelled.
+    """A placeholder for indices in a template.
 
     Attributes:
         names: the axes that it runs over, the last fastest.
-        words: the indices as words; empty where they are numbers.
+        words: the indices as words; empty if they are numbers.
         offset: axes whose sizes, multiplied, are the first number; empty for 0.
     """
 
@@ -66,7 +66,7 @@ class Dimension:
     Attributes:
         names: the axes fused in it, the last fastest.
         padded: whether it may be longer than their product.
-        optional: whether it is left out where their product is 1.
+        optional: whether it is omitted if their product is 1.
     """
 
     names: tuple[str, ...]
@@ -80,12 +80,12 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where one parameter lies and what its axes are.
+    """The key path and the axes of one parameter.
 
     Attributes:
         key: for each part of the key path its literals and indices.
         dimensions: of each tensor.
-        text: as it was written, for messages.
+        text: the layout as it was written, for messages.
     """
 
     key: tuple[tuple[str | IndexSlot, ...], ...]
@@ -99,7 +99,7 @@ class Layout:
 
     @property
     def unrolled(self) -> tuple[str, ...]:
-        """The axes that are spelled as many tensors."""
+        """The axes that are stored as one tensor per index."""
         return tuple(name for index in self.indices for name in index.names)
 
     @property
@@ -131,7 +131,7 @@ class Layout:
         return tuple("".join(_spelled(piece, at, sizes) for piece in part) for part in self.key)
 
     def match(self, path: KeyPath) -> tuple[int, ...] | None:
-        """The number at each index of the template, or None where the path is not of this layout."""
+        """The number at each index of the template, or None if the path does not match this layout."""
         if len(path) != len(self.key):
             return None
         numbers: list[int] = []
@@ -144,7 +144,7 @@ class Layout:
         return tuple(numbers)
 
     def at(self, numbers: tuple[int, ...], sizes: Sizes) -> dict[str, int] | None:
-        """What the numbers of `match` say of each unrolled axis; None where one is out of range."""
+        """The index of each unrolled axis for the numbers of `match`; None if one is out of range."""
         place: dict[str, int] = {}
         for index, number in zip(self.indices, numbers, strict=True):
             rest = number - index.first(sizes)
@@ -159,14 +159,14 @@ class Layout:
 
 @cache
 def parse_layout(key: str, axes: str) -> Layout:
-    """Read a layout.
+    """Parse a layout.
 
     Args:
         key: the template, a printed key path with axes in braces.
         axes: the names of the axes of one tensor, for example `(head half pair) embed`.
 
     Raises:
-        UsageError: it cannot be read, or names an axis twice.
+        UsageError: the layout is invalid, or names an axis twice.
     """
     text = f"{key}  [{axes}]"
     parts = tuple(_part(part, text) for part in key.split("/"))
@@ -174,12 +174,12 @@ def parse_layout(key: str, axes: str) -> Layout:
     names = (*layout.unrolled, *layout.held)
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise UsageError(f"layout {text} names {', '.join(sorted(twice))} twice")
+        raise UsageError(f"duplicate axis {', '.join(sorted(twice))} in layout {text}")
     return layout
 
 
 def without(layout: Layout, axes: frozenset[str]) -> Layout:
-    """The layout of something that has not these axes: a factored moment of the parameter."""
+    """The layout without these axes, as for a factored moment of the parameter."""
     kept = [
         replace(one, names=tuple(name for name in one.names if name not in axes)) for one in layout.dimensions
     ]
@@ -188,7 +188,7 @@ def without(layout: Layout, axes: frozenset[str]) -> Layout:
 
 
 def skeletons(layout: Layout) -> Iterator[str]:
-    """Its key paths with every run of digits as `#`: what a tensor's `skeleton` must equal to be of this layout."""
+    """Its key paths with every run of digits as `#`; the `skeleton` of a tensor of this layout equals one of them."""
     parts = [
         ["".join(choice) for choice in product(*(_choices(piece) for piece in part))] for part in layout.key
     ]
@@ -213,7 +213,7 @@ def _part(text: str, where: str) -> tuple[str | IndexSlot, ...]:
             pieces.append(_index(piece, where))
         elif piece:
             if "{" in piece or "}" in piece:
-                raise UsageError(f"layout {where} has a brace without its partner")
+                raise UsageError(f"unmatched brace in layout {where}")
             pieces.append("/".join(keypath.parse(piece)))
     return tuple(pieces)
 
@@ -228,7 +228,7 @@ def _index(text: str, where: str) -> IndexSlot:
     )
     bad = [name for name in (*index.names, *index.offset) if not _NAME.fullmatch(name)]
     if bad or not index.names:
-        raise UsageError(f"layout {where} cannot be read at {{{text}}}", cure="write {axis} or {a b=x|y+c*d}")
+        raise UsageError(f"invalid index {{{text}}} in layout {where}", cure="write {axis} or {a b=x|y+c*d}")
     return index
 
 
@@ -243,7 +243,7 @@ def _dimensions(axes: str, where: str) -> tuple[Dimension, ...]:
     )
     bad = [name for one in dimensions for name in one.names if not _NAME.fullmatch(name)]
     if rest or bad or not all(one.names for one in dimensions):
-        raise UsageError(f"layout {where} has axes that cannot be read", cure="write (a b) c")
+        raise UsageError(f"invalid axes in layout {where}", cure="write axes as (a b) c")
     return dimensions
 
 
@@ -270,4 +270,4 @@ def _pattern(piece: str | IndexSlot) -> str:
         return re.escape(piece)
     if piece.words:
         return "(" + "|".join(re.escape(word) for word in sorted(piece.words, key=len, reverse=True)) + ")"
-    return "(0|[1-9][0-9]{0,8})"  # more digits are no index: int() refuses thousands of them
+    return "(0|[1-9][0-9]{0,8})"  # more digits are not an index; int() rejects thousands of them

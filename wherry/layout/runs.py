@@ -1,4 +1,4 @@
-"""Runs: where a relaid tensor is spans of source tensors in a row, so that its bytes need never become an array."""
+"""Runs: target tensors that are concatenated spans of source tensors, so that bytes can be copied directly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def runs(stored: StoredTensor, pieces: Pieces) -> list[tuple[TensorSpec, Span]] | None:
-    """A target tensor as spans of source tensors, in order; None where elements change places or values."""
+    """A target tensor as spans of source tensors, in order; None if elements change their order or values."""
     found: list[tuple[int, Copy]] = []
     for copy in copies(stored, stored.spec.whole, pieces):
         plain = not copy.steps and copy.source.dtype == stored.spec.dtype
@@ -41,7 +41,7 @@ def runs(stored: StoredTensor, pieces: Pieces) -> list[tuple[TensorSpec, Span]] 
 
 
 def _span(spec: TensorSpec, region: Region) -> Span | None:
-    """Canonical bytes of a region; None where it is not one run."""
+    """The span of a region's canonical bytes; None if they are not contiguous."""
     shape = region_shape(region)
     cut = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))
     if shape[cut + 1 :] != spec.shape[cut + 1 :]:
@@ -53,7 +53,7 @@ def _span(spec: TensorSpec, region: Region) -> Span | None:
 
 
 def cut(extents: tuple[Extent, ...], span: Span) -> Iterator[Extent]:
-    """The part of a tensor's extents that holds a span; a CRC belongs to whole extents only."""
+    """The part of a tensor's extents that holds a span; only a whole extent keeps its CRC."""
     position = 0
     for extent in extents:
         start, stop = max(span.start - position, 0), min(span.stop - position, extent.length)

@@ -1,9 +1,9 @@
 """Sizes: the extent of every axis, from the config and from the shapes, checked against each other.
 
-The config and the user state sizes; each stored tensor's dimension is an equation (the product of its axes is its
+The config and the user state sizes; each dimension of a stored tensor is an equation (the product of its axes is its
 extent), and so is the number of tensors that a template's index runs over. Equations with one unknown are solved in
-turn. A contradiction is an error that names the parameter, the axis, both values and where they come from. Nothing is
-guessed: an axis that the equations leave open is an error that asks for it.
+turn. A contradiction is an error that names the parameter, the axis, both values and their sources. Nothing is
+guessed: an axis that the equations do not determine is an error.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StatedSize:
-    """A size that someone states.
+    """A size that the config, the family or the user states.
 
     Attributes:
         axis: its name.
         value: its extent.
-        source: who says so, for messages.
+        source: where it is stated, for messages.
     """
 
     axis: str
@@ -54,11 +54,11 @@ class Equation:
 
 @dataclass(frozen=True, slots=True)
 class SolvedSizes:
-    """Sizes and where each comes from.
+    """Sizes and their sources.
 
     Attributes:
         sizes: axis → extent.
-        sources: axis → in words.
+        sources: axis → source, as text.
     """
 
     sizes: Mapping[str, int]
@@ -71,14 +71,14 @@ def solve(
     """Find every size.
 
     Args:
-        stated: what config, constants and user say.
-        equations: what the shapes say.
-        wanted: axes that must be known in the end.
-        cure: what to do where they are not.
+        stated: sizes from config, constants and user.
+        equations: equations from the shapes.
+        wanted: axes whose size must be found.
+        cure: the cure if one is not found.
 
     Raises:
         MismatchError: two sources contradict each other.
-        AmbiguousError: an axis is left open.
+        AmbiguousError: the size of an axis cannot be determined.
     """
     sizes: dict[str, int] = {}
     sources: dict[str, str] = {}
@@ -90,7 +90,7 @@ def solve(
     exact = [one for one in distinct if not one.padded]
     _propagate(exact, sizes, sources)
     loose = [one for one in distinct if one.padded and _unknown(one, sizes)]
-    _propagate(loose, sizes, sources)  # nobody states the true size: the stored one is all that is known
+    _propagate(loose, sizes, sources)  # the true size is not stated: take the stored one
     for one in distinct:
         _check(one, sizes, sources)
     _complete(wanted, distinct, sizes, cure)
@@ -120,10 +120,11 @@ def _propagate(equations: Sequence[Equation], sizes: dict[str, int], sources: di
 def _indivisible(
     one: Equation, axis: str, known: int, sizes: Mapping[str, int], sources: Mapping[str, str]
 ) -> MismatchError:
-    others = ", ".join(f"{name} = {sizes[name]} by {sources[name]}" for name in one.names if name in sizes)
+    others = ", ".join(f"{name} = {sizes[name]} from {sources[name]}" for name in one.names if name in sizes)
     return MismatchError(
-        f"{one.parameter}: axis {axis} would be {one.extent} / {known}: {one.source}; {others}",
-        cure="correct the config; one of these is wrong",
+        f"{one.parameter}: the size of axis {axis} would not be an integer: {one.extent} / {known}, "
+        f"from {one.source}; {others}",
+        cure="correct the config; one of these sizes is wrong",
     )
 
 
@@ -133,7 +134,7 @@ def _check(one: Equation, sizes: Mapping[str, int], sources: Mapping[str, str]) 
     value = math.prod(sizes[name] for name in one.names)
     if value == one.extent or (one.padded and value < one.extent):
         return
-    stated = [f"{name} = {sizes[name]} by {sources[name]}" for name in one.names]
+    stated = [f"{name} = {sizes[name]} from {sources[name]}" for name in one.names]
     source = "; ".join(stated) if len(stated) > 1 else sources[one.names[0]]
     raise _contradiction(" × ".join(one.names), value, source, one.extent, one.source, one.parameter)
 
@@ -142,8 +143,8 @@ def _contradiction(
     axis: str, first: int, first_source: str, second: int, second_source: str, parameter: str | None
 ) -> MismatchError:
     return MismatchError(
-        f"{f'{parameter}: ' if parameter else ''}axis {axis} is {first} by {first_source}, "
-        f"but {second} by {second_source}",
+        f"{f'{parameter}: ' if parameter else ''}axis {axis} is {first} according to {first_source}, "
+        f"but {second} according to {second_source}",
         cure="correct the config, or choose the family and options that fit this checkpoint",
     )
 
@@ -154,5 +155,5 @@ def _complete(
     missing = [name for name in wanted if name not in sizes]
     if missing:
         where = next((one for one in equations if missing[0] in one.names), None)
-        seen = f": {where.source} is only the product {' × '.join(where.names)}" if where else ""
-        raise AmbiguousError(f"the size of axis {missing[0]} cannot be told{seen}", cure=cure)
+        seen = f": {where.source} states only the product {' × '.join(where.names)}" if where else ""
+        raise AmbiguousError(f"cannot determine the size of axis {missing[0]}{seen}", cure=cure)

@@ -1,10 +1,10 @@
-"""Transposition: the axes of an array in another order, at the speed of memory.
+"""Transposition: permute the axes of an array at memory speed.
 
-A plain `copyto(out, a.transpose(order))` of two-byte elements runs at 0.3 GB/s once the innermost axis changes:
-every element touches another cache line. Here axes that stay neighbours are fused first, so most permutations of a
-checkpoint are between two or three axes. If the innermost axis stays innermost, rows are copied. Otherwise the plane
-of the two innermost axes (of source and target) is cut into tiles that fit in the cache, each of which is gathered
-row by row into a padded buffer and written out row by row.
+A plain `copyto(out, a.transpose(order))` of two-byte elements runs at 0.3 GB/s if the innermost axis changes, since
+every element touches another cache line. Here axes that remain adjacent are fused first, so most permutations of a
+checkpoint involve only two or three axes. If the innermost axis remains innermost, rows are copied. Otherwise the plane
+of the two innermost axes (of source and target) is cut into tiles that fit in the cache; each is gathered row by row
+into a padded buffer and written out row by row.
 """
 
 from __future__ import annotations
@@ -40,14 +40,17 @@ def transposed_into(
         out: as many bytes; receives the result in C order.
 
     Raises:
-        ValueError: `order` is no permutation of the axes, or the sizes disagree.
+        ValueError: `order` is not a permutation of the axes, or the sizes disagree.
     """
     import numpy as np
 
     if sorted(order) != list(range(len(shape))):
-        raise ValueError(f"{tuple(order)} is no order of {len(shape)} axes")
+        raise ValueError(f"{tuple(order)} is not a permutation of {len(shape)} axes")
     if not len(source) == len(out) == math.prod(shape) * itemsize:
-        raise ValueError(f"{len(source)} and {len(out)} bytes for {tuple(shape)} elements of {itemsize}")
+        raise ValueError(
+            f"expected {math.prod(shape) * itemsize} bytes for shape {tuple(shape)} and item size {itemsize}, "
+            f"got {len(source)} and {len(out)}"
+        )
     fused_shape, fused_order = fused(shape, order)
     array = np.frombuffer(source, _WORDS[itemsize]).reshape(fused_shape)
     target = np.frombuffer(out, _WORDS[itemsize]).reshape([fused_shape[axis] for axis in fused_order])
@@ -55,7 +58,7 @@ def transposed_into(
 
 
 def fused(shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], Order]:
-    """The same permutation with as few axes as possible: extents of 1 left out, lasting neighbours joined."""
+    """The same permutation with as few axes as possible: extents of 1 dropped, axes that remain adjacent fused."""
     kept = [axis for axis in order if shape[axis] != 1]
     groups: list[list[int]] = []
     rank = {axis: place for place, axis in enumerate(sorted(kept))}
@@ -105,7 +108,7 @@ def _plane(view: np.ndarray, out: np.ndarray, tile: np.ndarray) -> None:
 
 
 def _blocks(view: np.ndarray, out: np.ndarray, inner: int) -> None:
-    """Planes too small to cut: blocks of many planes, each gathered in the source's order, then scattered.
+    """Permute planes that are too small to cut: gather blocks of many planes in the source's order, then scatter them.
 
     A block takes whole extents of both innermost axes and as much of the others as fits in the cache.
     """
@@ -124,7 +127,7 @@ def _blocks(view: np.ndarray, out: np.ndarray, inner: int) -> None:
 
 
 def _cuts(shape: tuple[int, ...], whole: set[int], elements: int) -> Iterator[tuple[slice, ...]]:
-    """Regions of at most so many elements that keep the named axes whole as far as they fit."""
+    """Regions of at most `elements` elements that keep the axes in `whole` uncut as far as they fit."""
     extents = [1] * len(shape)
     room = elements
     for axis in [*sorted(whole, reverse=True), *(a for a in reversed(range(len(shape))) if a not in whole)]:

@@ -1,4 +1,4 @@
-"""Value words: what systems do to a parameter's values, which names of axes cannot say.
+"""Value words: the changes of values by which systems store a parameter, which axis names cannot express.
 
     cast bfloat16         another element type
     scale 1/sqrt(pair)    stored = value × factor (MaxText folds the query scale, Gemma the embedding scale)
@@ -7,10 +7,10 @@
     pad 256128            a dimension longer than its axis; the rest is zeros
     tie embedding         the tensor is a second copy of another parameter
 
-Each has `forward` (from the canonical value to the stored one), `inverse`, says whether there and back is exact and
-bounds the error where it is not: |error| ≤ relative × |value| + absolute. Arithmetic is in float32, or in float64
-where either side is. The elementwise words form the chain of a copy; two words that undo each other are left out of
-it, so that a scan of a scaled parameter moves bits. The words that change shapes (concat, pad, tie) are pieces of
+Each has `forward` (from the canonical value to the stored one) and `inverse`, states whether a round trip is exact, and
+bounds the error if it is not: |error| ≤ relative × |value| + absolute. Arithmetic is in float32, or in float64 if
+either side is. The elementwise words form the chain of a copy; two words that cancel are left out of it, so that
+scanning a scaled parameter copies bits. The words that change shapes (concat, pad, tie) are pieces of
 `wherry.layout.copies`.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _SINGLE = 2.0**-24  # half a unit in the last place of float32
 _MARGIN = 4.0  # for the few roundings of the arithmetic itself
-_GUARD_BITS = 3  # so many more bits in the target undo a scale exactly
+_GUARD_BITS = 3  # with this many more bits in the target a scale can be undone exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Scale:
         return values * values.dtype.type(self.factor)
 
     def inverse(self, values: np.ndarray) -> np.ndarray:
-        """Stored to canonical: a division, so that no second rounding of the factor comes in."""
+        """Stored to canonical: a division, so that the factor is not rounded a second time."""
         return values / values.dtype.type(self.factor)
 
     def exact(self, source: str, target: str) -> bool:
-        """Whether there and back gives the same bits: powers of two, or a target with bits to spare."""
+        """Whether a round trip restores the same bits: powers of two, or a target with enough extra bits."""
         power = abs(math.frexp(self.factor)[0]) == 0.5  # noqa: PLR2004  the mantissa of a power of two
         return widens(source, target) and (power or _bits(target) >= _bits(source) + _GUARD_BITS)
 
@@ -66,7 +66,7 @@ class Scale:
         return Bound(_unit(source) + _unit(target) + _MARGIN * _SINGLE)
 
     def moment(self, order: int) -> Scale:
-        """What a moment of the gradient is multiplied with: with w' = s·w a gradient is g / s."""
+        """The scale of a moment of the gradient: with w' = s·w a gradient is g / s."""
         return Scale(self.factor**-order)
 
 
@@ -90,7 +90,7 @@ class Shift:
         return values - values.dtype.type(self.offset)
 
     def exact(self, source: str, target: str) -> bool:
-        """Never, without knowing the values: low bits of a small value fall off beside the offset."""
+        """Not exact in general: low bits of a small value are lost when the offset is added."""
         return self.offset == 0 and widens(source, target)
 
     def bound(self, source: str, target: str) -> Bound:
@@ -101,7 +101,7 @@ class Shift:
         return Bound(unit + _unit(source), unit * abs(self.offset) * 2)
 
     def moment(self, order: int) -> Scale:
-        """A shift leaves gradients as they are."""
+        """A shift does not change gradients."""
         del order
         return Scale(1.0)
 
@@ -111,7 +111,7 @@ Elementwise: TypeAlias = Scale | Shift
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The stored element type is another one."""
+    """The stored element type differs."""
 
     source: str
     target: str
@@ -144,13 +144,15 @@ def parse_word(text: str, value: float) -> Elementwise:
     """An elementwise word with its number, already evaluated.
 
     Raises:
-        UsageError: an unknown word, or a factor of zero.
+        UsageError: the word is unknown, or the factor is zero or not finite.
     """
     if text == "scale" and value and math.isfinite(value):
         return Scale(float(value))
     if text == "shift" and math.isfinite(value):
         return Shift(float(value))
-    raise UsageError(f"value word {text} {value} is not possible", cure="write scale or shift and a number")
+    raise UsageError(
+        f"invalid value word {text} {value}", cure="write scale with a nonzero number, or shift with a number"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +163,12 @@ class WordStep:
     forward: bool
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
-        """The values after it."""
+        """The values after this step."""
         return self.word.forward(values) if self.forward else self.word.inverse(values)
 
 
 def chain(source: Iterable[Elementwise], target: Iterable[Elementwise]) -> tuple[WordStep, ...]:
-    """From a value stored by one system to the value stored by another: undo the source's words, then the target's.
+    """The steps from a value stored by one system to that of another: undo the source's words, apply the target's.
 
     Words that both systems have cancel, innermost first.
     """
@@ -184,12 +186,12 @@ def applied(steps: Sequence[WordStep], values: np.ndarray, target: str) -> np.nd
     """The values after a chain, in another element type.
 
     Args:
-        steps: may be empty: then it is a cast.
+        steps: the chain; an empty one is a cast.
         values: in the source's element type.
         target: element type of the result.
 
     Raises:
-        UnrepresentableError: a word for values that are not floating point.
+        UnrepresentableError: the values are not floating point.
     """
     import numpy as np
 
@@ -197,7 +199,9 @@ def applied(steps: Sequence[WordStep], values: np.ndarray, target: str) -> np.nd
     if not steps:
         return values.astype(dtypes.numpy_dtype(target))
     if not _floating(values.dtype.name) or not _floating(target):
-        raise UnrepresentableError(f"{steps[0].word.text} of {values.dtype.name} to {target}")
+        raise UnrepresentableError(
+            f"cannot apply {steps[0].word.text} from {values.dtype.name} to {target}: it needs floating point"
+        )
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         wider: Any = values.astype(wide)
         for step in steps:
@@ -206,7 +210,7 @@ def applied(steps: Sequence[WordStep], values: np.ndarray, target: str) -> np.nd
 
 
 def loss(steps: Sequence[WordStep], source: str, target: str) -> Bound | None:
-    """What there and back through a chain can change; None where it is exact."""
+    """The error bound of a round trip through a chain; None if it is exact."""
     words = [step.word for step in steps]
     if all(word.exact(source, target) for word in words) and (words or widens(source, target)):
         return None

@@ -1,8 +1,8 @@
-"""A live training state, seen as a checkpoint: what the engine converts when nothing was ever saved.
+"""A live training state as a checkpoint, so that the engine can convert it without a saved file.
 
-It has the manifest of the state and a reader over snapshots of it, one for each process that holds a share. So an
-export is a conversion like any other: same plan, journal, read-back, commit, receipt and ledger. The URI names the
-state (`live://host/name@step`); no file lies there, and the fingerprint is that of this one snapshot.
+It has the manifest of the state and a reader of its snapshots, one for each process that holds a share. So an export is
+a conversion like any other: same plan, journal, read-back, commit, receipt and ledger. The URI identifies the state
+(`live://host/name@step`) but is not a file; the fingerprint is unique to this snapshot.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class LiveReader(BaseReader):
     def __init__(
         self, specs: Mapping[KeyPath, TensorSpec], placed: Mapping[KeyPath, tuple[PlacedBox, ...]], mark: str
     ) -> None:
-        """Take what the processes have.
+        """Create a reader of the boxes of all processes.
 
         Args:
             specs: the tensors.
             placed: key path → its boxes, of all processes.
-            mark: names this snapshot and no other.
+            mark: unique identifier of this snapshot.
         """
         self._specs = specs
         self._placed = placed
@@ -74,12 +74,12 @@ class LiveReader(BaseReader):
         self._gather(spec, region, np.frombuffer(buffer, dtype).reshape(region_shape(region)))
 
     def access(self, spec: TensorSpec) -> Access:
-        """Raw where the boxes follow one another, else by region; boxes are mapped, nothing else is held."""
+        """Raw if the boxes are contiguous, otherwise by region; boxes are mapped into memory."""
         extents = self.extents(spec)
         return Access("regions" if extents is None else "raw", extents or (), gridded=False, computes=True)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """Where the boxes follow one another as the tensor's bytes do."""
+        """The boxes as extents, if they are contiguous in the order of the tensor's bytes; otherwise None."""
         boxes = sorted(self._placed.get(spec.path, ()))
         if not spec.size:
             return ()
@@ -96,25 +96,25 @@ class LiveReader(BaseReader):
         return tuple(found) if expected == spec.size else None
 
     def absent(self) -> Iterator[Absent]:
-        """Tensors of which no process gave some part, or two gave the same."""
+        """Tensors of which no process provided some part, or two processes provided the same part."""
         for path, spec in self._specs.items():
             boxes = [box for box in self._placed.get(path, ()) if math.prod(box.sizes)]
             held = sum(math.prod(box.sizes) for box in boxes)
             if held != spec.size:
-                yield Absent(path, "shards", f"the processes gave {held} of {spec.size} elements")
+                yield Absent(path, "shards", f"the processes provided {held} of {spec.size} elements")
             elif len({box.offsets for box in boxes}) != len(boxes):
-                yield Absent(path, "shards", "two processes gave the same part")
+                yield Absent(path, "shards", "two processes provided the same part")
 
     def companion(self, name: str) -> Location:
-        """There are none."""
-        raise NotFoundError(f"a live state has no file {name}")
+        """A live state has no companion files."""
+        raise NotFoundError(f"file not found: {name}: a live state has no companion files")
 
     def members(self) -> Iterator[Entry]:
-        """One that stands for the memory, so that no two snapshots are taken for one."""
+        """One entry that stands for the memory, so that each snapshot has its own fingerprint."""
         yield Entry("state", sum(spec.nbytes for spec in self._specs.values()), is_dir=False, mark=self._mark)
 
     def close(self) -> None:
-        """The snapshots are closed by who took them."""
+        """Drop the memory maps; the snapshots are closed by their owners."""
         with self._lock:
             self._maps.clear()
 
@@ -128,7 +128,9 @@ class LiveReader(BaseReader):
             out[region_within(shared, region)] = self._view(spec, box)[region_within(shared, whole)]
             filled += math.prod(region_shape(shared))
         if filled != out.size:
-            raise IncompleteError("no process gave a part of it", path=spec.name)
+            raise IncompleteError(
+                f"the processes provided {filled} of {out.size} elements of a region", path=spec.name
+            )
 
     def _view(self, spec: TensorSpec, box: PlacedBox) -> np.ndarray:
         import numpy as np
@@ -159,13 +161,13 @@ def live_checkpoint(
     framework: str,
     system: str | None = None,
 ) -> Checkpoint:
-    """The checkpoint that a live state is.
+    """A live state as a checkpoint.
 
     Args:
-        manifest: what it holds.
-        placed: key path → its boxes; empty while nothing but the plan is wanted.
-        name: what the run is called.
-        mark: names this snapshot and no other.
+        manifest: of the state.
+        placed: key path → its boxes; empty if only a plan is needed.
+        name: the name of the run.
+        mark: unique identifier of this snapshot.
         framework: for example `jax 0.10.2, 8 devices`.
         system: the format whose names and shapes the state has, for conversions between systems.
     """
@@ -183,7 +185,7 @@ def live_checkpoint(
     checkpoint = Checkpoint(Opened(detection, manifest, LiveReader(specs, placed, mark)))
     tied: Mapping[str, str] = manifest.origin.get("tied", {})
     checkpoint.notes = tuple(
-        f"{name} and {first} are one tensor; each is written" for name, first in tied.items()
+        f"{name} and {first} are the same tensor; both are written" for name, first in tied.items()
     )
     return checkpoint
 
@@ -193,7 +195,7 @@ def _kind(manifest: Manifest) -> Any:
 
 
 def _first(shape: tuple[int, ...], box: PlacedBox) -> int | None:
-    """The place of a box's first element in C order, where its elements follow one another; else None."""
+    """The index of a box's first element in C order if its elements are contiguous; otherwise None."""
     cut = next((axis for axis, size in enumerate(box.sizes) if size > 1), len(shape))
     if box.sizes[cut + 1 :] != shape[cut + 1 :]:
         return None

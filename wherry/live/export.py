@@ -1,13 +1,13 @@
-"""export: a checkpoint straight from a live training state, without a file in between.
+"""export: write a checkpoint directly from a live training state, without a file in between.
 
-The plan is made first, from shapes alone, so that what the target cannot hold is said before a byte is copied. Then
-training waits while its arrays are copied (a true copy: it may donate or overwrite them at once), and everything else
-happens in the background by the same engine as every conversion. Several processes that hold one state together all
-call `export`; each gives its share, rank 0 writes.
+The plan is made first, from shapes alone, so that an unsupported state is an error before a byte is copied. Then
+training waits while its arrays are copied (a real copy: training may donate or overwrite them afterwards). Everything
+else happens in the background, in the same engine as every conversion. If several processes hold one state together,
+all of them call `export`; each provides its share, and rank 0 writes.
 
     handle = wherry.export(state, "/ckpt/llama/hf", to="huggingface", system="maxtext", config="config.json")
-    ...                                          # training goes on
-    handle.result()                              # the receipt, or why it failed
+    ...                                          # training continues
+    handle.result()                              # the receipt; raises if the export failed
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def export(
     Args:
         state: a JAX pytree (sharded arrays, Flax boxes, NNX state, Penzai model), a torch module or a state dict
             (DTensors included).
-        uri: exactly what is committed; with `into` the run folder.
+        uri: the target; with `into` the run folder.
         to: target format, a name or alias.
         snapshot: `host` copies the state into memory, `disk` into a file beside the target.
-        step: of training; taken from the state's own `step` where it has one.
-        on_done: called in the background with the handle when it has ended, well or not.
-        emit: whether the end is posted as an event (see `wherry.emit`); by default where `PREFECT_API_URL` is set.
-        exit_wait: seconds that the end of the process waits for it.
-        common: what else `wherry.live.request.ExportRequest` has: name, system, spool, patience, alone; and what its
-            conversion has: options, meta, only, ignore, memory, verify, if_exists, into, family, config, dtype, assets.
+        step: of training; by default the state's own `step` if it has one.
+        on_done: called in the background with the handle when the export has ended, successfully or not.
+        emit: whether the end is posted as an event (see `wherry.emit`); by default if `PREFECT_API_URL` is set.
+        exit_wait: seconds for which the process waits for the export when it exits.
+        common: other fields of `wherry.live.request.ExportRequest`: name, system, spool, patience, alone; and of its
+            conversion: options, meta, only, ignore, memory, verify, if_exists, into, family, config, dtype, assets.
 
     Returns:
-        A handle, at once after the snapshot. Whatever goes wrong, now or later, is logged and kept in it.
+        A handle, as soon as the snapshot is taken. Every error, now or later, is logged and kept in the handle.
     """
     clock = time.monotonic()
     handle = Export(os.fspath(uri), step, exit_wait)
@@ -83,7 +83,7 @@ def export(
 
 
 def _tell(handle: Export, wanted: bool | None) -> None:
-    """Post the end of an export; a server that does not answer changes nothing."""
+    """Post the end of an export; if the server cannot be reached, only log it."""
     from wherry.core.emit import COMMITTED, FAILED, emit
 
     if wanted is False or (wanted is None and not os.environ.get("PREFECT_API_URL")):
@@ -97,4 +97,4 @@ def _tell(handle: Export, wanted: bool | None) -> None:
     try:
         emit(uri, event=COMMITTED if receipt else FAILED, step=handle.step, payload=payload)
     except (ValueError, OSError) as failure:
-        log.warning("the end of the export to %s was not told: %s", uri, failure)
+        log.warning("could not post the end of the export to %s: %s", uri, failure)

@@ -1,7 +1,7 @@
-"""The handle of an export: what training holds while a checkpoint is written in the background.
+"""The handle of an export that writes a checkpoint in the background.
 
-Nothing that goes wrong is ever raised into training: it is logged with its cure, and `result` raises it for those who
-ask. A process that ends while an export is under way waits for it, but not longer than `exit_wait` seconds.
+No error is ever raised into training: errors are logged with their cure, and `result` raises them. A process that exits
+while an export is running waits for it, but not longer than `exit_wait` seconds.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from wherry.core.receipt import Receipt
 
 log = logging.getLogger("wherry.export")
-_NICE = 10  # training's own threads come first
+_NICE = 10  # training's own threads have priority
 _under_way: set[Export] = set()
 assert _executors
 
 
 class Export:
-    """One export that is under way or has ended.
+    """One export that is running or has ended.
 
     Attributes:
-        uri: what is committed when it is done.
-        step: of training, where known.
+        uri: the target.
+        step: of training, if known.
         blocked: seconds for which training waited.
-        exit_wait: seconds that the end of the process waits for it.
-        error: why it failed; None while it is under way and when it is done. A NotRecordedError where the checkpoint
+        exit_wait: seconds for which the process waits for the export when it exits.
+        error: why it failed; None while it is running and if it succeeded. A NotRecordedError if the checkpoint
             is committed but not recorded.
-        receipt: what was done; None until a checkpoint is committed, and in processes that had nothing to do.
+        receipt: the receipt; None until a checkpoint is committed, and in processes that had nothing to do.
     """
 
     def __init__(self, uri: str, step: int | None = None, exit_wait: float = 600.0) -> None:
@@ -50,23 +50,23 @@ class Export:
         self._ended = threading.Event()
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended; False where `timeout` seconds were not enough. Never raises its failure."""
+        """Wait until it has ended; False after `timeout` seconds. Never raises the error of the export."""
         return self._ended.wait(timeout)
 
     def result(self, timeout: float | None = None) -> Receipt | None:
         """The receipt; None in a process that had nothing to do.
 
         Raises:
-            TimeoutError: it has not ended in time.
+            TimeoutError: it has not ended after `timeout` seconds.
             NotRecordedError: the checkpoint is committed, but the ledger cannot be used; `result` is the receipt.
             WherryError: why it failed.
         """
         if not self.wait(timeout):
-            raise TimeoutError(f"the export to {self.uri} has not ended after {timeout} s")
+            raise TimeoutError(f"timed out after {timeout} s: the export to {self.uri} is still running")
         if self.error is not None:
             raise self.error
         return self.receipt
@@ -77,12 +77,12 @@ class Export:
         then: Callable[[Export], None],
         undo: Callable[[BaseException], None],
     ) -> None:
-        """Do the work in the background; `then` is told of the end before anybody who waits is.
+        """Do the work in the background; `then` is called before waiting callers continue.
 
         Args:
-            work: what is done.
+            work: the work.
             then: called when it has ended.
-            undo: called instead of the work where no thread can be had.
+            undo: called instead of the work if no thread can be started.
         """
         _under_way.add(self)
         try:
@@ -96,11 +96,11 @@ class Export:
         assert self.error is not None
         try:
             undo(self.error)
-        except Exception:  # why it failed is kept already, and training goes on
-            log.exception("what the export to %s held was not given back", self.uri)
+        except Exception:  # the error of the export is already kept, and training continues
+            log.exception("could not release the resources of the export to %s", self.uri)
 
     def run(self, work: Callable[[], Receipt | None], then: Callable[[Export], None]) -> None:
-        """Do the work; its failure is kept and logged."""
+        """Do the work; its error is kept and logged."""
         _give_way()
         try:
             self.receipt = work()
@@ -111,15 +111,15 @@ class Export:
                     self.receipt.seconds,
                     self.blocked,
                 )
-        except BaseException as error:  # noqa: BLE001  whatever it is, training goes on
+        except BaseException as error:  # noqa: BLE001  training continues after any error
             self.receipt = error.result if isinstance(error, NotRecordedError) else None
             self.failed(error)
         self.end(then)
 
     def failed(self, error: BaseException) -> None:
-        """Keep and log why it failed."""
+        """Keep and log the error."""
         self.error = wherry_error(
-            error, uri=self.uri, cure="report this with the log", memory='export with snapshot="disk"'
+            error, uri=self.uri, cure="report this error with the log", memory='export with snapshot="disk"'
         )
         self.error.stage = self.error.stage or "export"
         log.error(
@@ -128,36 +128,38 @@ class Export:
         )  # fmt: skip
 
     def end(self, then: Callable[[Export], None]) -> None:
-        """Tell everybody that it has ended."""
+        """Call `then` and wake everyone who waits."""
         try:
             then(self)
-        except Exception:  # a callback of the user's must not change what became of the export
-            log.exception("what was to be done after the export to %s failed", self.uri)
+        except Exception:  # a user's callback must not change the outcome of the export
+            log.exception("the callback after the export to %s failed", self.uri)
         finally:
             _under_way.discard(self)
             self._ended.set()
 
 
 def _give_way() -> None:
-    """Lower the priority of this thread and of those that it will start (Linux has one for each thread)."""
+    """Lower the priority of this thread and of those that it will start (on Linux, priority is per thread)."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     except OSError as error:
-        log.debug("the export keeps its priority: %s", error)
+        log.debug("could not lower the priority of the export: %s", error)
 
 
 def _wait_at_exit() -> None:
     begun = time.monotonic()
     for export in sorted(_under_way, key=lambda one: one.exit_wait):
-        log.info("waiting for the export to %s before the process ends", export.uri)
+        log.info("waiting for the export to %s before the process exits", export.uri)
         if not export.wait(max(export.exit_wait - (time.monotonic() - begun), 0)):
             log.error(
-                "gave up the export to %s after %.0f s; nothing was committed", export.uri, export.exit_wait
+                "the export to %s timed out after %.0f s; nothing was committed",
+                export.uri,
+                export.exit_wait,
             )
 
 
 def _register(hook: Callable[[], None]) -> None:
-    """Run a hook at exit, while executors still take work: `atexit` would be too late for that."""
+    """Run a hook at exit while executors still accept work; `atexit` would be too late."""
     register: Any = getattr(threading, "_register_atexit", atexit.register)
     register(hook)
 

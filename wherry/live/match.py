@@ -1,10 +1,10 @@
-"""Templates: which tensor of a checkpoint belongs to which leaf of a live state, and whether it fits.
+"""Templates: match the tensors of a checkpoint to the leaves of a live state.
 
-Names are compared in this order: the key path as stored; without the wrappers around it (`value`, `raw_value`,
-`data_array`), the label of a Penzai array; and joined by `.`, because a torch module knows `layers.0.weight` where a
-tree has three parts. A name that means two things is never decided. Where everything in the checkpoint lies below one
-node (`params`) that the template does not have, or the other way round, that node is left out and said so. Shape,
-element type and axis names are compared before any byte is read, and everything that is wrong is named at once.
+Names are compared in this order: the key path as stored; the key path without the wrappers around it (`value`,
+`raw_value`, `data_array`); the label of a Penzai array; and the parts joined by `.`, because a torch module has
+`layers.0.weight` where a tree has three parts. An ambiguous name is an error. If everything in the checkpoint is below
+one node (`params`) that the template does not have, or vice versa, that node is left out of the names, with a note.
+Shape, element type and axis names are compared before any byte is read, and all mismatches are reported at once.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Leaf(NamedTuple):
         stored: the key path as Orbax spells it.
         value: the array, tensor, stand-in (`jax.ShapeDtypeStruct`, a tensor on `meta`), number or text itself.
         shape: global extents; those of the key data for a typed PRNG key. () for a number or text.
-        dtype: numpy or ml_dtypes name; None for a number or text, which is no tensor.
-        axes: logical names of its axes, as a box, an NNX variable or a NamedArray says.
-        sharding: mesh, partition spec and rules, where it is laid over a mesh or a box has rules.
+        dtype: numpy or ml_dtypes name; None for a number or text, which is not a tensor.
+        axes: logical names of its axes, from a box, an NNX variable or a NamedArray.
+        sharding: mesh, partition spec and rules, if it is sharded over a mesh or a box has rules.
         box: `LogicallyPartitioned` or `Partitioned`.
         collection: class of the NNX variable (`Param`, `BatchStat`).
         label: of the Penzai variable.
         prng: implementation of a typed PRNG key.
-        alias: key path (`path`) of an earlier leaf that is the very same tensor: tied weights of a torch module.
+        alias: key path (`path`) of an earlier leaf that is the same tensor: tied weights of a torch module.
     """
 
     path: KeyPath
@@ -61,7 +61,7 @@ class Leaf(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The printed `path`, for people."""
+        """The printed `path`."""
         return render(self.path)
 
     def spec(self) -> TensorSpec:
@@ -82,12 +82,12 @@ class Leaf(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A leaf and what fills it.
+    """A leaf and the entry that fills it.
 
     Attributes:
         leaf: of the template.
-        source: the tensor of the checkpoint; None where a value does.
-        order: the tensor's axis for each axis of the leaf; None where they are the same.
+        source: the tensor of the checkpoint; None if a value fills it.
+        order: the tensor's axis for each axis of the leaf; None if they are the same.
         value: the number or text.
     """
 
@@ -99,14 +99,14 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TemplateMatch:
-    """A template laid over a checkpoint.
+    """The result of matching a template to a checkpoint.
 
     Attributes:
-        pairs: what is filled with what.
-        missing: leaves that the checkpoint lacks.
-        unexpected: key paths of the checkpoint that the template lacks.
-        wrong: what does not fit, in words, each with its name.
-        notes: what was left out of names, in words.
+        pairs: leaves and the entries that fill them.
+        missing: leaves that are missing in the checkpoint.
+        unexpected: key paths of the checkpoint that are missing in the template.
+        wrong: mismatches as text, each with its name.
+        notes: parts that were left out of names, as text.
     """
 
     pairs: tuple[Pair, ...]
@@ -119,17 +119,17 @@ class TemplateMatch:
 def match(
     leaves: Sequence[Leaf], manifest: Manifest, names: Mapping[KeyPath, KeyPath], *, cast: bool, named: bool
 ) -> TemplateMatch:
-    """Lay a template over a checkpoint.
+    """Match a template to a checkpoint.
 
     Args:
         leaves: of the template.
         manifest: of the checkpoint.
-        names: key path in the checkpoint → the name it counts under, for everything that is to be restored.
+        names: key path in the checkpoint → the name to match, for everything that is to be restored.
         cast: whether element types may differ.
-        named: whether axis names of the checkpoint mean what those of a template mean.
+        named: whether axis names of the checkpoint have the same meaning as those of the template.
 
     Raises:
-        AmbiguousError: a leaf could be two tensors of the checkpoint.
+        AmbiguousError: two tensors of the checkpoint match one leaf.
     """
     found, notes = _found(leaves, manifest, names)
     used = set(found.values())
@@ -149,7 +149,7 @@ def match(
 def _found(
     leaves: Sequence[Leaf], manifest: Manifest, names: Mapping[KeyPath, KeyPath]
 ) -> tuple[dict[KeyPath, KeyPath], list[str]]:
-    """Stored key path of a leaf → key path in the checkpoint, and what had to be left out of names for that."""
+    """Stored key path of a leaf → key path in the checkpoint, and the parts that were left out of names."""
     bare = _bare(names.values())
     found = _lookup(leaves, manifest, names, bare, 0, 0)
     if len(found) == len(leaves) or not names:
@@ -158,7 +158,7 @@ def _found(
         cut = _lookup(leaves, manifest, names, bare, len(theirs), len(ours))
         if len(cut) in (len(leaves), len(names)) and len(cut) > len(found):
             side = "checkpoint" if theirs else "template"
-            return cut, [f"{render(theirs or ours)}/ of the {side} counts as its root"]
+            return cut, [f"{render(theirs or ours)}/ of the {side} is used as its root"]
     return found, []
 
 
@@ -198,8 +198,8 @@ def _lookup(
             claims = claims or (spelled.get(text, set()) if text else set())
         if len(claims) > 1:
             raise AmbiguousError(
-                f"{' and '.join(sorted(map(render, claims)))} of the checkpoint could both fill it",
-                path=leaf.name, cure="give them other names with rename=…",
+                f"ambiguous name: {' and '.join(sorted(map(render, claims)))} of the checkpoint both match",
+                path=leaf.name, cure="rename one of them with rename=…",
             )  # fmt: skip
         if claims:
             found[leaf.stored] = next(iter(claims))
@@ -227,7 +227,7 @@ def _pair(
 
 
 def _order(leaf: Leaf, spec: TensorSpec) -> tuple[tuple[int, ...] | None, list[str]]:
-    """How the checkpoint's axes are turned into the leaf's; only the axes of Penzai may lie in another order."""
+    """The order of the checkpoint's axes in the leaf; only the axes of Penzai may have a different order."""
     penzai = leaf.stored[-1:] == (_NAMED_ARRAY,)
     if spec.axes is None or leaf.axes is None or spec.axes == leaf.axes or not (penzai or leaf.box):
         return None, []
@@ -235,7 +235,7 @@ def _order(leaf: Leaf, spec: TensorSpec) -> tuple[tuple[int, ...] | None, list[s
     theirs = [name for name in spec.axes if name is not None]
     placed = [axis for axis, name in enumerate(spec.axes) if name is None]
     if not penzai or set(known) != set(theirs) or len(leaf.axes) != len(spec.axes):
-        return None, [f"its axes are {_words(leaf.axes)}, those of the checkpoint {_words(spec.axes)}"]
+        return None, [f"axes mismatch: expected {_words(leaf.axes)}, got {_words(spec.axes)}"]
     order = [placed.pop(0) if name is None else spec.axes.index(name) for name in leaf.axes]
     return tuple(order), []
 
@@ -248,17 +248,17 @@ def _wrong_tensor(leaf: Leaf, spec: TensorSpec, order: tuple[int, ...] | None, *
     shape = tuple(spec.shape[axis] for axis in order) if order else spec.shape
     wrong: list[str] = []
     if leaf.shape != shape:
-        wrong.append(f"shape {_extents(leaf.shape)}, the checkpoint has {_extents(shape)}")
+        wrong.append(f"shape mismatch: expected {_extents(leaf.shape)}, got {_extents(shape)}")
     if leaf.dtype is None:
         kinds = {bool: "bool", int: "int", float: "float"}
         wanted = kinds.get(type(leaf.value), "str")
         if not spec.dtype.removeprefix("u").removeprefix("b" if wanted == "float" else "").startswith(wanted):
-            wrong.append(f"a {wanted}, the checkpoint has an array of {spec.dtype}")
+            wrong.append(f"type mismatch: expected a value of type {wanted}, got an array of {spec.dtype}")
     elif leaf.dtype != spec.dtype and not cast:
-        wrong.append(f"{leaf.dtype}, the checkpoint has {spec.dtype} (cast=True converts)")
+        wrong.append(f"dtype mismatch: expected {leaf.dtype}, got {spec.dtype} (cast=True converts)")
     prng = (spec.tags or {}).get(_PRNG)
     if prng and leaf.prng and prng != leaf.prng:
-        wrong.append(f"a PRNG key of {leaf.prng}, the checkpoint has one of {prng}")
+        wrong.append(f"PRNG key mismatch: expected a key of {leaf.prng}, got one of {prng}")
     return wrong
 
 
@@ -268,10 +268,14 @@ def _wrong_value(leaf: Leaf, value: Any) -> list[str]:
         return (
             []
             if same
-            else [f"a {type(leaf.value).__name__}, the checkpoint has a {type(value).__name__}: {value!r}"]
+            else [
+                f"type mismatch: expected {type(leaf.value).__name__}, got {type(value).__name__}: {value!r}"
+            ]
         )
     fits = leaf.shape == () and type(value) in (bool, int, float)
-    return [] if fits else [f"an array {_extents(leaf.shape)}, the checkpoint has the value {value!r}"]
+    return (
+        [] if fits else [f"type mismatch: expected an array {_extents(leaf.shape)}, got the value {value!r}"]
+    )
 
 
 def _extents(shape: tuple[int, ...]) -> str:

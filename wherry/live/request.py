@@ -1,4 +1,4 @@
-"""What is asked of an export: everything that `wherry.export` takes beside the state."""
+"""The request of an export: everything that `wherry.export` takes besides the state."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ SNAPSHOTS = ("host", "disk")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """What is asked of an export.
+    """The request of an export.
 
     Attributes:
         convert: the conversion of the live state to the target.
         snapshot, step: see `wherry.export`.
-        name: what the run is called in the lineage; the target's name by default.
-        system: format whose names and shapes the state has (`maxtext`, `huggingface`, `lingua`, …), where the target is
-            another system's.
-        spool: a folder for `disk` and for what other processes give; all of them must see it. By default it is on the
-            target's file system, and where the target is in an object store among this host's temporary files.
-        patience: seconds that rank 0 waits for the share of each other process, and the others after the last sign of
-            life of rank 0.
-        alone: this process's state is its own, as a stage of a pipeline is: every process that calls exports what it
-            has, to a target of its own. Without it a state that no other process has parts of is taken to be the same
-            in all processes, and rank 0 alone exports it.
+        name: the name of the run in the lineage; the target's name by default.
+        system: the format whose names and shapes the state has (`maxtext`, `huggingface`, `lingua`, …), if the target
+            has those of another system.
+        spool: a folder for `disk` snapshots and for the shares of other processes, which all of them must share. By
+            default it is on the target's file system, or in this host's temporary folder if the target is in an object
+            store.
+        patience: seconds that rank 0 waits for the share of each other process, and that the others wait after the
+            last heartbeat of rank 0.
+        alone: whether this process has a separate state, such as a stage of a pipeline: every process that calls
+            exports its own state to its own target. Otherwise a state of which no other process has parts is assumed
+            to be the same in all processes, and only rank 0 exports it.
     """
 
     convert: ConvertRequest
@@ -68,10 +69,10 @@ _OF_FILES = (
 
 
 def export_request(*, uri: str, to: str, **asked: Any) -> ExportRequest:
-    """A request; see `wherry.export`.
+    """Create a request; see `wherry.export`.
 
     Raises:
-        UsageError: something is asked for that an export does not take.
+        UsageError: a keyword argument is unknown or has an invalid value.
     """
     own = {name: asked.pop(name) for name in _OWN if name in asked}
     if refused := next((name for name in _OF_FILES if name in asked), None):
@@ -87,15 +88,15 @@ def export_request(*, uri: str, to: str, **asked: Any) -> ExportRequest:
         )
         raise UsageError(what, cure="see wherry.export") from error
     if request.snapshot not in SNAPSHOTS:
-        raise UsageError(f"snapshot={request.snapshot} is not possible", cure="choose host or disk")
+        raise UsageError(f"invalid value for snapshot: {request.snapshot!r}", cure="choose host or disk")
     return request
 
 
 def spool_of(request: ExportRequest, mark: str) -> Path:
-    """A folder of its own on the target's file system, or where temporary files go.
+    """The path of a new folder on the target's file system, or in the temporary folder.
 
     Args:
-        request: says the target, and where the folder shall lie.
+        request: has the target and the parent folder.
         mark: of the export.
     """
     location = locate(request.uri)

@@ -1,18 +1,17 @@
-"""restore: a live training state filled straight from a checkpoint of any format.
+"""restore: fill a live training state directly from a checkpoint of any format.
 
     state = wherry.restore(uri, into=state).state
     model = wherry.restore(uri, into=model, to="huggingface", only="params").state     # through another system's layout
 
-The template says what is wanted: arrays, or stand-ins with shape, element type and sharding. Every name, shape, element
-type and axis name is compared before the first byte is read, and everything that does not fit is named at once; what
-was made is compared again before the state is put together. Of a sharded array each device's shard is read alone, so
-that no process reads what lies on another's devices. A tree of JAX is never changed, a new one is returned; torch
-modules and tensors and NNX modules are filled in place.
+The template states what to restore: arrays, or stand-ins with shape, element type and sharding. Every name, shape,
+element type and axis name is compared before the first byte is read, and all mismatches are reported at once; the
+created arrays are compared again before the state is assembled. Each device's shard of a sharded array is read
+separately, so that no process reads data of another's devices. A JAX tree is never changed, a new one is returned;
+torch modules and tensors and NNX modules are filled in place.
 
-Filling: the arrays of a live state made from a checkpoint's tensors, in parallel and within a budget.
-
-What holds memory on its way to a device is counted; a shard that is larger than the budget goes alone. The frameworks
-are behind the service `live`; here is only what is read for them.
+Arrays are filled in parallel and within a memory budget, which counts the shards that are on their way to a device; a
+shard that is larger than the budget is read alone. The frameworks are behind the service `live`; this module only reads
+for them.
 """
 
 from __future__ import annotations
@@ -61,14 +60,14 @@ _SHOWN = 100  # names that an error lists
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What came of a restoration.
+    """The result of a restoration.
 
     Attributes:
         state: the template, filled; a new tree, or the module itself.
-        step: of the checkpoint, where known.
-        missing: printed names of the template's leaves that the checkpoint lacks; they are as they were.
-        unexpected: printed key paths of the checkpoint that the template lacks.
-        notes: what was decided about names, in words.
+        step: of the checkpoint, if known.
+        missing: printed names of the template's leaves that are missing in the checkpoint; they are unchanged.
+        unexpected: printed key paths of the checkpoint that are missing in the template.
+        notes: decisions about names, as text.
         filled: number of leaves that were filled.
         nbytes: bytes that were read.
     """
@@ -106,30 +105,32 @@ def restore(
         uri: a checkpoint, or a run folder (the newest complete step).
         into: the template: a JAX pytree of arrays or `jax.ShapeDtypeStruct` (boxes, optax states, dataclasses
             included), an NNX module or state, a Penzai model, a torch module, optimizer or state dict.
-        only: `params`, or patterns of printed key paths by commas: what of the checkpoint is restored.
-        strict: whether a leaf that the checkpoint lacks, or an entry that the template lacks, is an error.
-        rename: rules of `wherry.tree.renames` for the checkpoint's key paths, one text with `;` between or several.
+        only: the part of the checkpoint to restore: `params`, or patterns of printed key paths, separated by commas.
+        strict: whether a leaf that is missing in the checkpoint, or an entry that is missing in the template, is an
+            error.
+        rename: rules of `wherry.tree.renames` for the checkpoint's key paths: one text with `;` between rules, or
+            several texts.
         cast: whether element types may differ; values are then converted.
-        to: the format of whose system the template has names and shapes, where it is another's (`huggingface`).
+        to: the format with the template's names and shapes, if it differs from the checkpoint's (`huggingface`).
         options: forms and conventions of the layouts, as for `convert`.
-        wish: family, config and the like, as for `convert`.
-        memory: bytes of shards that are held in memory on their way at a time; a larger shard goes alone.
+        wish: family, config and similar options, as for `convert`.
+        memory: bytes of shards that are held in memory at a time; a larger shard is read alone.
         progress: called a few times a second.
         format, step, item: which checkpoint of `uri`.
         allow_opaque: as for `wherry.open`.
 
     Raises:
-        UnrepresentableError: names are unmatched and `strict`; all of them are named.
-        MismatchError: shapes, element types or axis names differ, or an array was made otherwise than asked for.
-        IncompleteError: chunks of what is wanted are missing.
-        UsageError: the template holds nothing, or an option that nothing takes.
+        UnrepresentableError: names are unmatched and `strict` is set; all of them are named.
+        MismatchError: shapes, element types or axis names differ, or an array was not created as requested.
+        IncompleteError: chunks of requested tensors are missing.
+        UsageError: the template contains no arrays, or an option is unknown.
         MissingExtraError: the template's framework is not installed.
     """
     live = service("live")
     leaves: list[Leaf] = live.survey(into).leaves
     if not leaves:
         raise UsageError(
-            "the template holds no arrays", cure="give a state with arrays or stand-ins for them"
+            "the template contains no arrays", cure="pass a state with arrays or stand-ins for them"
         )
     opened = open_named(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
     with opened as source, in_use(source.uri):
@@ -143,7 +144,7 @@ def restore(
 def _restored(
     into: Any, matched: TemplateMatch, seen: Checkpoint, live: Any, how: tuple[int, OnProgress | None]
 ) -> Restored:
-    """Read and fill what was found to fit."""
+    """Read and fill the matched leaves."""
     total = sum(pair.source.nbytes for pair in matched.pairs if pair.source)
     filling = FillPass(seen, how[0], Meter("restore", total, how[1]))
     made = filled(matched.pairs, filling, live)
@@ -165,20 +166,21 @@ def _restored(
 def _view(
     source: Checkpoint, to: str | None, options: dict[str, Any], wish: LayoutRequest, only: str | None
 ) -> tuple[Checkpoint, str | None]:
-    """The checkpoint under the template's system, and what of `only` is left to do."""
+    """The checkpoint in the template's system, and the part of `only` that remains to be applied."""
     if to is None and not options and not wish.explicit:
         return source, only
     row = find_format(to or source.detection.format)
     seen, left, rest = relaid(source, row, options, wish, "params" if only == "params" else None)
     if left:
         raise UsageError(
-            f"restoring has no option {', '.join(sorted(left))}", cure="names are changed with rename=…"
+            f"unknown option {', '.join(map(repr, sorted(left)))} for restore",
+            cure="remove it; to change names, pass rename=…",
         )
     return seen, rest if only == "params" else only
 
 
 def _names(seen: Checkpoint, only: str | None, rename: str | Sequence[str] | None) -> dict[KeyPath, KeyPath]:
-    """Key path in the checkpoint → the name that it counts under, for what is wanted."""
+    """Key path in the checkpoint → the name to match, for everything that is requested."""
     chosen = _chosen(seen.manifest, only, seen.uri)
     if rename is None:
         return {path: path for path in chosen}
@@ -195,22 +197,22 @@ def _chosen(manifest: Manifest, only: str | None, uri: str) -> list[KeyPath]:
     found = [path for path in every if any(fnmatchcase(render(path), pattern) for pattern in patterns)]
     if not found:
         raise UsageError(
-            f"only={only} matches nothing",
+            f"only={only} matches no key path",
             uri=uri,
-            cure="`wherry inspect` lists the key paths, or write params",
+            cure="run `wherry inspect` to list the key paths, or pass only='params'",
         )
     return found
 
 
 def _require(matched: TemplateMatch, seen: Checkpoint, *, strict: bool) -> None:
-    """Say everything that does not fit, before a byte is read."""
-    lost = [f"{leaf.name}: the checkpoint lacks it" for leaf in matched.missing] if strict else []
-    left = [f"{render(path)}: the template lacks it" for path in matched.unexpected] if strict else []
+    """Report all mismatches before a byte is read."""
+    lost = [f"{leaf.name}: missing in the checkpoint" for leaf in matched.missing] if strict else []
+    left = [f"{render(path)}: missing in the template" for path in matched.unexpected] if strict else []
     wrong = [*matched.wrong, *lost, *left]
     if wrong:
         more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise (MismatchError if matched.wrong else UnrepresentableError)(
-            f"{len(wrong)} things do not fit between checkpoint and template:\n  "
+            f"{len(wrong)} mismatches between template (expected) and checkpoint (got):\n  "
             + "\n  ".join(wrong[:_SHOWN]) + more,
             uri=seen.uri,
             cure=_cure(matched),
@@ -219,31 +221,29 @@ def _require(matched: TemplateMatch, seen: Checkpoint, *, strict: bool) -> None:
     for piece in seen.reader.absent():
         if piece.path in wanted:
             raise IncompleteError(
-                f"missing: {describe_absent(piece)}", uri=seen.uri, path=render(piece.path),
-                cure="restore another step; `wherry verify` lists all that is missing",
+                f"missing {describe_absent(piece)}", uri=seen.uri, path=render(piece.path),
+                cure="restore another step, or run `wherry verify` to list all missing chunks",
             )  # fmt: skip
 
 
 def _cure(matched: TemplateMatch) -> str:
     if not matched.pairs:
-        return (
-            "does the template have another system's names? say whose: to='huggingface' (or maxtext, t5x, …)"
-        )
+        return "if the template has the names of another system, pass that: to='huggingface' (or maxtext, t5x, …)"
     if matched.unexpected and not matched.missing and not matched.wrong:
-        return "restore a part of it with only='params', or list what is left with strict=False"
-    return "give rename=…, cast=True for element types, or strict=False for what is unmatched"
+        return "restore a part of it with only='params', or accept unmatched entries with strict=False"
+    return "pass rename=… for names, cast=True for element types, or strict=False to accept unmatched entries"
 
 
 @dataclass(slots=True)
 class FillPass:
-    """One pass: what is read, and how much of it may be in memory at once.
+    """One pass over a checkpoint with a memory budget.
 
     Attributes:
         checkpoint: the source, or a view of it.
         memory: the budget in bytes.
-        meter: counts what was read.
+        meter: counts the bytes read.
         held: bytes that are in memory now.
-        free: told when there are less.
+        free: notified when `held` decreases.
     """
 
     checkpoint: Checkpoint
@@ -254,7 +254,7 @@ class FillPass:
 
     @contextmanager
     def room(self, nbytes: int) -> Generator[None]:
-        """Wait until so many bytes fit into the budget; what is larger than it goes alone."""
+        """Wait until `nbytes` fit into the budget, or until nothing else is held if they exceed it."""
         with self.free:
             self.free.wait_for(lambda: self.held == 0 or self.held + nbytes <= self.memory)
             self.held += nbytes
@@ -270,16 +270,16 @@ def filled(pairs: Sequence[Pair], filling: FillPass, live: Any) -> dict[KeyPath,
     """Fill every leaf, several at a time.
 
     Args:
-        pairs: leaves and what fills them; all of it was found to fit.
+        pairs: leaves and the entries that fill them, already checked.
         filling: the pass.
         live: the service of that name.
 
     Returns:
-        Stored key path of each leaf → what it becomes.
+        Stored key path of each leaf → its new value.
 
     Raises:
-        MismatchError: something was made otherwise than asked for.
-        DamagedError, StorageError: it could not be read.
+        MismatchError: an array was not created as requested.
+        DamagedError, StorageError: a tensor could not be read.
     """
     tied = {pair.leaf.path: pair for pair in pairs}
     first = [pair for pair in pairs if pair.leaf.alias not in tied]
@@ -317,7 +317,7 @@ def _fill(pair: Pair, filling: FillPass, live: Any) -> Any:
 
 
 def _read(pair: Pair, region: Region, filling: FillPass) -> np.ndarray:
-    """A region of the leaf out of the checkpoint, in its element type; a new C-order array."""
+    """A region of the leaf, read from the checkpoint, in the leaf's element type; a new C-order array."""
     import numpy as np
 
     spec, order = pair.source, pair.order
@@ -334,17 +334,17 @@ def _read(pair: Pair, region: Region, filling: FillPass) -> np.ndarray:
     made = np.asarray(found.transpose(order) if order is not None else found, order="C")
     made = made.astype(dtypes.numpy_dtype(pair.leaf.dtype or spec.dtype), copy=False)
     alone = made.flags.owndata or not np.shares_memory(made, found)
-    return made if alone else made.copy()  # the reader of a view uses its memory again
+    return made if alone else made.copy()  # the reader of a view reuses its memory
 
 
 def _require_equal(pair: Pair, kept: Any, filling: FillPass, live: Any) -> None:
-    """Refuse two tensors of a checkpoint for what is one tensor in the template, unless they are equal."""
+    """Check that two tensors of a checkpoint that are one tensor in the template are equal."""
     if pair.source is None:
         return
     whole = tuple(slice(0, extent) for extent in pair.leaf.shape)
     with filling.room(pair.source.nbytes):
         if not live.equals(kept, _read(pair, whole, filling)):
             raise MismatchError(
-                f"in the template it is {render(pair.leaf.alias or ())} too, in the checkpoint they differ",
-                uri=filling.checkpoint.uri, path=pair.leaf.name, cure="untie them, or leave one out with only=…",
+                f"tied to {render(pair.leaf.alias or ())} in the template, but the two differ in the checkpoint",
+                uri=filling.checkpoint.uri, path=pair.leaf.name, cure="untie them, or omit one with only=…",
             )  # fmt: skip

@@ -1,6 +1,6 @@
-"""What an export does: check, agree, copy while training waits; give, gather and convert in the background.
+"""The steps of an export: check, agree and copy while training waits; share, gather and convert in the background.
 
-Nothing here is caught: `wherry.export` keeps every failure in its handle.
+Errors are raised to the caller; `wherry.export` keeps them in its handle.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("wherry.export")
 _PARAMETERS = ("params", "target", "model")
 _THERE = "already there"
-_LONGEST = 1500  # characters of an error that is told to the other processes
+_LONGEST = 1500  # characters of an error that is sent to the other processes
 
 
 class Begun(NamedTuple):
     """An export whose snapshot has been taken.
 
     Attributes:
-        step: of training, where known.
-        work: what is left to do in the background.
+        step: of training, if known.
+        work: the rest of the work, for the background.
         leads: whether this process is the one that writes.
-        undo: gives up instead of the work, for the reason given: frees the snapshot, and tells the other processes.
+        undo: called instead of `work` to give up because of an error: frees the snapshot and tells the other processes.
     """
 
     step: int | None
@@ -74,15 +74,15 @@ def begin(state: object, request: ExportRequest) -> Begun:
     """Check, agree and copy, while training waits.
 
     Raises:
-        WherryError: what was asked for is not possible; nothing was copied.
+        WherryError: the request cannot be fulfilled; nothing was copied.
     """
     found = service("export-state").survey(state)
     groups = service("export-processes")
     processes = groups.ProcessGroup(0, 1, str) if request.alone else groups.group(found.distributed)
     if processes.count == 1 and processes.rank:
         log.info(
-            "process %d leaves the export to %s to process 0, which holds the same; "
-            "a state of its own is exported with alone=True",
+            "process %d skips the export to %s: process 0 exports the same state; "
+            "pass alone=True to export a separate state of this process",
             processes.rank, request.uri,
         )  # fmt: skip
         return Begun(request.step, lambda: None, leads=False)
@@ -100,12 +100,12 @@ def begin(state: object, request: ExportRequest) -> Begun:
     if ticket.stop is None:
         return _copied(found, manifest, request, processes, ticket)
     if ticket.stop != _THERE:
-        raise WherryError(f"process 0 refused: {ticket.stop}", uri=request.uri)
+        raise WherryError(f"process 0 refused the export: {ticket.stop}", uri=request.uri)
     return Begun(request.step, lambda: planned and record(planned), leads=leads)
 
 
 def _ready(found: Any, request: ExportRequest) -> tuple[ExportRequest, Manifest] | Exception:
-    """What is exported, or why it cannot be: raised only once no other process waits for this one's broadcast."""
+    """The request and manifest, or an error, which is raised once no other process waits for this one's broadcast."""
     if found.failure is not None:
         return found.failure
     try:
@@ -121,16 +121,16 @@ def _require_whole(found: Any) -> None:
     for one in found.tensors:
         if sum(math.prod(box.sizes) for box in one.boxes) < one.spec.size:
             raise UsageError(
-                "other processes hold parts of this tensor, so the state is not this process's own",
+                "alone=True needs a complete state, but other processes hold parts of this tensor",
                 path=one.spec.name,
-                cure="export without alone=True, in all processes that hold parts",
+                cure="export without alone=True in all processes that hold parts",
             )
 
 
 def _planned(
     ready: tuple[ExportRequest, Manifest] | Exception, ticket: Ticket, *, shared: bool
 ) -> tuple[Ticket, Receipt | Exception | None]:
-    """Whether the target can hold it, from shapes alone; where not, all processes are told before this one says why."""
+    """Plan the export from shapes alone; an error is raised only after all processes have been told."""
     if isinstance(ready, Exception):
         return replace(ticket, stop=_in_short(ready)), ready
     request, manifest = ready
@@ -153,19 +153,19 @@ def _planned(
 
 
 def _in_short(error: Exception) -> str:
-    """In ASCII, so that it is as long as it looks in what is broadcast."""
+    """The error as ASCII text, so that its length in the broadcast is known."""
     return str(error).encode("ascii", "replace")[:_LONGEST].decode()
 
 
 def _copied(found: Any, manifest: Manifest, request: ExportRequest, processes: Any, ticket: Ticket) -> Begun:
-    """Take this process's share."""
+    """Copy this process's share."""
     folder = Path(ticket.folder) if ticket.folder else None
     share = folder / f"part-{processes.rank}" if folder else None
     held = ExitStack()
 
     def undo(error: BaseException) -> None:
         try:
-            held.close()  # first, because a full disk may be what went wrong
+            held.close()  # first, because a full disk may be the cause
         finally:
             _report(folder, processes, error)
 
@@ -190,7 +190,7 @@ def _copied(found: Any, manifest: Manifest, request: ExportRequest, processes: A
 
 
 def _report(folder: Path | None, processes: Any, error: BaseException) -> None:
-    """Tell the other processes that this one has nothing to give; the error counts, not that they cannot be told."""
+    """Tell the other processes that this one has no share; if that fails, it is only logged."""
     if folder is None:
         return
     try:
@@ -199,11 +199,11 @@ def _report(folder: Path | None, processes: Any, error: BaseException) -> None:
         else:
             leave_failure(folder, range(1, processes.count), str(error))
     except OSError as failure:
-        log.warning("the other processes were not told why the export failed here: %s", failure)
+        log.warning("could not tell the other processes why the export failed: %s", failure)
 
 
 def _give(shot: Snapshot, manifest: Manifest, folder: Path, processes: Any, patience: float) -> Receipt:
-    """What the other processes do: give their share, and learn what came of it."""
+    """The work of the other processes: provide their share, and wait for the outcome."""
     rank = processes.rank
     try:
         try:
@@ -221,12 +221,12 @@ def _finish(
     shot: Snapshot, manifest: Manifest, request: ExportRequest, framework: str, folder: Path | None, others: range,
     mark: str,
 ) -> Receipt | None:  # fmt: skip
-    """What rank 0 does: put the shares together and convert them."""
-    receipt, failure, lease = None, "it was interrupted", ExitStack()
+    """The work of rank 0: gather the shares and convert them."""
+    receipt, failure, lease = None, "the export was interrupted", ExitStack()
     try:
         if folder is not None:
             require_folder(folder)
-            lease.enter_context(Lease(folder / LEASE, request.uri))  # the others look at it
+            lease.enter_context(Lease(folder / LEASE, request.uri))  # the other processes watch it
         placed = shot.placed
         if folder is not None and others:
             placed = gather_shares(folder, placed, manifest.tensors, others, patience=request.patience)
@@ -247,13 +247,13 @@ def _finish(
 
 
 def _tell(folder: Path | None, others: range, receipt: Receipt | None, failure: str) -> None:
-    """Tell the other processes; that they cannot be told does not change what came of the export."""
+    """Tell the other processes the outcome; if that fails, it is only logged."""
     if folder is None:
         return
     try:
         put_outcome(folder, others, receipt and receipt.to_json(), "" if receipt else failure)
     except OSError as error:
-        log.warning("the other processes were not told what came of the export: %s", error)
+        log.warning("could not tell the other processes the outcome of the export: %s", error)
 
 
 def _checkpoint(
@@ -290,7 +290,7 @@ def _manifest(found: Any, request: ExportRequest) -> Manifest:
 
 
 def _step(found: Any, request: ExportRequest) -> int | None:
-    """The step that was said, or the one that the state counts itself."""
+    """The requested step, or the step that the state contains."""
     if request.step is not None:
         return request.step
     value = found.values.get(("step",))

@@ -1,10 +1,10 @@
-"""Shares: how the processes of one training run put one snapshot together, over a folder that all of them see.
+"""Shares: how the processes of one training run assemble one snapshot in a shared folder.
 
-Each process writes what it has into the folder, then `share-<rank>.json`, which says where every box lies; rank 0
-waits for all of them, converts, and leaves `outcome.json` for the others. Nothing here is a collective operation, so it
-can go on in the background while training uses its communicators. Only `Ticket` is handed round while training waits.
-Nobody waits for ever: rank 0 for a share no longer than it has patience, the others no longer than that after the last
-sign of life of rank 0, which renews a lease in the folder. Only rank 0 makes the folder: who does not find it gives up.
+Each process writes its boxes into the folder, then `share-<rank>.json`, which states where every box is; rank 0 waits
+for all of them, converts, and leaves `outcome.json` for the others. Nothing here is a collective operation, so it can
+run in the background while training uses its communicators; only `Ticket` is broadcast while training waits. Every wait
+is bounded: rank 0 waits `patience` seconds for a share, the others wait as long after the last heartbeat of rank 0,
+which renews a lease in the folder. Only rank 0 creates the folder; a process that does not find it gives up.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wherry.export")
 SCHEMA = 1
-LEASE = "writer.lease"  # renewed by rank 0 for as long as it works on the export
+LEASE = "writer.lease"  # renewed by rank 0 while it works on the export
 _OUTCOME = "outcome.json"
 _PAUSE = 0.05
-_LOOK = 1.0  # seconds between two looks at whether rank 0 is still there
+_LOOK = 1.0  # seconds between two checks that rank 0 is alive
 _GOODBYE = 30.0  # seconds that rank 0 keeps the outcome for the others to read
 _CURE = (
-    "see the logs of the other processes; several hosts need a folder that all of them see: give it as spool="
+    "check the logs of the other processes; on several hosts, pass a folder that all of them share as spool="
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What rank 0 tells the others before the snapshot is taken.
+    """The message of rank 0 to the others before the snapshot is taken.
 
     Attributes:
-        mark: names this export and no other.
-        folder: where the shares lie; None where one process has everything.
-        stop: why nothing is done, where the plan was refused or the target is there already.
+        mark: unique identifier of this export.
+        folder: the folder of the shares; None if one process has everything.
+        stop: why nothing is done, if the plan was refused or the target already exists.
     """
 
     mark: str
@@ -67,7 +67,7 @@ def ticket_from(text: str) -> Ticket:
 
 
 def require_folder(folder: Path) -> None:
-    """Refuse, before anything is copied into it, a folder that this process does not see.
+    """Check that this process sees the folder, before anything is copied into it.
 
     Raises:
         StorageError: it is on another host, or was removed by a process that gave up.
@@ -82,10 +82,10 @@ def put_share(
     specs: Mapping[KeyPath, TensorSpec],
     placed: Mapping[KeyPath, tuple[PlacedBox, ...]],
 ) -> None:
-    """Say what a process has; its bytes must be readable by now.
+    """Publish the boxes of a process; their bytes must already be readable.
 
     Raises:
-        StorageError: the folder is not there, or cannot be written.
+        StorageError: the folder was not found or cannot be written.
     """
     tensors = {
         render(path): {
@@ -99,13 +99,13 @@ def put_share(
 
 
 def put_failure(folder: Path, rank: int, error: BaseException) -> None:
-    """Say that a process has nothing to give, and why; rank 0 need not wait for it, now or at the end.
+    """Publish that a process has no share, and why; rank 0 does not wait for it, now or at the end.
 
     Raises:
-        StorageError: the folder is not there, or cannot be written.
+        StorageError: the folder was not found or cannot be written.
     """
     _put(folder / f"share-{rank}.json", {"failed": str(error)})
-    _put(folder / f"seen-{rank}", {})  # the last word: whoever sees it may remove the folder
+    _put(folder / f"seen-{rank}", {})  # last: a process that sees it may remove the folder
     _remove_read(folder)
 
 
@@ -120,21 +120,21 @@ def gather_shares(
     """Wait for the shares of the other processes.
 
     Args:
-        folder: where they appear.
-        mine: what this process has.
-        specs: the tensors, as this process sees them.
+        folder: the shared folder.
+        mine: the boxes of this process.
+        specs: the tensors of this process.
         ranks: the other processes.
         patience: seconds to wait for each.
 
     Raises:
         IncompleteError: a process failed, or did not answer in time.
-        MismatchError: it has other tensors.
+        MismatchError: a process has different tensors.
     """
     merged = {path: list(boxes) for path, boxes in mine.items()}
     for rank in ranks:
         share = _await(folder / f"share-{rank}.json", patience)
         if share is None or "failed" in share:
-            why = "did not give its share in time" if share is None else f"failed: {share['failed']}"
+            why = f"sent no share within {patience:g} s" if share is None else f"failed: {share['failed']}"
             raise IncompleteError(
                 f"process {rank} {why}",
                 uri=str(folder),
@@ -147,10 +147,10 @@ def gather_shares(
 
 
 def put_outcome(folder: Path, ranks: Iterable[int], receipt: Mapping[str, Any] | None, error: str) -> None:
-    """Tell the other processes what came of it, give them time to read it, and remove the folder.
+    """Publish the outcome, give the other processes time to read it, and remove the folder.
 
     Raises:
-        StorageError: they could not be told; the folder is removed all the same.
+        StorageError: it could not be published; the folder is removed nevertheless.
     """
     _make_room(folder)
     try:
@@ -163,10 +163,10 @@ def put_outcome(folder: Path, ranks: Iterable[int], receipt: Mapping[str, Any] |
 
 
 def leave_failure(folder: Path, ranks: Iterable[int], error: str) -> None:
-    """Tell the other processes why rank 0 gave up, without waiting for them: the last who reads it removes the folder.
+    """Publish why rank 0 gave up, without waiting: the last process that reads it removes the folder.
 
     Raises:
-        StorageError: they could not be told; the folder is removed, which they notice.
+        StorageError: it could not be published; the folder is removed, which the other processes notice.
     """
     _make_room(folder)
     try:
@@ -178,25 +178,25 @@ def leave_failure(folder: Path, ranks: Iterable[int], error: str) -> None:
 
 
 def await_outcome(folder: Path, rank: int, *, patience: float) -> dict[str, Any]:
-    """Wait for what rank 0 says.
+    """Wait for the outcome from rank 0.
 
     Args:
-        folder: where it says so.
+        folder: the shared folder.
         rank: of this process.
-        patience: seconds to wait after the last sign of life of rank 0.
+        patience: seconds to wait after the last heartbeat of rank 0.
 
     Raises:
-        StorageError: rank 0 is gone, or this process does not see what it does.
+        StorageError: rank 0 has ended, or this process does not see its folder.
         WherryError: rank 0 failed.
     """
     found = _outcome(folder, patience)
     try:
         (folder / f"seen-{rank}").touch()
         _remove_read(folder)
-    except OSError as error:  # the outcome is the same; rank 0 waits a little for nothing, if it still does
-        log.debug("process 0 was not told that its outcome was read: %s", error)
+    except OSError as error:  # the outcome is the same; at worst rank 0 waits a little longer
+        log.debug("could not tell process 0 that its outcome was read: %s", error)
     if found["error"]:
-        raise WherryError(f"process 0 failed: {found['error']}", cure="see its log")
+        raise WherryError(f"process 0 failed: {found['error']}", cure="check the log of process 0")
     return found["receipt"]
 
 
@@ -205,44 +205,46 @@ def _outcome(folder: Path, patience: float) -> dict[str, Any]:
     while (found := _await(folder / _OUTCOME, min(_LOOK, patience))) is None:
         if not folder.exists():
             raise StorageError(
-                "process 0 left without saying what came of the export", uri=str(folder), cure=_CURE
+                "process 0 ended without reporting the outcome of the export", uri=str(folder), cure=_CURE
             )
         if _shows_life(watch):
             deadline = time.monotonic() + patience
         elif time.monotonic() > deadline:
             shutil.rmtree(
                 folder, ignore_errors=True
-            )  # whoever made it is gone; others who wait notice at once
+            )  # its creator has ended; other waiting processes notice at once
             raise StorageError(
-                f"process 0 gave no sign of life for {patience:g} s", uri=str(folder), cure=_CURE
+                f"timed out after {patience:g} s without a heartbeat of process 0",
+                uri=str(folder),
+                cure=_CURE,
             )
     return found
 
 
 def _shows_life(watch: Watch) -> bool:
-    """Whether rank 0 has shown that it works on the export; storage that does not say so gives no sign of life."""
+    """Whether the lease shows that rank 0 works on the export; an unreadable lease does not."""
     try:
         return watch.look() is Verdict.ALIVE
     except OSError as error:
-        log.debug("%s could not be read: %s", watch.path, error)
+        log.debug("cannot read %s: %s", watch.path, error)
         return False
 
 
 def _remove_read(folder: Path) -> None:
-    """Remove the folder where rank 0 has left it to the readers, and all of them have read why."""
+    """Remove the folder if rank 0 has left that to the readers, and all of them have read the outcome."""
     found = _await(folder / _OUTCOME, 0) or {}
     if "readers" in found and all((folder / f"seen-{rank}").exists() for rank in found["readers"]):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the parts: a full disk may be what went wrong, and the outcome must find some space."""
+    """Remove the parts: a full disk may be the cause of a failure, and the outcome needs some space."""
     for path in folder.glob("part-*"):
         path.unlink(missing_ok=True)
 
 
 def _not_there(folder: Path) -> StorageError:
-    return StorageError("the folder of the export is not there", uri=str(folder), cure=_CURE)
+    return StorageError("export folder not found", uri=str(folder), cure=_CURE)
 
 
 def _placed(row: list[Any]) -> PlacedBox:
@@ -256,9 +258,9 @@ def _require_same(specs: Mapping[KeyPath, TensorSpec], found: Mapping[str, Any],
     odd = min((name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)), default=None)
     if odd is not None:
         raise MismatchError(
-            f"process {rank} has other tensors than process 0",
+            f"tensors of process {rank} differ from those of process 0",
             path=odd,
-            cure="export the same tree in all processes; stages of a pipeline are exported one by one,"
+            cure="export the same tree in all processes; export each stage of a pipeline separately,"
             " with alone=True",
         )
 
@@ -275,7 +277,7 @@ def _put(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def _await(path: Path, patience: float) -> dict[str, Any] | None:
-    """A file that another process puts in place, once it is there; None where it does not come."""
+    """The contents of a file that another process creates; None if it does not appear in time."""
     if not _until(lambda: os.path.exists(path), patience):  # noqa: PTH110  a third of the time of Path.exists
         return None
     try:

@@ -1,9 +1,9 @@
-"""Snapshot: the bytes of a live training state, copied so that training may overwrite or donate its own at once.
+"""Snapshot: a copy of the bytes of a live training state, so that training may overwrite or donate its arrays.
 
-A snapshot is one file of boxes, each in C order, one after another: writing it is the only thing that training waits
-for, so nothing is transposed, assembled or hashed meanwhile. The file lies in memory (an anonymous file, `host`) or in
-a folder (`disk`); either is read by its name, so the mover takes it as raw bytes like any other file. While it is
-taken, no more than one box for each of a few threads is held beside it.
+A snapshot is one file of boxes, each in C order, one after another. Training waits only while it is written, so nothing
+is transposed, assembled or hashed meanwhile. The file is in memory (an anonymous file, `host`) or in a folder (`disk`);
+either is read by its name, so the mover reads it as raw bytes like any other file. While it is taken, at most one box
+for each of a few threads is held in addition.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
 
-_ALIGNED = 64  # boxes begin where any element type can be mapped
+_ALIGNED = 64  # alignment of boxes, sufficient for any element type
 _THREADS = 4
-_SPARE = 256 << 20  # what a snapshot in memory must leave to the process
+_SPARE = 256 << 20  # bytes of memory that a snapshot must leave free
 
 
 class Box(NamedTuple):
@@ -35,7 +35,7 @@ class Box(NamedTuple):
     Attributes:
         offsets: of its first element in the tensor.
         sizes: its extents.
-        load: gives its canonical bytes (C order, little endian); valid until training goes on.
+        load: returns its canonical bytes (C order, little endian), which are valid until training continues.
     """
 
     offsets: tuple[int, ...]
@@ -44,7 +44,7 @@ class Box(NamedTuple):
 
 
 class PlacedBox(NamedTuple):
-    """A box of a snapshot: where it lies in the tensor, and where its bytes lie."""
+    """A box of a snapshot: its position in the tensor, and the location of its bytes."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -56,10 +56,10 @@ class LiveTensor(NamedTuple):
     """A tensor of a live state.
 
     Attributes:
-        spec: what it is.
+        spec: its spec.
         boxes: the parts of it that this process has.
-        shared: whether other processes have the other parts; else each of them has it whole.
-        alias: key path of an earlier tensor that is the very same memory (tied weights), which is copied once.
+        shared: whether other processes have the other parts; otherwise each of them has all of it.
+        alias: key path of an earlier tensor in the same memory (tied weights), which is copied once.
     """
 
     spec: TensorSpec
@@ -69,11 +69,11 @@ class LiveTensor(NamedTuple):
 
 
 class Snapshot:
-    """One process's copy of a live state; close it, which frees the memory or removes the file.
+    """One process's copy of a live state; closing it frees the memory or removes the file.
 
     Attributes:
-        file: the path by which it is read.
-        placed: key path → where its boxes lie, once `take` has returned.
+        file: the path from which it is read.
+        placed: key path → its boxes, once `take` has returned.
         nbytes: its size.
     """
 
@@ -81,10 +81,10 @@ class Snapshot:
         """Open the file.
 
         Args:
-            path: where it shall lie, in a folder that is there; None for memory.
+            path: its path, in an existing folder; None for memory.
 
         Raises:
-            StorageError: it cannot be made.
+            StorageError: the file cannot be created.
         """
         self._path = path
         self._public: Path | None = None
@@ -99,7 +99,7 @@ class Snapshot:
         """Copy every box.
 
         Raises:
-            StorageError: there is not enough memory or space; training was not touched.
+            StorageError: there is not enough memory or disk space; training is not affected.
         """
         work = list(self._layout(tensors))
         self._make_room()
@@ -110,7 +110,7 @@ class Snapshot:
                 raise storage_error(error, self.file) from error
 
     def publish(self, path: Path) -> Mapping[KeyPath, tuple[PlacedBox, ...]]:
-        """The boxes as another process can read them; a snapshot in memory is copied to `path` for that.
+        """The boxes as other processes can read them; a snapshot in memory is copied to `path` first.
 
         Raises:
             StorageError: the storage failed.
@@ -127,12 +127,10 @@ class Snapshot:
         }
 
     def close(self) -> None:
-        """Free what is held; it may be called again."""
+        """Free the memory or remove the file; idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.ftruncate(
-                descriptor, 0
-            )  # a child that was forked meanwhile may hold the file for as long as it lives
+            os.ftruncate(descriptor, 0)  # a child process that was forked meanwhile may keep the file open
             os.close(descriptor)
         for path in (self._path, self._public):
             if path is not None:
@@ -152,11 +150,12 @@ class Snapshot:
             self.placed[spec.path] = tuple(placed)
 
     def _make_room(self) -> None:
-        """Refuse before anything is copied what would not fit."""
+        """Check that the snapshot fits, before anything is copied."""
         free = available_memory() if self._path is None else None
         if free is not None and self.nbytes + _SPARE > free:
             raise StorageError(
-                f"a snapshot of {self.nbytes:,} bytes does not fit into {free:,} bytes of free memory",
+                f"not enough memory for a snapshot of {self.nbytes:,} bytes: {free:,} bytes are free, "
+                f"of which {_SPARE:,} must stay free",
                 cure='export with snapshot="disk"',
             )
         try:
@@ -169,7 +168,7 @@ class Snapshot:
     def _copy(self, box: Box, start: int, length: int) -> None:
         data = box.load()
         if len(data) != length:
-            raise AssertionError(f"a box of {box.sizes} gave {len(data)} bytes, {length} were expected")
+            raise AssertionError(f"expected {length} bytes of a box of {box.sizes}, got {len(data)}")
         while data:
             done = os.pwrite(self._descriptor, data, start)
             data, start = data[done:], start + done
@@ -181,7 +180,7 @@ def _in_memory() -> tuple[int, str]:
 
 
 def _in_folder(path: Path) -> tuple[int, str]:
-    """A file in a folder that must be there: one made anew here would be seen by no other process."""
+    """A file in an existing folder: no other process would see a folder that is created here."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), str(path)
 
 

@@ -1,8 +1,8 @@
-"""Store: the checkpoints of one training run, written from its live state and read back into it.
+"""Store: the checkpoints of one training run, saved from its live state and restored into it.
 
-The small wrapper for production loops over `export` and `restore`: steps by number, the newest, the best by a metric.
-What counts is what is committed; nothing is remembered beside the checkpoints themselves. One save is under way at a
-time, so that no more than one snapshot is held.
+A small wrapper of `export` and `restore` for training loops: steps by number, the newest step, the best step by a
+metric. Only committed checkpoints count; the store keeps no state besides the checkpoints. One save runs at a time, so
+that at most one snapshot is held.
 
     store = wherry.Store("/ckpt/llama")
     store.save(state, step, metrics={"loss": loss})        # returns after the snapshot
@@ -40,14 +40,14 @@ class RunStore:
     Attributes:
         root: the run folder.
         to: the format in which steps are saved.
-        common: what every save is told, see `wherry.export`.
+        common: keyword arguments of every save, see `wherry.export`.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, to: str = "orbax", **common: Any) -> None:
-        """Take a run folder, which need not be there yet.
+        """Open a run folder, which need not exist yet.
 
         Raises:
-            UsageError: an unknown format.
+            UsageError: the format is unknown.
         """
         self.root: Location = locate(root)
         self.to = find_format(to).name
@@ -57,16 +57,16 @@ class RunStore:
     def save(
         self, state: object, step: int, *, metrics: Mapping[str, float] | None = None, **more: Any
     ) -> Export:
-        """Save a step in the background; the save before it is waited for first.
+        """Save a step in the background, after waiting for the previous save.
 
         Args:
             state: see `wherry.export`.
             step: its number.
             metrics: name → value, for `best`.
-            more: what this save is told beside `common`.
+            more: keyword arguments of this save in addition to `common`.
 
         Returns:
-            The handle; nothing is raised into training.
+            The handle; no error is raised into training.
         """
         self.wait()
         asked = {**self.common, **more}
@@ -76,7 +76,7 @@ class RunStore:
         return self._last
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the save that is under way; False where `timeout` seconds were not enough."""
+        """Wait for the running save; False after `timeout` seconds."""
         return self._last is None or self._last.wait(timeout)
 
     def steps(self) -> list[int]:
@@ -84,14 +84,14 @@ class RunStore:
         return sorted(self._committed())
 
     def latest(self) -> int | None:
-        """The newest committed step; None where there is none."""
+        """The newest committed step; None if there is none."""
         return max(self.steps(), default=None)
 
     def metrics(self, step: int) -> dict[str, float]:
-        """What was measured at a step.
+        """The metrics of a step.
 
         Raises:
-            NotFoundError: there is no such step.
+            NotFoundError: the step was not found.
         """
         sidecar = read_sidecar(self.at(step))
         meta: dict[str, str] = sidecar.manifest.origin.get("meta", {}) if sidecar else {}
@@ -107,43 +107,45 @@ class RunStore:
             mode: `min` or `max`.
 
         Raises:
-            UsageError: another mode.
+            UsageError: the mode is invalid.
         """
         if mode not in _MODES:
-            raise UsageError(f"mode={mode} is not possible", cure="choose min or max")
+            raise UsageError(f"invalid value for mode: {mode!r}", cure="choose min or max")
         found = {step: self.metrics(step).get(metric, math.nan) for step in reversed(self.steps())}
         counted = [step for step, value in found.items() if not math.isnan(value)]
         return _MODES[mode](counted, key=found.__getitem__) if counted else None
 
     def at(self, step: int) -> Location:
-        """Where the checkpoint of a step lies.
+        """The location of the checkpoint of a step.
 
         Raises:
-            NotFoundError: there is no such step.
+            NotFoundError: the step was not found.
         """
         found = self._committed().get(step)
         if found is None:
             raise NotFoundError(
-                f"no step {step}", uri=self.root.uri, cure=f"there are: {self.steps() or 'none yet'}"
+                f"step {step} not found",
+                uri=self.root.uri,
+                cure=f"choose a saved step: {self.steps() or 'none yet'}",
             )
         return found
 
     def restore(self, into: Any, *, step: int | None = None, **common: Any) -> Restored:
-        """Fill a live template from a step; what `wherry.restore` returns.
+        """Fill a live template from a step; returns the result of `wherry.restore`.
 
         Args:
             into: see `wherry.restore`.
             step: its number; the newest by default.
-            common: what else `wherry.restore` takes.
+            common: other keyword arguments of `wherry.restore`.
 
         Raises:
-            NotFoundError: there is no such step, or none at all.
+            NotFoundError: the step was not found, or no step has been saved.
         """
         from wherry.live.restore import restore
 
         chosen = self.latest() if step is None else step
         if chosen is None:
-            raise NotFoundError("no step was saved yet", uri=self.root.uri)
+            raise NotFoundError("no saved step found", uri=self.root.uri, cure="save a step first")
         return restore(self.at(chosen).uri, into=into, **common)
 
     @property
@@ -154,12 +156,12 @@ class RunStore:
         return self.root.uri if self._into else self.root.join(f"step_{step:08d}").uri
 
     def _committed(self) -> dict[int, Location]:
-        """Step → checkpoint; only what has a sidecar of ours was saved whole."""
+        """Step → checkpoint; only a checkpoint with a sidecar is complete."""
         found: dict[int, Location] = {}
         for entry in self.root.entries():
             number = None if entry.name.startswith(".") else step_number(entry.name)
             if number is None:
-                continue  # sidecars, staging areas and whatever else lies in the run
+                continue  # sidecars, staging areas and other entries of the run folder
             folder = find_format(self.to).step_folder
             inner = folder(number).partition("/")[2] if folder else ""
             place = self.root.join(entry.name)

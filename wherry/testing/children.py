@@ -1,7 +1,7 @@
-"""Children: conversions in processes that may die of it, or be stopped and continued, while others take them up.
+"""Children: conversions in child processes that may be killed, or stopped and continued while others resume them.
 
-They are forked from one server that has started no thread, and that imports what the first child to succeed needed,
-so that a kill costs 50 ms instead of a second and hundreds can be tried.
+They are forked from one server that has started no thread and that imports the modules of the first successful child,
+so that a kill costs 50 ms instead of a second and hundreds of them can be tested.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A conversion that a child is to do.
+    """A conversion for a child process.
 
     Attributes:
-        source, target, to, options: as `wherry.convert` takes them.
-        number: the child dies, or stops, at this call of a function of `places`; 0 for none.
-        place: of which function; None for all together.
+        source, target, to, options: arguments of `wherry.convert`.
+        number: the child is killed or stopped at this call of a function of `places`; 0 for never.
+        place: the function whose calls are counted; None for all together.
         act: `kill` or `stop` before the call, or `tear` in the middle of it.
-        after: the child is killed after so many seconds; None lets it end.
-        file_size: most bytes of any file that it writes; the kernel refuses more with EFBIG.
+        after: seconds after which the child is killed; None to let it end.
+        file_size: maximum bytes of any file that it writes; the kernel refuses more with EFBIG.
         places: the functions whose calls count.
-        workers: threads of the mover; None for as many as it takes by itself.
-        verify: as `wherry.convert` takes it.
-        expiry: seconds after which a lease that gives no sign of life expires; None for the usual.
-        locks: whether the file system has `flock`.
+        workers: threads of the mover; None for its default.
+        verify: argument of `wherry.convert`.
+        expiry: seconds after which a lease without a heartbeat expires; None for the default.
+        locks: whether the file system supports `flock`.
         ahead: seconds by which the clock of the child is ahead.
     """
 
@@ -68,15 +68,15 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a child.
+    """The outcome of a child process.
 
     Attributes:
-        killed: whether it died.
-        stopped: its process number, where it stopped; `Children.resume` continues it.
-        calls: place → calls, where it lived.
-        receipt: JSON of the receipt, where the conversion succeeded.
-        error: JSON of the error, where it failed.
-        modules: what was imported in the end, where it lived.
+        killed: whether it was killed.
+        stopped: its process ID if it was stopped; `Children.resume` continues it.
+        calls: place → number of calls, if it was not killed.
+        receipt: JSON of the receipt, if the conversion succeeded.
+        error: JSON of the error, if it failed.
+        modules: the modules that it imported, if it was not killed.
     """
 
     killed: bool
@@ -88,7 +88,7 @@ class Outcome:
 
 
 class Children:
-    """Runs conversions in processes that may die; use it in a `with` statement."""
+    """Runs conversions in processes that may be killed; use it in a `with` statement."""
 
     def __enter__(self) -> Self:
         self._server = subprocess.Popen(  # noqa: S603  this interpreter and this module
@@ -106,7 +106,7 @@ class Children:
         self._server.communicate()
 
     def run(self, order: Order) -> Outcome:
-        """Do one order; returns when the child has ended or stopped."""
+        """Run one order; returns when the child has ended or stopped."""
         return self._send(asdict(order))
 
     def resume(self, stopped: Outcome) -> Outcome:
@@ -122,7 +122,7 @@ class Children:
 
 
 def serve() -> None:
-    """Be the server of `Children`: an order a line comes in, an outcome a line goes out."""
+    """Run the server of `Children`: read one order per line, write one outcome per line."""
     from wherry.formats.registry import formats
 
     importlib.import_module("wherry.converter.convert")
@@ -137,7 +137,7 @@ def serve() -> None:
 
 
 def _supervise(request: dict[str, Any], stopped: dict[int, int]) -> Outcome:
-    """Start a child, or continue a stopped one: its number and the pipe of its report are in `stopped`."""
+    """Start a child, or continue a stopped one; `stopped` maps process IDs to the pipes of their reports."""
     if "resume" in request:
         child, after = request["resume"], None
         reading = stopped.pop(child)
@@ -160,7 +160,7 @@ def _supervise(request: dict[str, Any], stopped: dict[int, int]) -> Outcome:
 
 
 def _awaited(child: int, reading: int, after: float | None) -> Outcome:
-    """What becomes of a child; its report is read while it writes."""
+    """Wait for a child; its report is read while it is written."""
     deadline, report = time.monotonic() + (after or 0), b""
     while True:
         if select.select([reading], [], [], 0.01)[0]:
@@ -183,7 +183,7 @@ def _awaited(child: int, reading: int, after: float | None) -> Outcome:
 
 
 def _be_child(order: Order, writing: int) -> None:
-    """Do the order, report, and end without running anything of the server's."""
+    """Run the order, report, and exit without running any exit handler of the server."""
     code = 1
     try:
         report = json.dumps(_obey(order)).encode()
@@ -215,14 +215,14 @@ def _obey(order: Order) -> dict[str, Any]:
             ).to_json()
         except WherryError as error:
             return {"calls": dict(faults.calls), "error": error.to_json()}
-        except Exception:  # noqa: BLE001  a test is told what no user should see
+        except Exception:  # noqa: BLE001  the test gets the traceback
             return {"calls": dict(faults.calls), "error": {"what": traceback.format_exc(), "exit_code": 70}}
     modules = tuple(name for name in sys.modules if name not in before)
     return {"calls": dict(faults.calls), "receipt": receipt, "modules": modules}
 
 
 def _surround(order: Order, stack: ExitStack) -> None:
-    """The world that an order asks for."""
+    """Set up the environment of an order."""
     stack.enter_context(small_steps(order.workers))
     if order.expiry is not None:
         stack.enter_context(replaced("wherry.staging.lease_watch:EXPIRY_SECONDS", order.expiry))

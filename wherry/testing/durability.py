@@ -1,8 +1,8 @@
-"""Durability: what a loss of power would leave of a folder, checked at every step of a run.
+"""Durability: what a power loss would leave of a folder, checked at every step of a run.
 
-`Disk` watches a folder while its `with` block runs and keeps a model of the storage below it: of a file the contents
-at its last sync, of a folder the names at its last sync. A call of `os` that syncs updates the model; every call that
-changes the file system is a moment at which these rules are checked:
+`Disk` watches a folder while its `with` block runs and keeps a model of the storage below it: the contents of each file
+at its last sync, and the names in each folder at its last sync. A call of `os` that syncs updates the model; at every
+call that changes the file system these rules are checked:
 
 1. contents: a visible file (one whose path has no staging name) holds only contents that are durable;
 2. commit: when a target becomes visible, everything in it is durable, names included;
@@ -10,9 +10,9 @@ changes the file system is a moment at which these rules are checked:
 4. names: when success is reported, every visible name is durable, from the watched folder downwards;
 5. change: nothing in a target changes once it is visible.
 
-At chosen moments the model also gives the trees that a loss of power could leave (`Disk.losses`), from which a run can
-be taken up. Contents are read from the files themselves, so it does not matter by which call they were written. A sync
-that a library makes by itself is not seen, and what it made durable counts as lost.
+At chosen moments the model also yields the trees that a power loss could leave (`Disk.losses`), from which a run can
+be resumed. Contents are read from the files themselves, so it does not matter which call wrote them. Syncs that a
+library makes outside of Python are not seen; what they made durable counts as lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SYNCS = ("fsync", "fdatasync")
 _REMOVALS = ("unlink", "remove", "rmdir")
 _RENAMES = ("rename", "replace")
 _OTHERS = ("open", "mkdir", "link", "symlink", "truncate", "ftruncate", "write", "pwrite", "posix_fallocate")
-_LOST = b""  # what is left of a file that was never synced
+_LOST = b""  # the contents of a file that was never synced
 
 
 class Broken(NamedTuple):
@@ -57,7 +57,7 @@ class Broken(NamedTuple):
 
 
 class KeptEntry(NamedTuple):
-    """A file or folder that is left: its mode, the time of its last change, and its contents or entries."""
+    """A file or folder that survives: its mode, the time of its last change, and its contents or entries."""
 
     mode: int
     changed: int
@@ -69,12 +69,12 @@ Tree: TypeAlias = "dict[str, KeptEntry]"
 
 @dataclass(slots=True)
 class _FileNode:
-    """A file or folder as the model knows it.
+    """A file or folder in the model.
 
     Attributes:
         contents: of a file, at its last sync.
         names: of a folder, at its last sync.
-        mode, changed: as they are now, the latter in nanoseconds.
+        mode, changed: current mode and modification time in nanoseconds.
     """
 
     contents: bytes = _LOST
@@ -92,7 +92,7 @@ class _FileNode:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a loss of power could leave at one moment.
+    """What a power loss at one moment could leave.
 
     Attributes:
         call: the call after which it happens, and its path.
@@ -103,18 +103,18 @@ class Loss:
     tree: Tree
 
     def restore(self, folder: Path) -> None:
-        """Put the tree in the place of all that is in a folder."""
+        """Replace the contents of a folder by the tree."""
         for entry in folder.iterdir():
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         _restore(self.tree, folder)
 
 
 class Disk:
-    """Watches a folder; see the module.
+    """Watches a folder; see the module docstring.
 
     Attributes:
         broken: rules that were broken, each once.
-        losses: what a loss of power could leave, at the moments that `keeps` chooses; no tree twice.
+        losses: what a power loss could leave, at the moments that `keeps` chooses; without duplicates.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class Disk:
         """Choose what to watch.
 
         Args:
-            root: the folder; what is in it now is durable.
+            root: the folder; its current contents are durable.
             targets: paths below it that appear in one step.
-            keeps: called after each sync with the function's name and the path; true keeps the losses there.
+            keeps: called after each sync with the function's name and the path; true records the losses there.
         """
         self.broken: list[Broken] = []
         self.losses: list[Loss] = []
@@ -153,7 +153,7 @@ class Disk:
             self.reported("the end")
 
     def reported(self, what: str) -> None:
-        """Say that success is reported: from now on everything that is visible must outlive a loss of power."""
+        """State that success was reported: from now on everything that is visible must survive a power loss."""
         with self._lock:
             self._look(what)
             self._check_names(self._root, what)
@@ -162,7 +162,7 @@ class Disk:
                     if before.get(name) != after.get(name):
                         self._break("change", target / name, what)
 
-    # Calls of the operating system.
+    # System calls.
 
     def _called(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         with self._lock:
@@ -174,7 +174,7 @@ class Disk:
         return function(*arguments, **options)
 
     def _synced(self, name: str, function: Callable[..., Any], file: Any) -> Any:
-        """Take what is there before the sync: what is written while it runs may be lost."""
+        """Record the state before the sync: data that is written while it runs may be lost."""
         descriptor = file if isinstance(file, int) else file.fileno()
         place = Path(f"/proc/self/fd/{descriptor}")
         path, status = place.readlink(), os.fstat(descriptor)
@@ -192,7 +192,7 @@ class Disk:
     def _removed(
         self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """Forget the node of a file that is gone, since its number will be given to another one."""
+        """Forget the node of a removed file, since its inode number will be reused."""
         lost = arguments[1] if name in _RENAMES else arguments[0]
         folder = options.get("dst_dir_fd" if name in _RENAMES else "dir_fd")
         try:
@@ -237,7 +237,7 @@ class Disk:
                 self._differing(path, self._node(found), "names", call)
 
     def _differing(self, folder: Path, node: _FileNode, rule: str, call: str) -> None:
-        """Names of a folder that are not durable, or durably there and gone."""
+        """Report names of a folder that are not durable, or whose removal is not durable."""
         now = self._listed(folder)
         for name in {*now, *node.names}:
             if now.get(name) is not node.names.get(name) and not is_staging(name):
@@ -249,7 +249,7 @@ class Disk:
             self._seen.add((rule, row.path))
             self.broken.append(row)
 
-    # What is there.
+    # The current state.
 
     def _visible(self, folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
         return self._all(folder, folder.stat(), visible=True)
@@ -275,7 +275,7 @@ class Disk:
         return node
 
     def _adopt(self, path: Path) -> _FileNode:
-        """Take what is there as durable."""
+        """Take the current state as durable."""
         status = path.lstat()
         node = self._node(status)
         if stat.S_ISDIR(status.st_mode):
@@ -295,11 +295,11 @@ class Disk:
         }
 
     def _bytes(self, path: Path) -> bytes:
-        """Contents of a file; equal ones are one object."""
+        """Contents of a file; equal contents are one object."""
         data = path.read_bytes()
         return self._interned.setdefault(data, data)
 
-    # What a loss of power leaves.
+    # What a power loss leaves.
 
     def _keep(self, call: str) -> None:
         for tree in self._trees():
@@ -309,7 +309,7 @@ class Disk:
                 self.losses.append(Loss(call, tree))
 
     def _trees(self) -> Iterator[Tree]:
-        """Of the changes of names in a target's folder all may have reached the storage, none, one, or all but one."""
+        """The trees in which all, none, one, or all but one of the changed names of a target's folder are durable."""
         folders = {target.parent for target in self._targets} or {self._root}
         for folder in sorted(folder for folder in folders if folder.is_dir()):
             now, then = self._listed(folder), self._node(folder.stat()).names
@@ -323,7 +323,7 @@ class Disk:
                     yield self._tree(self._root, folder, found, durable=durable)
 
     def _tree(self, at: Path, folder: Path, entries: Mapping[str, _FileNode], *, durable: bool) -> Tree:
-        """The tree in which the chosen folder has the given entries; `durable` says which names the others have."""
+        """The tree in which `folder` has the given entries; other folders have their durable or current names."""
         now = {id(self._node(entry.stat(follow_symlinks=False))): Path(entry.path) for entry in _scanned(at)}
         tree: Tree = {}
         for name, node in (entries if at == folder else self._listed(at)).items():
@@ -334,7 +334,7 @@ class Disk:
         return tree
 
     def _named(self, path: Path) -> KeptEntry:
-        """A file or folder with the names that it has now, and the contents that are durable."""
+        """A file or folder with its current names and its durable contents."""
         node = self._node(path.lstat())
         if not node.is_folder:
             return node.kept()
@@ -371,7 +371,7 @@ def _scanned(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _identity(tree: Tree) -> tuple[Any, ...]:
-    """Equal for equal trees; contents are compared by identity, since equal ones are one object."""
+    """A key that is equal for equal trees; contents are compared by identity, since equal contents are one object."""
     return tuple(
         (name, _identity(kept.held) if isinstance(kept.held, dict) else id(kept.held))
         for name, kept in sorted(tree.items())

@@ -1,8 +1,8 @@
-"""Faults: calls of the operating system that fail, fall short, stop or kill the process at a chosen moment.
+"""Faults: system calls that fail, write less than requested, stop or kill the process at a chosen moment.
 
 `Faults` replaces functions while its `with` block runs, counts their calls and lets a `Fault` act at one of them.
-Only what goes through Python is caught: what a library writes by itself is reached by a limit that the kernel
-enforces, `wherry.testing.children.Order.file_size`. Conversions that are to be killed are run there too.
+Only calls from Python are intercepted; for the writes of libraries use a limit that the kernel enforces,
+`wherry.testing.children.Order.file_size`. That module also runs the conversions that are killed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ WRITES = ("os:pwrite", "os:write")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, and when.
+    """An injected fault and the call at which it occurs.
 
     Attributes:
         act: called instead of the function, with the function and its arguments.
-        number: at which call, counted from 1.
-        place: of which function; None counts the calls of all of them together.
-        lasting: whether every later call goes wrong too, as on a disk that stays full.
+        number: the call, counted from 1.
+        place: the function whose calls are counted; None for all together.
+        lasting: whether every later call fails too, as on a full disk.
     """
 
     act: Callable[..., Any]
@@ -46,7 +46,7 @@ class Fault:
     lasting: bool = False
 
     def strikes(self, place: str, counts: Counter[str]) -> bool:
-        """Whether it acts at the call that was just counted."""
+        """Whether it occurs at the call that was just counted."""
         if self.place not in (None, place):
             return False
         count = counts.total() if self.place is None else counts[place]
@@ -73,13 +73,13 @@ def killing(_function: Callable[..., Any], *_arguments: Any, **_options: Any) ->
 
 
 def stopping(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """An act that stops the process before the call, until somebody continues it (SIGCONT)."""
+    """An act that stops the process before the call, until it is continued (SIGCONT)."""
     os.kill(os.getpid(), signal.SIGSTOP)
     return function(*arguments, **options)
 
 
 def tearing(function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    """An act that ends the process in the middle of a write; of any other call, before it."""
+    """An act that ends the process in the middle of a write, or before any other call."""
     if function in (os.write, os.pwrite) or getattr(function, "__name__", "") in ("write", "pwrite"):
         falling_short(function, *arguments, **options)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -134,7 +134,7 @@ class Faults:
 
 @contextmanager
 def replaced(place: str, value: object) -> Generator[None]:
-    """Put something else at `module:name` while the block runs."""
+    """Replace `module:name` by another value while the block runs."""
     module_name, name = place.split(":")
     module = importlib.import_module(module_name)
     before = getattr(module, name)
@@ -147,10 +147,10 @@ def replaced(place: str, value: object) -> Generator[None]:
 
 @contextmanager
 def small_steps(workers: int | None = 1) -> Generator[None]:
-    """While the block runs each move is synced and journalled by itself, so that small checkpoints have many steps.
+    """Sync and journal each move separately while the block runs, so that small checkpoints have many steps.
 
     Args:
-        workers: threads of the mover; with one the order of all calls is the same in each run. None leaves them.
+        workers: threads of the mover; with one, the order of all calls is the same in each run. None for the default.
     """
     with ExitStack() as stack:
         stack.enter_context(replaced("wherry.mover.output:_GROUP_BYTES", 1))

@@ -1,7 +1,7 @@
-"""The contract of readers: what `wherry.formats.format.Reader` and `Checkpoint` promise, on any opened checkpoint.
+"""The contract of readers: the guarantees of `wherry.formats.format.Reader` and `Checkpoint`, for any checkpoint.
 
-Regions are slices of the whole; bytes are canonical (C order, little endian) whichever way they come; extents name
-exactly those bytes; wrong requests are refused with our errors; all of it from several threads.
+Regions are slices of the whole; bytes are canonical (C order, little endian) however they are read; extents name
+exactly these bytes; invalid requests raise a WherryError; all of this from several threads.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _REGIONS = 4
 def check_reader(
     opened: Opened, contents: Mapping[KeyPath, bytes] | None = None, *, seed: int = 0, regions: int = _REGIONS
 ) -> None:
-    """Check all promises of a reader on an opened checkpoint.
+    """Check the whole contract of a reader on an opened checkpoint.
 
     Args:
-        opened: what a format's `open` gave; it stays open.
-        contents: canonical bytes of each tensor, where they are known; else what `read` gives stands for them.
+        opened: the result of a format's `open`; it stays open.
+        contents: canonical bytes of each tensor, if they are known; otherwise the result of `read` is used.
         seed: of the regions.
-        regions: how many random regions of each tensor are read.
+        regions: number of random regions that are read of each tensor.
 
     Raises:
-        AssertionError: a promise was broken.
+        AssertionError: the contract was violated.
     """
     checkpoint = Checkpoint(opened)
     check_complete(opened)
@@ -53,27 +53,27 @@ def check_reader(
 
 
 def check_complete(opened: Opened) -> None:
-    """Nothing is absent, and every member is a file of the stated size, in the folder or beside the one file."""
+    """No chunk is missing, and every member is a file of the stated size, in the folder or beside the single file."""
     absent = list(opened.reader.absent())
-    assert not absent, f"absent: {absent[:3]}"
+    assert not absent, f"missing chunks: {absent[:3]}"
     members = list(opened.reader.members())
-    assert members, "a checkpoint without files"
+    assert members, "the checkpoint has no members"
     home = locate(opened.detection.uri)
     folder = home if home.entry is None or home.entry.is_dir else home.parent
     for entry in members:
         file = folder.join(entry.name)
         there = file.stat()
-        assert there is not None, f"{entry.name} is a member but is not there"
-        assert (there.size, there.mark) == (entry.size, entry.mark), f"{entry.name}: another size or mark"
+        assert there is not None, f"member not found: {entry.name}"
+        assert (there.size, there.mark) == (entry.size, entry.mark), f"{entry.name}: size or mark differs"
     for companion in opened.manifest.companions:
         size = sum(len(piece) for piece in opened.reader.companion(companion.name).pieces())
-        assert size == companion.size, f"{companion.name} has {size} bytes"
+        assert size == companion.size, f"{companion.name}: expected {companion.size} bytes, got {size}"
 
 
 def check_tensor(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) -> None:
-    """One tensor, whole: by `read`, `read_bytes` and extents."""
+    """One whole tensor, read by `read`, `read_bytes` and extents."""
     data = checkpoint.read_bytes(spec.path)
-    assert len(data) == spec.nbytes, f"{spec.name}: {len(data)} bytes, not {spec.nbytes}"
+    assert len(data) == spec.nbytes, f"{spec.name}: expected {spec.nbytes} bytes, got {len(data)}"
     assert data == expected, f"{spec.name}: read_bytes differs"
     assert checkpoint.reader.read_bytes(spec) == expected, f"{spec.name}: the reader's read_bytes differs"
     _check_extents(checkpoint, spec, expected)
@@ -82,15 +82,17 @@ def check_tensor(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) -> N
         refused(UsageError, lambda: checkpoint.read(spec.path))
         return
     array = checkpoint.read(spec.path)
-    assert array.shape == spec.shape, f"{spec.name}: shape {array.shape}"
-    assert array.dtype == dtypes.numpy_dtype(spec.dtype), f"{spec.name}: {array.dtype}"
-    assert array.flags.c_contiguous, f"{spec.name}: not C order"
-    assert array.flags.writeable, f"{spec.name}: a view of something"
+    assert array.shape == spec.shape, f"{spec.name}: expected shape {spec.shape}, got {array.shape}"
+    assert array.dtype == dtypes.numpy_dtype(spec.dtype), (
+        f"{spec.name}: expected {spec.dtype}, got {array.dtype}"
+    )
+    assert array.flags.c_contiguous, f"{spec.name}: the array is not in C order"
+    assert array.flags.writeable, f"{spec.name}: the array is not writeable"
     assert array.tobytes() == expected, f"{spec.name}: read differs"
 
 
 def check_refusals(checkpoint: Checkpoint) -> None:
-    """Paths that are not there and regions that do not fit are refused by name."""
+    """Unknown key paths and invalid regions are errors."""
     refused(NotFoundError, lambda: checkpoint.read(("no", "such", "tensor")))
     refused(NotFoundError, lambda: checkpoint.read_bytes("no/such/tensor"))
     refused(NotFoundError, lambda: checkpoint.reader.companion("no such companion").read(0, 1))
@@ -135,9 +137,11 @@ def _check_region(checkpoint: Checkpoint, spec: TensorSpec, region: Region, know
         else np.frombuffer(known, dtypes.numpy_dtype(spec.dtype)).reshape(spec.shape)
     )
     part, expected = checkpoint.read(spec.path, region), whole[region]
-    assert part.shape == expected.shape, f"{spec.name}{region}: shape {part.shape}"
-    assert part.dtype == expected.dtype, f"{spec.name}{region}: {part.dtype}"
-    assert part.flags.c_contiguous, f"{spec.name}{region}: not C order"
+    assert part.shape == expected.shape, (
+        f"{spec.name}{region}: expected shape {expected.shape}, got {part.shape}"
+    )
+    assert part.dtype == expected.dtype, f"{spec.name}{region}: expected {expected.dtype}, got {part.dtype}"
+    assert part.flags.c_contiguous, f"{spec.name}{region}: the array is not in C order"
     assert part.tobytes() == expected.tobytes(), f"{spec.name}{region}: differs from the slice of the whole"
 
 
@@ -162,18 +166,16 @@ def _check_extents(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) ->
     position = 0
     for extent in extents:
         data = _file_range(extent.file, extent.offset, extent.length)
-        assert data == expected[position : position + extent.length], (
-            f"{spec.name}: {extent} holds other bytes"
-        )
+        assert data == expected[position : position + extent.length], f"{spec.name}: bytes differ in {extent}"
         position += extent.length
-    assert position == spec.nbytes, f"{spec.name}: its extents hold {position} bytes, not {spec.nbytes}"
+    assert position == spec.nbytes, f"{spec.name}: expected extents of {spec.nbytes} bytes, got {position}"
 
 
 def _check_access(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) -> None:
-    """What a reader says of a tensor agrees with its extents, and what it says can be done gives the same bytes."""
+    """The declared access agrees with the extents, and the declared way of reading yields the same bytes."""
     reader = checkpoint.reader
     access = reader.access(spec)
-    assert access.raw == reader.extents(spec), f"{spec.name}: {access} says other extents"
+    assert access.raw == reader.extents(spec), f"{spec.name}: extents differ from {access}"
     if dtypes.opaque(spec.dtype):
         return
     if access.kind == "regions":
@@ -206,11 +208,11 @@ def _file_range(file: str, offset: int, length: int) -> bytes:
 
 
 def refused(kind: type[WherryError], act: Callable[[], object]) -> None:
-    """Assert that a call ends with this error of ours."""
+    """Assert that a call raises this error."""
     try:
         act()
     except kind:
         return
     except WherryError as error:
-        raise AssertionError(f"{type(error).__name__} instead of {kind.__name__}: {error.what}") from error
-    raise AssertionError(f"no {kind.__name__} was raised")
+        raise AssertionError(f"expected {kind.__name__}, got {type(error).__name__}: {error.what}") from error
+    raise AssertionError(f"expected {kind.__name__}, but no error was raised")

@@ -1,8 +1,8 @@
-"""Samples: small checkpoints that hold everything that a format declares to hold, and the cuts to write them by.
+"""Samples: small checkpoints that hold everything that a format declares to hold, and the pieces to write them in.
 
 A sample follows from the format's `Holds` alone: each dtype in several ranks, tensors across leaves and chunks,
 tensors without elements, nested key paths, other values, empty nodes, companion files. Bytes are drawn at random
-from a seed among those that the dtype admits, so that no chunk equals a fill value and two samples are alike.
+from a seed among those that are valid for the dtype, so that no chunk equals a fill value and samples are reproducible.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sample:
     Attributes:
         row: the format.
         options: its options, checked and complete.
-        manifest: what is to be written, as the format's `prepare` gives it.
+        manifest: the manifest to write, as returned by the format's `prepare`.
         contents: canonical bytes of each tensor.
         companions: bytes of each companion file.
     """
@@ -66,7 +66,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One call of `Writer.write`: a natural region of a gridded tensor, or a span of another one."""
+    """One call of `Writer.write`: a natural region of a gridded tensor, or a span of any other tensor."""
 
     path: KeyPath
     where: Region | Span
@@ -79,8 +79,8 @@ def sample(
     """A sample of everything that a format holds.
 
     Args:
-        row: the format; it must be written.
-        options: its options, as a user gives them.
+        row: the format; it must be writable.
+        options: its options, as a user passes them.
         large: whether tensors of 6 MiB and 41 MiB are among the tensors.
         seed: of the contents.
     """
@@ -89,12 +89,12 @@ def sample(
 
 
 def source(row: Format, seed: int = 0, largest: tuple[int, ...] = _MOVES_SHAPE) -> Sample:
-    """A sample to be converted: all kinds of content, but few and small tensors, and one larger one.
+    """A sample for conversions: all kinds of content, but few and small tensors, and one larger tensor.
 
     Args:
-        row: the format; it must be written.
+        row: the format; it must be writable.
         seed: of the contents.
-        largest: shape of the larger tensor, of the narrowest dtype; that of more than a move by default.
+        largest: shape of the larger tensor, of the narrowest dtype; by default larger than one move.
     """
     few = _specs(row, row.holds.dtypes.intersection(_SOURCE_DTYPES) or {_narrowest(row)})
     return _sampled(row, [*few, TensorSpec((), largest, _narrowest(row))], checked_options(row, {}), seed)
@@ -126,10 +126,10 @@ def variants(row: Format) -> Iterator[dict[str, Any]]:
 
 
 def pieces(sample: Sample, seed: int = 0) -> list[Piece]:
-    """Cut all tensors of a sample into what a writer takes, in random order; each byte comes once.
+    """Cut all tensors of a sample into pieces for a writer, in random order; each byte occurs once.
 
     Args:
-        sample: what is written.
+        sample: the sample.
         seed: of the cuts and of the order.
     """
     generator = random.Random(seed)  # noqa: S311
@@ -144,7 +144,7 @@ def pieces(sample: Sample, seed: int = 0) -> list[Piece]:
 
 
 def random_bytes(spec: TensorSpec, generator: random.Random) -> bytes:
-    """Canonical bytes of a tensor, each element one that its dtype admits."""
+    """Random canonical bytes of a tensor, each element valid for its dtype."""
     raw = generator.randbytes(spec.nbytes)
     if spec.dtype == "bool":
         return bytes(byte & 1 for byte in raw)
@@ -181,7 +181,7 @@ def _large(row: Format) -> tuple[TensorSpec, ...]:
 
 
 def _narrowest(row: Format) -> str:
-    # of one byte an element, or of more where the format holds no such dtype
+    # one byte per element, or more if the format has no such dtype
     return min(sorted(row.holds.dtypes), key=lambda name: (dtypes.bits(name) < _BYTE, dtypes.bits(name)))
 
 
@@ -227,7 +227,7 @@ def _region_bytes(spec: TensorSpec, data: bytes, region: Region) -> bytes:
 
 
 def _contiguous(spec: TensorSpec, region: Region) -> bool:
-    """Whether a region is one run of the tensor's bytes: one index, then a range, then all."""
+    """Whether a region is contiguous in the tensor's bytes: single indices, then a range, then whole dimensions."""
     shape = region_shape(region)
     first = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))
     return shape[first + 1 :] == spec.shape[first + 1 :]

@@ -1,7 +1,7 @@
-"""The contract of writers: what `wherry.formats.format.Writer` promises, checked for any format that is written.
+"""The contract of writers: the guarantees of `wherry.formats.format.Writer`, for any format that can be written.
 
-Random order, several threads, parts written twice, syncs in between, `finish` twice, a run abandoned and taken up
-by another writer: the result must hold exactly the sample, and nothing may pass for a checkpoint before `finish`.
+Random order, several threads, parts written twice, syncs in between, `finish` twice, a run abandoned and resumed by
+another writer: the result must hold exactly the sample, and nothing may be detected as a checkpoint before `finish`.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _TWICE = 0.25
 
 
 def staging_place(folder: Path, name: str = "out") -> Location:
-    """Where the engine would stage a target of this name; the staging area is there."""
+    """The location where the engine would stage a target of this name, in an existing staging area."""
     area = folder / f".wherry-{name}.0123abcd-89abcdef"
     area.mkdir(mode=0o700, exist_ok=True)
     return locate(area / name)
 
 
 def start(sample: Sample, place: Location) -> Writer:
-    """A writer on a staging place as the engine makes it: companions are already there."""
+    """A writer on a staging place as the engine creates it: companions already exist."""
     for name, data in sample.companions.items():
         member = place.join(f"{sample.row.companion_folder}{name}")
         make_folder(member.parent)
         member.put(data)
-    assert sample.row.create is not None, f"{sample.row.name} is not written"
+    assert sample.row.create is not None, f"format {sample.row.name} cannot be written"
     return sample.row.create(place, sample.manifest, sample.options)
 
 
 def make(sample: Sample, place: Location) -> None:
-    """Write a sample whole, with nothing in the way."""
+    """Write a whole sample, without faults."""
     writer = start(sample, place)
     write_pieces(writer, pieces(sample))
     writer.finish()
@@ -80,18 +80,18 @@ def repeated(parts: Sequence[Piece], seed: int = 0) -> list[Piece]:
 
 
 def check_writer(sample: Sample, folder: Path, seed: int = 0) -> str:
-    """Write a sample in random order, twice over in places, and compare all of it.
+    """Write a sample in random order, some parts twice, and compare all of it.
 
     Args:
-        sample: what is written.
+        sample: the sample.
         folder: an empty folder to work in.
         seed: of the cuts and of the order.
 
     Returns:
-        The checkpoint digest of what was written.
+        The checkpoint digest of the written checkpoint.
 
     Raises:
-        AssertionError: a promise was broken.
+        AssertionError: the contract was violated.
     """
     place = staging_place(folder)
     writer = start(sample, place)
@@ -106,21 +106,21 @@ def check_writer(sample: Sample, folder: Path, seed: int = 0) -> str:
 def check_kill_between(
     sample: Sample, folder: Path, seed: int = 0, wreck: Callable[[Location], None] | None = None
 ) -> str:
-    """Abandon a writer after a sync, take its place up with a new one that writes only the rest, and compare.
+    """Abandon a writer after a sync, resume with a new one that writes only the rest, and compare.
 
-    What was written after the last sync is written again, as a resumed run would.
+    Parts that were written after the last sync are written again, as in a resumed run.
 
     Args:
-        sample: what is written.
+        sample: the sample.
         folder: an empty folder to work in.
         seed: of the cuts, the order and the moment.
-        wreck: done to the place between the two writers, for formats with a harsher idea of a crash.
+        wreck: called with the place between the two writers, to simulate a harsher crash.
 
     Returns:
-        The checkpoint digest of what was written.
+        The checkpoint digest of the written checkpoint.
 
     Raises:
-        AssertionError: a promise was broken.
+        AssertionError: the contract was violated.
     """
     place = staging_place(folder)
     parts = pieces(sample, seed)
@@ -141,13 +141,13 @@ def check_kill_between(
 
 
 def check_kill_after_finish(sample: Sample, folder: Path, seed: int = 0) -> str:
-    """Take up a place that was finished but not committed: nothing is left to write, and `finish` must do.
+    """Resume a place that was finished but not committed: nothing is left to write, and `finish` must succeed.
 
     Returns:
-        The checkpoint digest of what was written.
+        The checkpoint digest of the written checkpoint.
 
     Raises:
-        AssertionError: a promise was broken.
+        AssertionError: the contract was violated.
     """
     place = staging_place(folder)
     first = start(sample, place)
@@ -159,28 +159,30 @@ def check_kill_after_finish(sample: Sample, folder: Path, seed: int = 0) -> str:
 
 
 def check_grids(sample: Sample, writer: Writer) -> None:
-    """The writer's grid of each tensor is the one that `prepare` promised."""
+    """The writer's grid of each tensor is the one that `prepare` returned."""
     for path, spec in sample.manifest.tensors.items():
-        assert writer.grid(path) == spec.chunks, f"{spec.name}: grid {writer.grid(path)}, not {spec.chunks}"
+        assert writer.grid(path) == spec.chunks, (
+            f"{spec.name}: expected grid {spec.chunks}, got {writer.grid(path)}"
+        )
 
 
 def check_unfinished(sample: Sample, place: Location) -> None:
-    """What is staged does not pass for a checkpoint.
+    """A staged checkpoint is not detected as complete.
 
-    The staging name alone must make `detect` refuse it. A format whose checkpoint lies below that name, in a step
-    folder, has no such shield there, so there the format itself must not call it whole.
+    The staging name alone must make `detect` refuse it. If a format's checkpoint is below that name, in a step
+    folder, the name does not protect it, so the format itself must not report it as complete.
     """
     found = detect(place.uri)
-    assert found.verdict != "ok", f"{place.name} passes for {found.format} before it is finished"
+    assert found.verdict != "ok", f"{place.name} is detected as {found.format} before it is finished"
     if sample.row.step_folder is not None and "/" in sample.row.step_folder(1):
         claim = sample.row.detect(Glimpse(locate(place.uri)))
         if claim is not None:
             verdict = examine(locate(place.uri), claim).verdict
-            assert verdict != "ok", f"{sample.row.name} calls it whole before it is finished"
+            assert verdict != "ok", f"{sample.row.name} reports it as complete before it is finished"
 
 
 def finish_twice(writer: Writer) -> None:
-    """Finish, finish again, and release."""
+    """Finish twice and close twice."""
     writer.finish()
     writer.finish()
     writer.close()
@@ -188,7 +190,7 @@ def finish_twice(writer: Writer) -> None:
 
 
 def check_written(sample: Sample, place: Location, seed: int = 0) -> str:
-    """Open what was written with the same format and compare structure and every byte.
+    """Open the written checkpoint with the same format and compare structure and every byte.
 
     Returns:
         The checkpoint digest.
@@ -217,7 +219,7 @@ def open_as(sample: Sample, place: Location) -> Opened:
 
 
 def check_structure(sample: Sample, opened: Opened) -> None:
-    """Key paths, shapes, dtypes and everything that is not a tensor came back."""
+    """Key paths, shapes, dtypes and everything that is not a tensor are preserved."""
     wanted, found = sample.manifest, opened.manifest
     expected = {path: (spec.shape, spec.dtype) for path, spec in wanted.tensors.items()}
     seen = {path: (spec.shape, spec.dtype) for path, spec in found.tensors.items()}
@@ -225,22 +227,26 @@ def check_structure(sample: Sample, opened: Opened) -> None:
     assert not odd, f"structure differs at {odd[0]} and {len(odd) - 1} more"
     for name in ("values", "empties", "lists"):
         assert getattr(found, name) == getattr(wanted, name), (
-            f"{name} differ: {getattr(found, name)}, not {getattr(wanted, name)}"
+            f"{name} differ: expected {getattr(wanted, name)}, got {getattr(found, name)}"
         )
     names = sorted(companion.name for companion in found.companions)
-    assert names == sorted(sample.companions), f"companions are {names}"
+    assert names == sorted(sample.companions), (
+        f"companions: expected {sorted(sample.companions)}, got {names}"
+    )
     version = sample.row.version(wanted, sample.options)
     assert opened.detection.format == sample.row.name
-    assert opened.detection.format_version == version, f"{opened.detection.format_version}, not {version}"
+    assert opened.detection.format_version == version, (
+        f"expected format version {version}, got {opened.detection.format_version}"
+    )
 
 
 def digest_of(opened: Opened) -> str:
-    """The checkpoint digest, from every byte as it lies now."""
+    """The checkpoint digest, computed from every byte."""
     checkpoint = Checkpoint(opened)
     manifest = opened.manifest.with_digests(hash_checkpoint(checkpoint, memory=_MEMORY).digests)
     return checkpoint_digest(manifest, opened.detection.format, opened.detection.format_version)
 
 
 def file_bytes(place: Location) -> bytes:
-    """The bytes of a format's one file."""
+    """The bytes of a single-file checkpoint."""
     return Path(place.path).read_bytes()

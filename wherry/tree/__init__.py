@@ -1,4 +1,4 @@
-"""Key paths under other names: what a tensor of one checkpoint is called in another.
+"""Renaming key paths: the name in one checkpoint of a tensor of another.
 
 - Mapping: which source tensor becomes which target tensor, and which are ignored by a named rule (`mapping`).
 - Rename: a rule that rewrites key paths (`renames`).

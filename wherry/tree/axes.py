@@ -1,13 +1,13 @@
-"""Logical axis names that a user states: for tensors of which nothing on disk says what their axes are.
+"""Logical axis names that a user states, for tensors whose axes are not named on disk.
 
     axes=FILE     TOML or JSON: `axes` maps patterns of printed key paths to a name for each axis (`null`, in TOML "",
                   for an axis without one), `boxes` the same patterns to `Partitioned` or `LogicallyPartitioned`,
                   `rules` is a list of pairs as below
     rules=TEXT    logical axis name → mesh axes, in order of precedence: `embed:data,mlp:fsdp+model,layers:-`; or a FILE
 
-Names are found or stated, never guessed: where a container names the axes too, both must agree, every pattern must
-match, and the number of names must be the tensor's rank. What rules make of names is what Flax makes of them (linen
-`spmd.logical_to_mesh_axes`): the first rule for a name whose mesh axes no other axis of the tensor has counts.
+Names are read or stated, never guessed: if a container names the axes too, both must agree; every pattern must match,
+and the number of names must equal the tensor's rank. Rules are applied as Flax applies them (linen
+`spmd.logical_to_mesh_axes`): the first rule for a name wins whose mesh axes no other axis of the tensor uses.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ AXIS_OPTIONS = {
     "axes": "file (TOML or JSON) that names the axes of tensors: `[axes]`, key path pattern = [name, …]",
     "rules": "mesh axes of each logical axis name, in order: `embed:data,mlp:fsdp+model,layers:-`, or a file",
 }
-_CURE = "write for example rules=embed:data,mlp:fsdp+model"
+_CURE = "write name:mesh-axes pairs, for example rules=embed:data,mlp:fsdp+model"
 
 
 @dataclass(frozen=True, slots=True)
 class AxisStatement:
-    """What a file states.
+    """The contents of an axes file.
 
     Attributes:
         axes: pattern → a name for each axis.
@@ -54,7 +54,7 @@ class AxisStatement:
 
 
 def settled(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the contents of the files that they name, so that a plan's digest covers them.
+    """Options with file names replaced by the contents of the files, so that a plan's digest covers them.
 
     Raises:
         UsageError: a file cannot be read.
@@ -76,7 +76,7 @@ def named(manifest: Manifest, options: Mapping[str, Any]) -> Manifest:
 
     Raises:
         UsageError: a file cannot be read, or a pattern matches nothing.
-        MismatchError: the names contradict the tensor's rank, or what the container says.
+        MismatchError: the names contradict the tensor's rank or the names in the container.
     """
     given = settled(options)
     stated = _stated(given.get("axes") or {})
@@ -85,23 +85,25 @@ def named(manifest: Manifest, options: Mapping[str, Any]) -> Manifest:
         return manifest
     tensors = _with_names(manifest.tensors.values(), stated)
     if rules and not any(spec.axes for spec in tensors):
-        raise UsageError("rules for axis names, but nothing names an axis here", cure="--set axes=FILE")
+        raise UsageError(
+            "rules need axis names, but no tensor has any", cure="name the axes with --set axes=FILE"
+        )
     return replace(manifest, tensors={spec.path: _with_rules(spec, rules) for spec in tensors})
 
 
 def mesh_axes(axes: Sequence[AxisName], rules: Rules) -> tuple[AxisName, ...]:
-    """The partition spec of a tensor: what rules make of its axis names.
+    """The partition spec of a tensor: the mesh axes that rules assign to its axis names.
 
     Args:
-        axes: logical names, in order; an entry that is no single name stays as it is.
+        axes: logical names, in order; an entry that is not a single name is kept.
         rules: in order of precedence.
 
     Raises:
-        UsageError: a name stands for two axes.
+        UsageError: two axes have the same name.
     """
     twice = [name for name in axes if isinstance(name, str) and list(axes).count(name) > 1]
     if twice:
-        raise UsageError(f"the name {twice[0]} stands for two axes of one tensor")
+        raise UsageError(f"duplicate axis name {twice[0]!r} in one tensor")
     spec: list[AxisName] = [None if isinstance(name, str) else name for name in axes]
     open_ = {name: place for place, name in enumerate(axes) if isinstance(name, str)}
     for name, wanted in rules:
@@ -115,7 +117,7 @@ def rules_of(value: Any) -> Rules:
     """Rules from `embed:data,mlp:fsdp+model`, a file, a list of pairs or a mapping.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the rules are invalid.
     """
     if isinstance(value, str) and value.endswith((".toml", ".json")):
         value = _parsed(value).get("rules")
@@ -123,18 +125,18 @@ def rules_of(value: Any) -> Rules:
         pairs = [pair.partition(":") for pair in value.split(",")]
         value = [[name.strip(), _mesh_text(text)] for name, colon, text in pairs if colon]
         if len(value) < len(pairs):
-            raise UsageError("rules that cannot be read", cure=_CURE)
+            raise UsageError("invalid rules: missing ':' between an axis name and its mesh axes", cure=_CURE)
     rows: Any = list(value.items()) if isinstance(value, dict) else value
     if not isinstance(rows, list | tuple) or not all(_is_rule(row) for row in rows):
-        raise UsageError("rules that cannot be read", cure=_CURE)
+        raise UsageError("invalid rules: expected pairs of an axis name and its mesh axes", cure=_CURE)
     return tuple((row[0], axis_name(row[1])) for row in rows)
 
 
 def axis_name(value: Any) -> AxisName:
-    """A name, several, or none, from JSON or TOML.
+    """An axis name (one name, several, or none) from JSON or TOML.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the value is not an axis name.
     """
     if value is None or value in ("", "-"):
         return None
@@ -142,7 +144,7 @@ def axis_name(value: Any) -> AxisName:
         return value
     if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
         return tuple(value)
-    raise UsageError(f"{value!r} is no axis name", cure="write a name, a list of names, or null")
+    raise UsageError(f"invalid axis name {value!r}", cure="write a name, a list of names, or null")
 
 
 def _is_rule(row: Any) -> bool:
@@ -163,21 +165,26 @@ def _parsed(path: str) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
         data = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", cure="give a TOML or JSON file") from error
+        raise UsageError(f"cannot read {path}: {error}", cure="pass a TOML or JSON file") from error
     if not isinstance(data, dict):
-        raise UsageError(f"{path} is no table", cure="write `[axes]` and a pattern on each line")
+        raise UsageError(
+            f"expected a table in {path}, got a {type(data).__name__}",
+            cure="write `[axes]` and one pattern per line",
+        )
     return data
 
 
 def _stated(data: Mapping[str, Any]) -> AxisStatement:
     unknown = sorted(set(data) - {"axes", "boxes", "rules"})
     if unknown:
-        raise UsageError(f"axes: {', '.join(unknown)} is not understood", cure="it has axes, boxes and rules")
+        raise UsageError(f"axes: unknown key {', '.join(unknown)}", cure="use only axes, boxes and rules")
     rows, boxes = data.get("axes", {}), data.get("boxes", {})
     if not isinstance(rows, dict) or not all(isinstance(names, list | tuple) for names in rows.values()):
-        raise UsageError("axes: not a table of lists", cure='write "params/*/kernel" = ["embed", "mlp"]')
+        raise UsageError(
+            "axes: expected a table of lists", cure='write for example "params/*/kernel" = ["embed", "mlp"]'
+        )
     if not isinstance(boxes, dict) or not all(kind in BOXES for kind in boxes.values()):
-        raise UsageError("axes: boxes is no table of classes", cure=f"choose {' or '.join(BOXES)}")
+        raise UsageError("axes: expected a table of classes in boxes", cure=f"choose {' or '.join(BOXES)}")
     names = {pattern: tuple(axis_name(name) for name in some) for pattern, some in rows.items()}
     return AxisStatement(names, boxes, rules_of(data["rules"]) if "rules" in data else ())
 
@@ -188,8 +195,8 @@ def _with_names(tensors: Any, stated: AxisStatement) -> list[TensorSpec]:
     for pattern in (*stated.axes, *stated.boxes):
         if pattern not in used:
             raise UsageError(
-                f"axes: {pattern} matches nothing that is left",
-                cure="`wherry inspect` lists the key paths; the first pattern that matches counts",
+                f"axes: pattern {pattern!r} matches no remaining tensor",
+                cure="run `wherry inspect` to list the key paths; the first pattern that matches a tensor is used",
             )
     return named_
 
@@ -219,20 +226,20 @@ def _first(spec: TensorSpec, patterns: Mapping[str, Any], used: set[str]) -> str
 def _require_agreement(spec: TensorSpec, axes: tuple[AxisName, ...]) -> None:
     if len(axes) != len(spec.shape):
         raise MismatchError(
-            f"{len(axes)} axis names for a tensor of {len(spec.shape)} axes",
+            f"expected {len(spec.shape)} axis names, got {len(axes)}",
             path=spec.name,
             cure="put a pattern for this tensor before the one that matched it",
         )
     if spec.axes is not None and spec.axes != axes:
         raise MismatchError(
-            f"the axes are called {axes}, but the checkpoint calls them {spec.axes}",
+            f"axis names differ: the file states {axes}, the checkpoint has {spec.axes}",
             path=spec.name,
-            cure="correct the file, or leave the tensor out of it",
+            cure="correct the file, or remove the tensor from it",
         )
 
 
 def _with_rules(spec: TensorSpec, rules: Rules) -> TensorSpec:
-    """The partition spec follows from the rules; the devices of an older one have no part in it."""
+    """A tensor with the partition spec that follows from the rules; the devices of an older one are dropped."""
     if not rules or spec.axes is None:
         return spec
     try:

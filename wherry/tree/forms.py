@@ -2,14 +2,14 @@
 
     boxed     linen partition boxes: …/kernel  ↔  …/kernel/value             (only what is partitioned)
     nnx       variables of an `nnx.State`: …/kernel  ↔  …/kernel/value       (every array; `raw_value` in Flax 0.8)
-    unnest    linen collections leave the key paths: params/Dense_0/kernel   →  Dense_0/kernel
-    nest      and come back: the collection of each array is stated          →  params/Dense_0/kernel
+    unnest    remove linen collections from key paths: params/Dense_0/kernel →  Dense_0/kernel
+    nest      add them again: the collection of each array is stated         →  params/Dense_0/kernel
     rename    rules of `wherry.tree.renames`
 
-A wrapper is a node with the one child `value`; a parameter that is really called `value` has siblings, so it is none.
-Nothing says on disk of which collection a flat NNX array is (`BatchStat` is not stored), so `nest` asks for it by
-patterns of printed key paths. Steps are taken in the order above for what leaves and in the reverse order for what
-comes, so that a request and the opposite one undo each other. All of it is names: no byte of a tensor changes.
+A wrapper is a node whose only child is `value`; a parameter that is really called `value` has siblings, so it is not a
+wrapper. The collection of a flat NNX array is not stored on disk (`BatchStat` is not either), so `nest` takes it from
+patterns of printed key paths. Parts are removed in the order above and added in the reverse order, so that a request
+and its opposite undo each other. Only names change, never a byte of a tensor.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ FORM_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """What a renaming looks at.
+    """The tree that is renamed.
 
     Attributes:
         tensors: key paths of the tensors.
-        others: of the leaves that are no tensors, and of empty nodes.
-        named: those tensors whose axes have logical names.
+        others: key paths of non-tensor leaves and of empty nodes.
+        named: tensors whose axes have logical names.
     """
 
     tensors: frozenset[KeyPath]
@@ -60,15 +60,15 @@ class Leaves:
 
 
 def respelled(leaves: Leaves, options: Mapping[str, Any]) -> dict[KeyPath, KeyPath]:
-    """Key path → key path in the form that is asked for, of everything in a tree.
+    """Key path → key path in the requested form, for everything in a tree.
 
     Args:
         leaves: the tree.
         options: of FORM_OPTIONS; `rename` may also be a sequence of rules.
 
     Raises:
-        UsageError: a form that cannot be read, or that the tree is in already.
-        UnrepresentableError: a key path has no place in the form, or two would meet; they are named.
+        UsageError: a form is invalid, or the tree is already in it.
+        UnrepresentableError: a key path has no equivalent in the form, or two key paths collide; they are named.
     """
     names = {path: path for path in leaves.every}
     idle = {option: options[option] for option in FORM_OPTIONS if options.get(option) is not None}
@@ -82,7 +82,8 @@ def respelled(leaves: Leaves, options: Mapping[str, Any]) -> dict[KeyPath, KeyPa
         _require_apart(names)
     for option, asked in idle.items():
         raise UsageError(
-            f"{option}={asked} changes nothing: the tree is in that form already", cure=f"leave {option} away"
+            f"{option}={asked} changes nothing: the tree is already in that form",
+            cure=f"remove the option {option}",
         )
     return names
 
@@ -94,7 +95,7 @@ def _now(leaves: Leaves, names: Mapping[KeyPath, KeyPath]) -> tuple[frozenset[Ke
 
 
 def wrapped(paths: Iterable[KeyPath], word: str) -> set[KeyPath]:
-    """The leaves that are the one child, called `word`, of their node."""
+    """The leaves that are the only child of their node and are called `word`."""
     every = list(paths)
     children: dict[KeyPath, int] = {}
     for path in every:
@@ -118,9 +119,11 @@ def _unboxed(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
 
 
 def _plain(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
-    """Without the wrapper, but for the one that comes."""
+    """Remove every wrapper except the requested one."""
     if asked not in ("none", BOX, OLD_VARIABLE):
-        raise UsageError(f"nnx={asked} is not possible", cure=f"choose {BOX}, {OLD_VARIABLE} or none")
+        raise UsageError(
+            f"invalid value for option nnx: {asked!r}", cure=f"choose {BOX}, {OLD_VARIABLE} or none"
+        )
     words = [word for word in (BOX, OLD_VARIABLE) if word != asked]
     return {path: path[:-1] for word in words for path in _wrapped_tensors(leaves, word)}
 
@@ -131,15 +134,15 @@ def _unnested(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     absent = sorted(set(collections) - roots)
     if absent or not collections:
         raise UsageError(
-            f"no collection {', '.join(absent) or 'is named'} here",
-            cure=f"there are {', '.join(sorted(roots))}",
+            f"unnest={asked}: collection not found: {', '.join(absent) or '(none named)'}",
+            cure=f"choose among {', '.join(sorted(roots))}",
         )
     outside = [path for path in leaves.every if path[:1] == path or path[0] not in collections]
     if outside:
         raise UnrepresentableError(
-            f"unnest={asked} has no place for {render(outside[0])}: it is in none of these collections",
+            f"unnest={asked}: {render(outside[0])} is not in any of these collections",
             path=render(outside[0]),
-            cure="name its collection too, or carry --only params",
+            cure="add its collection, or carry only the parameters with --only params",
         )
     return {path: path[1:] for path in leaves.every}
 
@@ -153,7 +156,7 @@ def _nested(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
         found = next(((name, one) for name, one in rows if fnmatchcase(text, one)), None)
         if found is None:
             raise UnrepresentableError(
-                f"nest={asked} states no collection for {text}",
+                f"nest={asked}: no pattern matches {text}",
                 path=text,
                 cure="add a pattern that matches it",
             )
@@ -162,7 +165,8 @@ def _nested(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     idle = [f"{name}:{one}" for name, one in rows if f"{name}:{one}" not in used]
     if idle:
         raise UsageError(
-            f"nest: {idle[0]} matches nothing that is left", cure="`wherry inspect` lists the key paths"
+            f"nest: pattern {idle[0]!r} matches no remaining array",
+            cure="run `wherry inspect` to list the key paths; the first pattern that matches is used",
         )
     return names
 
@@ -174,7 +178,8 @@ def _patterns(text: str) -> list[tuple[str, str]]:
         found = [one.strip() for one in patterns.split(",") if one.strip()] if separator else ["*"]
         if not name or not found:
             raise UsageError(
-                f"nest={text} is not possible", cure="write params, or batch_stats:*/mean;params:*"
+                f"invalid value for option nest: {text!r}",
+                cure="write for example params, or batch_stats:*/mean;params:*",
             )
         rows += [(name, one) for one in found]
     return rows
@@ -202,8 +207,8 @@ def _boxed(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     chosen = leaves.named if word == "true" else _matching(leaves.tensors, word)
     if not chosen:
         raise UsageError(
-            "nothing states which arrays are partitioned: no axis names are stored here",
-            cure="give them with --set axes=FILE, or name the key paths: --set 'boxed=params/*/kernel'",
+            f"boxed={asked}: cannot tell which arrays are partitioned: the checkpoint stores no axis names",
+            cure="state them with --set axes=FILE, or name the key paths: --set 'boxed=params/*/kernel'",
         )
     return {path: (*path, BOX) for path in chosen - _wrapped_tensors(leaves, BOX)}
 
@@ -213,7 +218,10 @@ def _matching(paths: frozenset[KeyPath], patterns: str) -> frozenset[KeyPath]:
     for pattern in patterns.split(","):
         some = {path for path in paths if fnmatchcase(render(path), pattern.strip())}
         if not some:
-            raise UsageError(f"boxed: {pattern.strip()} matches no array", cure="`wherry inspect` lists them")
+            raise UsageError(
+                f"boxed: pattern {pattern.strip()!r} matches no array",
+                cure="run `wherry inspect` to list the key paths",
+            )
         found |= some
     return frozenset(found)
 
@@ -230,11 +238,11 @@ def _require_apart(names: Mapping[KeyPath, KeyPath]) -> None:
             raise UnrepresentableError(
                 f"key collision: {render(other)} and {render(path)} would both become {render(name)}",
                 path=render(path),
-                cure="rename one of them: --rename 'pattern -> template'",
+                cure="rename one of them with --rename 'pattern -> template'",
             )
 
 
-# What leaves, in order; then what comes, in the reverse order.
+# The removals, in order; then the additions, in the reverse order.
 _STEPS: tuple[tuple[str, Callable[[Leaves, Any], dict[KeyPath, KeyPath]]], ...] = (
     ("boxed", _unboxed),
     ("nnx", _plain),

@@ -1,11 +1,11 @@
 """Mapping: which source entry becomes which target entry when both hold the same tree.
 
-Every tensor is moved once or ignored by a named rule with a reason. Key paths stay as they are unless `split`
-makes a tree of one-part names, a named form respells the tree (`wherry.tree.forms`: boxes, NNX variables, collections,
-rules), or `join` makes one-part names of a tree, in this order; two paths that would meet are refused. What was renamed
-is recorded in the manifest's origin, so that `verify --against` finds every tensor under its old name.
+Every tensor is moved once or ignored by a named rule with a reason. Key paths are kept unless `split` turns one-part
+names into a tree, a named form respells the tree (`wherry.tree.forms`: boxes, NNX variables, collections, rules), or
+`join` turns the tree into one-part names, in this order. Key paths that would collide are refused. Renamings are
+recorded in the manifest's origin, so that `verify --against` finds every tensor under its old name.
 
-Held: whether a target format can hold everything of a manifest, each fault named before any byte moves.
+`require_held` checks that a target format can hold everything in a manifest, before any byte moves.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"]
 
-# Options of every target: how the tree is spelled. They are given through --set like a format's own.
+# Options of every target: how the tree is spelled. They are set with --set, as the options of a format are.
 TREE_OPTIONS = {**CUT_OPTIONS, **FORM_OPTIONS, **AXIS_OPTIONS}
 RULES = ("values", "empties", "companions")
 _PARAMETER_ROOTS = ("params", "target", "model")
-_PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values do not show
+_PICKLED = "pickle"  # in `custom`: classes and keys of a pickle that plain values cannot represent
 _NESTED = "planner_data"  # in `custom`: one-part name → parts of its nested path
 _Held = TypeVar("_Held")
 
@@ -57,7 +57,7 @@ class MappedTree:
     Attributes:
         manifest: the target's tensors, values, empties and companions under their new paths.
         pairs: target key path → source key path.
-        ignored: what is not carried.
+        ignored: entries that are not carried.
     """
 
     manifest: Manifest
@@ -87,8 +87,8 @@ def map_tree(
         renames: rules of `wherry.tree.renames`, after those of the option `rename`.
 
     Raises:
-        UsageError: an unknown rule, both `split` and `join`, or a form that cannot be read or changes nothing.
-        UnrepresentableError: two paths meet, or `only` leaves nothing.
+        UsageError: a rule is unknown, both `split` and `join` are set, or a form is invalid or changes nothing.
+        UnrepresentableError: two key paths collide, or `only` selects nothing.
         MismatchError: axis names that the user states contradict the checkpoint.
     """
     rules = _checked_rules(ignore)
@@ -115,7 +115,7 @@ def map_tree(
         digests={},
     )
     manifest, more = _apply_rules(manifest, rules, only, row)
-    reason = "a sequence whose items have other names now: a mapping"
+    reason = "a sequence whose items were renamed; it becomes a mapping"
     gone = tuple(IgnoredEntry(path, "lists", reason) for path in lost)
     return MappedTree(manifest, {names[path]: path for path in kept}, (*ignored, *gone, *more))
 
@@ -144,7 +144,7 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
     if only is None:
         return paths, ()
     if only != "params":
-        raise UsageError(f"--only {only} is not possible", cure="write --only params")
+        raise UsageError(f"invalid value for --only: {only!r}", cure="pass --only params")
     first = {path: _root(path, source) for path in paths}
     roots = [root for root in _PARAMETER_ROOTS if root in first.values()]
     kept = [path for path in paths if first[path] in roots]
@@ -152,15 +152,15 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
         kept = paths
     if not kept:
         raise UnrepresentableError(
-            "--only params finds no parameters in this tree", uri=uri, cure="leave --only away"
+            "--only params: no parameters found in this tree", uri=uri, cure="remove --only"
         )
     chosen = set(kept)
-    reason = "not a parameter: only the parameters were asked for"
+    reason = "not a parameter; only parameters were requested"
     return kept, tuple(IgnoredEntry(path, "only params", reason) for path in paths if path not in chosen)
 
 
 def _root(path: KeyPath, source: Manifest) -> str | None:
-    """The node at the top that holds a tensor; names that a planner joined (PyTorch DCP) are taken apart."""
+    """The top node that holds a tensor; names that a planner joined (PyTorch DCP) are split."""
     planned = source.custom.get(_NESTED)
     parts = planned.get(path[0]) if isinstance(planned, dict) and path else None
     return next(iter(parts or path), None)
@@ -174,16 +174,16 @@ def _unique(names: dict[KeyPath, KeyPath], uri: str) -> dict[KeyPath, KeyPath]:
             raise UnrepresentableError(
                 f"key collision: {render(other)} and {render(source)} would both become {render(target)}",
                 uri=uri,
-                cure="choose another separator, or no split or join",
+                cure="choose another separator, or remove split and join",
             )
     taken = set(owners)
     for target in owners:
         inner = next((target[:cut] for cut in range(1, len(target)) if target[:cut] in taken), None)
         if inner is not None:
             raise UnrepresentableError(
-                f"key collision: {render(inner)} would be a tensor and hold {render(target)}",
+                f"key collision: {render(inner)} would be both a tensor and the parent of {render(target)}",
                 uri=uri,
-                cure="choose another separator, or no split or join",
+                cure="choose another separator, or remove split and join",
             )
     return names
 
@@ -198,14 +198,18 @@ def _apply_rules(
     ignored: list[IgnoredEntry] = []
     if "values" in rules or only:
         ignored += [
-            IgnoredEntry(path, "values", "a non-tensor leaf, left by name") for path in manifest.values
+            IgnoredEntry(path, "values", "non-tensor leaf, ignored by rule") for path in manifest.values
         ]
         manifest = replace(manifest, values={})
     if "empties" in rules or only:
-        ignored += [IgnoredEntry(path, "empties", "an empty node, left by name") for path in manifest.empties]
+        ignored += [IgnoredEntry(path, "empties", "empty node, ignored by rule") for path in manifest.empties]
         manifest = replace(manifest, empties={})
     if "companions" in rules or not row.holds.companions:
-        reason = "left by name" if "companions" in rules else f"{row.name} is one file and holds no others"
+        reason = (
+            "ignored by rule"
+            if "companions" in rules
+            else f"{row.name} is one file and cannot hold companion files"
+        )
         ignored += [
             IgnoredEntry((companion.name,), "companions", reason) for companion in manifest.companions
         ]
@@ -216,13 +220,13 @@ def _apply_rules(
 
 
 def _plain(pickled: Mapping[str, Mapping[str, Any]], row: Format) -> list[IgnoredEntry]:
-    """What a pickle knew and the target has no words for: the contents stay, their class goes."""
+    """Classes and keys of a pickle that the target cannot represent: the contents are kept, their class is lost."""
     types = [
-        IgnoredEntry((path,), "types", f"a {name}, which {row.name} holds as a plain value")
+        IgnoredEntry((path,), "types", f"a {name}, which {row.name} stores as a plain value")
         for path, name in pickled.get("types", {}).items()
     ]
     keys = [
-        IgnoredEntry((path,), "types", f"the key {key!r}, which {row.name} holds as text")
+        IgnoredEntry((path,), "types", f"the key {key!r}, which {row.name} stores as text")
         for path, key in pickled.get("keys", {}).items()
     ]
     return [*types, *keys]
@@ -232,10 +236,10 @@ _SHOWN_FAULTS = 3
 
 
 def require_held(manifest: Manifest, row: Format, uri: str) -> None:
-    """Refuse what a format cannot hold.
+    """Check that a format can hold everything in a manifest.
 
     Raises:
-        UnrepresentableError: naming the first few things that it cannot hold, and the cure.
+        UnrepresentableError: it cannot; the first few entries are named.
     """
     faults = list(_faults(manifest, row))
     if faults:
@@ -263,7 +267,7 @@ def _faults(manifest: Manifest, row: Format) -> Iterator[str]:
 
 def _cure(manifest: Manifest, row: Format) -> str:
     if row.holds.depth is not None and any(len(path) > row.holds.depth for path in manifest.tensors):
-        return "join the parts of key paths with `--set join=.`, and see --only and --ignore"
+        return "join the parts of key paths with `--set join=.`, or omit entries with --only or --ignore"
     if (manifest.values and not row.holds.values) or (manifest.empties and not row.holds.empties):
-        return "leave them behind by name: --ignore values,empties"
-    return f"choose a target that holds them; `wherry formats {row.name}` lists what this one holds"
+        return "omit them with --ignore values,empties"
+    return f"choose a target that can hold them; run `wherry formats {row.name}` to list what this one holds"

@@ -1,12 +1,12 @@
-"""Renames: rules that give key paths other names, and prove that they can be given back.
+"""Renames: invertible rules that rename key paths.
 
     layers.{n}.w -> blocks/{n}/kernel          a piece: text between `/` and `.`, never empty
     model/{rest*} -> params/{rest*}            a run: any text, across `/` and `.`, never empty
-    a~1b -> {{a}}                              printed key paths; `{{` and `}}` are braces themselves
+    a~1b -> {{a}}                              printed key paths; `{{` and `}}` are literal braces
 
 There are no regular expressions. Both sides have the same names, each once, so that the rule read backwards is its
-inverse. The first rule that matches a key path counts, a key path that none matches stays, and every rule must have
-counted at least once. A key path that a rule can read in two ways is refused, not decided.
+inverse. The first rule that matches a key path is applied, a key path that no rule matches is kept, and every rule must
+be applied at least once. A key path that a rule matches in two ways is an error.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 ARROW = "->"
 _SEPARATOR = "//"  # between the symbols of two parts; a symbol of a part is one character
 _STOPS = frozenset((_SEPARATOR, "."))
-_LONGEST = 4096  # trying every place where a name may end takes time that grows with the square of it
-_CURE = "write for example `layers.{n}.w -> blocks/{n}/kernel`"
+_LONGEST = 4096  # matching takes time that grows with the square of the length
+_CURE = "write `pattern -> template`, for example `layers.{n}.w -> blocks/{n}/kernel`"
 
 Symbols: TypeAlias = tuple[str, ...]
 
@@ -34,8 +34,8 @@ class Hole:
     """A name in braces.
 
     Attributes:
-        name: what it is called on both sides of a rule.
-        run: whether it goes across `/` and `.`.
+        name: its name on both sides of a rule.
+        run: whether it matches `/` and `.` too.
     """
 
     name: str
@@ -50,9 +50,9 @@ class Rule:
     """One rule.
 
     Attributes:
-        text: as it was written.
-        pattern: what a key path must be.
-        template: what it becomes.
+        text: the rule as it was written.
+        pattern: what a key path must match.
+        template: what the key path becomes.
     """
 
     text: str
@@ -60,24 +60,25 @@ class Rule:
     template: tuple[Piece, ...]
 
     def apply(self, path: KeyPath) -> KeyPath | None:
-        """The new key path; None where the pattern does not match.
+        """The new key path; None if the pattern does not match.
 
         Raises:
-            UsageError: the pattern can be read in two ways, or the key path is absurdly long.
+            UsageError: the pattern matches in two ways, or the key path is too long.
         """
         symbols = _symbols(path)
         if len(symbols) > _LONGEST:
             raise UsageError(
-                f"a key path of {len(symbols)} signs is too long for rules", path=render(path)[:80]
+                f"key path of {len(symbols)} characters exceeds the limit of {_LONGEST} for rename rules",
+                path=render(path)[:80],
             )
         found = _readings(self.pattern, symbols)
         if not found:
             return None
         if len(found) > 1:
             raise UsageError(
-                f"the rule {self.text!r} can be read in two ways",
+                f"ambiguous rename rule {self.text!r}: it matches this key path in two ways",
                 path=render(path),
-                cure="put a sign that occurs nowhere else between the two names, or spell one of them out",
+                cure="put a character that occurs nowhere else between the two names, or spell one of them out",
             )
         return _parts(tuple(symbol for piece in self.template for symbol in _filled(piece, found[0])))
 
@@ -89,23 +90,23 @@ class Rule:
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """Read rules, each `pattern -> template`.
+    """Parse rules, each `pattern -> template`.
 
     Raises:
-        UsageError: a text is no rule, or its two sides do not have the same names.
+        UsageError: a text is not a rule, or its two sides do not have the same names.
     """
     return tuple(_rule(text.strip()) for text in texts)
 
 
 def renamed(paths: Iterable[KeyPath], rules: Sequence[Rule]) -> dict[KeyPath, KeyPath]:
-    """What each key path becomes.
+    """Key path → new key path.
 
     Args:
         paths: of everything in a tree, tensors and others.
-        rules: the first that matches counts; where none does, a key path stays.
+        rules: the first rule that matches is applied; a key path that no rule matches is kept.
 
     Raises:
-        UsageError: a rule counts for no key path, or a key path can be read in two ways.
+        UsageError: a rule is applied to no key path, or matches a key path in two ways.
     """
     names: dict[KeyPath, KeyPath] = {}
     used: set[str] = set()
@@ -120,16 +121,16 @@ def renamed(paths: Iterable[KeyPath], rules: Sequence[Rule]) -> dict[KeyPath, Ke
     for rule in rules:
         if rule.text not in used:
             raise UsageError(
-                f"the rule {rule.text!r} renames nothing: it matches no key path, or rules before it took them all",
-                cure="`wherry inspect` lists the key paths; rules count in the order given",
+                f"rename rule {rule.text!r} matches no key path that an earlier rule left",
+                cure="run `wherry inspect` to list the key paths; rules are applied in the order given",
             )
     return names
 
 
 def inverse_rules(names: dict[KeyPath, KeyPath], rules: Sequence[Rule]) -> tuple[str, ...] | None:
-    """The rules read backwards, where they alone give every key path of this tree back; else None.
+    """The inverse rules, if they alone restore every key path of this tree; otherwise None.
 
-    They do not where a key path that stayed looks like one that was renamed.
+    They do not if a key path that was kept looks like one that was renamed.
     """
     back = [rule.inverse for rule in rules]
     try:
@@ -143,12 +144,12 @@ def inverse_rules(names: dict[KeyPath, KeyPath], rules: Sequence[Rule]) -> tuple
 def _rule(text: str) -> Rule:
     before, arrow, after = text.partition(ARROW)
     if not arrow or ARROW in after or not before.strip() or not after.strip():
-        raise UsageError(f"not a rule: {text!r}", cure=_CURE)
+        raise UsageError(f"invalid rename rule {text!r}", cure=_CURE)
     pattern, template = _pieces(before.strip(), text), _pieces(after.strip(), text)
     ours, theirs = sorted(_holes(pattern)), sorted(_holes(template))
     if ours != theirs or len(set(ours)) < len(ours):
         raise UsageError(
-            f"the rule {text!r} does not have the same names on both sides, each once: it would have no inverse",
+            f"rename rule {text!r} has no inverse: both sides must have the same names, each once",
             cure=_CURE,
         )
     return Rule(text, pattern, template)
@@ -159,20 +160,22 @@ def _holes(pieces: Iterable[Piece]) -> list[tuple[str, bool]]:
 
 
 def _pieces(text: str, rule: str) -> tuple[Piece, ...]:
-    """A side of a rule as literals and holes; no two holes touch."""
+    """A side of a rule as literals and holes; two holes must not be adjacent."""
     pieces: list[Piece] = []
     for literal, hole in _tokens(text, rule):
         if literal:
             pieces.append(_literal(literal))
         if hole is not None:
             if pieces and isinstance(pieces[-1], Hole):
-                raise UsageError(f"two names touch in {rule!r}: nothing says where one ends", cure=_CURE)
+                raise UsageError(
+                    f"adjacent names in rename rule {rule!r}: a literal must separate them", cure=_CURE
+                )
             pieces.append(_hole(hole, rule))
     return tuple(pieces)
 
 
 def _tokens(text: str, rule: str) -> Iterable[tuple[str, str | None]]:
-    """Literal text with the name in braces behind it, None at the end."""
+    """Literal text and the name in braces that follows it; None at the end."""
     literal, place = "", 0
     while place < len(text):
         if text[place : place + 2] in ("{{", "}}"):
@@ -180,11 +183,11 @@ def _tokens(text: str, rule: str) -> Iterable[tuple[str, str | None]]:
         elif text[place] == "{":
             end = text.find("}", place)
             if end < 0:
-                raise UsageError(f"a brace without its partner in {rule!r}", cure=_CURE)
+                raise UsageError(f"unmatched brace in rename rule {rule!r}", cure=_CURE)
             yield literal, text[place + 1 : end]
             literal, place = "", end + 1
         elif text[place] == "}":
-            raise UsageError(f"a brace without its partner in {rule!r}", cure=_CURE)
+            raise UsageError(f"unmatched brace in rename rule {rule!r}", cure=_CURE)
         else:
             literal, place = literal + text[place], place + 1
     yield literal, None
@@ -201,7 +204,7 @@ def _literal(text: str) -> Symbols:
 def _hole(text: str, rule: str) -> Hole:
     name = text.removesuffix("*")
     if not name.isidentifier():
-        raise UsageError(f"{{{text}}} is no name in {rule!r}", cure=_CURE)
+        raise UsageError(f"invalid name {{{text}}} in rename rule {rule!r}", cure=_CURE)
     return Hole(name, run=text.endswith("*"))
 
 
@@ -228,7 +231,7 @@ def _filled(piece: Piece, values: dict[str, Symbols]) -> Symbols:
 
 
 def _readings(pieces: tuple[Piece, ...], text: Symbols) -> list[dict[str, Symbols]]:
-    """At most two ways to read a text: for each place in it what the pieces from there on can be."""
+    """At most two ways to match a text: for each position, the possible values of the pieces from there on."""
     after: dict[int, list[dict[str, Symbols]]] = {len(text): [{}]}
     for piece in reversed(pieces):
         after = (

@@ -1,6 +1,6 @@
-"""Spelling: the key paths of a whole tree under options, and the record from which they are found again.
+"""Spelling: the key paths of a whole tree under options, and the record that leads back to the old ones.
 
-Lists under other names: which nodes of a renamed tree are sequences, when key paths are all that is renamed.
+It also finds out which nodes of a renamed tree are still sequences.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ CUT_OPTIONS = {
     "join": "separator with which key paths become one part, for example `.`",
 }
 RENAMED = "renamed"  # in a receipt's options: what a rewrite renamed, printed key path → new one
-NAMES = "names"  # in a manifest's origin: the forms that were asked for, and every key path that they changed
+NAMES = "names"  # in a manifest's origin: the requested forms, and every key path that they changed
 
 
 def recut(tree: Mapping[str, Any]) -> Callable[[KeyPath], KeyPath]:
-    """How `split`, `join` or the renaming of a rewrite among these options changes a key path.
+    """The change of a key path by `split`, `join` or the renaming of a rewrite among these options.
 
     Raises:
-        UsageError: both are given.
+        UsageError: both `split` and `join` are set.
     """
     split, join = tree.get("split"), tree.get("join")
     if split and join:
-        raise UsageError("split and join exclude each other")
+        raise UsageError("split and join are mutually exclusive", cure="remove one of the two options")
     if split:
         return lambda path: tuple(path[0].split(split)) if len(path) == 1 else path
     if join:
@@ -50,23 +50,23 @@ def recut(tree: Mapping[str, Any]) -> Callable[[KeyPath], KeyPath]:
 
 
 def spelled(tree: Mapping[str, Any]) -> bool:
-    """Whether options change key paths; a format's own way of naming then stands back."""
+    """Whether options change key paths; they then replace the naming scheme of the format."""
     return any(tree.get(option) is not None for option in (*CUT_OPTIONS, *FORM_OPTIONS))
 
 
 def with_renames(tree: Mapping[str, Any], renames: Iterable[str]) -> Mapping[str, Any]:
-    """Options with further rules after those of `rename`."""
+    """Options with more rules after those of `rename`."""
     texts = (*rule_texts(tree.get("rename") or ()), *renames)
     return {**tree, "rename": texts} if texts else tree
 
 
 def spell(chosen: Manifest, tree: Mapping[str, Any], left: frozenset[str]) -> dict[KeyPath, KeyPath] | None:
-    """Key path → new key path where named forms are asked for; None where `split` and `join` say everything.
+    """Key path → new key path if named forms are requested; None if `split` and `join` are the only options.
 
     Args:
-        chosen: what is carried.
+        chosen: the entries that are carried.
         tree: of TREE_OPTIONS.
-        left: rules that leave `values` or `empties` behind, which then need no place.
+        left: rules that ignore `values` or `empties`, which then need no new key path.
 
     Raises:
         UsageError, UnrepresentableError: see `forms.respelled`.
@@ -95,7 +95,7 @@ def _same(path: KeyPath) -> KeyPath:
 
 
 def renamed_spec(spec: TensorSpec, path: KeyPath) -> TensorSpec:
-    """A tensor under its new name; one that is boxed anew says which box it is given back in."""
+    """A tensor under its new key path; a newly boxed tensor records the class of its box."""
     boxed = path[-1:] == (BOX,) and spec.path[-1:] != (BOX,) and spec.axes is not None
     tags = {BOX_TAG: BOXES[0], **(spec.tags or {})} if boxed else spec.tags
     return replace(spec, path=path, tags=tags)
@@ -104,7 +104,7 @@ def renamed_spec(spec: TensorSpec, path: KeyPath) -> TensorSpec:
 def carried_lists(
     source: Manifest, tree: Mapping[str, Any], changed: Mapping[KeyPath, KeyPath] | None
 ) -> tuple[frozenset[KeyPath], tuple[KeyPath, ...]]:
-    """Which nodes are sequences in the new tree, and those that no longer are."""
+    """The nodes that are sequences in the new tree, and those that no longer are."""
     if tree.get("split") or tree.get("join"):
         return frozenset(), ()
     if changed is None:
@@ -113,7 +113,7 @@ def carried_lists(
 
 
 def record(tree: Mapping[str, Any], changed: Mapping[KeyPath, KeyPath]) -> dict[str, Any]:
-    """What was asked for and done, so that it can be undone and proved; see `renaming_of`."""
+    """The requested forms and the resulting renaming, so that it can be undone and verified; see `renaming_of`."""
     asked = {option: tree[option] for option in FORM_OPTIONS if tree.get(option) is not None}
     noted: dict[str, Any] = {
         "asked": {**asked, **({"rename": list(asked["rename"])} if "rename" in asked else {})},
@@ -129,11 +129,11 @@ def renaming_of(manifest: Manifest | None, options: Mapping[str, Any]) -> Callab
     """How a conversion changed key paths: old one → new one.
 
     Args:
-        manifest: of what it wrote, with its origin; None where that is not known.
+        manifest: of the target, with its origin; None if unknown.
         options: of its receipt.
 
     Raises:
-        UsageError: `split` and `join` are both among the options.
+        UsageError: both `split` and `join` are set.
     """
     noted = manifest.origin.get(NAMES) if manifest is not None else None
     return recut({RENAMED: noted[RENAMED]} if isinstance(noted, dict) else options)
@@ -144,8 +144,8 @@ def kept_lists(
 ) -> tuple[frozenset[KeyPath], tuple[KeyPath, ...]]:
     """Follow the sequences of a tree through a renaming.
 
-    A sequence stays one where all that it holds still stands under one node by the same indices, and nothing else
-    stands there.
+    A node remains a sequence if all its items are still below one node under the same indices, and nothing else
+    is there.
 
     Args:
         lists: nodes that are sequences.
@@ -168,7 +168,7 @@ def kept_lists(
 
 
 def _place(node: KeyPath, held: Mapping[KeyPath, KeyPath], taken: set[KeyPath]) -> KeyPath | None:
-    """The node under which everything still has its index; the old one where it can be that."""
+    """The node below which every item still has its index; the old node if possible."""
     common: set[KeyPath] | None = None
     for old, new in held.items():
         index = old[len(node)]
