@@ -129,12 +129,13 @@ def gda(state: Path, found: Leaves) -> None:
 
 def ocdbt(state: Path, found: Leaves) -> None:
     """The state of version 1.2: Orbax's database and tree, and the msgpack with a placeholder for each array."""
+    import jax.numpy as jnp
     import msgpack
     import orbax.checkpoint as ocp
 
-    masked = dict.fromkeys(MASKED if len(found) > len(leaves(optimizer=False)) else ())
+    masked = dict.fromkeys((*MASKED, ("extra_state",)))
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False)) as checkpointer:
-        checkpointer.save(state, nested(found | masked))
+        checkpointer.save(state, nested({path: jnp.asarray(one) for path, one in found.items()} | masked))
     texts = {path: f"PLACEHOLDER://{'.'.join(path)}" for path in found}
     (state / "checkpoint").write_bytes(msgpack.packb(nested(texts | masked)))
     (state / "_sharding").write_text(_shardings({".".join(path): array for path, array in found.items()}))

@@ -67,19 +67,16 @@ def test_the_same_tree_files_of_version_1_2():
     files = [
         json.loads((place(case) / "state" / "_METADATA").read_text())["tree_metadata"] for case in TWINS[2]
     ]
-    rows = [
-        {
-            tuple((key["key"], key["key_type"]) for key in row["key_metadata"]): row["value_metadata"][
-                "value_type"
-            ]
-            for row in tree.values()
-        }
-        for tree in files
-    ]
-    assert rows[0].keys() == rows[1].keys()
-    assert [path for path, kind in rows[0].items() if kind == "None"] == [
-        path for path in rows[0] if rows[1][path] == "None"
-    ]
+    rows = [{tuple(map(_key, row["key_metadata"])): _kind(row) for row in tree.values()} for tree in files]
+    assert rows[0] == rows[1]
+
+
+def _key(key):
+    return key["key"], key["key_type"]
+
+
+def _kind(row):
+    return row["value_metadata"]["value_type"]
 
 
 def test_the_same_text_of_the_structure():
