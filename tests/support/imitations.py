@@ -14,7 +14,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support import paxml
+from tests.support import hostile, paxml
+from tests.support.odd_files import ODD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -72,7 +73,7 @@ def imitations(*formats: str, verdicts: tuple[str, ...] | None = ("ok", "ok-but-
 @cache
 def table() -> dict[str, Imitation]:
     """Every case."""
-    return _PAXML
+    return _PAXML | _HOSTILE | _ODD
 
 
 def tensors(found: Mapping[tuple[str, ...], np.ndarray], **more: Any) -> list[dict[str, Any]]:
@@ -166,4 +167,54 @@ _PAXML = {
     "made-paxml-flax-v00": Imitation("paxml-flax", "ok", partial(_pax_flax, version=0.0)),
     "made-paxml-missing-chunk": Imitation("paxml", "incomplete", partial(_pax_lost, lost=_one_chunk)),
     "made-paxml-one-of-4-hosts": Imitation("paxml", "incomplete", partial(_pax_lost, lost=_other_hosts)),
+}
+
+
+# ---- What must be refused
+
+REFUSALS = ("malicious", "corrupt", "unsupported", "not-a-checkpoint")
+# What is more than one pickle, or is not refused for what it calls.
+_FORMATS = {
+    "os-system-pt": "torch-zip",
+    "deflated-pt": "torch-zip",
+    "builtins-exec-legacy-pt": "torch-legacy",
+    "picklescan-object-arrays-compressed-npz": "npz",
+    **dict.fromkeys(("dcp-length-bomb", "dcp-path-escape", "dcp-planner-data"), "dcp"),
+}
+_VERDICTS = {
+    "frame-bomb-pkl": "corrupt",
+    "dcp-length-bomb": "corrupt",
+    "picklescan-object-arrays-compressed-npz": "unsupported",
+    **dict.fromkeys(("picklescan-object-array-npy", "picklescan-dns-exfiltration-npy"), "not-a-checkpoint"),
+    **dict.fromkeys(
+        (name for name in hostile.FILES if name.startswith("picklescan-malicious1-") and "-v" not in name),
+        "not-a-checkpoint",
+    ),
+}
+
+
+def _hostile(home: Path, *, name: str) -> dict[str, Any]:
+    file, make = hostile.FILES[name]
+    make(home / file)
+    names = hostile.wanted(hostile.PICKLES[name][1]) if name in hostile.PICKLES else []
+    reason = f"import or call {', '.join(names)}" if names else None
+    common = {"uri": file, "step": None, "kind": "other", "tensors": []}
+    return common | {"reason": reason, "accepted_verdicts": REFUSALS, "must_not_create": [hostile.MARKER]}
+
+
+def _odd(home: Path, *, name: str) -> dict[str, Any]:
+    ODD[name].make(home / ODD[name].name)
+    return {"uri": ODD[name].name, "step": None, "kind": "other", "tensors": []}
+
+
+_HOSTILE = {
+    f"made-hostile-{name}": Imitation(
+        _FORMATS.get(name, "numpy-pickle" if name in hostile.PICKLES else "none"),
+        _VERDICTS.get(name, "malicious"),
+        partial(_hostile, name=name),
+    )
+    for name in hostile.FILES
+}
+_ODD = {
+    f"made-{name}": Imitation(row.format, row.verdict, partial(_odd, name=name)) for name, row in ODD.items()
 }

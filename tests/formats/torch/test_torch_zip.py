@@ -54,14 +54,18 @@ def test_corpus(case):
 
 @pytest.mark.parametrize(
     ("case", "error"),
-    [
+    either(
         ("defect-torch-zip-truncated", CorruptError),
         ("hostile-deflated-pt", HostileError),
         ("hostile-os-system-pt", HostileError),
         ("torch-whole-module", UnsupportedError),
-    ],
+        ("made-torch-zip-truncated", CorruptError),
+        ("made-hostile-deflated-pt", HostileError),
+        ("made-hostile-os-system-pt", HostileError),
+        ("made-torch-whole-module", UnsupportedError),
+    ),
 )
-def test_corpus_refusals(corpus, case, error):
+def test_refusals(case, error):
     with pytest.raises(error):
         opened(place(case), "torch-zip")
 
