@@ -164,7 +164,8 @@ PICKLES: dict[str, tuple[str, bytes]] = {
     "picklescan-ghsa-xp4f-hrf8-rxw7-pkl": ("a.pkl", call("ensurepip", "_run_pip", WHOAMI)),
     # The memo has no entry 3, and the name of a global is a number: what reads the names only stops with KeyError.
     "picklescan-keyerror-exploit-pkl": (
-        "a.pkl", b"\x80\x04" + by_line("os", "system") + b"Vecho pwned\n\x85R0" + text("os") + b"\x94h\x03h\x00\x93KB."),
+        "a.pkl", b"\x80\x04" + by_line("os", "system") + b"Vecho pwned\n\x85R0" + text("os")
+        + b"\x94h\x03h\x00\x93KB."),
     # Both names of the global come from the memo, and white space follows the end.
     "picklescan-malicious-invalid-bytes-pkl": (
         "a.pkl", b"".join(b"V%s\np%d\n0" % (word, at) for word, at in

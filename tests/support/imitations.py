@@ -179,13 +179,16 @@ _FORMATS = {
     "deflated-pt": "torch-zip",
     "builtins-exec-legacy-pt": "torch-legacy",
     "picklescan-object-arrays-compressed-npz": "npz",
+    "picklescan-malicious-invalid-bytes-pkl": "none",
     **dict.fromkeys(("dcp-length-bomb", "dcp-path-escape", "dcp-planner-data"), "dcp"),
 }
 _VERDICTS = {
     "frame-bomb-pkl": "corrupt",
     "dcp-length-bomb": "corrupt",
     "picklescan-object-arrays-compressed-npz": "unsupported",
-    **dict.fromkeys(("picklescan-object-array-npy", "picklescan-dns-exfiltration-npy"), "not-a-checkpoint"),
+    "picklescan-object-array-npy": "not-a-checkpoint",
+    "picklescan-dns-exfiltration-npy": "not-a-checkpoint",
+    "picklescan-malicious-invalid-bytes-pkl": "not-a-checkpoint",
     **dict.fromkeys(
         (name for name in hostile.FILES if name.startswith("picklescan-malicious1-") and "-v" not in name),
         "not-a-checkpoint",
@@ -207,14 +210,12 @@ def _odd(home: Path, *, name: str) -> dict[str, Any]:
     return {"uri": ODD[name].name, "step": None, "kind": "other", "tensors": []}
 
 
-_HOSTILE = {
-    f"made-hostile-{name}": Imitation(
-        _FORMATS.get(name, "numpy-pickle" if name in hostile.PICKLES else "none"),
-        _VERDICTS.get(name, "malicious"),
-        partial(_hostile, name=name),
-    )
-    for name in hostile.FILES
-}
+def _hostile_row(name: str) -> Imitation:
+    form = _FORMATS.get(name, "numpy-pickle" if name in hostile.PICKLES else "none")
+    return Imitation(form, _VERDICTS.get(name, "malicious"), partial(_hostile, name=name))
+
+
+_HOSTILE = {f"made-hostile-{name}": _hostile_row(name) for name in hostile.FILES}
 _ODD = {
     f"made-{name}": Imitation(row.format, row.verdict, partial(_odd, name=name)) for name, row in ODD.items()
 }

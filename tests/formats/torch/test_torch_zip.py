@@ -21,6 +21,7 @@ from tests.support.formats import (
     assert_ends_well,
     canonical,
     cases,
+    either,
     expected,
     mutated,
     opened,
@@ -70,11 +71,12 @@ def test_refusals(case, error):
         opened(place(case), "torch-zip")
 
 
-def test_corpus_torchscript(corpus):
+@pytest.mark.parametrize("case", either("torchscript-silero-vad", "made-torchscript"))
+def test_torchscript(case):
     with pytest.raises(UnsupportedError, match="TorchScript"):
-        opened(place("torchscript-silero-vad"), "torchscript")
+        opened(place(case), "torchscript")
     with pytest.raises(UnsupportedError, match="TorchScript"):
-        opened(place("torchscript-silero-vad"), "torch-zip")
+        opened(place(case), "torch-zip")
 
 
 def test_every_kind_of_view(tmp_path):
