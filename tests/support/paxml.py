@@ -282,7 +282,7 @@ def maxtext() -> Leaves:
     """Parameters, both moments, count and step in MaxText's tree, scanned on axis 1."""
     state = leaves()
     found: Leaves = {
-        ("step",): state["step",].astype(np.int32),
+        ("step",): state["step",],  # as MaxText's converter leaves it
         ("opt_state", "count"): state["opt_states", "0", "no_prefix", "0", "count"],
     }
     roots = {
