@@ -98,7 +98,7 @@ def _paxml(path: Path) -> Any:
     specs = {
         folder.name: {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder}/"}}
         for folder in (path / "state").iterdir()
-        if folder.is_dir()
+        if (folder / ".zarray").exists()
     }
     return {
         tuple(name.split(".")): ts.open(spec, open=True).result().read().result()
