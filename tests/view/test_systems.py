@@ -43,12 +43,13 @@ def test_lingua_to_hugging_face_and_back(case, tmp_path):
     assert all(path[0].startswith("optim") for path in wanted.keys() - again.keys())
 
 
-FLAT, NESTED = {"version": "1.1", "tree": "flat"}, {"version": "1.2", "tree": "nested"}
-
-
 @needs_corpus
 @pytest.mark.parametrize(
-    ("case", "form"), [("paxml-gpt3-l3-v11-gda-zarr", FLAT), ("paxml-gpt3-l3-v12-gda-ocdbt", NESTED)]
+    ("case", "form"),
+    [
+        ("paxml-gpt3-l3-v11-gda-zarr", {"version": "1.1", "tree": "flat"}),
+        ("paxml-gpt3-l3-v12-gda-ocdbt", {"version": "1.2", "tree": "nested"}),
+    ],
 )
 def test_paxml_to_maxtext_is_what_maxtext_s_converter_made(case, form, tmp_path):
     """Parameters, both moments, step and count."""
