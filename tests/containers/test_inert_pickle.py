@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import hostile
+from tests.support.corpus import CORPUS, needs, place
 from wherry.errors import WherryError
 from wherry.integrations.containers.pickle.harmless import HARMLESS
 from wherry.integrations.containers.pickle.opcodes import load
@@ -31,11 +33,17 @@ def load_all(data, rules) -> None:
         _, end = load(data, rules, "x", end)
 
 
-def test_corpus_pickles_end_quickly_and_make_nothing(corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize("source", ["corpus", "made"])
+def test_hostile_pickles_end_quickly_and_make_nothing(source, tmp_path, monkeypatch):
     """No pickle of the hostile corpus gives anything but a refusal, and none takes long."""
-    monkeypatch.chdir(tmp_path)
-    found = [p for p in corpus.glob("hostile-*/checkpoint/*") if p.suffix in (".pkl", ".bin", ".pt")]
+    if source == "corpus":
+        needs()
+        files = CORPUS.glob("hostile-*/checkpoint/*")
+    else:
+        files = (place(f"made-hostile-{name}") for name in hostile.FILES)
+    found = [path for path in files if path.suffix in (".pkl", ".bin", ".pt")]
     assert len(found) > 30
+    monkeypatch.chdir(tmp_path)
     rules = Rules(allowed={("collections", "OrderedDict"): dict_of})
     began = time.monotonic()
     for path in found:

@@ -1,4 +1,4 @@
-"""Every hostile, torn or strange pickle of the corpus: its verdict, quickly, and nothing is run.
+"""Every hostile, torn or strange pickle of the corpus and those made here: its verdict, quickly, and nothing is run.
 
 `detect` and `convert` must both say no in the way that `expected.json` accepts, each within a second; no marker file
 may appear. Also the caps of the machine, `--allow-opaque`, and the list of globals that `inspect --pickles` makes.
@@ -19,7 +19,10 @@ from pathlib import Path
 import pytest
 
 import wherry
-from tests.support.formats import CORPUS, expected, place
+from tests.support import hostile
+from tests.support.corpus import needs, needs_corpus
+from tests.support.formats import CORPUS, expected, home, place
+from tests.support.imitations import PREFIX, imitations, table
 from wherry.errors import HostileError, MismatchError, UsageError, WherryError
 from wherry.formats.pin import take_pin
 from wherry.integrations.containers.pickle.survey import survey
@@ -39,10 +42,11 @@ def refused_cases() -> list[str]:
     return found
 
 
-CASES = refused_cases()
-needs_corpus = pytest.mark.skipif(not CASES, reason="the corpus is not here; set WHERRY_CORPUS to its folder")
+HOSTILE = [name for name in table() if name.startswith(f"{PREFIX}hostile-")]
+MADE = HOSTILE + imitations(*FORMATS, verdicts=("corrupt", "unsupported", "not-a-checkpoint"))
+CASES = refused_cases() + list(dict.fromkeys(MADE))
 # A flipped bit in tensor data is found by reading the data, not by looking at the metadata.
-FOUND_BY_READING = {"defect-torch-zip-bitflip"}
+FOUND_BY_READING = {"defect-torch-zip-bitflip", "made-torch-zip-bitflip"}
 
 
 def accepted(row: dict) -> set[str]:
@@ -50,7 +54,7 @@ def accepted(row: dict) -> set[str]:
 
 
 def markers(row: dict, folder: Path) -> list[Path]:
-    places = (Path.cwd(), folder, CORPUS / row["case"], CORPUS / row["case"] / "checkpoint", Path("/tmp"))
+    places = (Path.cwd(), folder, home(row["case"]).parent, home(row["case"]), Path("/tmp"))
     return [one / name for one in places for name in row.get("must_not_create", ()) if (one / name).exists()]
 
 
@@ -84,7 +88,7 @@ def test_convert_says_no(case, tmp_path, monkeypatch):
     assert not markers(row, tmp_path)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("hostile-")])
+@pytest.mark.parametrize("case", [case for case in CASES if case.removeprefix(PREFIX).startswith("hostile-")])
 def test_every_hostile_pickle_can_be_surveyed(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     row = expected(case)
@@ -120,6 +124,38 @@ def test_every_hostile_pickle_can_be_surveyed(case, tmp_path, monkeypatch):
 )
 def test_the_exact_verdict(case, verdict):
     assert wherry.detect(place(case)).verdict == verdict
+
+
+@pytest.mark.parametrize("case", dict.fromkeys(MADE))
+def test_the_exact_verdict_of_what_is_made_here(case):
+    found = wherry.detect(place(case))
+    wanted = (table()[case].format, "ok" if case in FOUND_BY_READING else table()[case].verdict)
+    assert (found.format, found.verdict) == wanted
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_is_made_here_is_as_hostile_as_that_of_the_corpus(case, tmp_path, monkeypatch):
+    """The same answer, and the same globals wanted; numpy has moved, and a DCP folder holds other tensors."""
+    twin = case.removeprefix(PREFIX)
+    needs(twin)
+    monkeypatch.chdir(tmp_path)
+    ours, theirs = (wherry.detect(place(one)) for one in (case, twin))
+    assert (ours.format, ours.verdict) == (theirs.format, theirs.verdict)
+    wanted = [
+        {
+            one.name.replace("numpy._core.", "numpy.core.")
+            for stream in survey(place(name))
+            for one in stream.globals
+        }
+        for name in (case, twin)
+    ]
+    known = {name for name in wanted[0] ^ wanted[1] if name.startswith("torch.")}
+    assert wanted[0] ^ wanted[1] == (known if "-dcp-" in case else set())
+
+
+def test_every_hostile_file_of_the_corpus_is_made_here(corpus):
+    theirs = {path.name for path in corpus.glob("hostile-*")}
+    assert theirs == {f"hostile-{name}" for name in hostile.FILES}
 
 
 def test_no_pickle_of_the_corpus_but_the_odd_ones_is_called_hostile(corpus):

@@ -15,6 +15,7 @@ from tests.support.registry import converted, flip_a_bit
 from wherry.cli import cli
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetInUseError, UsageError
 from wherry.ledger.record import check_chain, open_ledger, statements
+from wherry.models import promote as promotion
 from wherry.storage.sidecar import encode, read_sidecar
 from wherry.storage.stores import locate
 
@@ -114,6 +115,43 @@ def test_a_sidecar_that_was_altered_too_is_refused(candidate, name):
     assert wherry.verify(candidate.target.uri, level="digest").ok, "the place itself tells a consistent story"
     with pytest.raises(MismatchError, match="the checkpoint at this location is not the registered"):
         wherry.promote(f"models:/{name}@candidate")
+
+
+@pytest.mark.parametrize("verb", ["register", "resolve", "promote", "verify"])
+def test_a_forged_manifest_below_the_stated_digest_is_refused(candidate, client, name, verb):
+    """The digest that the sidecar states is still the registered one; its manifest no longer hashes to it."""
+    uri, model = candidate.target.uri, f"models:/{name}@candidate"
+    flip_a_bit(Path(uri))
+    rewrite_sidecar(uri)
+    assert read_sidecar(locate(uri)).checkpoint.checkpoint_digest == candidate.target.checkpoint_digest
+    done = CliRunner().invoke(cli, [verb, uri, "--name", "other"] if verb == "register" else [verb, model])
+    assert isinstance(done.exception, MismatchError)
+    assert done.exception.exit_code == 9
+    said = (
+        "the manifest beside it was altered"
+        if verb == "register"
+        else "another checkpoint than the registered"
+    )
+    assert said in str(done.exception)
+    assert held(client, name) == {"candidate": "1"}
+    assert events("promotion", name) == []
+
+
+def test_a_manifest_that_is_forged_after_it_was_resolved_is_refused(candidate, client, name, monkeypatch):
+    """Between the look at the registry and the gates, somebody changes bytes and manifest, not the stated digest."""
+
+    def resolved_then_forged(uri, **stores):
+        found = wherry.resolve(uri, **stores)
+        flip_a_bit(Path(candidate.target.uri))
+        rewrite_sidecar(candidate.target.uri)
+        return found
+
+    monkeypatch.setattr(promotion, "resolve_model", resolved_then_forged)
+    with pytest.raises(MismatchError, match="the manifest beside it is not the registered one") as failure:
+        wherry.promote(f"models:/{name}@candidate")
+    assert (failure.value.exit_code, failure.value.uri) == (9, candidate.target.uri)
+    assert held(client, name) == {"candidate": "1"}
+    assert events("promotion", name) == []
 
 
 def test_rollback_restores_the_alias_again_and_again(candidate, client, name, tmp_path):

@@ -1,4 +1,8 @@
-"""The corpus of checkpoints that the real systems wrote; tests that need it say so where it is absent."""
+"""The corpus of checkpoints that the real systems wrote; tests that need it say so where it is absent.
+
+Cases whose names begin with `made-` are no part of it: `imitations` makes them, and what is known of them is asked
+for here too.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support import imitations
 from tests.support.skips import CORPUS, NO_CORPUS
 
 if TYPE_CHECKING:
@@ -20,6 +25,8 @@ needs_corpus = pytest.mark.skipif(not PRESENT, reason=NO_CORPUS)
 @cache
 def expected(case: str) -> dict[str, Any]:
     """What is known of a case, read once: not to be changed."""
+    if case.startswith(imitations.PREFIX):
+        return imitations.made(case)[1]
     return json.loads((CORPUS / case / "expected.json").read_text())
 
 
@@ -39,9 +46,28 @@ def cases(*formats: str, verdicts: tuple[str, ...] | None = ("ok", "ok-but-alter
     ]
 
 
+def home(case: str) -> Path:
+    """The folder that the URIs of a case are relative to."""
+    if case.startswith(imitations.PREFIX):
+        return imitations.made(case)[0]
+    return CORPUS / case / "checkpoint"
+
+
 def place(case: str) -> Path:
     """Where the checkpoint of a case lies."""
-    return CORPUS / case / "checkpoint" / expected(case)["uri"]
+    return home(case) / expected(case)["uri"]
+
+
+def either(*rows: Any) -> list[Any]:
+    """Parameters of a test, of which those that name a case of the corpus need it."""
+    names = [str(row[0] if isinstance(row, tuple) else row) for row in rows]
+    return [
+        pytest.param(
+            *(row if isinstance(row, tuple) else (row,)),
+            marks=() if name.startswith(imitations.PREFIX) else needs_corpus,
+        )
+        for name, row in zip(names, rows, strict=True)
+    ]
 
 
 def needs(*names: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from tests.support.corpus import CORPUS, cases, expected, place  # noqa: F401  tests take them from here
+from tests.support.corpus import CORPUS, cases, either, expected, home, place  # noqa: F401  tests take them from here
 from wherry.core import dtypes
 from wherry.core.tensorspec import Span
 from wherry.errors import WherryError

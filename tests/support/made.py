@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.support import lingua as lingua_files
-from tests.support import t5x
+from tests.support import paxml, t5x
 from tests.support.tiny_models import GATED
 from tests.support.torch import as_bytes, every_dtype, save, torch
 
@@ -201,17 +201,136 @@ def penzai(folder: Path) -> Made:
     return folder, {(name, "data_array"): array.tobytes() for name, (_axes, array) in found.items()}
 
 
+def huggingface_bin(folder: Path) -> Made:
+    """A tiny Llama as transformers saved it before safetensors."""
+    import json
+
+    import transformers
+
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GATED))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(model.config.to_dict()))
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    return folder, bytes_of(model.state_dict())
+
+
+def numpy_pickle(folder: Path) -> Made:
+    """Arrays in a pickle of Python's own."""
+    import pickle
+
+    folder.mkdir()
+    (folder / "m.pkl").write_bytes(pickle.dumps(nested(), protocol=4))
+    return folder / "m.pkl", bytes_of(nested())
+
+
+def lingua_consolidated(folder: Path) -> Made:
+    """What Lingua's `consolidate_checkpoints` leaves of a step."""
+    import json
+
+    folder.mkdir()
+    torch.save({"model": lingua_files.model()}, folder / "consolidated.pth")
+    (folder / "params.json").write_text(json.dumps(lingua_files.PARAMS))
+    return folder, bytes_of({"model": lingua_files.model()})
+
+
+def orbax_zarr3(folder: Path) -> Made:
+    """One OCDBT database of zarr 3, as newer systems configure it."""
+    import orbax.checkpoint as ocp
+
+    ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)).save(folder, nested())
+    return folder, bytes_of(nested())
+
+
+def orbax_managed(folder: Path) -> Made:
+    """A step of Orbax's manager, with the tree in its default item."""
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(folder) as manager:
+        manager.save(7, args=ocp.args.StandardSave(nested()))
+        manager.wait_until_finished()
+    return folder / "7" / "default", bytes_of(nested())
+
+
+def orbax_v1(folder: Path) -> Made:
+    """The newest interface of Orbax."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    ocp.save_pytree(folder, nested())
+    return folder / "state", bytes_of(nested())
+
+
+def orbax_aggregate(folder: Path) -> Made:
+    """The tree in one msgpack file and nothing else, as before OCDBT without tensorstore."""
+    from flax import serialization
+
+    folder.mkdir()
+    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(nested()))
+    return folder, bytes_of(nested())
+
+
+def linen(folder: Path) -> Made:
+    """Parameters of a module of Flax Linen, in the boxes of their partitioning, saved by Orbax."""
+    import jax
+    import orbax.checkpoint as ocp
+    from flax import linen as nn
+
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+    params = nn.Dense(5, kernel_init=init).init(jax.random.key(0), jax.numpy.ones((1, 3)))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder, params)
+    return folder, {}
+
+
+def nnx(folder: Path) -> Made:
+    """The state of a module of Flax NNX, saved by Orbax."""
+    import orbax.checkpoint as ocp
+    from flax import nnx as flax_nnx
+
+    _graph, state = flax_nnx.split(flax_nnx.Linear(3, 5, rngs=flax_nnx.Rngs(0)))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder, state)
+    return folder, {}
+
+
+def paxml_arrays(folder: Path) -> Made:
+    """PaxML 1.1: a folder for each array."""
+    step, found = folder / f"checkpoint_{paxml.STEP:08d}", paxml.leaves(optimizer=False)
+    paxml.gda(step / "state", found)
+    paxml.write_metadata(step, 1.1, found)
+    return step, {path: array.tobytes() for path, array in found.items()}
+
+
+def paxml_ocdbt(folder: Path) -> Made:
+    """PaxML 1.2: Orbax's database."""
+    step, found = folder / f"checkpoint_{paxml.STEP:08d}", paxml.leaves()
+    paxml.ocdbt(step / "state", found)
+    paxml.write_metadata(step, 1.2, found)
+    return step, {path: array.tobytes() for path, array in found.items()}
+
+
+def paxml_flax(folder: Path) -> Made:
+    """PaxML's Flax type: leaves by number."""
+    step, found = folder / f"checkpoint_{paxml.STEP}", paxml.leaves()
+    names = paxml.flax(step / "state" / "checkpoint", found)
+    paxml.write_metadata(step, 1.1, found)
+    return step, {("flattened_state", str(at)): found[name].tobytes() for at, name in enumerate(names)}
+
+
 # By what `detect` calls them.
 MAKERS: dict[str, tuple[Callable[[Path], Made], ...]] = {
     "safetensors": (safetensors,),
     "npz": (npz,),
-    "huggingface": (huggingface,),
+    "huggingface": (huggingface, huggingface_bin),
+    "numpy-pickle": (numpy_pickle,),
     "torch-zip": (torch_zip,),
     "torch-legacy": (torch_legacy,),
     "dcp": (dcp,),
     "lingua": (lingua,),
+    "lingua-consolidated": (lingua_consolidated,),
     "meta-consolidated": (meta,),
-    "orbax": (orbax, orbax_files),
+    "orbax": (orbax, orbax_files, orbax_zarr3, orbax_managed, orbax_v1, orbax_aggregate, linen, nnx),
+    "paxml": (paxml_arrays, paxml_ocdbt),
+    "paxml-flax": (paxml_flax,),
     "flax-msgpack": (flax,),
     "t5x-legacy": (t5x_legacy,),
     "t5x-orbax": (t5x_orbax,),

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 import wherry
 from tests.support.families import LLAMA as CONFIG
 from tests.support.families import llama
-from tests.support.formats import CORPUS, expected, place
+from tests.support.formats import CORPUS, either, expected, place
 from wherry.core.request import LayoutRequest
 from wherry.errors import (
     AmbiguousError,
@@ -189,13 +189,13 @@ def sizes(case):
     }
 
 
-@needs_corpus
 @pytest.mark.parametrize(
     ("case", "words"),
-    [
+    either(
         ("defect-maxtext-one-of-4-hosts", ["1 of 4 hosts", "108 of 433 kB present", "51 of 159 chunks"]),
         ("defect-paxml-one-of-4-hosts", ["1 of 4 hosts", "159 of 630 kB present", "57 of 123 chunks"]),
-    ],
+        ("made-paxml-one-of-4-hosts", ["1 of 4 hosts", "35.68 of 134 kB present", "57 of 135 chunks"]),
+    ),
 )
 @pytest.mark.parametrize("options", [{}, {"scan_layers": "false"}])
 def test_a_quarter_of_a_checkpoint_is_refused_in_words(case, words, options, tmp_path):
@@ -204,13 +204,13 @@ def test_a_quarter_of_a_checkpoint_is_refused_in_words(case, words, options, tmp
     refused(tmp_path / "0", "maxtext", IncompleteError, *words, "own disk", options=options)
 
 
-@needs_corpus
 @pytest.mark.parametrize(
     ("part", "whole"),
-    [
+    either(
         ("defect-maxtext-one-of-4-hosts", "maxtext-llama31-l3-scan-zarr2-noocdbt"),
         ("defect-paxml-one-of-4-hosts", None),
-    ],
+        ("made-paxml-one-of-4-hosts", "made-paxml-v11"),
+    ),
 )
 def test_the_folders_of_all_hosts_together_become_what_the_run_asks_for(part, whole, tmp_path):
     """Each host's folder holds files of its own; copied into one they are the checkpoint, in either form."""

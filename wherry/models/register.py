@@ -13,13 +13,14 @@ from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.receipt import Receipt
 from wherry.core.services import service
 from wherry.errors import NotFoundError, UsageError, WherryError
-from wherry.ledger.resolve import checkpoint_uri
+from wherry.ledger.resolve import checkpoint_uri, proved_sidecar
 from wherry.storage.home import without_secrets
-from wherry.storage.sidecar import Sidecar, read_sidecar
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+
+    from wherry.storage.sidecar import Sidecar
 
 RESERVED = "wherry."
 
@@ -69,6 +70,7 @@ def register(
 
     Raises:
         NotFoundError: the checkpoint does not exist, or has no sidecar.
+        MismatchError: its sidecar was altered.
         UsageError: a tag has a reserved name, or MLflow rejects the name or alias.
         MissingExtraError: mlflow is not installed.
         StorageError: the registry or the ledger cannot be reached or written.
@@ -120,14 +122,7 @@ def _subject(uri_or_receipt: str | os.PathLike[str] | Receipt) -> tuple[str, Sid
 
     asked = uri_or_receipt.target.uri if isinstance(uri_or_receipt, Receipt) else uri_or_receipt
     location, _found = resolve(checkpoint_uri(asked))
-    sidecar = read_sidecar(location)
-    if sidecar is None:
-        raise NotFoundError(
-            "the checkpoint has no recorded digests",
-            uri=location.uri,
-            cure=f"run `wherry inspect {location.uri} --digest --write`, or convert it with wherry",
-            stage="register",
-        )
+    sidecar = proved_sidecar(location, "register")
     if isinstance(uri_or_receipt, Receipt):
         _require_same(uri_or_receipt, sidecar, location.uri)
     return location.uri, sidecar

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.keypath import render
-from wherry.errors import UsageError
+from wherry.errors import AmbiguousError, UsageError
 from wherry.families import Projection, convert_layout, families, load_family, load_family_file
 from wherry.families.companions import config_beside
 from wherry.layout.cuts import bands
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import Region
+    from wherry.families.schema import Family
     from wherry.formats.checkpoint import Checkpoint
     from wherry.layout.copies import StoredTensor
 
@@ -60,7 +61,10 @@ def roundtrip(
         UsageError: the family was declared in a file, which is not given.
         WherryError: the target does not fit its own layout.
     """
-    forward = _forward(source, layout)
+    try:
+        forward = _forward(source, layout)
+    except AmbiguousError:  # the conversion was given a config that does not lie beside the source
+        forward = _forward(source, layout, _target_sizes(converted, layout))
     back = _inverse(forward, converted)
     with LayoutView(converted, back) as view:
         carried = {*back.targets, *back.scalars}
@@ -147,21 +151,38 @@ def _compared(
         yield from _measured(failure, view, source, back, bound, measured or MeasuredError())
 
 
-def _forward(source: Checkpoint, layout: Mapping[str, Any]) -> Projection:
-    """The projection that made a target, reconstructed from its manifest."""
+def _family(layout: Mapping[str, Any]) -> Family:
     declared = layout.get("family_file")
     if declared is None and layout["family"] not in families():
         raise UsageError(
             f"family {layout['family']!r} was declared in a family file", cure="pass the same --family-file"
         )
-    family = load_family_file(declared) if declared else load_family(layout["family"])
-    one, other = dict(layout["from"]), dict(layout["to"])
+    return load_family_file(declared) if declared else load_family(layout["family"])
+
+
+def _forward(
+    source: Checkpoint, layout: Mapping[str, Any], sizes: Mapping[str, int] | None = None
+) -> Projection:
+    """The projection that made a target, reconstructed from its manifest."""
+    family, one, other = _family(layout), dict(layout["from"]), dict(layout["to"])
     mine, theirs = family.system(one.pop("system")), family.system(other.pop("system"))
     config, told_by = config_beside(source, mine)
     return convert_layout(
         source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
-        source_options=one, options=other, only=layout.get("only"), dtype=layout.get("dtype"),
+        source_options=one, options=other, sizes=sizes, only=layout.get("only"), dtype=layout.get("dtype"),
     )  # fmt: skip
+
+
+def _target_sizes(converted: Checkpoint, layout: Mapping[str, Any]) -> Mapping[str, int]:
+    """The extents of the axes as the target and the config beside it state them."""
+    family, forms = _family(layout), dict(layout["to"])
+    system = family.system(forms.pop("system"))
+    config, told_by = config_beside(converted, system)
+    held = convert_layout(
+        converted.manifest, family, system.name, system.name,
+        config=config, config_source=told_by, source_options=forms,
+    )  # fmt: skip
+    return held.source.solved.sizes
 
 
 def _inverse(forward: Projection, converted: Checkpoint) -> Projection:

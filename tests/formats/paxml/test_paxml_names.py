@@ -8,14 +8,13 @@ import msgpack
 import pytest
 
 import wherry
-from tests.support.formats import assert_as_expected, cases, expected, opened, place
+from tests.support.formats import assert_as_expected, either, expected, opened, place
 from wherry.core.keypath import parse
 from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.formats.paxml import names as naming
 from wherry.integrations.formats.paxml import treedef
 
-FLAX = "paxml-gpt3-l3-flax"
-needs_corpus = pytest.mark.skipif(not cases("paxml-flax"), reason="the corpus is not here; set WHERRY_CORPUS")
+FLAX = either("paxml-gpt3-l3-flax", "made-paxml-flax")
 
 
 @pytest.fixture
@@ -49,19 +48,19 @@ def test_groups_of_another_optimizer():
     assert naming.optimizer_groups(specs) == {"opt_states_0_1": {"fields": ["count", "vc", "vr"]}}
 
 
-@needs_corpus
-def test_flax_names():
-    found = opened(place(FLAX), "paxml-flax").manifest
+@pytest.mark.parametrize("case", FLAX)
+def test_flax_names(case):
+    found = opened(place(case), "paxml-flax").manifest
     names = found.custom["paxml"]["names"]
-    for row in expected(FLAX)["tensors"]:
+    for row in expected(case)["tensors"]:
         assert parse(names["/".join(row["path"])]) == tuple(row["tree_path"])
 
 
-@needs_corpus
-def test_flax_files_of_version_0_0(tmp_path):
+@pytest.mark.parametrize("case", FLAX)
+def test_flax_files_of_version_0_0(tmp_path, case):
     (tmp_path / "run" / "checkpoint_100").mkdir(parents=True)
-    shutil.copy(place(FLAX) / "state" / "checkpoint", tmp_path / "run" / "checkpoint_100" / "checkpoint")
-    shutil.copy(place(FLAX) / "state" / "checkpoint", tmp_path / "checkpoint_100")
+    shutil.copy(place(case) / "state" / "checkpoint", tmp_path / "run" / "checkpoint_100" / "checkpoint")
+    shutil.copy(place(case) / "state" / "checkpoint", tmp_path / "checkpoint_100")
     for uri in (tmp_path / "run" / "checkpoint_100", tmp_path / "checkpoint_100"):
         found = wherry.detect(uri)
         assert (found.format, found.format_version, found.step) == (
@@ -70,15 +69,15 @@ def test_flax_files_of_version_0_0(tmp_path):
             100,
         )
         assert found.verdict == "ok"
-        assert_as_expected(opened(uri, "paxml-flax"), expected(FLAX))
+        assert_as_expected(opened(uri, "paxml-flax"), expected(case))
 
 
-@needs_corpus
+@pytest.mark.parametrize("case", FLAX)
 @pytest.mark.parametrize(
     "text", ["PyTreeDef(CustomNode(TrainState[()], [*, ...]))", "PyTreeDef([*, *])", "nonsense"]
 )
-def test_an_abbreviated_structure_leaves_the_leaves_numbered(copied, text):
-    folder = copied(FLAX)
+def test_an_abbreviated_structure_leaves_the_leaves_numbered(copied, text, case):
+    folder = copied(case)
     file = folder / "state" / "checkpoint"
     state = msgpack.unpackb(file.read_bytes(), strict_map_key=False)
     file.write_bytes(msgpack.packb({**state, "str_pytree_state": text}))
@@ -88,9 +87,9 @@ def test_an_abbreviated_structure_leaves_the_leaves_numbered(copied, text):
     assert any("not the names" in seen.seen for seen in found.detection.evidence)
 
 
-@needs_corpus
-def test_a_cut_flax_file(copied):
-    folder = copied(FLAX)
+@pytest.mark.parametrize("case", FLAX)
+def test_a_cut_flax_file(copied, case):
+    folder = copied(case)
     file = folder / "state" / "checkpoint"
     file.write_bytes(file.read_bytes()[:-100])
     assert wherry.detect(folder).verdict == "corrupt"

@@ -22,6 +22,7 @@ from tests.support.formats import (
     assert_ends_well,
     canonical,
     cases,
+    either,
     expected,
     mutated,
     opened,
@@ -55,23 +56,28 @@ def test_corpus(case):
 
 @pytest.mark.parametrize(
     ("case", "error"),
-    [
+    either(
         ("defect-torch-zip-truncated", CorruptError),
         ("hostile-deflated-pt", HostileError),
         ("hostile-os-system-pt", HostileError),
         ("torch-whole-module", UnsupportedError),
-    ],
+        ("made-torch-zip-truncated", CorruptError),
+        ("made-hostile-deflated-pt", HostileError),
+        ("made-hostile-os-system-pt", HostileError),
+        ("made-torch-whole-module", UnsupportedError),
+    ),
 )
-def test_corpus_refusals(corpus, case, error):
+def test_refusals(case, error):
     with pytest.raises(error):
         opened(place(case), "torch-zip")
 
 
-def test_corpus_torchscript(corpus):
+@pytest.mark.parametrize("case", either("torchscript-silero-vad", "made-torchscript"))
+def test_torchscript(case):
     with pytest.raises(UnsupportedError, match="TorchScript"):
-        opened(place("torchscript-silero-vad"), "torchscript")
+        opened(place(case), "torchscript")
     with pytest.raises(UnsupportedError, match="TorchScript"):
-        opened(place("torchscript-silero-vad"), "torch-zip")
+        opened(place(case), "torch-zip")
 
 
 def test_every_kind_of_view(tmp_path):
