@@ -6,8 +6,8 @@ seen. If a later step fails, every alias is moved back, unless another caller ha
 
 The tag is a lock after Fischer's algorithm: a process that finds it free writes its own mark, waits for longer than a
 write takes and continues only if the mark is still its own. It needs nothing of the registry but tags, and the lock of
-a process that died expires after two minutes. A write that hangs for longer than the wait can bypass the lock; then only
-the comparison before each move protects the alias.
+a process that died expires after two minutes. A write that hangs for longer than the wait can bypass the lock; then
+only the comparison before each move protects the alias.
 """
 
 from __future__ import annotations

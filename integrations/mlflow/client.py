@@ -113,7 +113,8 @@ def quoted(value: str) -> str:
     """
     if "'" in value or '"' in value:
         raise UsageError(
-            f"invalid name {value!r}: it contains a quotation mark", cure="choose a name without quotation marks"
+            f"invalid name {value!r}: it contains a quotation mark",
+            cure="choose a name without quotation marks",
         )
     return f"'{value}'"
 

@@ -1,9 +1,10 @@
 """The registry as a projection of the ledger: restores what a registry has lost from the ledger's statements.
 
 The projection takes every statement in order and adds only what is missing, so it can be run at any time. A restored
-version gets a new number unless its old number is the next one, and the ledger gets a statement of it. Of the promotions
-and rollbacks of an alias the last one counts; an alias that is correct is never moved. Aliases that `register` set are
-not in the ledger and are not restored. A checkpoint that no longer exists cannot be registered again; this is logged.
+version gets a new number unless its old number is the next one, and the ledger gets a statement of it. Of the
+promotions and rollbacks of an alias the last one counts; an alias that is correct is never moved. Aliases that
+`register` set are not in the ledger and are not restored. A checkpoint that no longer exists cannot be registered
+again; this is logged.
 """
 
 from __future__ import annotations

@@ -71,9 +71,7 @@ def promoting(
             yield AliasMove(version, before, already=True)
             return
         moves: dict[str, str | None] = {previous_of(alias): before} if before else {}
-        moves[alias] = (
-            version  # after `previous`: a crash in between leaves an extra alias, and loses none
-        )
+        moves[alias] = version  # after `previous`: a crash in between leaves an extra alias, and loses none
         if held.get(CANDIDATE) == version and alias != CANDIDATE:
             moves[CANDIDATE] = None
         memory = {f"{_REPLACED_TAG}{alias}": before or ""}
@@ -95,7 +93,8 @@ def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: s
         target, now = held.get(previous_of(alias)), held.get(alias)
         if target is None or target == now:
             raise NotFoundError(
-                f"no previous version of alias {alias} of {name}", cure="promote a version: wherry promote URI"
+                f"no previous version of alias {alias} of {name}",
+                cure="promote a version: wherry promote URI",
             )
         return target, now
 

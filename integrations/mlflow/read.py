@@ -76,7 +76,9 @@ def look_up(
             there = ", ".join(f"{name} → {number}" for name, number in sorted(named.items()))
             raise NotFoundError(
                 f"unknown alias {alias} of {name}",
-                cure=f"choose one of: {there}" if there else f"promote a version: wherry promote URI --name {name}",
+                cure=f"choose one of: {there}"
+                if there
+                else f"promote a version: wherry promote URI --name {name}",
             )
         row = client.get_model_version(name, number)
         return RegisteredVersion(row.name, str(row.version), row.tags, _of(named, str(row.version)))
@@ -134,8 +136,8 @@ def identity(registry_uri: str) -> str | None:
     """The user as which the registry authenticates the caller; None if it has no users or does not know this one.
 
     The server of `--app-name basic-auth` returns a user's record only to that user. If it refuses the same request
-    without a password, it does check passwords. Redirects are not followed: the answer of another server proves nothing,
-    and the password must not be sent to it.
+    without a password, it does check passwords. Redirects are not followed: the answer of another server proves
+    nothing, and the password must not be sent to it.
     """
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     password = os.environ.get("MLFLOW_TRACKING_PASSWORD")

@@ -6,9 +6,9 @@ search again. The lowest version wins; a loser deletes the version that it creat
 A winner whose later step fails deletes its version, which another caller may have adopted. Both callers therefore
 announce what they do before they check: the adopter writes `wherry.adopted` and then checks for `wherry.withdrawn`; the
 withdrawer writes `wherry.withdrawn` and then checks for `wherry.adopted`. At least one of the two sees the other: an
-adopted version stays, and a caller that sees a withdrawal waits for its end. An attempt that was killed between creating
-and searching leaves a duplicate above the winner; the next caller that adopts the winner removes the duplicate if it is
-old and has no alias.
+adopted version stays, and a caller that sees a withdrawal waits for its end. An attempt that was killed between
+creating and searching leaves a duplicate above the winner; the next caller that adopts the winner removes the duplicate
+if it is old and has no alias.
 
 An MLflow server refuses local paths as source, but accepts a custom scheme. Local checkpoints are therefore registered
 as `wherry://sha256/<checkpoint digest>`, with the path in the tag `wherry.uri`.
@@ -157,7 +157,9 @@ def _settled(
             _remove_duplicates(client, name, digest, winner)
             return winner, None
     raise StorageError(
-        f"{name}: concurrent attempts to register this checkpoint keep failing", cure="try again", retryable=True
+        f"{name}: concurrent attempts to register this checkpoint keep failing",
+        cure="try again",
+        retryable=True,
     )
 
 

@@ -58,7 +58,7 @@ LOADERS: dict[str, Loader] = {
     **{
         name: Loader(
             f"{_DCP}:distributed", "torch", "torch",
-            "torch.distributed.checkpoint reads the tensors; wherry's own reader supplies their metadata from .metadata",
+            "torch.distributed.checkpoint reads the tensors; wherry's reader supplies their metadata from .metadata",
         )
         for name in ("dcp", "lingua")
     },

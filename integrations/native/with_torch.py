@@ -97,8 +97,8 @@ def require_safe_torch() -> None:
 def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
     """The model with these tensors, of the class that its config names; None if transformers has no such class.
 
-    transformers does not get the folder, where it would look for adapters, further weights and code: it gets the tensors
-    and a config that names neither code nor other locations.
+    transformers does not get the folder, where it would look for adapters, further weights and code: it gets the
+    tensors and a config that names neither code nor other locations.
 
     Raises:
         MismatchError: a tensor is missing, unexpected or of another shape.
