@@ -147,7 +147,7 @@ def _layer_node(path: KeyPath, depth: int) -> tuple[KeyPath | None, str | None]:
 
 
 def _axis(members: list[KeyPath], specs: Mapping[KeyPath, TensorSpec]) -> tuple[int | None, int | None]:
-    """The axis with one common extent in all arrays of a group, and that extent; the default axis if several qualify."""
+    """The axis with one extent in all arrays of a group, and that extent; the default axis if several qualify."""
     shapes = [specs[path].shape for path in members if path in specs]
     rank = min((len(shape) for shape in shapes), default=0)
     fitting = [axis for axis in range(rank) if len({shape[axis] for shape in shapes}) == 1]
