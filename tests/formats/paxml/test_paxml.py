@@ -111,10 +111,14 @@ def test_a_step_without_its_state(copied):
     folder = copied(V11)
     for name in (folder / "state").iterdir():
         shutil.rmtree(name) if name.is_dir() else name.unlink()
-    assert wherry.detect(folder).reason == "the state has no arrays"
+    assert wherry.detect(folder).reason == "missing arrays: the state has none"
     (folder / "state").rmdir()
     found = wherry.detect(folder)
-    assert (found.format, found.verdict, found.reason) == ("paxml", "incomplete", "the state has no arrays")
+    assert (found.format, found.verdict, found.reason) == (
+        "paxml",
+        "incomplete",
+        "missing arrays: the state has none",
+    )
 
 
 @needs_corpus
@@ -124,7 +128,7 @@ def test_metadata_of_another_host(copied):
     found = wherry.detect(folder)
     assert (found.verdict, found.reason.split(";")[0]) == (
         "incomplete",
-        "1 arrays have chunks but no .zarray: step",
+        "missing .zarray of 1 arrays that have chunks: step",
     )
 
 

@@ -186,10 +186,10 @@ def small(*paths, lists=(), values=None):
     [
         (small(("a", "b"), ("a.b",)), "key collision"),
         (small(("a", "0"), ("a_0",), lists=[("a",)]), "key collision"),
-        (small(()), "no name for a bare leaf"),
-        (small(("0",), lists=[()]), "no name for a bare leaf"),
-        (small(("a", "..", "x/../y")), "cannot be a folder"),
-        (small(("assets",)), "cannot be a folder"),
+        (small(()), "cannot name a bare leaf"),
+        (small(("0",), lists=[()]), "cannot name a bare leaf"),
+        (small(("a", "..", "x/../y")), "invalid or duplicate folder name"),
+        (small(("assets",)), "invalid or duplicate folder name"),
     ],
 )
 def test_what_flat_names_cannot_spell_is_refused(tmp_path, manifest, words):
