@@ -210,7 +210,7 @@ def test_bundle_damage(bundle):
     data.unlink()
     found = wherry.detect(bundle)
     assert (found.verdict, found.format) == ("incomplete", "tf-bundle")
-    assert "variables.data-00000-of-00001 is missing" in (found.reason or "")
+    assert "file not found: variables.data-00000-of-00001" in (found.reason or "")
 
 
 def test_bundles_beside_other_files_are_found_one_by_one(bundle):

@@ -195,7 +195,7 @@ def test_an_index_that_is_none(tmp_path, text):
 def test_a_broken_config_is_evidence_at_detection_and_an_error_at_opening(tmp_path):
     folder = sharded(tmp_path / "m")
     (folder / "config.json").write_text("{nonsense")
-    assert any("not JSON" in evidence.seen for evidence in detected(folder).evidence)
+    assert any("invalid JSON in config.json" in evidence.seen for evidence in detected(folder).evidence)
     with pytest.raises(CorruptError, match=r"config\.json"):
         opened(folder, "huggingface")
 
@@ -203,7 +203,7 @@ def test_a_broken_config_is_evidence_at_detection_and_an_error_at_opening(tmp_pa
 def test_shards_whose_index_is_lost(tmp_path):
     folder = sharded(tmp_path / "m")
     (folder / INDEX).unlink()
-    with pytest.raises(IncompleteError, match="index is missing"):
+    with pytest.raises(IncompleteError, match="missing index: "):
         opened(folder, "huggingface")
 
 

@@ -142,7 +142,7 @@ def test_metadata_under_another_name_is_refused_by_name(copied):
 
 @needs_corpus
 @pytest.mark.parametrize(
-    ("name", "words"), [("", "is empty"), ("{", "not JSON"), ('{"version": "x"}', "no version")]
+    ("name", "words"), [("", "is empty"), ("{", "not JSON"), ('{"version": "x"}', "missing key 'version'")]
 )
 def test_a_damaged_metadata_item(copied, name, words):
     folder = copied(V11)
