@@ -75,7 +75,7 @@ def test_faulty_files_are_named(tmp_path):
     with pytest.raises(NotFoundError):
         deploy.read_deployments(tmp_path / "prefect.yaml")
     (tmp_path / "prefect.yaml").write_text("deployments:\n  - name: a\n    entrypoint: b\n")
-    with pytest.raises(UsageError, match="misses 'work_pool'"):
+    with pytest.raises(UsageError, match="missing key 'work_pool'"):
         deploy.read_deployments(tmp_path / "prefect.yaml")
     with pytest.raises(UsageError, match="no work pool files"):
         read_pools(tmp_path)
