@@ -1,1 +1,1 @@
-"""Flows: the workflows that chain the tasks; each file is an entrypoint that Prefect can load by path or by name."""
+"""Flows: workflows that chain the tasks. Each file is an entrypoint that Prefect can load by path or by name."""

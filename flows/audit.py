@@ -1,8 +1,8 @@
-"""The audit flow: are all checkpoints that the ledger knows there, whole, and what was recorded?
+"""The audit flow: check that all checkpoints of the ledger exist, are complete and match their records.
 
-Load it as `flows/audit.py:audit` or `wherry.flows.audit.audit`; without any parameter it reads the metadata of
-everything. The report is a Markdown artifact, the evidence a file. Errors end the flow as Failed after all of that is
-written and told, so that alerts on failed runs see them.
+Load it as `flows/audit.py:audit` or `wherry.flows.audit.audit`; without parameters it reads the metadata of all
+checkpoints. The report is a Markdown artifact, the evidence a file. If the audit finds errors, the flow ends as Failed
+after report, evidence and message are written, so that alerts on failed runs see them.
 """
 
 from typing import Any, Literal
@@ -67,20 +67,18 @@ class AuditSpec(BaseModel):
 
 @flow(name="audit", flow_run_name="audit {spec.scope} {spec.level}", result_serializer="json")
 def audit(spec: AuditSpec = AuditSpec()) -> dict[str, Any]:  # noqa: B008  frozen
-    """Audit, publish the report, and tell what is wrong.
+    """Audit, publish the report, and send a message with the findings.
 
     Returns:
         The JSON form of the report.
 
     Raises:
-        MismatchError: there are findings on which the flow is to fail.
+        MismatchError: there are findings that `fail_on` selects.
     """
-    with ending("audit", "wherry audit could not be done") as end:
+    with ending("audit", "wherry audit failed to run") as end:
         done = audit_task(list(spec.roots) if spec.scope == "roots" else spec.scope, **_chosen(spec))
         report = done["report"]
-        create_markdown_artifact(
-            done["markdown"], key="wherry-audit-report", description="What the audit found"
-        )
+        create_markdown_artifact(done["markdown"], key="wherry-audit-report", description="Audit report")
         first = _first(report, spec.fail_on)
         say(end, report, first)
         if first is not None:
@@ -95,17 +93,17 @@ def audit(spec: AuditSpec = AuditSpec()) -> dict[str, Any]:  # noqa: B008  froze
 
 
 def say(end: Ending, report: dict[str, Any], first: dict[str, Any] | None) -> None:
-    """The report as a message.
+    """Put the report into the message.
 
     Args:
         end: takes the message.
-        report: its JSON form.
-        first: the gravest finding on which the flow fails.
+        report: JSON form of the report.
+        first: the most severe finding on which the flow fails.
     """
     end.counts = {
         name: report["counts"][name] for name in ("checkpoints", "ok", "errors", "warnings", "notes")
     }
-    end.title = f"wherry audit: {'nothing is wrong' if first is None else _counted(report)}"
+    end.title = f"wherry audit: {'no problems found' if first is None else _counted(report)}"
     if first is not None:
         end.first_error = ": ".join(
             str(part) for part in (first["uri"], first["path"], first["what"]) if part
@@ -114,7 +112,7 @@ def say(end: Ending, report: dict[str, Any], first: dict[str, Any] | None) -> No
 
 
 def _first(report: dict[str, Any], fail_on: str) -> dict[str, Any] | None:
-    """The gravest finding that counts as a failure; they come gravest first."""
+    """The most severe finding that counts as a failure; findings are sorted by severity."""
     grave = {"warning": ("error", "warning"), "never": ()}.get(fail_on, ("error",))
     findings = report["findings"]
     return next((row for row in findings if row["severity"] in grave or row["kind"] == fail_on), None)

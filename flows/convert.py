@@ -1,9 +1,9 @@
 """The convert flow: detect → plan → convert → verify → register → lineage, for one checkpoint.
 
-Load it as `flows/convert.py:convert_checkpoint` or `wherry.flows.convert.convert_checkpoint`. It may be run again
-after a crash: a finished conversion is recognised, and a registered version is found. A failure ends the flow as
-Failed, with the error's text and cure in the state's message and in a table artifact. So does a conversion that is
-committed but not recorded or not registered (exit code 12); then a second artifact shows what is committed.
+Load it as `flows/convert.py:convert_checkpoint` or `wherry.flows.convert.convert_checkpoint`. It can be run again after
+a crash: it detects a finished conversion and a registered version. A failure ends the flow as Failed, with the error's
+text and cure in the state's message and in a table artifact. So does a conversion that is committed but not recorded or
+not registered (exit code 12); then a second artifact shows what is committed.
 """
 
 from collections.abc import Generator, Iterable, Mapping
@@ -38,7 +38,7 @@ from wherry.verifier.verify import comparison
 
 __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
 
-LIMIT = "wherry-io-"  # global concurrency limits are called this and the store
+LIMIT = "wherry-io-"  # prefix of the names of global concurrency limits, before the store
 
 
 @flow(name="convert-checkpoint", flow_run_name="{spec.source} to {spec.to}", result_serializer="json")
@@ -47,14 +47,14 @@ def convert_checkpoint(spec: ConvertSpec) -> dict[str, Any]:
 
     Returns:
         JSON values: `detection`, and for the first target `plan`, `receipt`, `verification`, `registration` (the last
-        two None where they were not asked for) and `lineage`; in `further` the same for each further target.
+        two None if not requested) and `lineage`; in `further` the same for each further target.
     """
     with ending("convert-checkpoint", f"Conversion of {spec.source}", only_failures=True) as end:
         try:
             done = chain(spec)
         except NotRecordedError as error:
             _show_all(spec, error.result)
-            show_failure(error, f"{spec.source} is converted, but not recorded")
+            show_failure(error, f"{spec.source} was converted, but not recorded")
             raise
         except WherryError as error:
             show_failure(error, f"{spec.source} was not converted")
@@ -65,13 +65,13 @@ def convert_checkpoint(spec: ConvertSpec) -> dict[str, Any]:
 
 
 def chain(spec: ConvertSpec) -> dict[str, Any]:
-    """The steps, as tasks of the flow or task that calls it; see `convert_checkpoint`.
+    """Run the steps as tasks of the calling flow or task; see `convert_checkpoint`.
 
-    What `detect` chose is what all others take: a run may get a newer step meanwhile.
+    All later steps use the checkpoint that `detect` selected, since a run may get a newer step meanwhile.
 
     Raises:
-        NotRecordedError: the targets are committed, but not recorded or not registered; `result` is what would have
-            been returned, with None for what is not there.
+        NotRecordedError: the targets are committed, but not recorded or not registered; `result` has the return value
+            with None for missing parts.
     """
     asked = spec.request
     found = detect(**asked.to_json()["source"])
@@ -94,10 +94,10 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
 
 @contextmanager
 def _turn(uris: Iterable[str]) -> Generator[None]:
-    """Wait until each of the stores may take one more conversion, and occupy it, by the limits that are stated.
+    """Wait for a slot of the configured concurrency limit of each store, and hold it.
 
-    Every flow converts through here, so the limits hold over all of them. Outside of a run there is no server that
-    counts, and nothing is waited for.
+    Every flow converts through this function, so the limits apply to all flows together. Outside of a flow run there is
+    no server that counts slots, and the function does not wait.
     """
     stated = load_config().settings.concurrency
     limits = {LIMIT + store: stated[store] for store in limits_of(uris, stated)}
@@ -110,19 +110,19 @@ def _turn(uris: Iterable[str]) -> Generator[None]:
 
 
 def _make_limits(limits: Mapping[str, int]) -> None:
-    """The global concurrency limits that the configuration states, made or set on the server."""
+    """Create or update the configured global concurrency limits on the server."""
     with get_client(sync_client=True) as client:
         for name, limit in limits.items():
             try:
                 client.upsert_global_concurrency_limit_by_name(name, limit)
-            except ObjectAlreadyExists:  # another run made it a moment ago; it is ours to set now
+            except ObjectAlreadyExists:  # another run has just created it; update it
                 client.upsert_global_concurrency_limit_by_name(name, limit)
 
 
 def _after(
     spec: ConvertSpec, target: TargetSpec, receipt: dict[str, Any], refused: list[NotRecordedError]
 ) -> dict[str, Any]:
-    """What follows the commit of one target; what ledger and registry refuse keeps nothing else from being done."""
+    """The steps after the commit of one target; a failure of ledger or registry does not stop the other steps."""
     uri = receipt["target"]["uri"]
     done: dict[str, Any] = {
         "receipt": receipt, "verification": None, "registration": None, "lineage": None,
@@ -142,7 +142,7 @@ def _after(
 
 
 def _verified(uri: str, how: dict[str, Any], refused: list[NotRecordedError]) -> dict[str, Any]:
-    """The verification; one that passed and is not recorded counts too."""
+    """The verification; one that passed but was not recorded counts too."""
     with verification_of(uri):
         try:
             return verify(uri, **how)

@@ -1,6 +1,6 @@
-"""The parameters of a conversion flow, as the form in the Prefect UI shows them.
+"""The parameters of the conversion flow, as the form in the Prefect UI shows them.
 
-What the engine is asked for are the options of `wherry.core.request`; the rest is what the flow does besides.
+The options of the conversion come from `wherry.core.request`; the other fields control the further steps of the flow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _TargetFields(BaseModel):
 
 
 class TargetSpec(_TargetFields):
-    """One target: where it is written, as what, and everything that the files do not tell."""
+    """One target: location, format, and all options that the files do not determine."""
 
     model_name: str | None = Field(
         default=None, description="Registered model in MLflow; not registered by default."
@@ -35,7 +35,7 @@ class TargetSpec(_TargetFields):
 
     @property
     def asked(self) -> TargetRequest:
-        """What the engine is asked for."""
+        """The request to the engine."""
         return target_of("form", self, self.target, self.to)
 
 
@@ -80,7 +80,7 @@ class ConvertSpec(_Conversion):
 
     @property
     def request(self) -> ConvertRequest:
-        """What the engine is asked for."""
+        """The request to the engine."""
         given = given_by("form", self, SourceRequest, ConvertRequest)
         verify = "digest" if self.read_back else "none"
         return convert_request(self.source, [one.asked for one in self.targets], verify=verify, **given)

@@ -1,9 +1,9 @@
-"""The post-training export: what a training has committed is converted, verified, registered and recorded at once.
+"""The post-training export: a checkpoint that a training job commits is converted, verified, registered and recorded.
 
 `wherry emit URI`, the hooks to paste and `wherry.export` post the event `wherry.checkpoint.committed`, which starts
-this flow with the checkpoint as its source. The routes say what is made of it; explicit targets take their place. A
-checkpoint that no route takes ends the flow as Completed, with the reasons: an event may tell of anything. Whatever is
-missed here, the nightly run finds.
+this flow with the checkpoint as its source. The routes define the targets, unless explicit targets are given. If no
+route takes the checkpoint, the flow ends as Completed, with the reasons, since an event may be about any checkpoint.
+The nightly run converts whatever was missed here.
 """
 
 from typing import Any
@@ -55,8 +55,8 @@ def export(spec: ExportSpec) -> dict[str, Any]:
     """Carry out the routes, or the targets that are named, for one checkpoint.
 
     Returns:
-        JSON values: `source`; in `routes` what each route said; in `conversions` what `convert-checkpoint` returns for
-        each that took it; `registration` of the source itself, where that was asked for.
+        JSON values: `source`; in `routes` the decision of each route; in `conversions` the result of
+        `convert-checkpoint` for each route that took it; `registration` of the source itself, if requested.
     """
     with (
         in_force(spec.config, spec.env) as config,
@@ -83,11 +83,11 @@ def export(spec: ExportSpec) -> dict[str, Any]:
 
 
 def _wanted(spec: ExportSpec) -> list[dict[str, Any]]:
-    """Explicit targets as a route without a name; else what the routes say; none for a mere registration."""
+    """Explicit targets as a route without a name; else the decisions of the routes; empty for a registration only."""
     if spec.targets:
         first, *rest = (one.model_dump() for one in spec.targets)
         fields = {**first, "source": spec.source, "further": rest}
-        return [{"route": "", "takes": True, "reason": "targets were named", "spec": fields, "notes": []}]
+        return [{"route": "", "takes": True, "reason": "explicit targets", "spec": fields, "notes": []}]
     if spec.register_source and not spec.routes:
         return []
     return routed(spec.source, spec.routes, spec.config, spec.env)
@@ -97,7 +97,7 @@ def _carry_out(
     row: dict[str, Any], spec: ExportSpec, mlflow: MlflowSettings,
     made: list[dict[str, Any]], failures: list[WherryError],
 ) -> None:  # fmt: skip
-    """One route, noted in the ledger as a night would; a failure does not keep the others from being made."""
+    """Carry out one route and record it in the ledger as the nightly run does; a failure does not stop the others."""
     fields = {**row["spec"], **mlflow.model_dump(), **({"alias": spec.alias} if spec.alias else {})}
     try:
         done = chain(ConvertSpec.model_validate(fields))
@@ -113,14 +113,14 @@ def _carry_out(
 
 
 def _registered(spec: ExportSpec, failures: list[WherryError]) -> dict[str, Any] | None:
-    """The registration of the checkpoint itself; a failure does not hide what the routes made."""
+    """The registration of the checkpoint itself; a failure does not hide the results of the routes."""
     if spec.register_source is None:
         return None
     try:
         verify(spec.source, level="digest")
         return register(spec.source, spec.register_source, spec.alias)
     except WherryError as error:
-        run_logger().error("registration of %s: %s", spec.source, error)
+        run_logger().error("registration of %s failed: %s", spec.source, error)
         failures.append(error)
         return None
 
@@ -128,7 +128,7 @@ def _registered(spec: ExportSpec, failures: list[WherryError]) -> dict[str, Any]
 def _show(
     spec: ExportSpec, rows: list[dict[str, Any]], made: list[dict[str, Any]], failures: list[WherryError]
 ) -> None:
-    """One artifact that says what became of the checkpoint."""
+    """One artifact with the results for the checkpoint."""
     table = [{"what": f"route {row['route']}".strip(), "value": row["reason"]} for row in rows]
     for done in made:
         for one in (done, *done["further"]):

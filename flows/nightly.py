@@ -1,9 +1,9 @@
-"""The nightly flow: over all routes, convert what lies there and is not in the ledger.
+"""The nightly flow: convert the checkpoints of all routes that the ledger does not have yet.
 
-discover → subtract → fan out → one summary. Each checkpoint is a task of its own with the steps of the convert flow in
-it; what fails or vanishes is a row of the summary and stops nothing. Where a conversion to several targets fails, each
-target is tried alone, so that one that cannot be made does not hold up the others. The run ends as Failed where
-anything failed, or was converted but not recorded, with the first error and its cure.
+discover → subtract → fan out → one summary. Each checkpoint is a separate task that runs the steps of the convert flow;
+a checkpoint that fails or disappears is a row of the summary and does not stop the others. If a conversion to several
+targets fails, each target is tried alone, so that one failing target does not hold up the others. The run ends as
+Failed if any conversion failed, or was converted but not recorded, with the first error and its cure.
 """
 
 from collections.abc import Callable, Generator
@@ -54,13 +54,13 @@ _ALL = NightlySpec()
 
 
 def _named() -> str:
-    """The name of a night's run: the day on which it began, in UTC as all that is stored."""
+    """The name of a nightly run: the day on which it began, in UTC like all stored times."""
     return datetime.now(UTC).strftime("night of %Y-%m-%d")
 
 
 @flow(name="nightly-convert", flow_run_name=_named, result_serializer="json", validate_parameters=True)
 def nightly(spec: NightlySpec = _ALL) -> Any:
-    """Convert what the routes ask for and the ledger does not have.
+    """Convert what the routes require and the ledger does not have.
 
     Returns:
         JSON values: `counts`, `plans` for each route, `outcomes` for each checkpoint and `skipped` routes.
@@ -75,25 +75,25 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
             runner=partial(_as_tasks, config),
             on_plan=_log_plan,
         )
-        create_markdown_artifact(markdown(report), key="wherry-nightly", description="What the night did")
+        create_markdown_artifact(markdown(report), key="wherry-nightly", description="Summary of the night")
         end.counts = dict(report.counts)
         end.silent = spec.dry_run or report.left_to_another
         error = failure(report)
         if error is not None:
             raise error
     if report.left_to_another:
-        return Completed(name="Skipped", message="another night is at work", data=report.to_json())
+        return Completed(name="Skipped", message="another nightly run is in progress", data=report.to_json())
     return report.to_json()
 
 
 @task(name="checkpoint", result_serializer="json", cache_policy=NO_CACHE, task_run_name="{source}")
 def checkpoint(source: str, arguments: dict[str, Any], notes: list[dict[str, Any]]) -> int:
-    """Convert one checkpoint as its route says, and note in the ledger that it is made.
+    """Convert one checkpoint as its route specifies, and record the product notes in the ledger.
 
     Args:
-        source: the checkpoint; names the run.
+        source: the checkpoint; it gives the task run its name.
         arguments: the fields of a ConvertSpec.
-        notes: what the ledger is told.
+        notes: the product notes for the ledger.
 
     Returns:
         Bytes written.
@@ -107,7 +107,7 @@ def checkpoint(source: str, arguments: dict[str, Any], notes: list[dict[str, Any
 
 @contextmanager
 def _as_tasks(config: Config, route: Route) -> Generator[Any]:
-    """Each checkpoint as a task; the runner bounds how many run."""
+    """Run each checkpoint as a task; the runner limits how many run at a time."""
     with ThreadPoolTaskRunner(max_workers=route.concurrency) as runner:
 
         def start(work: Work, targets: tuple[RouteTarget, ...]) -> _TaskAttempt:
@@ -119,17 +119,17 @@ def _as_tasks(config: Config, route: Route) -> Generator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _TaskAttempt:
-    """The task of a checkpoint, as the night waits for it."""
+    """The task of a checkpoint, in the form in which the nightly run waits for it."""
 
     future: PrefectConcurrentFuture[int]
     uri: str
 
     def add_done_callback(self, told: Callable[[Any], None]) -> None:
-        """Have `told` called once the task has ended."""
+        """Call `told` when the task has ended."""
         self.future.add_done_callback(told)
 
     def result(self) -> int:
-        """The bytes written; an error of the task as one of ours."""
+        """The bytes written; raises an error of the task as one of wherry's errors."""
         self.future.wait()
         if not self.future.state.is_completed():
             raise as_ours(self.future.state.result(raise_on_failure=False), self.uri)

@@ -1,7 +1,7 @@
-"""The promote flow: verify a registered checkpoint again, judge it by the policy, move the alias; or roll back.
+"""The promote flow: verify a registered checkpoint again, check the policy, move the alias; or roll back.
 
-Load it as `flows/promote.py:promote` or `wherry.flows.promote.promote`. It may be run again after a crash: an alias
-that is there already is recognised. A refusal ends the flow as Failed, with every gate in a table artifact.
+Load it as `flows/promote.py:promote` or `wherry.flows.promote.promote`. It can be run again after a crash: it detects
+an alias that was moved already. A refusal ends the flow as Failed, with every gate in a table artifact.
 """
 
 from typing import Any, Self
@@ -55,9 +55,9 @@ class PromoteSpec(BaseModel):
     @model_validator(mode="after")
     def _says_what(self) -> Self:
         if self.rollback and not self.name:
-            raise ValueError("a rollback needs `name`")
+            raise ValueError("missing `name`: a rollback requires it")
         if not self.rollback and not self.subject:
-            raise ValueError("a promotion needs `subject`")
+            raise ValueError("missing `subject`: a promotion requires it")
         return self
 
 

@@ -1,7 +1,7 @@
-"""serve: the deployments of a `prefect.yaml`, carried out by this process; no work pool, no worker.
+"""serve: run the deployments of a `prefect.yaml` in this process, without a work pool or worker.
 
-For a laptop or a single machine: schedules, triggers and limits are those of the file. Runs are child processes of
-this one, which stops taking up new ones at Ctrl-C or SIGTERM and pauses the schedules.
+For a laptop or a single machine: schedules, triggers and limits are those of the file. Runs are child processes of this
+process, which at Ctrl-C or SIGTERM starts no more runs and pauses the schedules.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ _KNOWN = {
 
 
 def deployments(file: Path) -> list[RunnerDeployment]:
-    """What a `prefect.yaml` deploys, for `prefect.serve`; its work pools are passed over.
+    """The deployments of a `prefect.yaml`, for `prefect.serve`; its work pools are ignored.
 
     Raises:
-        NotFoundError: there is no such file.
-        UsageError: it is faulty, or states something that cannot be served.
-        StorageError: it cannot be read.
+        NotFoundError: the file does not exist.
+        UsageError: the file is invalid, or a deployment cannot be served.
+        StorageError: the file cannot be read.
     """
     return [_deployment(entry, file) for entry in read_deployments(file)]
 
 
 def serve(file: Path, *, limit: int = 2) -> None:
-    """Carry out the deployments of a file until stopped.
+    """Run the deployments of a file until stopped.
 
     Args:
         file: the `prefect.yaml`.
         limit: runs at a time.
 
     Raises:
-        NotFoundError: there is no such file.
-        UsageError: it is faulty, or states something that cannot be served.
-        StorageError: it cannot be read.
+        NotFoundError: the file does not exist.
+        UsageError: the file is invalid, or a deployment cannot be served.
+        StorageError: the file cannot be read.
     """
     carry_out(*deployments(file), limit=limit)
 
@@ -68,7 +68,11 @@ def serve(file: Path, *, limit: int = 2) -> None:
 def _deployment(entry: dict[str, Any], file: Path) -> RunnerDeployment:
     unknown = sorted(set(entry) - _KNOWN)
     if unknown:
-        raise UsageError(f"{entry['name']}: {', '.join(unknown)} cannot be served", uri=str(file))
+        raise UsageError(
+            f"unsupported field {', '.join(unknown)} of deployment {entry['name']}",
+            uri=str(file),
+            cure="remove it, or create the deployment with `wherry deploy`",
+        )
     try:
         flow = load_flow_from_entrypoint(entry["entrypoint"])
         made = flow.to_deployment(
@@ -82,8 +86,8 @@ def _deployment(entry: dict[str, Any], file: Path) -> RunnerDeployment:
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
     except (ImportError, AttributeError, ValidationError) as error:
-        raise UsageError(f"{entry['name']} cannot be served: {error}", uri=str(file)) from error
-    return cast("RunnerDeployment", made)  # a coroutine only where an event loop runs already
+        raise UsageError(f"cannot serve deployment {entry['name']}: {error}", uri=str(file)) from error
+    return cast("RunnerDeployment", made)  # a coroutine only if an event loop is running already
 
 
 def _schedule(row: dict[str, Any]) -> DeploymentScheduleCreate:

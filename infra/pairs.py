@@ -1,12 +1,12 @@
-"""Container conversion there and back, for every pair of formats: what keeps the weights digest.
+"""Container conversion and back, for every pair of formats: the pairs that keep the weights digest.
 
     python infra/pairs.py
 
-measures all pairs and writes the table into `docs/reference/pairs.md`, between two markers. Small trees of float32
-and bfloat16 are carried: one with one-part key paths, one with nested ones, and for the formats that know one way of
-naming only (Lingua's) one with their names and the file that they cannot be without. A format that cannot hold a tree
-refuses it by name before it writes anything; every other pair must keep the digest, or this fails.
-`tests/contract/test_pairs.py` runs the same measurement and compares the page with it.
+measures all pairs and writes the table into `docs/reference/pairs.md`, between two markers. It converts small trees of
+float32 and bfloat16: one with one-part key paths, one with nested ones, and for formats with fixed names (Lingua's) one
+with their names and their required companion file. A format that cannot represent a tree refuses it before it writes
+anything; every other pair must keep the digest, or this script fails. `tests/contract/test_pairs.py` runs the same
+measurement and compares the page with it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Tree(NamedTuple):
-    """A tree that is carried.
+    """A tree to convert.
 
     Attributes:
-        name: what the table calls it.
-        seed: the format in which it is made; it holds any tree of its kind and takes any span.
+        name: its name in the table.
+        seed: the format in which it is created; it can hold any tree of its kind and accepts any span.
         paths: its key paths, one for each of `SPECS`.
-        owner: the format whose own names these are; then only pairs with it are measured.
+        owner: the format that requires these names; then only pairs with it are measured.
     """
 
     name: str
@@ -67,8 +67,8 @@ TREES = (
     ),
 )
 SPECS = (((4, 6), "float32"), ((3, 4, 2), "bfloat16"), ((5,), "float32"))
-SAME_TREE = LayoutRequest(family=NONE)  # containers alone: no tree is taken for a model's
-# What a format answers that does not hold a tree after all.
+SAME_TREE = LayoutRequest(family=NONE)  # containers only: no tree is treated as a model
+# Errors of a format that cannot represent a tree.
 REFUSALS = (UnrepresentableError, UnsupportedError, UsageError)
 
 
@@ -89,12 +89,12 @@ class Pair:
 
     @property
     def kept(self) -> bool:
-        """Whether all three are the same."""
+        """Whether all three digests are equal."""
         return len(set(self.digests)) == 1
 
 
 def measure(folder: Path) -> list[Pair]:
-    """Carry every tree through every pair of formats that hold it.
+    """Convert every tree through every pair of formats that can hold it.
 
     Args:
         folder: an empty folder to work in.
@@ -120,7 +120,7 @@ def _measure_tree(tree: Tree, folder: Path) -> list[Pair]:
 
 
 def candidates(tree: Tree) -> list[str]:
-    """Names of the formats that may hold a tree: those with names of their own hold theirs, with its companions."""
+    """Names of the formats that may hold a tree: a format with fixed names holds only its own, with its companions."""
     depth = max(map(len, tree.paths))
     rows = {name: find_format(name) for name in written()}
     return [
@@ -132,12 +132,12 @@ def candidates(tree: Tree) -> list[str]:
 
 
 def written() -> list[str]:
-    """Names of the formats that are written, in the order of the table."""
+    """Names of the writable formats, in the order of the table."""
     return sorted(name for name, row in formats().items() if row.create is not None)
 
 
 def _carried(source: Path, target: Path, to: str) -> str | None:
-    """Weights digest of the target; None where its format does not hold the source."""
+    """Weights digest of the target; None if its format cannot hold the source."""
     try:
         return convert(source, target, to=to, wish=SAME_TREE, lineage=False).target.weights_digest
     except REFUSALS:
@@ -188,7 +188,7 @@ def main() -> None:
         pairs = measure(Path(folder))
     lost = [pair for pair in pairs if not pair.kept]
     if lost:
-        raise SystemExit(f"these pairs do not keep the weights digest: {lost}")
+        raise SystemExit(f"digest mismatch in these pairs: {lost}")
     page = ROOT / "docs" / "reference" / "pairs.md"
     block = f"<!-- pairs:start -->\n\n{render(pairs)}\n<!-- pairs:end -->"
     text = page.read_text()

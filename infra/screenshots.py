@@ -1,7 +1,7 @@
-"""Takes the pictures of README from a real browser: a Prefect flow run, an MLflow model version, the lineage page.
+"""Takes the pictures of README with a real browser: a Prefect flow run, an MLflow model version, the lineage page.
 
-Both servers are started on the stores that the demo has left, on free ports of loopback, and ended again. Each picture
-is taken once the words are there that it is to show; a page without them is an error, not a picture.
+Both servers run on the demo's stores, on free loopback ports, and are stopped at the end. Each picture is taken when
+its expected words are on the page; a page without them is an error.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-LARGEST = 250_000  # bytes of a picture
-_SETTLED = 4000  # milliseconds that graphs, fonts and animations take
-_PATIENCE = 300.0  # seconds until a server answers
+LARGEST = 250_000  # size limit of a picture in bytes
+_SETTLED = 4000  # milliseconds to wait for graphs, fonts and animations
+_PATIENCE = 300.0  # seconds to wait for a server to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Page:
     """One picture.
 
     Attributes:
-        name: of the file.
-        url: what is opened.
-        words: what must be on it before the picture is taken.
-        size: of the window.
-        clicks: what is clicked before, in order, each by its role and name.
+        name: name of the file.
+        url: URL of the page.
+        words: words that must be on the page before the picture is taken.
+        size: size of the window.
+        clicks: elements to click before, in order, each by its role and name.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Page:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="of the demo; it is told there first, where it was not")
-    parser.add_argument("pictures", type=Path, help="where the pictures go")
+    parser.add_argument("folder", type=Path, help="folder of the demo; the demo runs there first if needed")
+    parser.add_argument("pictures", type=Path, help="folder for the pictures")
     asked = parser.parse_args()
     folder = asked.folder.resolve()
     demo.settle(folder)
@@ -75,24 +75,24 @@ def main() -> int:
 
 
 def tell_story(folder: Path) -> None:
-    """Run the demo and end the embedded server that it leaves.
+    """Run the demo and end the embedded server that it leaves running.
 
     Raises:
-        SystemExit: the story did not go as it must.
+        SystemExit: the demo failed.
     """
     command = [sys.executable, str(Path(__file__).with_name("demo.py")), str(folder)]
     with running(command, {}, None) as process:
         code = process.wait()
     if code:
-        raise SystemExit(f"the demo ended with {code}")
+        raise SystemExit(f"the demo failed with exit code {code}")
 
 
 @contextmanager
 def servers(folder: Path) -> Generator[tuple[str, str]]:
-    """Both servers on the demo's stores.
+    """Run both servers on the demo's stores.
 
     Yields:
-        The addresses of Prefect's and MLflow's.
+        The addresses of Prefect's and MLflow's servers.
     """
     tools = Path(sys.executable).parent
     first, second = free_port(), free_port()
@@ -117,12 +117,12 @@ def servers(folder: Path) -> Generator[tuple[str, str]]:
 def running(
     command: list[str], settings: Mapping[str, str], log: Path | None
 ) -> Generator[subprocess.Popen[bytes]]:
-    """A process in a session of its own, which ends with everything that it started.
+    """Run a process in a new session, and end it with its child processes.
 
     Args:
-        command: what is run.
-        settings: added to its environment.
-        log: file for what it prints; None lets it print here.
+        command: the command to run.
+        settings: variables to add to its environment.
+        log: file for its output; None inherits the output of this process.
     """
     with log.open("wb") if log else nullcontext() as output:
         process = subprocess.Popen(
@@ -143,11 +143,11 @@ def await_answer(process: subprocess.Popen[bytes], url: str) -> None:
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise SystemExit(f"{process.args!r} ended with {process.returncode}; see its log")
+            raise SystemExit(f"{process.args!r} failed with exit code {process.returncode}; see its log")
         with suppress(OSError), urllib.request.urlopen(url, timeout=10):
             return
         time.sleep(0.5)
-    raise SystemExit(f"{url} did not answer in {_PATIENCE:.0f} s")
+    raise SystemExit(f"timed out after {_PATIENCE:.0f} s: no answer from {url}")
 
 
 def free_port() -> int:
@@ -157,7 +157,7 @@ def free_port() -> int:
 
 
 def pages(prefect: str, mlflow: str, folder: Path) -> Generator[Page]:
-    """What is shown."""
+    """The pages to show."""
     night = flow_run(prefect, "nightly-convert")
     yield Page(
         "prefect-nightly",
@@ -167,7 +167,7 @@ def pages(prefect: str, mlflow: str, folder: Path) -> Generator[Page]:
     )
     version = f"{mlflow}/#/models/{site.JAX_MODEL}/versions/1"
     close, run = ("button", "Close"), ("link", f"register {site.JAX_MODEL}")
-    said = ("@ champion", "made of", "wherry fetch", "wherry.checkpoint_digest")
+    said = ("@ champion", "converted from", "wherry fetch", "wherry.checkpoint_digest")
     yield Page("mlflow-version", version, said, clicks=(close,))
     said = ("Logged models", "Input", site.RUN, "Output", "wherry.format")
     yield Page("mlflow-run", version, said, clicks=(close, run))
@@ -185,7 +185,7 @@ _LINEAGE = (
 
 
 def flow_run(prefect: str, flow: str) -> str:
-    """The run of a flow that did most: the first night, when there was something to do."""
+    """The run of a flow with the most task runs: the first night, which had something to convert."""
     asked = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
     runs = post(f"{prefect}/api/flow_runs/filter", asked)
     return max(runs, key=lambda run: run["total_run_time"])["id"]
@@ -198,15 +198,15 @@ def post(url: str, body: Any) -> Any:
 
 
 def take(wanted: list[Page], pictures: Path, *, patience: float = 60.0) -> list[Path]:
-    """The pictures of all pages.
+    """Take the pictures of all pages.
 
     Args:
-        wanted: which.
-        pictures: the folder that they go to.
-        patience: seconds until each word must be there.
+        wanted: the pages.
+        pictures: folder for the pictures.
+        patience: seconds to wait for each word.
 
     Raises:
-        SystemExit: a page does not show what it should, or a picture is too large.
+        SystemExit: a page lacks an expected word, or a picture is too large.
     """
     from playwright.sync_api import sync_playwright
 
@@ -232,7 +232,7 @@ def picture(browser: Any, page: Page, pictures: Path, patience: float) -> Path:
     shown.screenshot(path=str(file))
     shown.close()
     if file.stat().st_size > LARGEST:
-        raise SystemExit(f"{file} has {file.stat().st_size:,} bytes, more than {LARGEST:,}")
+        raise SystemExit(f"{file} has {file.stat().st_size:,} bytes, which exceeds the limit of {LARGEST:,}")
     return file
 
 
@@ -242,7 +242,7 @@ def _await_word(shown: Any, page: Page, word: str) -> None:
     try:
         shown.get_by_text(word).locator("visible=true").first.wait_for()
     except Late:
-        raise SystemExit(f"{page.name}: {word!r} is not on {page.url}") from None
+        raise SystemExit(f"{page.name}: {word!r} not found on {page.url}") from None
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""assets, as tasks: a conversion as Prefect's own materialization of one asset from another.
+"""assets, as tasks: report a conversion to Prefect as the materialization of one asset from another.
 
-The events are `prefect.asset.materialization.succeeded` for the target, with the source as its dependency; a server
-keeps them as long as its events, so they are a free export and never the truth, which is the ledger.
+The events are `prefect.asset.materialization.succeeded` for the target, with the source as its dependency. A server
+deletes them with its other events, so they are only an export; the record of truth is the ledger.
 
 Facts (Prefect 3.8): the key of an asset is a URI of at most 512 characters without `%`, spaces, quotes and brackets;
-what depends on what is an argument of the task, so that each conversion makes a task of its own.
+dependencies are an argument of the task, so each conversion makes a separate task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wherry.tasks.common import run_logger
 
 _LONGEST = 512  # characters of a key
 _KEPT = (
-    "/:@-._~!$*+,"  # what a key may hold besides letters and digits; the rest becomes `=` and two hex digits
+    "/:@-._~!$*+,"  # allowed in a key besides letters and digits; other bytes become `=` and two hex digits
 )
 _FACTS = (
     "format",
@@ -35,9 +35,9 @@ _FACTS = (
 
 
 def asset_events(receipt: dict[str, Any]) -> None:
-    """Tell Prefect that a conversion made an asset of another one; call it in a flow, after the conversion.
+    """Report to Prefect that a conversion made one asset from another; call it in a flow, after the conversion.
 
-    Prefect not taking it is no reason to fail a conversion that is done: that is logged.
+    A failure of Prefect does not fail the finished conversion: it is logged.
 
     Args:
         receipt: JSON form of a receipt.
@@ -53,7 +53,7 @@ def asset_events(receipt: dict[str, Any]) -> None:
     try:
         tell(facts)
     except Exception as error:  # noqa: BLE001  any failure of a client is only a failure to report
-        run_logger().warning("the asset was not recorded by Prefect: %s", error)
+        run_logger().warning("could not record the asset in Prefect: %s", error)
 
 
 def asset_of(reference: dict[str, Any]) -> Asset:
@@ -71,7 +71,7 @@ def asset_of(reference: dict[str, Any]) -> Asset:
 
 
 def asset_key(uri: str) -> str:
-    """The URI of a checkpoint as Prefect takes it: with a scheme, quoted, without secrets, and not too long."""
+    """The URI of a checkpoint as an asset key: with a scheme, quoted, without secrets, within the length limit."""
     scheme, separator, path = without_secrets(uri).partition("://")
     quoted = quote(path if separator else uri, safe=_KEPT).replace("%", "=")
     whole = f"{scheme.lower() if separator else 'file'}://{quoted}"

@@ -1,4 +1,4 @@
-"""audit, as a task: compare what the ledger and the registry say with what lies in the stores."""
+"""audit, as a task: compare the ledger and the registry with the stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def audit(scope: str | list[str], **chosen: Any) -> dict[str, Any]:
         chosen: further arguments of `wherry.audit`.
 
     Returns:
-        `report`: its JSON form; `markdown`: the same for people.
+        `report`: the JSON form of the report; `markdown`: the report as text.
     """
     shown = scope if isinstance(scope, str) else ", ".join(scope)
     reading = progress_artifact("audit", shown) if chosen.get("level") == "digest" else None

@@ -1,4 +1,4 @@
-"""What all tasks share: when to retry, how results are kept, the run's logger and the progress artifact."""
+"""Code that all tasks share: when to retry, how results are stored, the run's logger and the progress artifact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTERVAL = 1.0  # seconds between two updates of an artifact: each is a request
 
 
 def retryable(_task: object, _run: object, state: Any) -> bool:
-    """Whether a failed task may be tried again: only where the error itself says that this can help."""
+    """Whether to retry a failed task: only if its error is marked as retryable."""
     error = state.data if isinstance(state.data, BaseException) else state.result(raise_on_failure=False)
     return isinstance(error, WherryError) and error.retryable
 
@@ -36,14 +36,14 @@ STEP: dict[str, Any] = {
     "result_serializer": "json",
     "cache_policy": NO_CACHE,
 }
-"""Options of every task. A damaged or hostile checkpoint fails at once; a connection that broke is tried again.
+"""Options of every task. A damaged or hostile checkpoint fails at once; a lost connection is retried.
 
-No answer is taken from an earlier attempt of the same run: each step is idempotent and looks at what is there now.
+Results of earlier attempts of the same run are not reused: each step is idempotent and checks the current state.
 """
 
 
 def run_logger() -> Any:
-    """The logger of the running task; the plain one where a task's function is called outside a run."""
+    """The logger of the running task; wherry's own logger if a task's function is called outside a run."""
     try:
         return get_run_logger()
     except MissingContextError:
@@ -51,7 +51,7 @@ def run_logger() -> Any:
 
 
 def show_failure(error: WherryError, description: str) -> None:
-    """The error of a flow, field by field, as a table in the run's page."""
+    """Show the error of a flow, field by field, as a table on the run's page."""
     rows = [
         {"what": name, "value": str(value)} for name, value in error.to_json().items() if value is not None
     ]
@@ -59,14 +59,13 @@ def show_failure(error: WherryError, description: str) -> None:
 
 
 def progress_artifact(verb: str, subject: str) -> OnProgress:
-    """A progress bar in the run's page: updated once a second at most, and at the end.
+    """A progress bar on the run's page: updated at most once a second, and at the end.
 
-    A server that does not take an update is no reason to stop a conversion: that is logged, once, and the bar stays
-    where it was.
+    A failed update does not stop the conversion: it is logged once, and the bar is no longer updated.
 
     Args:
-        verb: the step; with it begins the artifact's key.
-        subject: what is worked on, for the description.
+        verb: the step; it becomes part of the artifact's key.
+        subject: what the step works on, for the description.
     """
     log = run_logger()
     artifact = create_progress_artifact(0.0, key=f"wherry-{verb}", description=f"{verb} {subject}")
@@ -89,7 +88,7 @@ def progress_artifact(verb: str, subject: str) -> OnProgress:
             last = time.monotonic()
         except Exception as error:  # noqa: BLE001  any failure of a client is only a failure to report
             broken = True
-            log.warning("progress is not reported any more: %s", error)
+            log.warning("could not update the progress artifact; progress is no longer reported: %s", error)
         finally:
             busy.release()
 

@@ -1,4 +1,4 @@
-"""convert, as a task: carry out a conversion to one target or several, with its progress in the run's page."""
+"""convert, as a task: carry out a conversion to one or several targets, with its progress on the run's page."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from wherry.tasks.common import STEP, progress_artifact, run_logger
 def convert(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Convert a checkpoint, reading it once.
 
-    A run that was killed is simply run again: a target appears whole or not at all, and where it is there already as
-    the result of this same conversion, nothing is done.
+    A run that was killed can be run again: a target appears complete or not at all, and if it already exists as the
+    result of this same conversion, nothing is done.
 
     Args:
         request: the JSON form of a ConvertRequest.
 
     Returns:
-        The JSON form of the receipt of each target, in order. Where the ledger cannot be used their `lineage` says so,
+        The JSON form of the receipt of each target, in order. If the ledger cannot be used, their `lineage` states it,
         and the task `lineage`, which comes last, tries again.
     """
     asked = ConvertRequest.from_json(request)
@@ -32,6 +32,6 @@ def convert(request: dict[str, Any]) -> list[dict[str, Any]]:
     except NotRecordedError as error:
         group = error.result
     for receipt in group.receipts:
-        outcome = "was there already" if receipt.already else f"written in {receipt.seconds:.1f} s"
+        outcome = "exists already" if receipt.already else f"written in {receipt.seconds:.1f} s"
         run_logger().info("%s %s; lineage: %s", receipt.target.uri, outcome, receipt.lineage)
     return [receipt.to_json() for receipt in group.receipts]

@@ -1,4 +1,4 @@
-"""discover, as a task: the checkpoints below a root."""
+"""discover, as a task: find the checkpoints below a root."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from wherry.tasks.common import STEP, run_logger
 
 @task(name="discover", **STEP)
 def discover(root: str) -> list[dict[str, Any]]:
-    """Find the checkpoints below a root; what is passed over is logged.
+    """Find the checkpoints below a root; log skipped paths.
 
     Returns:
-        The JSON form of a detection each.
+        The JSON form of each detection.
     """
     log = run_logger()
 
     def passed_over(skipped: SkippedPath) -> None:
-        log.info("passed over %s: %s", skipped.uri, skipped.reason)
+        log.info("skipped %s: %s", skipped.uri, skipped.reason)
 
     found = [detection.to_json() for detection in find(root, on_skip=passed_over)]
-    log.info("%d checkpoints below %s", len(found), root)
+    log.info("found %d checkpoints below %s", len(found), root)
     return found

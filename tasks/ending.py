@@ -1,7 +1,7 @@
-"""ending, as Prefect knows it: the message links to the page of the run, and its outcome stands in the run's log.
+"""ending, for Prefect: the message links to the page of the run, and its delivery is written to the run's log.
 
-Every flow is inside of it, so it is also where a run begins: on a worker that would keep the ledger or the registry to
-itself nothing is read or written, and that is told like any other failure.
+Every flow runs inside it, so it also checks at the start of a run that a container does not keep the ledger or the
+registry inside itself; then nothing is read or written, and the failure is reported like any other.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[engine.Ending]:
-    """Tell and note how a flow run ends; around all that the flow does. See `wherry.watch.ending`.
+    """Report and record how a flow run ends; wraps the whole flow. See `wherry.watch.ending`.
 
-    It is no task: where the server itself is the trouble, that must not keep the message from going out.
+    It is not a task, so that the message is sent even if the Prefect server is the problem.
 
     Args:
         flow: the name of the flow.
         title: one line about what this run does.
-        only_failures: do not tell of a good end.
+        only_failures: whether to report only failures.
 
     Raises:
-        UsageError: this worker is a container, and would keep the ledger or the registry to itself.
+        UsageError: this worker is a container that would keep the ledger or the registry inside itself.
     """
     told = engine.ending(flow, title, page=flow_run.ui_url, only_failures=only_failures, log=run_logger())
     with told as end:

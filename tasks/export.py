@@ -1,4 +1,4 @@
-"""export, as a task: what the routes of `wherry.toml` make of one checkpoint that a training has just committed."""
+"""export, as a task: resolve the routes of `wherry.toml` for a checkpoint that a training job has just committed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wherry.config.schema import Route, Settings
     from wherry.routes.routes import Explanation
 
-_NIGHTLY = "best"  # a choice among steps that are all there; one step alone cannot tell
+_NIGHTLY = "best"  # selects among all steps of a run, so one step alone does not suffice
 
 
 @task(name="export", **STEP)
@@ -27,15 +27,15 @@ def routed(
     """Resolve the routes for a checkpoint.
 
     Args:
-        source: its URI.
+        source: URI of the checkpoint.
         routes: names of routes; all by default.
-        config: the file; found as `wherry config show` says by default.
-        env: its environment.
+        config: the configuration file; by default the one that `wherry config show` prints.
+        env: environment of the configuration.
 
     Returns:
-        For each route: `route`, `takes`, `reason`, as `spec` the fields of the ConvertSpec, None where it takes
-        nothing, and in `notes` what the ledger is told once the targets are made. The registry's URIs are not in it,
-        which may hold credentials.
+        For each route: `route`, `takes`, `reason`, as `spec` the fields of the ConvertSpec, None if the route does not
+        take the checkpoint, and in `notes` the product notes for the ledger once the targets are made. The registry's
+        URIs are left out, since they may contain credentials.
     """
     read = load_config(config, env)
     chosen = {route.name: route for route in chosen_routes(read, routes)}
@@ -62,13 +62,13 @@ def _row(route: Route, found: Explanation, settings: Settings) -> dict[str, Any]
 
 
 def _spec(route: Route, found: Explanation, memory: str) -> dict[str, Any]:
-    """The source is what the targets' names were filled in from: a run may have a newer step by now."""
+    """The source is the checkpoint that the targets' names were filled in from: a run may have a newer step by now."""
     assert found.source is not None
     return spec_of(route, SourceRequest(found.source, route.source_format), found.targets, memory)
 
 
 def _notes(route: Route, found: Explanation) -> list[dict[str, Any]]:
-    """What the ledger is told of the targets of a checkpoint that a route takes."""
+    """The product notes for the targets of a checkpoint that a route takes."""
     assert found.where is not None
     assert found.source is not None
     value = _score(found.source, route.retention.metric)
@@ -76,9 +76,9 @@ def _notes(route: Route, found: Explanation) -> list[dict[str, Any]]:
 
 
 def _score(uri: str, metric: str | None) -> float | None:
-    """The metric that retention asks for; what cannot be read is not known, and what is not known is kept."""
+    """The metric that retention needs; None if it cannot be read, and then the checkpoint is kept."""
     try:
         return None if metric is None else score(uri, metric)
     except WherryError as error:
-        run_logger().warning("%s is not known of %s: %s", metric, uri, error)
+        run_logger().warning("could not read metric %s of %s: %s", metric, uri, error)
         return None

@@ -1,4 +1,4 @@
-"""lineage, as a task: make sure that the ledger has the conversion, and say what it knows of the checkpoint."""
+"""lineage, as a task: make sure that the ledger has the conversion, and return the checkpoint's lineage."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from wherry.tasks.common import STEP, run_logger
 
 @task(name="lineage", **STEP)
 def lineage(receipt: dict[str, Any]) -> dict[str, Any]:
-    """Record a conversion where that has not been done, and return its lineage.
+    """Record a conversion if it is not recorded yet, and return its lineage.
 
-    `convert` commits even where the ledger cannot be written; here, where a retry is possible, that is a failure.
+    `convert` commits even if the ledger cannot be written; here, where a retry is possible, that is a failure.
 
     Args:
         receipt: JSON form of a receipt.
@@ -26,12 +26,12 @@ def lineage(receipt: dict[str, Any]) -> dict[str, Any]:
         The JSON form of the lineage tree.
 
     Raises:
-        NotRecordedError: the ledger cannot be used; the conversion itself is done.
+        NotRecordedError: the ledger cannot be used; the conversion itself is committed.
     """
     try:
         record(from_json(receipt))
     except NotRecordedError as error:
-        error.retryable = True  # a server of a ledger comes back
+        error.retryable = True  # the database server of a ledger may recover
         raise
     tree = show(receipt["target"]["checkpoint_digest"])
     run_logger().info("lineage: %d checkpoints, %d conversions", len(tree.nodes), len(tree.edges))

@@ -1,4 +1,4 @@
-"""notify, as Prefect knows it: its notification blocks as a channel; see `wherry.watch.notify`."""
+"""notify, for Prefect: notification blocks as a channel; see `wherry.watch.notify`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from wherry.errors import UsageError
 
 
 def tell(name: str, title: str, text: str) -> None:
-    """Hand a message to a notification block.
+    """Send a message through a notification block.
 
     Args:
-        name: of the block, as `slack-webhook/team`.
+        name: name of the block, for example `slack-webhook/team`.
         title: one line.
         text: the whole message.
 
@@ -25,7 +25,7 @@ def tell(name: str, title: str, text: str) -> None:
     """
     block: Any = Block.load(name)
     if not isinstance(block, NotificationBlock):
-        raise UsageError(f"{name} is no notification block", cure="name one such as slack-webhook/team")
+        raise UsageError(f"{name} is not a notification block", cure="use a block such as slack-webhook/team")
     told: Any = block.notify(text, title)
-    if inspect.iscoroutine(told):  # blocks may be written either way
+    if inspect.iscoroutine(told):  # a block's method may be sync or async
         run_coro_as_sync(told)

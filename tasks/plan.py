@@ -1,4 +1,4 @@
-"""plan, as a task: what a conversion would do; nothing is written."""
+"""plan, as a task: plan a conversion without writing anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wherry.core.units import short, show_size
 from wherry.tasks.common import STEP, run_logger
 from wherry.watch.preflight import refuse_here
 
-# The rest of a plan names every tensor, which is more than a result of a task should hold.
+# The other fields of a plan name every tensor, which is too large for the result of a task.
 _KEPT = (
     "target",
     "to",
@@ -37,7 +37,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
         The plan in brief, with its digest.
 
     Raises:
-        UsageError: this worker is a container, and would keep the target or the ledger to itself.
+        UsageError: this worker is a container that would keep the target or the ledger inside itself.
     """
     asked = ConvertRequest.from_json(request)
     refuse_here(asked.targets[0].uri)

@@ -1,4 +1,4 @@
-"""promote, as tasks: verify a registered checkpoint, judge it, move an alias; and back."""
+"""promote, as tasks: verify a registered checkpoint, check the policy and move an alias; or roll back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 @task(name="promote", **STEP)
 def promote(subject: str, **chosen: Any) -> dict[str, Any]:
-    """Promote a checkpoint or model version; fails where bytes or policy say no.
+    """Promote a checkpoint or model version; fail if the verification or the policy does not pass.
 
     Args:
         subject: a model URI or a checkpoint's URI.
@@ -24,7 +24,7 @@ def promote(subject: str, **chosen: Any) -> dict[str, Any]:
     """
     done = carry_out(subject, progress=progress_artifact("promote", subject), **chosen)
     outcome = (
-        "was there already"
+        "was set already"
         if done.already
         else f"replaces {f'version {done.replaced}' if done.replaced else 'nothing'}"
     )
@@ -34,7 +34,7 @@ def promote(subject: str, **chosen: Any) -> dict[str, Any]:
 
 @task(name="rollback", **STEP)
 def rollback(name: str, **chosen: Any) -> dict[str, Any]:
-    """Give an alias back to the version that had it before.
+    """Move an alias back to the version that had it before.
 
     Args:
         name: the registered model.

@@ -1,4 +1,4 @@
-"""register, as a task: give a converted checkpoint its version in the model registry."""
+"""register, as a task: register a converted checkpoint as a version in the model registry."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ def register(
     registry_uri: str | None = None,
     tags: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Register a checkpoint by reference; the same checkpoint and name give the same version, however often.
+    """Register a checkpoint by reference; the same checkpoint and name always give the same version.
 
     Returns:
         The fields of the registration.
     """
     done = enter(uri, name, alias=alias, tracking_uri=tracking_uri, registry_uri=registry_uri, tags=tags)
-    run_logger().info(
-        "%s version %s %s", name, done.version, "created" if done.created else "was there already"
-    )
+    run_logger().info("%s version %s %s", name, done.version, "created" if done.created else "exists already")
     return asdict(done)

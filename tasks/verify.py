@@ -1,4 +1,4 @@
-"""verify, as a task: is the checkpoint whole and what was recorded? The outcome goes to the ledger."""
+"""verify, as a task: check that a checkpoint is complete and matches its record; the ledger records the outcome."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from wherry.verifier.verify import verified
 def verify(
     uri: str, level: str = "present", against: str | None = None, family_file: str | None = None
 ) -> dict[str, Any]:
-    """Verify a checkpoint, and fail where it does not pass.
+    """Verify a checkpoint, and fail if it does not pass.
 
     Args:
         uri: the checkpoint.
-        level: how far.
+        level: level of the verification.
         against: the source, at levels that compare with it.
-        family_file: the file that declared the family through whose layouts it was made of the source.
+        family_file: the file that declares the model family with whose layouts it was converted from the source.
 
     Returns:
         The JSON form of the verification, with `lineage`: whether the ledger recorded it.
 
     Raises:
-        IncompleteError: something is missing.
-        MismatchError: something is not what was recorded, or not what `against` holds.
+        IncompleteError: a part of the checkpoint is missing.
+        MismatchError: the checkpoint differs from its record, or from `against`.
     """
     progress = progress_artifact("verify", uri)
     outcome, recorded = verified(

@@ -1,1 +1,1 @@
-"""flax.training checkpoints: what names and trees tell, the GDA variant, and the layout of files that are written."""
+"""Flax boxes: axis names and partition specs for the leaves of a tree, from the names kept with a checkpoint."""

@@ -1,4 +1,4 @@
-"""Boxes given back: `nn.LogicallyPartitioned` and partition specs for a tree, from the names kept with a checkpoint.
+"""Rebuild `nn.LogicallyPartitioned` boxes and partition specs for a tree from the names kept with a checkpoint.
 
     import wherry.integrations.flax.boxes as boxes
 
@@ -6,9 +6,9 @@
     state = boxes.boxed(state, folder)                          # nn.LogicallyPartitioned where names are kept
     specs = boxes.partition_specs(state, folder, rules=rules)   # PartitionSpec for every leaf
 
-A tree is anything that JAX flattens: nested dicts, a TrainState with an optax state, an `nnx.State`. Leaves are found
-by their key paths, with or without a box or variable around them; a leaf of which no name is kept stays as it is and
-has the empty spec (None where it is no array), as in Flax. Flax and JAX are imported when a function here is called,
+A tree is anything that JAX flattens: nested dicts, a TrainState with an optax state, an `nnx.State`. Leaves are matched
+by their key paths, with or without a box or variable around them; a leaf without recorded names is left unchanged and
+has the empty spec (None if it is not an array), as in Flax. Flax and JAX are imported when a function here is called,
 never to move bytes.
 """
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 
 def boxed(tree: Any, checkpoint: Manifest | str | os.PathLike[str]) -> Any:
-    """Put the boxes back around the leaves of a tree.
+    """Rebuild the boxes around the leaves of a tree.
 
     Args:
-        tree: arrays or anything that stands for them; leaves that are boxed already must have the same names.
-        checkpoint: the manifest that keeps the names, or the URI of the checkpoint.
+        tree: arrays or placeholders for arrays; leaves that are boxed already must have the same names.
+        checkpoint: the manifest with the names, or the URI of the checkpoint.
 
     Returns:
-        The tree with `nn.LogicallyPartitioned` or `nn.Partitioned` around every leaf whose names are kept.
+        The tree with `nn.LogicallyPartitioned` or `nn.Partitioned` around every leaf with recorded names.
 
     Raises:
-        NotFoundError: no names are kept, or none of them is of a leaf of this tree.
-        MismatchError: a leaf has another rank, or is boxed under other names.
+        NotFoundError: no names are recorded, or none for a leaf of this tree.
+        MismatchError: a leaf has another rank, or is boxed with other names.
         MissingExtraError: flax is not installed.
     """
     known = _known(checkpoint)
@@ -73,16 +73,17 @@ def partition_specs(
     """The partition spec of every leaf of a tree.
 
     Args:
-        tree: arrays, boxed or not, or anything that stands for them.
-        checkpoint: the manifest that keeps the names, or the URI of the checkpoint.
-        rules: logical axis name → mesh axes, in order of precedence; those kept with the checkpoint by default.
-        logical: whether to give the logical names as they are, as `nn.get_partition_spec` does.
+        tree: arrays, boxed or not, or placeholders for arrays.
+        checkpoint: the manifest with the names, or the URI of the checkpoint.
+        rules: logical axis name → mesh axes, in order of precedence; those recorded with the checkpoint by default.
+        logical: whether to return the logical names unchanged, as `nn.get_partition_spec` does.
 
     Returns:
-        The tree with a `PartitionSpec` at each leaf, empty where no names are kept, and None for what is no array.
+        The tree with a `PartitionSpec` at each leaf, empty without recorded names, and None for a leaf that is not an
+        array.
 
     Raises:
-        NotFoundError: no names are kept, or none of them is of a leaf of this tree; or no rules are.
+        NotFoundError: no names are recorded, or none for a leaf of this tree; or no rules are recorded.
         MissingExtraError: flax is not installed.
     """
     known = _known(checkpoint)
@@ -103,13 +104,13 @@ def partition_specs(
 
 
 def _known(checkpoint: Manifest | str | os.PathLike[str]) -> dict[KeyPath, TensorSpec]:
-    """The tensors whose axes are named, by key path without wrapper."""
+    """The tensors with axis names, by key path without wrapper."""
     manifest = checkpoint if isinstance(checkpoint, Manifest) else _manifest_at(str(checkpoint))
     return {_bare(path): spec for path, spec in manifest.tensors.items() if spec.axes is not None}
 
 
 def _manifest_at(uri: str) -> Manifest:
-    """What the container says of itself; where it names no axes, what was recorded beside it when it was written."""
+    """The container's own manifest; if it names no axes, the manifest of the sidecar."""
     with open_named(uri) as checkpoint:
         manifest = checkpoint.manifest
         sidecar = read_sidecar(locate(checkpoint.uri))
@@ -127,7 +128,7 @@ def _bare(path: KeyPath) -> KeyPath:
 
 
 def _part(key: Any) -> str:
-    """A part of a JAX key path as a checkpoint spells it: key of a dict, index, or attribute."""
+    """One part of a JAX key path in a checkpoint's spelling: key of a dict, index, or attribute."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -142,7 +143,7 @@ def _entries(spec: TensorSpec, rules: Rules | None) -> tuple[AxisName, ...]:
     if rules is not None:
         return mesh_axes(_axes(spec), rules)
     if spec.sharding is None or not spec.sharding.rules:
-        raise NotFoundError("no rules are kept for its axis names", path=spec.name, cure="give rules=…")
+        raise NotFoundError("no rules recorded for the axis names", path=spec.name, cure="pass rules=…")
     return spec.sharding.spec
 
 
@@ -150,10 +151,12 @@ def _box(leaf: Any, spec: TensorSpec, nn: Any) -> Any:
     axes = _axes(spec)
     if isinstance(leaf, nn.meta.AxisMetadata):
         if tuple(getattr(leaf, "names", ())) != axes:
-            raise MismatchError(f"it is boxed under other names than {axes}", path=spec.name)
+            raise MismatchError(f"the leaf is boxed with other axis names; expected {axes}", path=spec.name)
         return leaf
     if len(getattr(leaf, "shape", axes)) != len(axes):
-        raise MismatchError(f"{len(axes)} axis names for an array of shape {leaf.shape}", path=spec.name)
+        raise MismatchError(
+            f"expected {len(axes)} axes ({axes}), got an array of shape {leaf.shape}", path=spec.name
+        )
     if (spec.tags or {}).get(BOX_TAG, BOXES[0]) == "Partitioned":
         return nn.Partitioned(leaf, axes)
     rules = spec.sharding.rules if spec.sharding else ()
@@ -161,7 +164,7 @@ def _box(leaf: Any, spec: TensorSpec, nn: Any) -> Any:
 
 
 def _mapped(change: Any, tree: Any, nn: Any, *, opened: bool = False) -> Any:
-    """A tree with every leaf changed; with `opened` a dict that stands for a box, as Orbax restores it, is a leaf."""
+    """A tree with every leaf changed; with `opened`, a dict in place of a box, as Orbax restores it, is a leaf."""
     jax: Any = _flax("jax")
 
     def is_leaf(node: Any) -> bool:
@@ -176,9 +179,9 @@ def _require(found: list[KeyPath], checkpoint: Any) -> None:
     if not found:
         uri = None if isinstance(checkpoint, Manifest) else str(checkpoint)
         raise NotFoundError(
-            "no axis names are kept for any leaf of this tree",
+            "no axis names recorded for any leaf of this tree",
             uri=uri,
-            cure="state them when converting: --set axes=FILE",
+            cure="pass --set axes=FILE when you convert the checkpoint",
         )
 
 
@@ -186,9 +189,9 @@ def _flax(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise missing_extra("flax", "jax", "giving boxes back") from error
+        raise missing_extra("flax", "jax", "rebuilding boxes") from error
 
 
 def named_leaves(checkpoint: Manifest | str | os.PathLike[str]) -> dict[str, tuple[AxisName, ...]]:
-    """Printed key path without wrapper → names of its axes, for everything of which they are kept."""
+    """Printed key path without wrapper → axis names, for all tensors with recorded names."""
     return {render(path): _axes(spec) for path, spec in sorted(_known(checkpoint).items())}

@@ -1,1 +1,1 @@
-"""One file per checkpoint system: how it is recognised, read and written. The registry finds them here."""
+"""One file per checkpoint system: how to detect, read and write its format. The registry finds the modules here."""

@@ -1,8 +1,8 @@
-"""PyTorch's distributed checkpoints in safetensors: what HuggingFaceStorageWriter saves from every rank.
+"""PyTorch's distributed checkpoints in safetensors, as HuggingFaceStorageWriter saves them from every rank.
 
-Recognised by the names of its files. Consolidated output is an ordinary Hugging Face folder and belongs to that
-format; these pieces are what it was made from, or all there is. `dcp/shards.py` has the facts. They are read only:
-whoever wants such weights written asks for `huggingface`, which the same reader of torch loads.
+Detected by the names of the files. Consolidated output is an ordinary Hugging Face folder and belongs to that format;
+these pieces are its input, or the only output. `dcp/shards.py` has the facts. The format is read-only: write
+`huggingface` instead, which the same reader of torch loads.
 """
 
 from __future__ import annotations
@@ -61,14 +61,12 @@ def _open(location: Location, detection: Detection) -> Opened:
     )
     names = frozenset(entry.name for entry in beside.companions)
     reader = DcpReader(location, shards.index, shards, (*files, *beside.companions), {}, names)
-    seen = [
-        Evidence(
-            files[0].name, "full shapes are not stored: they are inferred from the pieces that are there"
-        )
-    ]
+    seen = [Evidence(files[0].name, "full shapes are not stored; they are inferred from the existing pieces")]
     ranks = missing_ranks(entry.name for entry in files)
     if ranks:
-        seen.append(Evidence(".", f"no file of rank {ranks[0]}: it held nothing, or its file is missing"))
+        seen.append(
+            Evidence(".", f"no file of rank {ranks[0]}: the rank held no tensors, or its file is missing")
+        )
     return Opened(replace(detection, kind=kind).seen(*seen, *beside.left), manifest, reader)
 
 

@@ -1,9 +1,9 @@
-"""Equinox's `tree_serialise_leaves`: `.npy` records one after another, without names or a count; read, never written.
+"""Equinox's `tree_serialise_leaves`: consecutive `.npy` records without names or a count; read, never written.
 
-The order is that of the leaves of the tree, which only the program knows, so a tensor's key path is the number of
-its record, and writing one would need that program. Users often put a line of JSON with the model's
-hyperparameters before the records (the pattern of Equinox's documentation): it becomes the manifest's `custom`. A
-single `.npy` file looks like one record; it counts only where more follow or the name ends in `.eqx`.
+The order is that of the leaves of the tree, which only the program knows, so a tensor's key path is the number of its
+record, and writing a file would need that program. Users often put a line of JSON with the model's hyperparameters
+before the records (the pattern of Equinox's documentation): it becomes the manifest's `custom`. A single `.npy` file
+looks like one record; it counts only if more records follow or the name ends in `.eqx`.
 Source: equinox/_serialisation.py of 0.13.8; the records are described in `containers/npz/npy.py`.
 """
 
@@ -52,13 +52,13 @@ def _detect(glimpse: Glimpse) -> Detection | None:
 
 def _records_seen(glimpse: Glimpse, *, named: bool) -> str | None:
     if named:
-        return f"begins with a .npy record, and its name ends in {SUFFIX}"
+        return f"starts with a .npy record, and its name ends in {SUFFIX}"
     try:
         first = _record(glimpse.location, 0, 0)
     except WherryError:
-        return None  # a single array that is not read is no checkpoint, whatever it holds
+        return None  # a single unsupported array is not a checkpoint, whatever it holds
     more = glimpse.size > first.length + first.nbytes
-    return "begins with a .npy record, and more follow" if more else None
+    return "starts with a .npy record, and more follow" if more else None
 
 
 def _record(location: Location, start: int, number: int) -> NpyHeader:
@@ -74,11 +74,15 @@ def _open(location: Location, detection: Detection) -> Opened:
     while position < entry.size:
         path, header = (str(len(specs)),), _record(location, position, len(specs))
         if header.dtype in ("str", "bytes"):
-            raise UnsupportedError(f"record {path[0]} is a string", uri=location.uri, cure="leave it out")
+            raise UnsupportedError(
+                f"unsupported string in record {path[0]}",
+                uri=location.uri,
+                cure="remove it from the saved tree",
+            )
         start, position = position + header.length, position + header.length + header.nbytes
         if position > entry.size:
             raise CorruptError(
-                f"record {path[0]} ends at {position}, the file has {entry.size} bytes",
+                f"record {path[0]} is truncated: expected {position} bytes in the file, got {entry.size}",
                 uri=location.uri, cure="restore the file",
             )  # fmt: skip
         specs[path] = TensorSpec(path, header.shape, header.dtype)
@@ -87,12 +91,12 @@ def _open(location: Location, detection: Detection) -> Opened:
         )
     manifest = Manifest(tensors=specs, step=detection.step, kind="params", custom=custom)
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
-    seen = Evidence(location.name, f"{len(specs)} records, known by their numbers only")
+    seen = Evidence(location.name, f"{len(specs)} records, identified only by their numbers")
     return Opened(detection.seen(seen), manifest, StridedReader(location, placed, (member,)))
 
 
 def _hyperparameters(location: Location) -> tuple[dict[str, Any], int]:
-    """The line of JSON before the records, and where these begin."""
+    """The line of JSON before the records, and the offset of the first record."""
     head = location.read(0, _LONGEST_LINE)
     if head.startswith(MAGIC):
         return {}, 0
@@ -100,9 +104,13 @@ def _hyperparameters(location: Location) -> tuple[dict[str, Any], int]:
     try:
         said: Any = json.loads(line.decode()) if found else None
     except (ValueError, RecursionError) as error:
-        raise CorruptError("its first line is no JSON", uri=location.uri, cure="restore the file") from error
+        raise CorruptError(
+            "invalid JSON in the first line", uri=location.uri, cure="restore the file"
+        ) from error
     if not isinstance(said, dict):
-        raise CorruptError("its first line is no JSON object", uri=location.uri, cure="restore the file")
+        raise CorruptError(
+            "expected a JSON object in the first line", uri=location.uri, cure="restore the file"
+        )
     return cast("dict[str, Any]", said), len(line) + 1
 
 

@@ -1,11 +1,11 @@
 """Meta's own Llama files: `consolidated.00.pth`, `consolidated.01.pth`, … beside `params.json`.
 
-Each file is a torch.save archive of one rank of model parallelism, with the same names in all of them. Along which
-axis the ranks' tensors are joined depends on the parameter and the generation (wo and w2 along their second axis;
-the embeddings too, but along their first from Llama 3 on), which no file states; so tensors of several files stay
-apart here, the file's number being the first part of their key path. One file alone is the whole model.
+Each file is a torch.save archive of one rank of model parallelism, with the same names in all files. The axis along
+which the ranks' tensors are joined depends on the parameter and the generation (wo and w2 along their second axis; the
+embeddings too, but along their first from Llama 3 on), and no file states it; so tensors of several files are not
+joined, and the number of the file is the first part of their key path. A single file is the whole model.
 
-How many files there must be follows from the attention's output, [dim, dim / files], where heads fill `dim`.
+The expected number of files follows from the attention's output, [dim, dim / files], if heads fill `dim`.
 Facts: Meta's published checkpoints and the converter of transformers, not run here.
 """
 
@@ -54,7 +54,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         writer="Meta",
         kind="params",
         evidence=(
-            Evidence(names[0], f"{len(names)} files by Meta's names, one for each model-parallel rank"),
+            Evidence(names[0], f"{len(names)} files with Meta's names, one for each model-parallel rank"),
         ),
     )
 
@@ -80,7 +80,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     own = [Entry(name, entries[name].size, is_dir=False, mark=entries[name].mark) for name in names]
     files = (*own, *beside.companions)
     reader = StridedReader(location, placed, files, frozenset(one.name for one in companions))
-    params = Evidence(_PARAMS, "there" if _PARAMS in entries else "missing: the model's sizes are not stated")
+    params = Evidence(_PARAMS, "found" if _PARAMS in entries else "missing: the model's sizes are not stated")
     return Opened(replace(detection, kind="params").seen(params, *beside.left), manifest, reader)
 
 
@@ -92,7 +92,7 @@ def _moved(spec: TensorSpec, prefix: KeyPath) -> TensorSpec:
 
 
 def _expected(specs: dict[KeyPath, TensorSpec]) -> int:
-    """How many files there must be; 0 where the tensors do not tell."""
+    """The expected number of files; 0 if the tensors do not determine it."""
     output = next((spec for path, spec in specs.items() if path[-1:] == (_OUTPUT,)), None)
     if (
         output is None
@@ -108,9 +108,9 @@ def _require_all(wanted: list[str], names: list[str], location: Location) -> Non
     missing = [name for name in wanted if name not in names]
     if missing:
         raise IncompleteError(
-            f"{missing[0]} is missing ({len(missing)} of {len(wanted)} files)",
+            f"file not found: {missing[0]} ({len(missing)} of {len(wanted)} files missing)",
             uri=location.uri,
-            cure="fetch the file again",
+            cure="download the missing files again",
         )
 
 

@@ -1,9 +1,9 @@
 """numpy's `.npz`: a zip archive whose members are `.npy` records.
 
-Recognised by content: a zip archive whose every member is called `*.npy` (as is the first of one that was cut).
-A tensor's key path is one part, the member's name without `.npy`, slashes included. Single strings are values.
-Members may be stored (`numpy.savez`) or deflated (`numpy.savez_compressed`); they are written stored. The facts of
-the records, and which types numpy has no name for, are in `containers/npz/npy.py`.
+Detected by content: a zip archive in which every member is named `*.npy` (in a truncated one, the first member). A
+tensor's key path is one part, the member's name without `.npy`, slashes included. Single strings are values. Members
+may be stored (`numpy.savez`) or deflated (`numpy.savez_compressed`); they are written stored. `containers/npz/npy.py`
+has the facts of the records, and the types that numpy has no name for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         names = read_directory(glimpse.location).members
         seen = f"a zip archive of {len(names)} .npy records"
     except WherryError as error:
-        names, seen = {}, f"a zip archive that begins with a .npy record; {error.what}"
+        names, seen = {}, f"a zip archive that starts with a .npy record; {error.what}"
     if not all(name.endswith(SUFFIX) for name in names):
         return None
     return Detection(

@@ -1,10 +1,10 @@
-"""Pickles of nested numpy arrays: Flax and Haiku parameters, trainer states, whatever `pickle.dump` was given.
+"""Pickles of nested numpy arrays: Flax and Haiku parameters, trainer states, any tree saved with `pickle.dump`.
 
-They have no name of their own and any ending (`.pkl`, `.pickle`, `.ckpt`, `.bin`). Python's own reader would run what
-they say; ours interprets them inertly, with numpy's few globals as the exact allow-list. A file is taken for one by
-its first 4 KiB: a pickle that wants numpy's array functions there, or something that is not allowed (which opening
-then refuses by name), or nothing yet. A pickle that ends within these bytes and wants neither is none.
-`containers/pickle/numpy_objects.py` has the facts.
+The files have no standard name and any ending (`.pkl`, `.pickle`, `.ckpt`, `.bin`). Python's own unpickler would
+execute them; wherry interprets them without executing anything, with numpy's few globals as the exact allow-list. A
+file is detected by its first 4 KiB: a pickle that refers there to numpy's array functions, or to a global that is not
+allowed (which opening then refuses by name), or to no global yet. A pickle that ends within these bytes and refers to
+neither is not a checkpoint. `containers/pickle/numpy_objects.py` has the facts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 _MARKS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
-_TEXT_STARTS = tuple(bytes([opcode]) for opcode in b"(cid]}l")  # protocols 0 and 1 have no mark
+_TEXT_STARTS = tuple(bytes([opcode]) for opcode in b"(cid]}l")  # protocols 0 and 1 have no magic
 _STEPS = ("step", "global_step", "iteration")
 _PARAMETERS = frozenset({"kernel", "bias", "scale", "embedding", "weight", "w", "b"})
 
@@ -52,7 +52,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         return None
     protocol = head[1] if binary else 0
     names = [wanted.name for wanted in stream.globals]
-    wants = f"wants {', '.join(names[:3])}" if names else "wants nothing in its first bytes"
+    wants = f"refers to {', '.join(names[:3])}" if names else "refers to no globals in its first bytes"
     return Detection(
         uri=glimpse.location.uri,
         format="numpy-pickle",
@@ -71,13 +71,13 @@ def _wants_unknown(stream: Stream, glimpse: Glimpse) -> bool:
 
 
 def _may_be(stream: Stream, glimpse: Glimpse) -> bool:
-    """Whether a pickle is worth opening: it wants arrays or something strange, breaks a rule, or is not over yet."""
+    """Whether a pickle may be a checkpoint: it refers to arrays or unknown globals, is invalid or incomplete."""
     broken = stream.error is not None
     return broken or _wants_arrays(stream) or _wants_unknown(stream, glimpse) or glimpse.size > HEAD_BYTES
 
 
 def _is_text_pickle(stream: Stream, glimpse: Glimpse) -> bool:
-    """Whether bytes without a mark are a pickle of protocol 0 or 1: by its arrays, or whole and with strange wishes."""
+    """Whether bytes without a magic are a pickle of protocol 0 or 1: with arrays, or complete with unknown globals."""
     return _wants_arrays(stream) or (stream.error is None and _wants_unknown(stream, glimpse))
 
 
@@ -87,13 +87,13 @@ def _open(location: Location, detection: Detection) -> Opened:
         root, end = load(data, replace(NUMPY_RULES, opaque=location.opaque), location.uri)
         if end != len(data):
             raise CorruptError(
-                f"{len(data) - end} bytes after the pickle", uri=location.uri, cure="restore the file"
+                f"{len(data) - end} extra bytes after the pickle", uri=location.uri, cure="restore the file"
             )
     tree = plant(root, end, PickledArray)
     arrays: dict[KeyPath, PickledArray] = tree.tensors
     if not arrays:
         raise NotACheckpointError(
-            "a pickle without arrays", uri=location.uri, cure="give the file of the weights"
+            "the pickle contains no arrays", uri=location.uri, cure="pass the file with the weights"
         )
     placed = {path: placed_array(location, array) for path, array in arrays.items()}
     step, kind = _step(tree), _kind(tree)
@@ -124,7 +124,7 @@ def _specs(arrays: dict[KeyPath, PickledArray]) -> dict[KeyPath, TensorSpec]:
 
 
 def _step(tree: PickleTree) -> int | None:
-    """The training step, where a number at the top says so."""
+    """The training step, if a number at the top level states it."""
     for name in _STEPS:
         said: Any = tree.values.get((name,))
         array = tree.tensors.get((name,))
@@ -137,7 +137,7 @@ def _step(tree: PickleTree) -> int | None:
 
 
 def _kind(tree: PickleTree) -> Kind:
-    """`train-state` where an optimizer or a step lies beside the parameters; see `kind_of`."""
+    """`train-state` if there is an optimizer or a step besides the parameters; see `kind_of`."""
     tops = {path[0] for path in (*tree.tensors, *tree.values) if path}
     named = any(path[-1] in _PARAMETERS for path in tree.tensors if path)
     if len(tops) > 1 and tops & set(_STEPS):

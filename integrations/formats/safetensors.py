@@ -1,9 +1,9 @@
 """A single safetensors file.
 
-Recognised by content: a plausible header length and `{` at byte 8. A file that is called `.safetensors` and is
-not empty counts too, unless its first bytes say that it is a torch file under a wrong name: opening it then says
-what is wrong with it. Names are one part of a key path, exactly as stored; `__metadata__` is the manifest's
-`custom`. The header's own facts are in `containers/safetensors/header.py`.
+Detected by content: a plausible header length and `{` at byte 8. A file that is named `.safetensors` and is not empty
+counts too, so that opening it reports its fault, unless its first bytes are those of a torch file under a wrong name.
+Names are one part of a key path, exactly as stored; `__metadata__` is the manifest's `custom`.
+`containers/safetensors/header.py` has the facts of the header.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
 
 def _evidence(glimpse: Glimpse) -> str | None:
     if safetensors.plausible(glimpse.head, glimpse.size):
-        return "a length and a JSON header, as safetensors begins"
+        return "starts with a length and a JSON header, as in safetensors"
     named = glimpse.location.name.endswith(SUFFIX) and glimpse.size > 0
     if named and not glimpse.head.startswith(_TORCH_MAGIC):
         return f"its name ends in {SUFFIX}; its first bytes are not a safetensors header"
@@ -71,7 +71,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     )
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     reader = FlatReader(location, {path: extents for path, (_, extents) in placed.items()}, (member,))
-    seen = Evidence(location.name, f"{len(placed)} tensors that fill the file without hole or overlap")
+    seen = Evidence(location.name, f"{len(placed)} tensors that fill the file without gap or overlap")
     return Opened(detection.seen(seen), manifest, reader)
 
 

@@ -1,10 +1,10 @@
 """Files of torch.save: the zip form (torch 1.6 and later), the stream before it, and TorchScript archives.
 
-TorchScript, and the tar archives of torch 0.1, are only recognised.
+TorchScript, and the tar archives of torch 0.1, are detected but not read.
 
-The pickle inside is interpreted by our own inert machine; nothing in it is imported or called. Key paths are the
-keys and indices of the nested containers; which keys were numbers and which nodes objects of a class is kept in the
-manifest's `custom`. `containers/torch/archive.py` and `legacy.py` have the facts.
+wherry's inert machine interprets the pickle inside; nothing in it is imported or called. Key paths are the keys and
+indices of the nested containers; the manifest's `custom` records which keys were numbers and which nodes were objects
+of a class. `containers/torch/archive.py` and `legacy.py` have the facts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 VERSION = "zip, version 3"
 _OLD_SCRIPT = "/model.json"  # of torch 1.0 and 1.1
-_TAR = "the tar archives that torch wrote before 0.2 are not read"
+_TAR = "unsupported tar archive of torch before 0.2"
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
@@ -53,12 +53,12 @@ def _detect(glimpse: Glimpse) -> Detection | None:
 
 
 def _pickle_seen(glimpse: Glimpse) -> str | None:
-    """What speaks for a torch archive; a file that was cut has no directory, but torch writes its pickle first."""
+    """Evidence for a torch archive; a truncated file has no directory, but torch writes its pickle first."""
     try:
         found = roots(read_directory(glimpse.location))
     except WherryError as error:
         cut = first_name(glimpse.head).endswith(PICKLE)
-        return f"a zip archive that begins with a pickle; {error.what}" if cut else None
+        return f"a zip archive that starts with a pickle; {error.what}" if cut else None
     return f"a zip archive with {found[0]}{PICKLE}" if found else None
 
 
@@ -88,7 +88,7 @@ def _opened(location: Location, detection: Detection, archive: Archive) -> Opene
 
 
 def _prepare(manifest: Manifest, _options: Options) -> Manifest:
-    build(manifest, "")  # refuses what no pickle of ours can hold before any byte is written
+    build(manifest, "")  # refuses unrepresentable contents before any bytes are written
     return without_chunks(manifest)
 
 
@@ -103,7 +103,7 @@ def _detect_script(glimpse: Glimpse) -> Detection | None:
     try:
         directory = read_directory(glimpse.location)
     except WherryError:
-        return None  # without a directory nothing tells it from any other archive, which `_detect` judges
+        return None  # without a directory it cannot be told from other archives; `_detect` handles those
     ending = next((ending for ending in (CONSTANTS, _OLD_SCRIPT) if roots(directory, ending)), None)
     if ending is None:
         return None
@@ -121,7 +121,7 @@ def _detect_script(glimpse: Glimpse) -> Detection | None:
 def _detect_legacy(glimpse: Glimpse) -> Detection | None:
     uri, name = glimpse.location.uri, glimpse.location.name
     if is_legacy(glimpse.head):
-        seen = Evidence(name, "begins with torch's magic number, pickled")
+        seen = Evidence(name, "starts with torch's magic number, pickled")
         return Detection(
             uri, "torch-legacy", format_version="legacy stream", writer="torch", evidence=(seen,)
         )
@@ -133,7 +133,7 @@ def _detect_legacy(glimpse: Glimpse) -> Detection | None:
             writer="torch 0.1",
             verdict="unsupported",
             reason=_TAR,
-            evidence=(Evidence(name, "a tar archive that begins with a member of torch's names"),),
+            evidence=(Evidence(name, "a tar archive that starts with a member name of torch"),),
         )
     return None
 
@@ -146,7 +146,7 @@ def _open_legacy(location: Location, detection: Detection) -> Opened:
 
 def _refuse_script(location: Location, _detection: Detection) -> NoReturn:
     raise UnsupportedError(
-        "TorchScript archives are not read: their tensors are reached through their code",
+        "unsupported TorchScript archive: its tensors are defined by code",
         uri=location.uri,
         cure="load it with torch.jit.load and save its state_dict()",
     )

@@ -1,9 +1,9 @@
 """Live training states as tensors with boxes: JAX pytrees and torch state dicts, sharded or not.
 
-Nothing is copied here: a box says where it lies in the tensor and how its bytes are had. Of what several devices or
-processes hold alike, one gives it: for JAX the shard whose `replica_id` is 0, for a DTensor the rank whose coordinate
-is 0 on every mesh axis that replicates. torch and jax are never imported, only used where the state already brought
-them along.
+Nothing is copied here: a box records its position in the tensor and how to get its bytes. Of several replicas exactly
+one provides the bytes: for JAX the shard whose `replica_id` is 0, for a DTensor the rank whose coordinate is 0 on every
+mesh axis that replicates. torch and jax are never imported; they are used only when the state's own types have already
+loaded them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a live state holds.
+    """Contents of a live state.
 
     Attributes:
-        tensors: with the boxes that this process gives.
+        tensors: the tensors, with the boxes that this process provides.
         values: non-tensor leaves.
         empties: key path → kind of a node without children.
         lists: paths of the nodes that are sequences.
-        framework: for the evidence.
-        distributed: `torch` or `jax` where other processes hold parts of it; empty where this one holds all.
-        failure: why a tensor cannot be had. It is not raised: the other processes must be told of it first.
+        framework: name and version of the framework, for the evidence.
+        distributed: `torch` or `jax` if other processes hold parts of the state; empty if this process holds all of it.
+        failure: why a tensor cannot be read. It is not raised here, because the other processes must learn of it first.
     """
 
     tensors: tuple[LiveTensor, ...]
@@ -52,7 +52,7 @@ class Survey:
 
 
 def survey(state: object) -> Survey:
-    """Look at a live state without copying anything of it.
+    """Survey a live state without copying any of its arrays.
 
     Args:
         state: a pytree of jax or numpy arrays (Flax boxes, NNX state, Penzai models, optimizer states), a torch module
@@ -63,7 +63,7 @@ def survey(state: object) -> Survey:
         sums) or has elements of a type that numpy cannot hold.
 
     Raises:
-        UnsupportedError: a leaf is no array, number or text.
+        UnsupportedError: a leaf is not an array, a number or text.
     """
     from wherry.integrations.live.trees import survey as laid_out
 
@@ -96,16 +96,16 @@ def _tensor(leaf: Leaf, alias: KeyPath | None) -> LiveTensor:
     spec = leaf.spec()
     if dtypes.opaque(spec.dtype):
         raise UnsupportedError(
-            f"elements of type {spec.dtype} cannot be exported",
+            f"unsupported dtype {spec.dtype}",
             path=spec.name,
-            cure="cast it, or leave it out",
+            cure="cast the array to another dtype, or remove it from the state",
         )
     kind = _kind(leaf.value)
     return LiveTensor(spec, _BOXES[kind](spec, leaf.value), _shared(leaf.value, kind), alias)
 
 
 def _kind(value: object) -> str:
-    """Which library an array is of, without importing any."""
+    """The library that an array belongs to, without importing any."""
     jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
     if jax is not None and isinstance(value, jax.Array):
         return "jax"
@@ -113,7 +113,7 @@ def _kind(value: object) -> str:
 
 
 def _shared(value: Any, kind: str) -> bool:
-    """Whether other processes hold a part of it."""
+    """Whether other processes hold a part of the array."""
     if kind == "jax":
         return not value.is_fully_addressable
     return kind == "torch" and hasattr(value, "device_mesh")
@@ -144,9 +144,9 @@ def _of_numpy(spec: TensorSpec, value: Any) -> tuple[Box, ...]:
         return _whole(spec, lambda: _numpy_bytes(np.asarray(value)))
     kind = type(value)
     raise UnrepresentableError(
-        f"a {kind.__module__}.{kind.__qualname__} stands for an array and has no elements",
+        f"{kind.__module__}.{kind.__qualname__} is a placeholder without elements",
         path=spec.name,
-        cure="export the state itself, not its shapes",
+        cure="export the state itself, not the shapes of its arrays",
     )
 
 
@@ -154,7 +154,9 @@ def _of_jax(spec: TensorSpec, value: Any) -> tuple[Box, ...]:
     jax = sys.modules["jax"]
     if value.is_deleted():
         raise UnrepresentableError(
-            "its buffer was donated or deleted", path=spec.name, cure="export before the step that donates it"
+            "the buffer of the array was donated or deleted",
+            path=spec.name,
+            cure="export before the step that donates the array",
         )
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
@@ -168,7 +170,7 @@ def _jax_box(spec: TensorSpec, shard: Any) -> Box:
 
 
 def _jax_bytes(array: Any) -> memoryview:
-    """The bytes of one device's array; the copy that jax would keep with the array is given up again."""
+    """The bytes of one device's array; drops the host copy that jax would keep with the array."""
     import numpy as np
 
     kept = getattr(array, "_npy_value", None)
@@ -181,9 +183,9 @@ def _jax_bytes(array: Any) -> memoryview:
 def _of_torch(spec: TensorSpec, value: Any) -> tuple[Box, ...]:
     if value.is_meta or value.layout is not sys.modules["torch"].strided:
         raise UnrepresentableError(
-            f"a {value.layout} tensor on {value.device} has no bytes to export",
+            f"unsupported {value.layout} tensor on device {value.device}",
             path=spec.name,
-            cure="leave it out, or make it dense",
+            cure="convert it to a dense tensor, or remove it from the state",
         )
     if hasattr(value, "placements"):
         return _dtensor_boxes(spec, value)
@@ -191,10 +193,12 @@ def _of_torch(spec: TensorSpec, value: Any) -> tuple[Box, ...]:
 
 
 def _dtensor_boxes(spec: TensorSpec, leaf: Any) -> tuple[Box, ...]:
-    """The local shard of a DTensor, where this rank is the one that gives it."""
+    """The local shard of a DTensor, if this rank is the one that provides it."""
     if any(one.is_partial() for one in leaf.placements):
         raise UnrepresentableError(
-            "a DTensor of partial sums", path=spec.name, cure="redistribute it to Replicate or Shard first"
+            "unsupported DTensor placement Partial",
+            path=spec.name,
+            cure="redistribute it to Replicate or Shard first",
         )
     coordinates = leaf.device_mesh.get_coordinate()
     if coordinates is None:

@@ -1,7 +1,7 @@
-"""Filling: what a leaf of a template becomes, by the kind of array that it is.
+"""Fill the leaves of a template, by kind of array.
 
-`read(region)` gives a part of the tensor as a new numpy array in the leaf's element type; `room(nbytes)` is held while
-such an array is in memory. What was made is compared with what was asked for before it is given back.
+`read(region)` returns a part of the tensor as a new numpy array in the leaf's element type; `room(nbytes)` is held
+while such an array is in memory. The result is compared with the template before it is returned.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def fill(
     room: Callable[[int], AbstractContextManager[None]],
     memory: int,
 ) -> Any:
-    """The array that a leaf becomes.
+    """Make the array that replaces a leaf.
 
     Args:
-        leaf: of the template.
+        leaf: the leaf of the template.
         read: a region of the leaf as a new C-order array.
-        room: held while so many bytes are in memory on their way.
-        memory: bytes that a part may have where the array can be filled in parts.
+        room: held while that many bytes are in transit in memory.
+        memory: largest part in bytes, for arrays that can be filled in parts.
 
     Raises:
-        MismatchError: the framework made something else than the template asks for.
+        MismatchError: the framework made another dtype or shape than the template has.
     """
     whole = tuple(slice(0, extent) for extent in leaf.shape)
     if is_plain(leaf.value):
@@ -57,12 +57,14 @@ def fill(
         return jax_arrays.fill(leaf, read, room)
     made = read(whole)
     if made.shape != leaf.shape or made.dtype.name != leaf.dtype:
-        raise MismatchError(f"an array of {made.dtype} {made.shape} was made", path=leaf.name)
+        raise MismatchError(
+            f"expected {leaf.dtype} {leaf.shape}, got {made.dtype} {made.shape}", path=leaf.name
+        )
     return made
 
 
 def of_value(leaf: Leaf, value: Any) -> Any:
-    """The number or text that a leaf becomes, or an array without axes that holds the number.
+    """The number or text that replaces a leaf, or a zero-dimensional array that holds the number.
 
     Raises:
         MismatchError: the element type cannot hold the number.
@@ -73,7 +75,7 @@ def of_value(leaf: Leaf, value: Any) -> Any:
         return type(leaf.value)(value)
     array = np.array(value).astype(dtypes.numpy_dtype(leaf.dtype))
     if array.item() != value:
-        raise MismatchError(f"{leaf.dtype} cannot hold {value!r}", path=leaf.name)
+        raise MismatchError(f"value {value!r} cannot be represented as {leaf.dtype}", path=leaf.name)
 
     def room(_nbytes: int) -> AbstractContextManager[None]:
         from contextlib import nullcontext
@@ -84,7 +86,7 @@ def of_value(leaf: Leaf, value: Any) -> Any:
 
 
 def equals(made: Any, array: np.ndarray) -> bool:
-    """Whether an array of a framework has these elements, bit by bit."""
+    """Whether an array of a framework has the same elements, bit by bit."""
     if is_torch(made):
         from wherry.integrations.live import torch_arrays
 

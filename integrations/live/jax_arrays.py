@@ -1,8 +1,8 @@
-"""Arrays of JAX from a checkpoint: every shard read alone and put on the devices that have it.
+"""JAX arrays from a checkpoint: each shard is read separately and put on the devices that hold it.
 
-Of a shard that several devices share (replicas) one copy is read. An array that was committed to no device stays so.
-Typed PRNG keys are made of their key data. JAX makes 32-bit arrays of 64-bit ones without a word where `jax_enable_x64`
-is off, which the comparison at the end finds.
+A shard that several devices hold (replicas) is read once. An array that was not committed to a device stays
+uncommitted. Typed PRNG keys are rebuilt from their key data. Without `jax_enable_x64`, JAX silently turns 64-bit arrays
+into 32-bit ones; the comparison at the end detects this.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def _put(jax: Any, host: Any, device: Any, sharding: Any) -> Any:
 
 
 def _require(leaf: Leaf, made: Any, sharding: Any) -> None:
-    """Compare what was made with the template."""
+    """Compare the new array with the template."""
     found = f"{dtype_of(made, leaf.name)} {shape_of(made)}"
     wanted = f"{leaf.dtype} {leaf.shape}"
     if found != wanted or prng_of(made) != leaf.prng:
-        cure = "set jax_enable_x64" if (leaf.dtype or "").endswith("64") else None
-        raise MismatchError(f"JAX made {found} where the template has {wanted}", path=leaf.name, cure=cure)
+        cure = "set JAX_ENABLE_X64=1" if (leaf.dtype or "").endswith("64") else None
+        raise MismatchError(f"expected {wanted}, but JAX made {found}", path=leaf.name, cure=cure)
     if sharding is not None and not made.sharding.is_equivalent_to(sharding, made.ndim):
-        raise MismatchError(f"JAX laid it as {made.sharding}, not as {sharding}", path=leaf.name)
+        raise MismatchError(f"expected sharding {sharding}, but JAX made {made.sharding}", path=leaf.name)

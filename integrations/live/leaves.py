@@ -1,7 +1,7 @@
-"""What is known of one leaf of a live state without its bytes: shape, element type, names and place on devices.
+"""Metadata of one leaf of a live state: shape, element type, axis names and sharding, without its bytes.
 
 A typed PRNG key of JAX counts as the array of its key data (uint32, with the axes of the key behind its own), as Orbax
-stores it. Element types have numpy's and ml_dtypes' names, whatever framework the array is of.
+stores it. Element types have the names of numpy and ml_dtypes, whatever the framework of the array.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLAIN = (bool, int, float, str)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a leaf is no array: a number, a word."""
+    """Whether a leaf is a number or text instead of an array."""
     return type(value) in _PLAIN
 
 
@@ -33,7 +33,7 @@ def prng_of(value: Any) -> str | None:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Global extents of an array, those of the key data of a PRNG key."""
+    """Global extents of an array; for a PRNG key, those of its key data."""
     shape = tuple(int(extent) for extent in value.shape)
     if prng_of(value) is None:
         return shape
@@ -44,15 +44,15 @@ def dtype_of(value: Any, name: str) -> str:
     """Name of the element type of an array.
 
     Raises:
-        UnsupportedError: it is no array, or of a type that no checkpoint holds.
+        UnsupportedError: the value is not an array, or has a type that checkpoints cannot hold.
     """
     if prng_of(value) is not None:
         return "uint32"
     found = str(getattr(value, "dtype", "")).removeprefix("torch.")
     if not hasattr(value, "shape") or not dtypes.known(found):
         raise UnsupportedError(
-            f"a {type(value).__module__}.{type(value).__name__} {found}".rstrip(), path=name,
-            cure="take it out of the state: only arrays, numbers and text can be carried",
+            f"unsupported type {type(value).__module__}.{type(value).__name__} {found}".rstrip(), path=name,
+            cure="remove it from the state; a state can hold arrays, numbers and text",
         )  # fmt: skip
     return found
 
@@ -63,7 +63,7 @@ def region_bytes(dtype: str | None, region: Region) -> int:
 
 
 def sharding_of(value: Any, facts: WrapperFacts) -> Sharding | None:
-    """How an array lies over devices, and the rules that its box has; None where nothing is known."""
+    """How an array is sharded over devices, with the rules of its box; None if nothing is known."""
     mesh, spec = _torch_mesh(value) if is_torch(value) else _jax_mesh(value)
     if not mesh and not facts.rules:
         return None

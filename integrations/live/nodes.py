@@ -1,12 +1,12 @@
-"""One level of a live state: the children of a node, and how the node is made again of other children.
+"""One level of a live state: the children of a node, and how to rebuild the node with other children.
 
-Facts (Flax 0.12.8, Penzai 0.2.5, JAX 0.10.2, torch 2.13, looked at): a linen box is a pytree node with the one child
-`value` and static names; an NNX variable likewise, its names are metadata (`out_sharding`, before that `sharding_names`
-or `sharding`); an NNX module is filled through its state, in place. A mutable Penzai variable is no pytree node at all
-and may stand at several places; frozen it is one with the child `value`; a `NamedArray` has the child `data_array`
-and static names. A torch module has a flat state dict.
+Facts (Flax 0.12.8, Penzai 0.2.5, JAX 0.10.2, torch 2.13): a linen box is a pytree node with the one child `value` and
+static names; so is an NNX variable, whose names are metadata (`out_sharding`, formerly `sharding_names` or `sharding`);
+an NNX module is filled through its state, in place. A mutable Penzai variable is not a pytree node and may occur at
+several places; a frozen one is a node with the child `value`; a `NamedArray` has the child `data_array` and static
+names. A torch module has a flat state dict.
 
-No framework is imported here: what is in the state has been imported by whoever made it.
+No framework is imported here: the types in the state have been imported by the program that made it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _NNX_VARIABLES = ("Variable", "VariableState")
 
 
 class WrapperFacts(NamedTuple):
-    """What the wrappers around an array say of it.
+    """What the wrappers around an array state about it.
 
     Attributes:
         axes: logical names of its axes, None for an axis without one.
         rules: logical name → mesh axes.
         box: class of the linen box.
         collection: class of the NNX variable.
-        label: of the Penzai variable.
-        root: key path of the Penzai model around it.
+        label: label of the Penzai variable.
+        root: key path of the enclosing Penzai model.
     """
 
     axes: tuple[AxisName, ...] | None = None
@@ -53,11 +53,11 @@ class Node(NamedTuple):
 
     Attributes:
         children: part of the key path → child.
-        remake: gives the node with other children, in the order of `children`.
-        kind: `dict`, `list`, `tuple` or `none`; what it counts as where it has no children.
-        wrapper: whether it only says something of its one child, so that its part is no part of the parameter's name.
-        facts: what it says, by the names of `WrapperFacts`.
-        variable: whether it is a mutable Penzai variable, known by its label wherever it stands.
+        remake: returns the node with other children, in the order of `children`.
+        kind: `dict`, `list`, `tuple` or `none`; what the node counts as if it has no children.
+        wrapper: whether it only describes its one child, so that its part is not part of the parameter's name.
+        facts: what it states, by the field names of `WrapperFacts`.
+        variable: whether it is a mutable Penzai variable, identified by its label wherever it occurs.
     """
 
     children: tuple[tuple[str, Any], ...]
@@ -69,10 +69,10 @@ class Node(NamedTuple):
 
 
 def opened(node: Any) -> Node | None:
-    """Open one node; None where it is a leaf.
+    """Open one node; None if it is a leaf.
 
     Raises:
-        UnsupportedError: it is a thing of a framework that cannot be taken apart.
+        UnsupportedError: an object of a framework that cannot be flattened.
     """
     if node is None:
         return Node((), _nothing, "none")
@@ -84,13 +84,13 @@ def opened(node: Any) -> Node | None:
 
 
 def is_torch(value: Any) -> bool:
-    """Whether it is a tensor of PyTorch."""
+    """Whether the value is a PyTorch tensor."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_penzai(value: Any) -> bool:
-    """Whether it is a model, a layer or another structure of Penzai."""
+    """Whether the value is a model, a layer or another structure of Penzai."""
     return "penzai" in sys.modules and "Struct" in ancestors(value, "penzai")
 
 
@@ -123,7 +123,7 @@ def _torch(node: Any) -> Node | None:
 
 
 def _tie(module: Any, held: dict[str, Any]) -> None:
-    """Make parameters one again that were one before a module without memory was given tensors by name."""
+    """Tie parameters again that were tied before a module on `meta` was given tensors by name."""
     first: dict[int, str] = {}
     for name, tensor in held.items():
         other = first.setdefault(id(tensor), name)
@@ -152,7 +152,7 @@ def _flax(node: Any) -> Node | None:
         return None
     state = opened(nnx.state(node))
     if state is None:
-        raise UnsupportedError(f"an NNX {type(node).__name__} that has no state")
+        raise UnsupportedError(f"unsupported NNX type {type(node).__name__}: it has no state")
 
     def remake(children: Sequence[Any]) -> Any:
         nnx.update(node, state.remake(children))
@@ -162,10 +162,10 @@ def _flax(node: Any) -> Node | None:
 
 
 def _box(node: Any, classes: set[str]) -> Node:
-    """A linen box; other classes of metadata than Flax's own two have no names that mean anything to others."""
+    """A linen box of one of Flax's own two classes; the names of other metadata classes have no general meaning."""
     if "Partitioned" not in classes:
         raise UnsupportedError(
-            f"a box of the class {type(node).__name__}", cure="unbox it with flax.linen.meta.unbox"
+            f"unsupported box class {type(node).__name__}", cure="unbox it with flax.linen.meta.unbox"
         )
     kind = "LogicallyPartitioned" if "LogicallyPartitioned" in classes else "Partitioned"
     rules = tuple((str(name), _entry(axes)) for name, axes in getattr(node, "rules", None) or ())
@@ -217,7 +217,7 @@ def _penzai(node: Any) -> Node | None:
 
 
 def _builtin(node: Any) -> Node | None:
-    """Mappings and sequences of Python; a named tuple without fields is nothing, as for Orbax."""
+    """Mappings and sequences of Python; a named tuple without fields counts as `none`, as in Orbax."""
     if type(node) in (dict, OrderedDict):
         keys: list[Any] = list(node)
 
@@ -239,7 +239,7 @@ def _builtin(node: Any) -> Node | None:
 
 
 def _registered(node: Any) -> Node | None:
-    """What JAX knows how to flatten; an array is what JAX gives back as it is."""
+    """A node that is registered with JAX; JAX returns an array unchanged."""
     jax: Any = sys.modules.get("jax")
     if jax is None:
         return None
@@ -266,11 +266,11 @@ def _dataclass(node: Any) -> Node | None:
 
 
 def _nothing(_children: Sequence[Any]) -> None:
-    """What has no children is made again of none."""
+    """Remake a node without children."""
 
 
 def _replacing(node: Any, names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
-    """How a dataclass is made again with other values of these fields."""
+    """How to rebuild a dataclass with other values of these fields."""
 
     def remake(children: Sequence[Any]) -> Any:
         return dataclasses.replace(node, **dict(zip(names, children, strict=True)))

@@ -1,6 +1,6 @@
-"""The processes of a training run: which one this is, and how rank 0 tells the others one line of text.
+"""The processes of a training run: the rank of this one, and how rank 0 broadcasts one line of text.
 
-The only collective operation of an export is `broadcast`, called by all processes while training waits anyway.
+The only collective operation of an export is `broadcast`; all processes call it while training is paused anyway.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class ProcessGroup:
     """The processes that hold one state together.
 
     Attributes:
-        rank: of this one.
-        count: how many there are.
-        broadcast: called by all with a text; gives all of them that of rank 0.
+        rank: rank of this process.
+        count: number of processes.
+        broadcast: called by all processes with a text; returns the text of rank 0 to all of them.
     """
 
     rank: int
@@ -33,14 +33,14 @@ class ProcessGroup:
 
 
 def group(distributed: str) -> ProcessGroup:
-    """The processes among which a state is shared.
+    """The processes that share a state.
 
     Args:
-        distributed: `torch`, `jax`, or empty where this process holds all of it.
+        distributed: `torch`, `jax`, or empty if this process holds all of the state.
 
     Returns:
-        The group. Of processes that hold all of a state each, the first one alone has something to do: its count is
-        1, and the rank says which one this is.
+        The group. If each process holds the whole state, only the first one exports: `count` is 1, and `rank` is the
+        rank of this process.
     """
     if distributed == "torch":
         return _torch()
@@ -76,7 +76,7 @@ def _jax() -> ProcessGroup:
 
         data = text.encode()
         if len(data) > _LONGEST:
-            raise UnsupportedError(f"{len(data)} bytes are too long for one broadcast")
+            raise UnsupportedError(f"broadcast of {len(data)} bytes exceeds the limit of {_LONGEST} bytes")
         told = multihost_utils.broadcast_one_to_all(np.frombuffer(data.ljust(_LONGEST), "u1"))
         return np.asarray(told).tobytes().decode().rstrip()
 

@@ -1,8 +1,8 @@
-"""Tensors of PyTorch from a checkpoint, filled in place: the rank's own part of a DTensor, on any device.
+"""PyTorch tensors from a checkpoint, filled in place: the local part of a DTensor, on any device.
 
-A tensor is filled in parts, so that besides it only a part is in memory. A tensor on `meta` has no memory: it becomes a
-new one on the CPU. Facts (torch 2.13, `DTensor`): each mesh axis in turn cuts what is left of its dimension into parts
-of ⌈n / ranks⌉, the last ones may be short or empty.
+A tensor is filled in parts, so that only one part at a time needs additional memory. A tensor on `meta` has no memory;
+it is replaced by a new one on the CPU. Facts (torch 2.13, `DTensor`): each mesh axis in turn splits the rest of its
+dimension into parts of ⌈n / ranks⌉; the last parts may be short or empty.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def fill(
     """See `filling.fill`.
 
     Raises:
-        UnsupportedError: a placement that is neither replicated nor a plain shard.
+        UnsupportedError: the placement is neither Replicate nor Shard.
     """
     import torch
 
@@ -42,13 +42,17 @@ def fill(
     if tensor.is_meta:
         if hasattr(tensor, "device_mesh"):
             raise UnsupportedError(
-                "a DTensor without memory", path=leaf.name, cure="call model.to_empty(device=…) first"
+                "the DTensor has no memory (device meta)",
+                path=leaf.name,
+                cure="call model.to_empty(device=…) first",
             )
         tensor = torch.empty(leaf.shape, dtype=tensor.dtype, device="cpu")
     starts, extents = local_box(tensor, leaf.name)
     local: Any = tensor.to_local() if hasattr(tensor, "device_mesh") else tensor
     if tuple(local.shape) != extents:
-        raise MismatchError(f"this rank has {tuple(local.shape)} of it, not {extents}", path=leaf.name)
+        raise MismatchError(
+            f"expected a local shard of shape {extents}, got {tuple(local.shape)}", path=leaf.name
+        )
     part = TensorSpec(leaf.path, extents, leaf.dtype or "")
     with torch.no_grad():
         for box, _span in row_bands(part, min(memory, _PART)) if part.size else ():
@@ -59,10 +63,10 @@ def fill(
 
 
 def local_box(tensor: Any, name: str = "") -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where a rank's part of a tensor begins, and its extents; all of it for what is no DTensor.
+    """Offset and extents of a rank's part of a tensor; the whole tensor if it is not a DTensor.
 
     Raises:
-        UnsupportedError: a placement that is neither replicated nor a plain shard.
+        UnsupportedError: the placement is neither Replicate nor Shard.
     """
     starts, extents = [0] * tensor.ndim, list(tensor.shape)
     mesh = getattr(tensor, "device_mesh", None)
@@ -74,7 +78,9 @@ def local_box(tensor: Any, name: str = "") -> tuple[tuple[int, ...], tuple[int, 
             continue
         if kind != "Shard":
             raise UnsupportedError(
-                f"a DTensor placed as {placement}", path=name, cure="redistribute it to shards or replicas"
+                f"unsupported DTensor placement {placement}",
+                path=name,
+                cure="redistribute it to Shard or Replicate",
             )
         rank, ranks = mesh.get_local_rank(number), mesh.size(number)
         width = -(-extents[placement.dim] // ranks)
@@ -85,7 +91,7 @@ def local_box(tensor: Any, name: str = "") -> tuple[tuple[int, ...], tuple[int, 
 
 
 def of_host(array: np.ndarray, dtype: Any) -> Any:
-    """A tensor over the memory of an array; element types that numpy lacks are seen through their bytes."""
+    """A tensor over the memory of an array; element types that numpy lacks are viewed through their bytes."""
     import torch
 
     if not array.size:

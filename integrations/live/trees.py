@@ -3,13 +3,13 @@
     for leaf in flatten(state):            # JAX pytrees, linen boxes, NNX modules and states, Penzai models
         leaf.path, leaf.value, leaf.axes   # and NamedArrays, torch modules, optimizers and state dicts, nested
     tree = survey(state)                   # the same leaves, and the empty nodes and sequences of a Manifest
-    state = rebuilt(state, change)         # what `change(leaf)` gives at the place of every leaf
+    state = rebuilt(state, change)         # every leaf replaced by what `change(leaf)` returns
 
-Every leaf has two key paths. `stored` is how Orbax spells it: with the `value` of a box or variable and the
-`data_array` of a NamedArray; an export has these, so that what wherry writes is what the framework itself would have
-written. `path` is the parameter's name without them, which is what is compared when a state is filled. A mutable
-Penzai variable is known by its label below its model, as in Penzai's own label dicts. Trees of JAX are never changed, a
-new one is returned; torch modules, optimizers and NNX modules are changed in place, at the end.
+Every leaf has two key paths. `stored` is the key path in Orbax's spelling, with the `value` of a box or variable and
+the `data_array` of a NamedArray; an export uses it, so that wherry writes what the framework itself would write. `path`
+is the parameter's name without them; it is compared when a state is filled. A mutable Penzai variable is identified by
+its label below its model, as in Penzai's own label dicts. JAX trees are never changed, a new tree is returned; torch
+modules, optimizers and NNX modules are changed in place, at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Leaf", "StateTree", "flatten", "rebuilt", "survey"]
 
 @dataclass(slots=True)
 class StateTree:
-    """A live state, laid out.
+    """A flattened live state.
 
     Attributes:
         leaves: arrays, numbers and text in the order of the tree.
@@ -47,13 +47,13 @@ class StateTree:
 
 @dataclass(slots=True)
 class _StateWalk:
-    """What one walk has seen.
+    """What one walk over a state has seen.
 
     Attributes:
-        variables: label → the Penzai variable that has it.
-        made: label → what it became.
-        memories: torch tensors by identity of their memory → key path of the first.
-        taken: stored key paths that leaves have.
+        variables: label → the Penzai variable with that label.
+        made: label → the rebuilt variable.
+        memories: identity of a torch tensor's memory → key path of the first tensor in it.
+        taken: stored key paths of the leaves so far.
     """
 
     variables: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -70,28 +70,29 @@ def flatten(state: Any) -> Iterator[Leaf]:
             an NNX module, a Penzai model, a torch module, optimizer or state dict (DTensor included).
 
     Raises:
-        UnsupportedError: a leaf is neither array nor number nor text; it is named.
-        UnrepresentableError: two leaves have one key path, or two Penzai variables one label.
+        UnsupportedError: a leaf is not an array, a number or text; the error names it.
+        UnrepresentableError: two leaves have the same key path, or two Penzai variables the same label.
     """
     yield from survey(state).leaves
 
 
 def survey(state: Any) -> StateTree:
-    """The leaves with the empty nodes and sequences around them; raises what `flatten` does."""
+    """The leaves with the empty nodes and sequences around them; raises the errors of `flatten`."""
     tree = StateTree()
     _survey(state, (), (), WrapperFacts(), tree, _StateWalk())
     return tree
 
 
 def rebuilt(state: Any, change: Callable[[Leaf], Any]) -> Any:
-    """The state with other leaves.
+    """Rebuild a state with other leaves.
 
     Args:
         state: as for `flatten`.
-        change: gives the new value of a leaf; called once for each, tied weights and shared variables included once.
+        change: returns the new value of a leaf; called once for each leaf, and once for tied weights and shared
+            variables.
 
     Returns:
-        A new tree of JAX; torch modules, optimizers and NNX modules themselves, changed when all their leaves are made.
+        A new JAX tree; or the same torch module, optimizer or NNX module, changed after all its leaves were made.
     """
     return _rebuilt(state, (), (), WrapperFacts(), change, _StateWalk())
 
@@ -142,7 +143,7 @@ def _rebuilt(
 def _below(
     found: Node, part: str, path: KeyPath, stored: KeyPath, facts: WrapperFacts
 ) -> tuple[KeyPath, KeyPath, WrapperFacts]:
-    """Both key paths of a child, and what is known of it."""
+    """Both key paths of a child, and its wrapper facts."""
     told = facts._replace(**found.facts) if found.facts else facts
     if found.variable:
         label = (*(facts.root or ()), str(found.facts[_LABEL]))
@@ -155,20 +156,20 @@ def _within(node: Any, path: KeyPath, facts: WrapperFacts) -> WrapperFacts:
 
 
 def _seen(node: Any, found: Node, walk: _StateWalk) -> bool:
-    """Whether a mutable variable was met before; it may stand at several places, but no other may have its label."""
+    """Whether a mutable variable was seen before; it may occur at several places, but its label must be unique."""
     label: str = found.facts[_LABEL]
     if label not in walk.variables:
         walk.variables[label] = node
         return False
     if walk.variables[label] is not node:
-        raise UnrepresentableError(f"two Penzai variables have the label {label!r}", path=label)
+        raise UnrepresentableError(f"duplicate Penzai variable label {label!r}", path=label)
     return True
 
 
 def _leaf(value: Any, path: KeyPath, stored: KeyPath, facts: WrapperFacts, walk: _StateWalk) -> Leaf:
     name = render(path)
     if stored in walk.taken:
-        raise UnrepresentableError("two leaves of the state have this key path", path=render(stored))
+        raise UnrepresentableError("duplicate key path in the state", path=render(stored))
     walk.taken.add(stored)
     if is_plain(value):
         return Leaf(path, stored, value, (), None)
@@ -181,7 +182,7 @@ def _leaf(value: Any, path: KeyPath, stored: KeyPath, facts: WrapperFacts, walk:
 
 
 def _memory(tensor: Any) -> Any:
-    """What torch tensors have in common that are one: memory, shape and strides; one without memory is alone."""
+    """Identity of a torch tensor: memory, shape and strides; a tensor without memory is distinct from all others."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if local.is_meta or str(local.layout) != "torch.strided" or not local.numel():
         return id(tensor)

@@ -1,15 +1,15 @@
-"""MLflow: model versions that point at checkpoints. The door to the modules beside this one.
+"""MLflow: model versions that point at checkpoints. Re-exports the public names of the modules in this package.
 
 A version is registered by reference: its source is the checkpoint's URI, its tags carry the digests, and a small
-run holds receipt and manifest as JSON. No tensor byte goes to MLflow, and its own loader does not apply: the tag
-`wherry.fetch` has the command that does.
+run holds receipt and manifest as JSON. Tensor bytes are never uploaded to MLflow, and MLflow's own loader does not
+apply: the tag `wherry.fetch` has the command to use instead.
 
-- `client`: the stores, and their errors as ours.
-- `versions`: one version per model and checkpoint, under any number of callers.
+- `client`: the stores, and their errors as wherry's errors.
+- `versions`: one version per model and checkpoint, with any number of concurrent callers.
 - `runs`: what MLflow's pages show: the run with its artifacts, source → converted.
-- `aliases`: aliases that others move too; `promote`: candidate → champion → previous, and back.
-- `project`: what a registry has lost, made again from the ledger.
-- `read`: what a model URI means, everything that is registered, who asks, and taking versions away.
+- `aliases`: moving aliases that other callers move too; `promote`: candidate → champion → previous, and back.
+- `project`: restores from the ledger what a registry has lost.
+- `read`: resolving model URIs, listing registered versions, identifying the caller, and deleting versions.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Aliases: how they move from version to version when others move them too.
+"""Moving aliases from version to version while other callers move them too.
 
-MLflow sets an alias without asking what it was, so three things are done here. Moves of one registered model
-exclude each other by a tag of that model. Before an alias is set, it must still be what the caller has seen. And
-where a later step fails, every alias goes back, unless somebody else has moved it meanwhile.
+MLflow sets an alias without comparing its previous value, so this module adds three safeguards. A tag of the registered
+model serves as a lock for its alias moves. Before an alias is set, it must still have the value that the caller has
+seen. If a later step fails, every alias is moved back, unless another caller has moved it meanwhile.
 
-The tag is a lock in Fischer's way: whoever finds it free writes its own mark, waits for longer than a write takes
-and goes on only if the mark is still its own. It needs nothing of the registry but tags, and a holder that died
-loses it after two minutes. A write that hangs for longer than the wait would get past it; then the comparison
-before each move is what is left.
+The tag is a lock after Fischer's algorithm: a process that finds it free writes its own mark, waits for longer than a
+write takes and continues only if the mark is still its own. It needs nothing of the registry but tags, and the lock of
+a process that died expires after two minutes. A write that hangs for longer than the wait can bypass the lock; then
+only the comparison before each move protects the alias.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def exclusive(client: MlflowClient, name: str) -> Generator[None]:
     """Hold the registered model's lock.
 
     Raises:
-        TargetInUseError: another process moves aliases of this model, for a minute now.
+        TargetInUseError: another process has held the lock for a minute.
     """
     mark = f"{uuid.uuid4().hex} {time.time() + _EXPIRY_SECONDS:.0f}"
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not _taken(client, name, mark):
         if time.monotonic() > deadline:
             raise TargetInUseError(
-                f"another process moves aliases of {name}",
-                cure=f"try again; a dead process's lock ends after {_EXPIRY_SECONDS:.0f} s",
+                f"another process is moving aliases of {name}",
+                cure=f"try again; the lock of a dead process expires after {_EXPIRY_SECONDS:.0f} s",
                 retryable=True,
             )
         time.sleep(_POLL_SECONDS)
@@ -70,23 +70,23 @@ def moved(
     *,
     expected: Mapping[str, str] | None = None,
 ) -> Generator[None]:
-    """Move aliases, and move them back where the block fails.
+    """Move aliases, and move them back if the block fails.
 
     Args:
-        client: of the registry.
+        client: client of the registry.
         name: the registered model.
-        moves: alias → version, or None to take it away; done in this order.
+        moves: alias → version, or None to delete the alias; carried out in this order.
         expected: alias → version as the caller saw them; not compared by default.
 
     Raises:
-        TargetInUseError: an alias is not what the caller saw.
+        TargetInUseError: an alias has another value than the caller saw.
     """
     before = aliases(client, name)
     for alias in moves if expected is not None else ():
         if before.get(alias) != (expected or {}).get(alias):
             raise TargetInUseError(
-                f"alias {alias} of {name} was moved meanwhile, to version {before.get(alias)}",
-                cure="look at it again, then repeat the command",
+                f"alias {alias} of {name} was moved by another process, to version {before.get(alias)}",
+                cure="check where the alias points now, then repeat the command",
                 retryable=True,
             )
     begun: list[str] = []
@@ -102,7 +102,7 @@ def moved(
 
 @contextmanager
 def tagged(client: MlflowClient, name: str, version: str, tags: Mapping[str, str]) -> Generator[None]:
-    """Set tags of a version, and put back what was there where the block fails."""
+    """Set tags of a version, and restore the previous values if the block fails."""
     before: Mapping[str, str] = client.get_model_version(name, version).tags
     try:
         for key, value in tags.items():
@@ -113,12 +113,12 @@ def tagged(client: MlflowClient, name: str, version: str, tags: Mapping[str, str
             for key in tags:
                 _put_back(client, name, version, key, before.get(key))
         except Exception as failure:  # noqa: BLE001  the first error is the one to raise; this one is added to it
-            error.add_note(f"tags of {name} version {version} were not restored: {failure}")
+            error.add_note(f"could not restore the tags of {name} version {version}: {failure}")
         raise
 
 
 def set_tag(client: MlflowClient, name: str, version: str, key: str, value: str) -> None:
-    """Set a tag of a version, where others may set the same one."""
+    """Set a tag of a version that other callers may set at the same time."""
     colliding(lambda: client.set_model_version_tag(name, version, key, value))
 
 
@@ -131,7 +131,7 @@ def _taken(client: MlflowClient, name: str, mark: str) -> bool:
 
 
 def _expiry(mark: str) -> float:
-    """Until when a lock holds; one that is not of our making holds nothing."""
+    """Expiry time of a lock; a mark in another form has expired."""
     try:
         return float(mark.partition(" ")[2])
     except ValueError:
@@ -158,14 +158,14 @@ def _restore(
     begun: list[str],
     error: BaseException,
 ) -> None:
-    """Undo moves, the last one first; what somebody else has moved since is theirs."""
+    """Undo moves, the last one first; leave aliases that another caller has moved since."""
     try:
         now = aliases(client, name)
         for alias in reversed(begun):
             if now.get(alias) == moves[alias] != before.get(alias):
                 _set(client, name, alias, before.get(alias))
     except Exception as failure:  # noqa: BLE001  the first error is the one to raise; this one is added to it
-        error.add_note(f"aliases of {name} were not restored: {failure}")
+        error.add_note(f"could not restore the aliases of {name}: {failure}")
 
 
 def _put_back(client: MlflowClient, name: str, version: str, key: str, value: str | None) -> None:

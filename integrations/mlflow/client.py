@@ -1,12 +1,12 @@
-"""The way to an MLflow store: its client, its errors as ours, and the names that all of our records there use.
+"""Access to an MLflow store: its client, its errors as wherry's errors, and the tag names that all records use.
 
 Facts (MLflow 3.17):
-- Making a client opens no store; the first request does, and a new SQLite store makes its tables then. Two threads
-  that do so at once disturb each other, so it is done under a lock, once per store.
+- Creating a client does not open the store; the first request does, and a new SQLite store creates its tables then.
+  Two threads that do so at once conflict, so it is done under a lock, once per store.
 - The fluent API keeps its active run per thread; only `MlflowClient` is used, with explicit URIs.
-- Ending a run through a server prints two lines to the standard output, which is our caller's; that is turned off.
+- Ending a run through a server prints two lines to the standard output, which belongs to the caller; this is disabled.
 - Tags and aliases are upserted by read and insert: two writers of one new key collide, and one gets BAD_REQUEST with
-  the database's words. Numbers of versions collide too; MLflow itself tries three times. Both are tried again here.
+  the database's message. Version numbers collide too; MLflow itself tries three times. Both are retried here.
 - `search_model_versions` leaves `aliases` empty; the aliases of all versions are a mapping of the registered model.
 """
 
@@ -39,7 +39,7 @@ EXISTS = "RESOURCE_ALREADY_EXISTS"
 ABSENT = "RESOURCE_DOES_NOT_EXIST"
 # MLflow's error codes after which the same call may succeed.
 _TRANSIENT = ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "INTERNAL_ERROR", "REQUEST_TIMEOUT")
-# What databases say when two writers insert one row, and MLflow when it gives up on the number of a version.
+# Messages of databases when two writers insert one row, and of MLflow when it gives up allocating a version number.
 _COLLISIONS = ("unique constraint", "duplicate entry", "duplicate key", "giving up after")
 _ROUNDS = 8
 _PAUSE_SECONDS = 0.1
@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where runs go (tracking) and where versions go (registry), as MLflow URIs."""
+    """The stores of runs (tracking) and of versions (registry), as MLflow URIs."""
 
     tracking_uri: str
     registry_uri: str
@@ -57,11 +57,11 @@ class Stores:
 
 @contextmanager
 def opened(stores: Stores) -> Generator[MlflowClient]:
-    """A client whose errors are ours; the registry is named in them.
+    """A client whose errors are translated to wherry's errors, with the registry as their URI.
 
     Raises:
-        UsageError: a URI carries credentials, or MLflow does not take a value.
-        NotFoundError: there is no such model, version or run.
+        UsageError: a URI contains credentials, or MLflow rejects a value.
+        NotFoundError: the model, version or run does not exist.
         StorageError: a store cannot be reached or written.
     """
     _refuse_credentials(stores.tracking_uri, stores.registry_uri)
@@ -70,10 +70,10 @@ def opened(stores: Stores) -> Generator[MlflowClient]:
 
 
 def colliding(call: Callable[[], _T]) -> _T:
-    """Make a call that writes, again where another writer of the same row was there at the same moment.
+    """Make a call that writes; retry it when it collides with another writer of the same row.
 
     Raises:
-        MlflowException: it failed for another reason, or every time.
+        MlflowException: the call failed for another reason, or on every attempt.
     """
     for attempt in range(1, _ROUNDS):
         try:
@@ -81,15 +81,15 @@ def colliding(call: Callable[[], _T]) -> _T:
         except MlflowException as error:
             if not any(words in str(error.message).lower() for words in _COLLISIONS):
                 raise
-        time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))  # noqa: S311  no secret: it parts two writers
+        time.sleep(random.uniform(0, _PAUSE_SECONDS * attempt))  # noqa: S311  not a secret: it separates two writers
     return call()
 
 
 def absent_is_fine(call: Callable[[], object]) -> None:
-    """Delete what may have been deleted already.
+    """Make a call that deletes; ignore that the object does not exist.
 
     Raises:
-        MlflowException: it failed for another reason.
+        MlflowException: the call failed for another reason.
     """
     try:
         call()
@@ -99,20 +99,23 @@ def absent_is_fine(call: Callable[[], object]) -> None:
 
 
 def page(registry_uri: str, name: str, version: str) -> str | None:
-    """Where a browser shows a version; None where no server is known."""
+    """URL of a version's page in the browser; None without a server."""
     if not registry_uri.startswith(("http://", "https://")):
         return None
     return f"{without_secrets(registry_uri).rstrip('/')}/#/models/{quote(name, safe='')}/versions/{version}"
 
 
 def quoted(value: str) -> str:
-    """A value as MLflow's filters take it.
+    """Quote a value for MLflow's search filters.
 
     Raises:
-        UsageError: it has a quotation mark, which their grammar cannot express.
+        UsageError: the value contains a quotation mark, which the filter grammar cannot express.
     """
     if "'" in value or '"' in value:
-        raise UsageError(f"{value!r} has a quotation mark", cure="choose a name without one")
+        raise UsageError(
+            f"invalid name {value!r}: it contains a quotation mark",
+            cure="choose a name without quotation marks",
+        )
     return f"'{value}'"
 
 
@@ -134,11 +137,11 @@ def _first_use(tracking_uri: str, registry_uri: str) -> MlflowClient:
 
 
 def _refuse_credentials(*uris: str) -> None:
-    """Only HTTP: the URL of a database has no other place for its password."""
+    """Refuse credentials in HTTP URIs; the URL of a database has no other place for its password."""
     for uri in uris:
         if uri.startswith(("http://", "https://")) and "@" in uri.partition("://")[2].partition("/")[0]:
             raise UsageError(
-                "an MLflow URI must not carry credentials",
+                "the MLflow URI contains credentials",
                 uri=without_secrets(uri),
                 cure="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
             )
@@ -146,7 +149,7 @@ def _refuse_credentials(*uris: str) -> None:
 
 @contextmanager
 def _errors(*uris: str) -> Generator[None]:
-    """MLflow's errors as ours; the last URI, the registry's, is named."""
+    """Translate MLflow's errors; the last URI, that of the registry, becomes the error's URI."""
     uri = without_secrets(uris[-1])
     try:
         yield
@@ -158,18 +161,18 @@ def _errors(*uris: str) -> Generator[None]:
             message = message.replace(secret, without_secrets(secret))
         raise _translated(str(error.error_code), message, uri) from error
     except OSError as error:
-        raise StorageError(f"MLflow cannot be reached: {error}", uri=uri, retryable=True) from error
+        raise StorageError(f"cannot connect to MLflow: {error}", uri=uri, retryable=True) from error
 
 
 def _translated(code: str, message: str, uri: str) -> WherryError:
     if code == "INVALID_PARAMETER_VALUE":
-        return UsageError(f"MLflow does not take this: {message}", uri=uri)
+        return UsageError(f"MLflow rejected the request: {message}", uri=uri)
     if code == ABSENT:
-        return NotFoundError(message, uri=uri, cure="`wherry register` registers a checkpoint")
+        return NotFoundError(message, uri=uri, cure="register the checkpoint with `wherry register URI`")
     transient = code in _TRANSIENT
     return StorageError(
-        f"MLflow refused ({code}): {message}",
+        f"MLflow returned {code}: {message}",
         uri=uri,
-        cure="try again" if transient else "check the rights at the registry and its version",
+        cure="try again" if transient else "check your permissions on the registry and the MLflow version",
         retryable=transient,
     )

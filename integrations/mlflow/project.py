@@ -1,9 +1,10 @@
-"""The registry as a projection of the ledger: what a registry has lost is made again from the ledger's statements.
+"""The registry as a projection of the ledger: restores what a registry has lost from the ledger's statements.
 
-It is handed every statement in order, and does only what is missing, so it may be run at any time. A version that is
-made again has a new number where its old one is not the next, and the ledger gets a statement of it. Of promotions and
-rollbacks the last one of an alias counts; an alias that is right is never moved. Aliases that `register` set are not in
-the ledger and do not come back. What lies nowhere any more cannot be registered: that is logged.
+The projection takes every statement in order and adds only what is missing, so it can be run at any time. A restored
+version gets a new number unless its old number is the next one, and the ledger gets a statement of it. Of the
+promotions and rollbacks of an alias the last one counts; an alias that is correct is never moved. Aliases that
+`register` set are not in the ledger and are not restored. A checkpoint that no longer exists cannot be registered
+again; this is logged.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 
 def projection(destination: str) -> Callable[[Statement], bool]:
-    """Takes statements in order and makes what the registry lacks of them.
+    """Make a function that takes statements in order and restores what the registry lacks.
 
     Args:
-        destination: the registry's URI; the runs go to the tracking store.
+        destination: the registry's URI; runs are written to the tracking store.
 
     Returns:
-        A function that says whether it made anything; it raises StorageError where the registry cannot be reached.
+        A function that returns whether it changed anything; it raises StorageError if the registry cannot be reached.
     """
     stores = {"tracking_uri": mlflow_tracking_uri(), "registry_uri": destination}
     registry = without_secrets(destination)
@@ -61,24 +62,24 @@ def _registered(body: Mapping[str, Any], stores: Mapping[str, str]) -> bool:
         uri = resolve_model(f"wherry://sha256/{digest}", **stores).uri
         sidecar = read_sidecar(locate(uri))
     except (NotFoundError, MismatchError) as error:
-        _log.warning("%s version %s is not made again: %s", name, body["version"], error.what)
+        _log.warning("%s version %s was not restored: %s", name, body["version"], error.what)
         return False
     if sidecar is None:
-        _log.warning("%s version %s is not made again: its record at %s is gone", name, body["version"], uri)
+        _log.warning("%s version %s was not restored: record not found at %s", name, body["version"], uri)
         return False
     return enter(uri, sidecar, name, alias=None, tags={}, **stores).created
 
 
 def _aliased(statement: Statement, stores: Mapping[str, str]) -> bool:
-    """Put an alias where the ledger's last word on it says; what stood there before becomes `previous` again."""
+    """Point an alias at the version that its last statement names, and `previous` at the version before it."""
     name, alias = statement.body["name"], statement.body["alias"]
     history = _history(statement.body)
     if history[-1].seq != statement.seq:
-        return False  # a later one says where it is now
+        return False  # a later statement supersedes this one
     digests = [one.body["checkpoint_digest"] for one in history]
     found = find_digest(digests[-1], name=name, **stores)
     if found is None:
-        _log.warning("%s %s is not set: its version %s is not there", name, alias, statement.body["version"])
+        _log.warning("%s %s was not set: version %s not found", name, alias, statement.body["version"])
         return False
     holder = _holder(name, alias, stores)
     if holder == found.version:
@@ -97,7 +98,7 @@ def _move(name: str, version: str, alias: str, body: Mapping[str, Any], stores: 
 
 
 def _history(body: Mapping[str, Any]) -> list[Statement]:
-    """Every word of the ledger on one alias of one registry."""
+    """All statements of the ledger about one alias of one registry."""
     meant = ("registry", "name", "alias")
     with open_ledger() as ledger:
         said = statements(ledger, kinds=("promotion", "rollback"))

@@ -1,8 +1,8 @@
-"""Promotion in a registry: candidate → champion → previous, and the way back.
+"""Promotion in a registry: candidate → champion → previous, and rollback.
 
-What stood under the alias before gets `previous`, and the promoted version remembers in a tag whom it replaced, so
-that going back can be repeated. All moves of one promotion happen under the registered model's lock, and all of them
-are undone where the caller's block fails.
+The version that had the alias before gets `previous`, and a tag of the promoted version names the version that it
+replaced, so that rollbacks can be repeated. All moves of one promotion happen under the registered model's lock, and
+all of them are undone if the caller's block fails.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _REPLACED_TAG = "wherry.replaced."  # with the alias
 
 @dataclass(frozen=True, slots=True)
 class AliasMove:
-    """What a promotion or a rollback did to an alias.
+    """How a promotion or a rollback changed an alias.
 
     Attributes:
-        version: what the alias points to now.
-        replaced: what it pointed to before; None where it was on nothing.
-        already: whether it pointed there already, so that nothing was done.
+        version: the version that the alias points to now.
+        replaced: the version that it pointed to before; None if the alias did not exist.
+        already: whether the alias pointed to the version already, so that nothing was changed.
     """
 
     version: str
@@ -43,7 +43,7 @@ class AliasMove:
 
 
 def previous_of(alias: str) -> str:
-    """The alias that keeps what stood under another one before."""
+    """The alias that keeps the previous version of another alias."""
     return "previous" if alias == CHAMPION else f"{alias}-previous"
 
 
@@ -51,7 +51,7 @@ def previous_of(alias: str) -> str:
 def promoting(
     name: str, version: str, alias: str, *, tags: Mapping[str, str], tracking_uri: str, registry_uri: str
 ) -> Generator[AliasMove]:
-    """Put an alias on a version, for as long as the block does not fail.
+    """Point an alias at a version, and undo it if the block fails.
 
     Args:
         name: the registered model.
@@ -61,8 +61,8 @@ def promoting(
         tracking_uri, registry_uri: the stores.
 
     Raises:
-        TargetInUseError: another process moves aliases of this model.
-        StorageError: the registry cannot be reached or written; aliases and tags are what they were.
+        TargetInUseError: another process is moving aliases of this model.
+        StorageError: the registry cannot be reached or written; aliases and tags are unchanged.
     """
     with opened(Stores(tracking_uri, registry_uri)) as client, exclusive(client, name):
         held = aliases(client, name)
@@ -71,9 +71,7 @@ def promoting(
             yield AliasMove(version, before, already=True)
             return
         moves: dict[str, str | None] = {previous_of(alias): before} if before else {}
-        moves[alias] = (
-            version  # after `previous`: a death in between leaves an alias too many, and loses none
-        )
+        moves[alias] = version  # after `previous`: a crash in between leaves an extra alias, and loses none
         if held.get(CANDIDATE) == version and alias != CANDIDATE:
             moves[CANDIDATE] = None
         memory = {f"{_REPLACED_TAG}{alias}": before or ""}
@@ -85,17 +83,18 @@ def promoting(
 
 
 def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: str) -> tuple[str, str | None]:
-    """The version to which an alias would go back, and the one on which it is.
+    """The version to which a rollback would move an alias, and its current version.
 
     Raises:
-        NotFoundError: nothing stood under it before.
+        NotFoundError: the alias has no previous version.
     """
     with opened(Stores(tracking_uri, registry_uri)) as client:
         held = aliases(client, name)
         target, now = held.get(previous_of(alias)), held.get(alias)
         if target is None or target == now:
             raise NotFoundError(
-                f"{name} has no version that was {alias} before", cure="promote one: wherry promote URI"
+                f"no previous version of alias {alias} of {name}",
+                cure="promote a version: wherry promote URI",
             )
         return target, now
 
@@ -104,18 +103,18 @@ def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: s
 def rolling_back(
     name: str, alias: str, target: str, now: str | None, *, when: str, tracking_uri: str, registry_uri: str
 ) -> Generator[AliasMove]:
-    """Put an alias back on what stood under it before, for as long as the block does not fail.
+    """Move an alias back to its previous version, and undo it if the block fails.
 
     Args:
         name: the registered model.
         alias: such as `champion`.
-        target: the version that `rollback_target` named.
-        now: the version on which it said that the alias is.
-        when: UTC; kept on the version that is taken back.
+        target: the previous version that `rollback_target` returned.
+        now: the current version that `rollback_target` returned.
+        when: time in UTC; kept on the version that is rolled back.
         tracking_uri, registry_uri: the stores.
 
     Raises:
-        TargetInUseError: another process moves aliases of this model, or has moved this one.
+        TargetInUseError: another process is moving aliases of this model, or has moved this one.
     """
     with opened(Stores(tracking_uri, registry_uri)) as client, exclusive(client, name):
         keeper = previous_of(alias)

@@ -1,7 +1,7 @@
-"""Reading a registry: what a model URI means, everything that is registered, who asks; and taking versions away.
+"""Reading a registry: resolve model URIs, list registered versions, identify the caller; and delete versions.
 
-A version that prune has emptied keeps its tags, digest included, and gets `wherry.deleted`: what was registered once
-can be told for as long as the registry lives.
+A version whose checkpoint was pruned keeps its tags, digest included, and gets the tag `wherry.deleted`, so that the
+registry still shows what was registered.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RegisteredVersion(NamedTuple):
 
 
 def registered(tracking_uri: str, registry_uri: str) -> Iterator[RegisteredVersion]:
-    """Every version that is a checkpoint of ours, by two searches, a thousand rows each a request.
+    """Every version that wherry registered, by two searches with a thousand rows a request.
 
     Raises:
         StorageError: the registry cannot be reached.
@@ -67,7 +67,7 @@ def look_up(
     """The version of a registered model with a number or an alias.
 
     Raises:
-        NotFoundError: there is no such model, version or alias.
+        NotFoundError: the model, version or alias does not exist.
     """
     with opened(Stores(tracking_uri, registry_uri)) as client:
         named = aliases(client, name)
@@ -75,7 +75,10 @@ def look_up(
         if number is None:
             there = ", ".join(f"{name} → {number}" for name, number in sorted(named.items()))
             raise NotFoundError(
-                f"{name} has no alias {alias}", cure=f"it has: {there}" if there else "it has none at all"
+                f"unknown alias {alias} of {name}",
+                cure=f"choose one of: {there}"
+                if there
+                else f"promote a version: wherry promote URI --name {name}",
             )
         row = client.get_model_version(name, number)
         return RegisteredVersion(row.name, str(row.version), row.tags, _of(named, str(row.version)))
@@ -84,7 +87,7 @@ def look_up(
 def find_digest(
     digest: str, *, tracking_uri: str, registry_uri: str, name: str | None = None
 ) -> RegisteredVersion | None:
-    """The lowest version with a checkpoint digest, of one model or of any."""
+    """The lowest version with a checkpoint digest, of one model or of all models."""
     with opened(Stores(tracking_uri, registry_uri)) as client:
         if name is not None:
             row = lowest(client, name, digest)
@@ -101,8 +104,8 @@ def unregister(name: str, version: str, *, tracking_uri: str, registry_uri: str)
     """Delete a version; its number is never used again.
 
     Raises:
-        UsageError: an alias is on it.
-        NotFoundError: it is not there.
+        UsageError: an alias points to the version.
+        NotFoundError: the version does not exist.
     """
     with opened(Stores(tracking_uri, registry_uri)) as client:
         _require_free(client, name, version)
@@ -112,11 +115,11 @@ def unregister(name: str, version: str, *, tracking_uri: str, registry_uri: str)
 def mark_deleted(
     name: str, version: str, *, by: str, reason: str, tracking_uri: str, registry_uri: str
 ) -> None:
-    """Say on a version that its bytes were deleted, when, by whom and why; the version stays as a tombstone.
+    """Tag a version as deleted, with time, person and reason; the version stays as a tombstone.
 
     Raises:
-        UsageError: an alias is on it.
-        NotFoundError: it is not there.
+        UsageError: an alias points to the version.
+        NotFoundError: the version does not exist.
     """
     with opened(Stores(tracking_uri, registry_uri)) as client:
         _require_free(client, name, version)
@@ -124,17 +127,17 @@ def mark_deleted(
 
 
 def unmark_deleted(name: str, version: str, *, tracking_uri: str, registry_uri: str) -> None:
-    """Take back what `mark_deleted` said, where the bytes stay after all."""
+    """Remove the tag of `mark_deleted`, if the bytes were not deleted after all."""
     with opened(Stores(tracking_uri, registry_uri)) as client:
         client.delete_model_version_tag(name, version, DELETED_TAG)
 
 
 def identity(registry_uri: str) -> str | None:
-    """The user whom the registry itself knows the caller to be; None where it has no users or does not know this one.
+    """The user as which the registry authenticates the caller; None if it has no users or does not know this one.
 
-    The server of `--app-name basic-auth` tells a user's own record to nobody but that user. That it refuses the same
-    question without a password shows that it asks for one. Redirects are not followed: what another server says proves
-    nothing, and it is not to see the password.
+    The server of `--app-name basic-auth` returns a user's record only to that user. If it refuses the same request
+    without a password, it does check passwords. Redirects are not followed: the answer of another server proves
+    nothing, and the password must not be sent to it.
     """
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     password = os.environ.get("MLFLOW_TRACKING_PASSWORD")
@@ -147,7 +150,7 @@ def identity(registry_uri: str) -> str | None:
 
 
 def _status(url: str, headers: Mapping[str, str]) -> int:
-    request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310  http and https alone come here
+    request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310  only http and https get here
     try:
         with opener().open(request, timeout=_TIMEOUT_SECONDS) as answer:
             return int(answer.status)
@@ -156,7 +159,7 @@ def _status(url: str, headers: Mapping[str, str]) -> int:
         return error.code
     except OSError as error:
         raise StorageError(
-            f"MLflow cannot be reached: {error}", uri=without_secrets(url), retryable=True
+            f"cannot connect to MLflow: {error}", uri=without_secrets(url), retryable=True
         ) from error
 
 
@@ -164,7 +167,7 @@ def _require_free(client: MlflowClient, name: str, version: str) -> None:
     held = _of(aliases(client, name), version)
     if held:
         raise UsageError(
-            f"{name} version {version} is {', '.join(held)}", cure="promote another version first"
+            f"{name} version {version} has the alias {', '.join(held)}", cure="promote another version first"
         )
 
 

@@ -1,13 +1,13 @@
 """Runs and logged models: what MLflow's pages show beside a version.
 
-One finished run per version holds manifest and receipt as small JSON artifacts. The source checkpoint is a logged
-model that the run has as input, the registered one a logged model that it has as output, so the run's page shows
-source → converted. No byte of a tensor is in either: both are marked as external.
+One finished run per version holds manifest and receipt as small JSON artifacts. The source checkpoint is a logged model
+and an input of the run, the registered checkpoint a logged model and an output of the run, so the run's page shows
+source → converted. Neither holds tensor bytes: both are marked as external.
 
 Facts (MLflow 3.17):
-- The default artifact folder of a SQLite store is in the working directory; ours is set on the experiment.
-- `create_model_version(model_id=)` keeps nothing on SQL stores: the link is the version's tag `wherry.logged_model`.
-- Names of logged models admit none of `/ : . % " '`; tags of runs end at 8,000 characters, silently.
+- The default artifact folder of a SQLite store is in the working directory; wherry sets one on its experiment.
+- `create_model_version(model_id=)` stores nothing in SQL stores: the link is the version's tag `wherry.logged_model`.
+- Names of logged models must not contain `/ : . % " '`; tags of runs are silently truncated to 8,000 characters.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What one attempt to register has recorded, and how to take it back.
+    """The records of one attempt to register, and how to delete them.
 
     Attributes:
         run_id: the run.
-        tags: tags of the version that lead to the logged models.
-        undo: one function for each record of this attempt, the last one first to be called.
+        tags: tags of the version that name the logged models.
+        undo: one function for each record of this attempt; the last one is called first.
     """
 
     run_id: str
@@ -54,19 +54,19 @@ class RunRecord:
     undo: list[Callable[[], object]]
 
     def take_back(self) -> None:
-        """Delete what this attempt recorded."""
+        """Delete the records of this attempt."""
         while self.undo:
             self.undo.pop()()
 
 
 def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar: Sidecar) -> RunRecord:
-    """A finished run with manifest and receipt, from the source's logged model to a new one.
+    """Create a finished run with manifest and receipt, from the source's logged model to a new one.
 
     Args:
-        client: of the tracking store.
+        client: client of the tracking store.
         name: the registered model.
-        tags: of the version that will be created.
-        sidecar: of the checkpoint.
+        tags: tags of the version that will be created.
+        sidecar: sidecar of the checkpoint.
     """
     experiment = _experiment(client)
     run = client.create_run(experiment, run_name=f"register {name}", tags=dict(tags))
@@ -85,7 +85,7 @@ def record_run(client: MlflowClient, name: str, tags: Mapping[str, str], sidecar
 
 
 def forget_run(client: MlflowClient, run_id: str | None, tags: Mapping[str, str]) -> None:
-    """Delete the run of a version that is gone, and its logged model; the source's is others' too."""
+    """Delete the run of a deleted version, and its logged model; other versions may share that of the source."""
     model = tags.get(LOGGED_MODEL_TAG)
     if model:
         absent_is_fine(lambda: client.delete_logged_model(model))
@@ -101,7 +101,7 @@ def _link(
     sidecar: Sidecar,
     recorded: RunRecord,
 ) -> dict[str, str]:
-    """Make the run's input and output; returns the tags that name them."""
+    """Create the run's input and output; return the tags that name them."""
     subject, receipt = sidecar.checkpoint, sidecar.receipt
     links: dict[str, str] = {}
     if receipt is not None and receipt.source.checkpoint_digest != subject.checkpoint_digest:
@@ -116,7 +116,7 @@ def _link(
 def _source_model(
     client: MlflowClient, experiment: str, source: CheckpointRef, attempt: str, recorded: RunRecord
 ) -> str:
-    """The logged model of a source: the one that is there, so that all that was made of it hangs together."""
+    """The logged model of a source; an existing one is reused, so that all its derived versions share it."""
     wanted = f"tags.`{DIGEST_TAG}` = {quoted(source.checkpoint_digest)}"
     found: list[LoggedModel] = list(client.search_logged_models([experiment], filter_string=wanted))
     if found:

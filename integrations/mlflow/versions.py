@@ -1,16 +1,17 @@
-"""Versions: one per registered model and checkpoint, by reference, however many callers there are at once.
+"""Versions: one per registered model and checkpoint, by reference, with any number of concurrent callers.
 
-MLflow has no unique key on a digest, so uniqueness is reached in three steps: search by tag, create where there is
-none, search again. The lowest version wins, and the loser deletes what it has created itself and adopts the winner.
+MLflow has no unique key on a digest, so uniqueness takes three steps: search by tag, create if nothing was found,
+search again. The lowest version wins; a loser deletes the version that it created and adopts the winner.
 
-A winner whose later step fails deletes its version, which another caller may have adopted. Both therefore say what
-they do before they look: who adopts writes `wherry.adopted` and then looks for `wherry.withdrawn`, who withdraws
-writes that and then looks for `wherry.adopted`. At least one of the two sees the other: an adopted version stays, and
-who meets a withdrawal waits for its end. What an attempt leaves that was killed between creating and searching is a
-duplicate above the winner; whoever adopts the winner removes it, once it is old and where no alias is on it.
+A winner whose later step fails deletes its version, which another caller may have adopted. Both callers therefore
+announce what they do before they check: the adopter writes `wherry.adopted` and then checks for `wherry.withdrawn`; the
+withdrawer writes `wherry.withdrawn` and then checks for `wherry.adopted`. At least one of the two sees the other: an
+adopted version stays, and a caller that sees a withdrawal waits for its end. An attempt that was killed between
+creating and searching leaves a duplicate above the winner; the next caller that adopts the winner removes the duplicate
+if it is old and has no alias.
 
-An MLflow server refuses local paths as source; an own scheme is taken. Local checkpoints go through a server as
-`wherry://sha256/<checkpoint digest>`, with the path in the tag `wherry.uri`.
+An MLflow server refuses local paths as source, but accepts a custom scheme. Local checkpoints are therefore registered
+as `wherry://sha256/<checkpoint digest>`, with the path in the tag `wherry.uri`.
 """
 
 from __future__ import annotations
@@ -55,20 +56,20 @@ if TYPE_CHECKING:
 
 ADOPTED_TAG = "wherry.adopted"
 WITHDRAWN_TAG = "wherry.withdrawn"
-# Tags that a version gets by being used; one that has any of them is no remnant.
+# Tags that a version gets when it is used; a version with any of them is not a leftover.
 _USED_TAGS = (ADOPTED_TAG, DELETED_TAG, "wherry.promoted_", "wherry.replaced.", "wherry.rolled_back")
-# Schemes that a registry keeps as they are and that other MLflow clients can read.
+# Schemes that a registry stores unchanged and that other MLflow clients can read.
 _PORTABLE = ("gs", "s3")
 _ROUNDS = 5
-_STALE_SECONDS = 600.0  # after which who created a duplicate and did not remove it is taken for dead
-_YOUNG_SECONDS = 3600.0  # an attempt that created a version may still be under way for so long
-_WITHDRAWAL_SECONDS = 15.0  # after which who withdrew is taken for dead
+_STALE_SECONDS = 600.0  # the creator of an older duplicate is presumed dead
+_YOUNG_SECONDS = 3600.0  # an attempt that created a version may take this long
+_WITHDRAWAL_SECONDS = 15.0  # the process of an older withdrawal is presumed dead
 _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What came of registering: the version, whether it is new, and its page where a server shows it."""
+    """Result of registering: the version, whether it is new, and the URL of its page if there is a server."""
 
     version: str
     created: bool
@@ -86,21 +87,21 @@ def registering(
     tracking_uri: str,
     registry_uri: str,
 ) -> Generator[Version]:
-    """Give a checkpoint its one version of a registered model, for as long as the block does not fail.
+    """Register a checkpoint as the one version of a registered model, and undo it if the block fails.
 
     Args:
         sidecar: identity, manifest and receipt of the checkpoint.
-        uri: where it lies.
-        name: the registered model; made where there is none.
-        alias: set on the version.
-        tags: set on the version, over ours.
-        tracking_uri: where the run with receipt and manifest goes.
-        registry_uri: where the version goes.
+        uri: URI of the checkpoint.
+        name: the registered model; created if it does not exist.
+        alias: alias to set on the version.
+        tags: tags to set on the version; they override wherry's own.
+        tracking_uri: store of the run with receipt and manifest.
+        registry_uri: store of the version.
 
     Raises:
-        UsageError: MLflow does not take the name, the alias or a tag.
-        StorageError: a store cannot be reached or written; nothing that this call created is left, and aliases and
-            tags are what they were.
+        UsageError: MLflow rejects the name, the alias or a tag.
+        StorageError: a store cannot be reached or written; everything that this call created is deleted, and aliases
+            and tags are unchanged.
     """
     stores = Stores(tracking_uri, registry_uri)
     with opened(stores) as client:
@@ -125,7 +126,7 @@ def registering(
 
 
 def lowest(client: MlflowClient, name: str, digest: str) -> ModelVersion | None:
-    """The lowest version of the model that is this checkpoint."""
+    """The lowest version of the model with this checkpoint digest."""
     return min(_versions(client, name, digest), key=lambda version: int(version.version), default=None)
 
 
@@ -138,7 +139,7 @@ def _versions(client: MlflowClient, name: str, digest: str) -> list[ModelVersion
 def _settled(
     client: MlflowClient, name: str, digest: str, create: Callable[[], tuple[ModelVersion, RunRecord]]
 ) -> tuple[ModelVersion, RunRecord | None]:
-    """The one version, and what this attempt recorded where the version is its own."""
+    """The one version, and the records of this attempt if it created the version."""
     for _round in range(_ROUNDS):
         winner = lowest(client, name, digest)
         if winner is None:
@@ -156,7 +157,9 @@ def _settled(
             _remove_duplicates(client, name, digest, winner)
             return winner, None
     raise StorageError(
-        f"{name}: other attempts to register this checkpoint keep failing", cure="try again", retryable=True
+        f"{name}: concurrent attempts to register this checkpoint keep failing",
+        cure="try again",
+        retryable=True,
     )
 
 
@@ -182,10 +185,10 @@ def _create(
 
 
 def _remove_duplicates(client: MlflowClient, name: str, digest: str, winner: ModelVersion) -> None:
-    """Delete what killed attempts left of the same checkpoint, with the run and logged model of each."""
+    """Delete versions of the same checkpoint that killed attempts left, with the run and logged model of each."""
     if not _duplicates(client, name, digest, winner):
         return
-    with exclusive(client, name):  # promotions of this model wait, so that none of them puts an alias on one
+    with exclusive(client, name):  # promotions of this model wait, so that none sets an alias on a duplicate
         bearing = set(aliases(client, name).values())
         for version in _duplicates(client, name, digest, winner):
             if str(version.version) not in bearing:
@@ -194,7 +197,7 @@ def _remove_duplicates(client: MlflowClient, name: str, digest: str, winner: Mod
 
 
 def _duplicates(client: MlflowClient, name: str, digest: str, winner: ModelVersion) -> list[ModelVersion]:
-    """Old versions of the checkpoint beside the one that counts; nobody was told of them, so nobody promoted them."""
+    """Old versions of the checkpoint besides the winner; no caller got their numbers, so none was promoted."""
     last = time.time() - _STALE_SECONDS
     return [
         version
@@ -207,7 +210,7 @@ def _duplicates(client: MlflowClient, name: str, digest: str, winner: ModelVersi
 
 
 def _adopted(client: MlflowClient, version: ModelVersion) -> bool:
-    """Say that a version of another attempt is used here too; False where that attempt has withdrawn it."""
+    """Adopt a version of another attempt; False if that attempt has withdrawn it."""
     name, number = version.name, str(version.version)
     if time.time() - version.creation_timestamp / 1000 > _YOUNG_SECONDS:
         return True
@@ -226,14 +229,14 @@ def _adopted(client: MlflowClient, version: ModelVersion) -> bool:
 
 
 def _revive(client: MlflowClient, version: ModelVersion, uri: str) -> None:
-    """A tombstone whose checkpoint is there again is a version again, and says where it lies."""
+    """Turn a tombstone back into a version if its checkpoint exists again, with its current URI."""
     if DELETED_TAG in version.tags:
         set_tag(client, version.name, str(version.version), URI_TAG, uri)
         client.delete_model_version_tag(version.name, str(version.version), DELETED_TAG)
 
 
 def _withdraw(client: MlflowClient, version: ModelVersion, recorded: RunRecord, error: BaseException) -> None:
-    """Delete a version of this attempt and what was recorded with it, unless another attempt has adopted it."""
+    """Delete a version of this attempt and its records, unless another attempt has adopted the version."""
     name, number = version.name, str(version.version)
     try:
         set_tag(client, name, number, WITHDRAWN_TAG, uuid.uuid4().hex)
@@ -243,7 +246,7 @@ def _withdraw(client: MlflowClient, version: ModelVersion, recorded: RunRecord, 
         client.delete_model_version(name, number)
         recorded.take_back()
     except Exception as failure:  # noqa: BLE001  the first error is the one to raise; this one is added to it
-        error.add_note(f"{name} version {number} was not taken back: {failure}")
+        error.add_note(f"could not delete {name} version {number}: {failure}")
 
 
 def _ensure_model(client: MlflowClient, name: str) -> None:
@@ -277,18 +280,18 @@ def _our_tags(sidecar: Sidecar, uri: str) -> dict[str, str]:
 
 
 def _description(tags: Mapping[str, str]) -> str:
-    """What the version's page says first: what it is, and how to get it. MLflow's own loader does not apply."""
+    """Description on the version's page: what it is, and how to fetch it. MLflow's own loader does not apply."""
     version = f" ({tags['wherry.format_version']})" if tags["wherry.format_version"] else ""
-    made = f", made of `{tags['wherry.source_uri']}`" if "wherry.source_uri" in tags else ""
-    lines = [f"A checkpoint in format {tags['wherry.format']}{version}{made}. Fetch and verify it:"]
+    made = f", converted from `{tags['wherry.source_uri']}`" if "wherry.source_uri" in tags else ""
+    lines = [f"Checkpoint in format {tags['wherry.format']}{version}{made}. Fetch and verify it:"]
     lines.append(f"```\n{tags['wherry.fetch']}\n```")
     if "wherry.load" in tags:
-        lines.append(f"Load it where it lies, `{tags['wherry.uri']}`:\n```\n{tags['wherry.load']}\n```")
+        lines.append(f"Load it from `{tags['wherry.uri']}`:\n```\n{tags['wherry.load']}\n```")
     return "\n\n".join(lines)
 
 
 def _source(sidecar: Sidecar, uri: str, registry_uri: str) -> str:
-    """The version's source: the URI where the registry takes it, else the digest under our own scheme."""
+    """The version's source: the URI if the registry accepts it, else a `wherry://` URI with the digest."""
     location = locate(uri)
     if location.store.protocol in _PORTABLE:
         return location.uri

@@ -1,11 +1,10 @@
-"""Native: checkpoints loaded by the systems' own libraries, in a child process, and what they gave compared.
+"""Native loading: load checkpoints with the systems' own libraries in a child process, and compare the tensors.
 
-`LOADERS` says for each format which library loads it; `wherry.runtime.child` runs the module CHILD.
+`LOADERS` maps each format to the library that loads it; `wherry.runtime.child` runs the module CHILD.
 
-No loader may execute anything that a checkpoint holds, also not where a file is replaced between wherry's own look and
-the load: whatever a loader reads is read as data. A library that would unpickle, import or follow a name from the
-checkpoint gets what wherry read inertly in its place. tests/verifier/test_native_attacks.py attacks each row of the
-table.
+No loader may execute anything from a checkpoint, even if a file is replaced between wherry's own check and the load:
+loaders read everything as data. A library that would unpickle, import or follow a name from the checkpoint instead gets
+what wherry has read without executing it. tests/verifier/test_native_attacks.py attacks each row of the table.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from wherry.errors import UnsupportedError
 
 
 class UnsafeLibraryError(UnsupportedError):
-    """The installed release of a library can be made to run code by what it loads, so that nothing is tried."""
+    """The installed release of a library can execute code from a file that it loads, so nothing is loaded."""
 
 
 class Loader(NamedTuple):
-    """How a format's own library loads it.
+    """How to load a format with its own library.
 
     Attributes:
-        function: dotted name of a function (uri, specs) → state, of which arrays are on the devices.
-        package: what it needs.
-        extra: of wherry, that installs it.
+        function: dotted name of a function (uri, specs) → state, with its arrays on the devices.
+        package: the package that the function needs.
+        extra: wherry's extra that installs the package.
         evidence: which library reads what; printed with the result.
     """
 
@@ -36,7 +35,7 @@ class Loader(NamedTuple):
 
 
 CHILD = "wherry.integrations.native.child"
-LOGITS_EVIDENCE = "transformers computes both, from tensors without pickles and configs without code"
+LOGITS_EVIDENCE = "transformers computes both logits, from tensors without pickles and configs without code"
 _JAX, _TORCH = "wherry.integrations.native.with_jax", "wherry.integrations.native.with_torch"
 _DCP = "wherry.integrations.native.with_dcp"
 LOADERS: dict[str, Loader] = {
@@ -49,8 +48,8 @@ LOADERS: dict[str, Loader] = {
     "safetensors": Loader(f"{_TORCH}:safetensors", "safetensors", "torch", "safetensors reads the tensors"),
     "huggingface": Loader(
         f"{_TORCH}:huggingface", "safetensors", "torch",
-        "safetensors or torch (weights only) reads the tensors; transformers takes them into its model, where it has "
-        "the class that the config names",
+        "safetensors or torch (weights only) reads the tensors; transformers loads them into its model if it has the "
+        "class that the config names",
     ),
     **{
         name: Loader(f"{_TORCH}:archive", "torch", "torch", "torch.load reads the tensors, weights only")
@@ -59,7 +58,7 @@ LOADERS: dict[str, Loader] = {
     **{
         name: Loader(
             f"{_DCP}:distributed", "torch", "torch",
-            "torch.distributed.checkpoint reads the tensors; their metadata comes from wherry's own index of .metadata",
+            "torch.distributed.checkpoint reads the tensors; wherry's reader supplies their metadata from .metadata",
         )
         for name in ("dcp", "lingua")
     },

@@ -1,12 +1,12 @@
-"""The child of a native check: loads with the system's own library and digests what lies on the devices.
+"""Child process of a native check: loads with the system's own library and computes digests of the device arrays.
 
     python -m wherry.integrations.native.child < REQUEST > ANSWER          (JSON; a `schema` number in both)
 
-It is started by `wherry.runtime.child`, in an empty folder of its own, which is also the cache of Hugging
-Face's libraries, so that nothing that was fetched earlier is executed.
+`wherry.runtime.child` starts it in a new empty folder, which is also the cache of Hugging Face's libraries, so that
+nothing that was downloaded earlier is executed.
 
 The request has the function, the path, and the manifest with a digest for each tensor. Each array is fetched from its
-devices shard by shard, replicas once, and its digest compared. What the library prints goes to the standard error.
+devices shard by shard, replicas once, and its digest is compared. Output of the library goes to the standard error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     os.environ["HF_HOME"] = str(Path.cwd())
     with os.fdopen(os.dup(1), "w") as out, contextlib.redirect_stdout(sys.stderr):
-        os.dup2(2, 1)  # what compiled code prints goes there too, and not into the answer
+        os.dup2(2, 1)  # redirects output of compiled code too, which must not get into the answer
         json.dump({"schema": SCHEMA, **answered(request)}, out)
 
 
@@ -52,8 +52,8 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
     """Carry out a request.
 
     Returns:
-        `failed` (path and reason of each tensor that is not as recorded), `checked`, `sharded` and `devices`; or
-        `refused`, what the library said when it did not load it; or `unsupported` and `cure`, why it was not tried.
+        `failed` (path and reason of each tensor that differs from the manifest), `checked`, `sharded` and `devices`; or
+        `refused`, the library's error message; or `unsupported` and `cure`, why loading was not tried.
     """
     try:
         return _logits(request) if request["task"] == "logits" else _native(request)
@@ -68,7 +68,7 @@ def _logits(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _native(request: dict[str, Any]) -> dict[str, Any]:
-    import_module(request["package"])  # its absence is no finding about the checkpoint
+    import_module(request["package"])  # a missing package is not a finding about the checkpoint
     module, function = request["function"].split(":")
     manifest = from_json(request["manifest"])
     load = getattr(import_module(module), function)
@@ -77,13 +77,13 @@ def _native(request: dict[str, Any]) -> dict[str, Any]:
         leaves = survey(state).leaves
     except UnsafeLibraryError:
         raise
-    except Exception as error:  # noqa: BLE001  whatever the library says is the finding
+    except Exception as error:  # noqa: BLE001  any error of the library is the finding
         return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": devices()}
     return {**_compared(leaves, manifest), "devices": devices()}
 
 
 def devices() -> str:
-    """What the arrays were loaded onto, in words."""
+    """Description of the devices that the arrays were loaded onto."""
     jax: Any = sys.modules.get("jax")
     if jax is not None:
         return f"jax {jax.__version__}, {jax.device_count()} {jax.default_backend()} devices"
@@ -99,7 +99,7 @@ def _compared(leaves: list[Leaf], manifest: Manifest) -> dict[str, Any]:
     names = {path: path for path in manifest.tensors}
     arrays = [leaf for leaf in leaves if leaf.dtype is not None]
     matched = match(arrays, manifest, names, cast=True, named=False)
-    failed = [[render(path), "the library did not give it"] for path in matched.unexpected]
+    failed = [[render(path), "missing: the library did not load it"] for path in matched.unexpected]
     for pair in matched.pairs:
         reason = _difference(pair, manifest)
         if reason:
@@ -113,14 +113,14 @@ def _difference(pair: Pair, manifest: Manifest) -> str | None:
     if spec is None:
         return None
     if (leaf.shape, leaf.dtype) != (spec.shape, spec.dtype):
-        return f"the library gave {leaf.dtype} {leaf.shape}, recorded is {spec.dtype} {spec.shape}"
+        return f"expected {spec.dtype} {spec.shape}, but the library loaded {leaf.dtype} {leaf.shape}"
     if spec.path not in manifest.digests:
-        return "no digest is recorded for it"
+        return "no digest recorded"
     data = fetched(leaf)
     view = memoryview(as_bytes(data))
     found = (hashlib.sha256(view[at : at + LEAF]).digest() for at in range(0, len(view), LEAF))
     same = tensor_digest(replace(spec, path=()), found) == manifest.digests[spec.path]
-    return None if same else "what lies on the devices is not what was recorded"
+    return None if same else "digest mismatch: the array on the devices differs from the recorded digest"
 
 
 def fetched(leaf: Leaf) -> np.ndarray:
@@ -149,7 +149,7 @@ def fetched(leaf: Leaf) -> np.ndarray:
 
 
 def _parts(value: Any) -> int:
-    """Over how many different shards an array lies."""
+    """The number of distinct shards of an array."""
     shards = getattr(value, "addressable_shards", None)
     return sum(shard.replica_id == 0 for shard in shards) if shards is not None else 1
 

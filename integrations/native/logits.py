@@ -1,7 +1,7 @@
-"""Logits of two Hugging Face folders, by transformers' own classes on the same input; see `wherry.verifier.native`.
+"""Compare the logits of two Hugging Face folders, computed by transformers on one input; see `wherry.verifier.native`.
 
-Both run in float32 on one device. Weights that differ by nothing give the same numbers up to the order of sums; what a
-conversion rounded (a cast) shows as a relative error, of which `BOUND` is what float32 itself explains.
+Both models run in float32 on one device. Equal weights give the same logits up to the order of summation; a cast in the
+conversion shows as a relative error. Errors up to `BOUND` are explained by float32 itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LENGTH = 16
 
 
 def compared(source: Path, target: Path) -> dict[str, Any]:
-    """Run both on one input.
+    """Run both models on one input.
 
     Returns:
         `failed`, `checked` (number of logits), `error` (largest relative difference) and `devices`; or `refused`.
@@ -31,20 +31,20 @@ def compared(source: Path, target: Path) -> dict[str, Any]:
         try:
             model = with_torch.model(folder, with_torch.weights(folder))
             if model is None:
-                return {"refused": f"transformers knows no class for {folder}", "devices": "none"}
+                return {"refused": f"transformers has no model class for {folder}", "devices": "none"}
             found.append(_run(torch, model.float()))
         except UnsafeLibraryError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever the library says is the finding
+        except Exception as error:  # noqa: BLE001  any error of the library is the finding
             return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": "none"}
     theirs, ours = found
     devices = f"torch {torch.__version__}, {with_torch.device()}"
     if theirs.shape != ours.shape:
-        reason = f"logits of shape {ours.shape}, those of the source have {theirs.shape}"
+        reason = f"expected shape {theirs.shape}, got {ours.shape}"
         return {"failed": [["logits", reason]], "checked": int(ours.size), "error": None, "devices": devices}
     error = float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30))
     wrong = not error <= BOUND
-    failed = [["logits", f"they differ by {error:.2e} of the largest, allowed is {BOUND}"]] if wrong else []
+    failed = [["logits", f"relative error {error:.2e} exceeds the limit of {BOUND}"]] if wrong else []
     return {"failed": failed, "checked": int(ours.size), "error": error, "devices": devices}
 
 

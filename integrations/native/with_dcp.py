@@ -1,10 +1,10 @@
-"""Loader of `torch.distributed.checkpoint` (DCP), which gets its metadata from wherry and unpickles nothing.
+"""Loader with `torch.distributed.checkpoint` (DCP); wherry supplies the metadata, so that torch unpickles nothing.
 
 torch's own reader unpickles `.metadata`, and its planner unpickles items that are not tensors, both without any
-restriction. Here wherry reads `.metadata` once, inertly, with the checks of its own reader; from that index the
-`Metadata` object is built that torch's reader plans with. It has tensors alone, which torch reads with
-`weights_only=True`, from the byte ranges and with the resharding of torch. What is replaced meanwhile is therefore
-never more than data.
+restriction. Here wherry reads `.metadata` once without executing it, with the checks of its own reader, and builds from
+that index the `Metadata` object that torch's reader plans with. It has only tensors, which torch reads with
+`weights_only=True`, with its own byte ranges and resharding. A file that is replaced meanwhile is therefore still read
+as data only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """A folder, by `torch.distributed.checkpoint` in one process."""
+    """Load a folder with `torch.distributed.checkpoint` in one process."""
     del specs
     import torch
 
@@ -35,7 +35,7 @@ def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
     metadata = _metadata(index)
 
     class InertReader(checkpoint.FileSystemReader):
-        """torch's reader, with metadata that it does not unpickle."""
+        """torch's reader, with metadata that is not unpickled."""
 
         def read_metadata(self, *_args: Any, **_how: Any) -> Any:
             return metadata
@@ -49,7 +49,7 @@ def distributed(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
 
 
 def _metadata(index: DcpIndex) -> Any:
-    """The object that torch would have unpickled, of the tensors of an index."""
+    """The `Metadata` object of an index's tensors, as torch would have unpickled it."""
     import torch
 
     classes: Any = import_module("torch.distributed.checkpoint.metadata")
@@ -66,7 +66,7 @@ def _metadata(index: DcpIndex) -> Any:
         for name, tensor in index.tensors.items()
     }
     stored = {
-        classes.MetadataIndex(name, offsets): filesystem._StorageInfo(  # noqa: SLF001  the class that the reader takes
+        classes.MetadataIndex(name, offsets): filesystem._StorageInfo(  # noqa: SLF001  the class that the reader expects
             item.file, item.offset, item.length, *([item.transforms] if item.transforms else [])
         )
         for (name, offsets), item in index.stored.items()

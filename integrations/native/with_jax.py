@@ -1,8 +1,8 @@
-"""Loaders of the systems that JAX programs save with: every array on all devices that are there, sharded.
+"""Loaders for the formats of JAX programs: every array is sharded over all available devices.
 
-The partition spec that a checkpoint records counts where its mesh has as many devices as there are; else each array is
-split along its longest axis that the devices divide, so that shards are really read one by one. Facts: Orbax 0.12.8
-restores the tree that `metadata` describes, with a sharding for each array; Flax and NumPy give arrays of the host.
+The recorded partition spec is used if its mesh has the same number of devices; otherwise each array is split along its
+longest axis that is divisible by the number of devices, so that shards are really read one by one. Facts: Orbax 0.12.8
+restores the tree that `metadata` describes, with a sharding for each array; Flax and NumPy return host arrays.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from wherry.core.tensorspec import TensorSpec
 
-_TREE, _OLD_TREE = "_METADATA", "checkpoint"  # the second is all that Orbax had before 0.3
+_TREE, _OLD_TREE = "_METADATA", "checkpoint"  # the second is the only one before Orbax 0.3
 
 
 def orbax(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """An item, by Orbax's own handler of trees."""
+    """Load an item with Orbax's own tree handler."""
     import jax
     import orbax.checkpoint as ocp
 
@@ -49,7 +49,7 @@ def orbax(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
 
 
 def msgpack(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """A file of Flax, by `flax.serialization`."""
+    """Load a Flax file with `flax.serialization`."""
     del specs
     from flax import serialization
 
@@ -57,7 +57,7 @@ def msgpack(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
 
 
 def npz(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """An archive of NumPy, by `numpy.load` without pickles."""
+    """Load a NumPy archive with `numpy.load` without pickles."""
     del specs
     import numpy as np
 
@@ -66,7 +66,7 @@ def npz(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
 
 
 def sharding(shape: tuple[int, ...], spec: TensorSpec | None = None) -> Any:
-    """Where an array of this shape shall lie."""
+    """The sharding for an array of this shape."""
     import jax
 
     count = jax.device_count()
@@ -100,7 +100,7 @@ def _divides(found: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _on_devices(tree: Any) -> Any:
-    """A tree of host arrays on the devices; numbers are arrays without axes there."""
+    """Put a tree of host arrays on the devices; numbers become zero-dimensional arrays."""
     import jax
     import numpy as np
 
@@ -114,10 +114,10 @@ def _on_devices(tree: Any) -> Any:
 
 
 def _item(folder: Path) -> Path:
-    """The folder with the tree: itself, or the one item in a step folder."""
+    """The folder with the tree: the folder itself, or the one item of a step folder."""
     if (folder / _TREE).exists() or (folder / _OLD_TREE).exists():
         return folder
     found = sorted({path.parent for name in (_TREE, _OLD_TREE) for path in folder.glob(f"*/{name}")})
     if len(found) != 1:
-        raise NotFoundError(f"{len(found)} items with a tree in {folder}, not one")
+        raise NotFoundError(f"expected one item with a tree in {folder}, got {len(found)}")
     return found[0]

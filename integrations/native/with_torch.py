@@ -1,7 +1,7 @@
-"""Loaders of the systems that PyTorch programs save with: every tensor on the GPU where there is one.
+"""Loaders for the formats of PyTorch programs: every tensor is loaded onto the GPU if there is one.
 
-Archives are loaded with `weights_only`; what that refuses is not loaded. For a Hugging Face folder with a config whose
-classes transformers knows, the model class itself takes the tensors too, and nothing may be missing or left over.
+Archives are loaded with `weights_only`; what `weights_only` refuses is not loaded. For a Hugging Face folder whose
+config names a class of transformers, the model class loads the tensors too, with none missing or unexpected.
 Facts: `weights_only` runs code of the file in torch before 2.6 (GHSA-53q9-r3pm-6pq6) and corrupts memory before 2.10
 (GHSA-63cw-57p8-fm3p). `from_pretrained` of transformers 5 looks in the folder that it is given for adapters and their
 base model, sharded checkpoints of DCP and code of generation.
@@ -36,7 +36,7 @@ def device() -> str:
 
 
 def safetensors(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """A file, by the safetensors library."""
+    """Load a file with the safetensors library."""
     del specs
     from safetensors.torch import load_file
 
@@ -44,7 +44,7 @@ def safetensors(file: Path, specs: Mapping[str, TensorSpec]) -> Any:
 
 
 def huggingface(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """A folder: its files by the safetensors library or torch, the whole by the class that the config names."""
+    """Load a folder: its files with the safetensors library or torch, then the model class that the config names."""
     del specs
     tensors = weights(folder)
     model(folder, tensors)
@@ -52,10 +52,10 @@ def huggingface(folder: Path, specs: Mapping[str, TensorSpec]) -> Any:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    """The tensors of a Hugging Face folder, by the safetensors library or torch."""
+    """The tensors of a Hugging Face folder, read by the safetensors library or torch."""
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
-        raise NotFoundError(f"no weights of Hugging Face in {folder}")
+        raise NotFoundError(f"Hugging Face weights not found in {folder}")
     load = safetensors if files[0].suffix == ".safetensors" else archive
     found: dict[str, Any] = {}
     for file in files:
@@ -64,24 +64,24 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def archive(path: Path, specs: Mapping[str, TensorSpec]) -> Any:
-    """A file of torch.save (in a folder: the only `.pth`), by `torch.load(weights_only=True)`."""
+    """Load a file of torch.save (in a folder: the only `.pth`) with `torch.load(weights_only=True)`."""
     del specs
     import torch
 
     if path.is_dir():
         files = sorted(path.glob("*.pth"))
         if len(files) != 1:
-            raise NotFoundError(f"{len(files)} .pth files in {path}, not one")
+            raise NotFoundError(f"expected one .pth file in {path}, got {len(files)}")
         path = files[0]
     require_safe_torch()
     return torch.load(path, map_location=device(), weights_only=True)
 
 
 def require_safe_torch() -> None:
-    """Refuse a torch whose `weights_only` can be made to run code.
+    """Refuse a torch whose `weights_only` can execute code.
 
     Raises:
-        UnsafeLibraryError: it is too old.
+        UnsafeLibraryError: torch is too old.
     """
     import torch
 
@@ -89,19 +89,19 @@ def require_safe_torch() -> None:
     if tuple(map(int, version.split(".")[:2])) < SAFE:
         oldest = ".".join(map(str, SAFE))
         raise UnsafeLibraryError(
-            f"torch {version} can be made to run code while it loads weights only",
-            cure=f"pip install 'torch>={oldest}', or verify it at level digest",
+            f"torch {version} is unsafe: weights_only=True can execute code from a file",
+            cure=f"pip install 'torch>={oldest}', or verify with --level digest",
         )
 
 
 def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
-    """The model with these tensors, by the class that its config names; None where transformers has no such class.
+    """The model with these tensors, of the class that its config names; None if transformers has no such class.
 
-    transformers never sees the folder, where it would look for adapters, further weights and code: it gets the tensors
-    and a config that names neither code nor any other place.
+    transformers does not get the folder, where it would look for adapters, further weights and code: it gets the
+    tensors and a config that names neither code nor other locations.
 
     Raises:
-        MismatchError: something is missing, left over or of another shape.
+        MismatchError: a tensor is missing, unexpected or of another shape.
     """
     try:
         import transformers
@@ -112,7 +112,7 @@ def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
     names: list[str] = stated.get("architectures") or []
     kind: Any = getattr(transformers, names[0], None) if names else None
     if not _is_one_of(kind, transformers.PreTrainedModel):
-        return None  # the config is data: it chooses among models, and reaches no other class of the library
+        return None  # the config is data: it selects a model class, and reaches no other class of the library
     Path(CONFIG).write_text(json.dumps(stated))
     config = kind.config_class.from_pretrained(Path.cwd(), local_files_only=True)
     made, report = kind.from_pretrained(
@@ -128,10 +128,10 @@ def model(folder: Path, tensors: Mapping[str, Any]) -> Any:
 
 
 def inert_config(value: Any) -> Any:
-    """A config without the fields that name code, and without any text that could be a path, URL or repository.
+    """Strip a config of the fields that name code, and of every text that could be a path, URL or repository.
 
     Fields such as `attn_implementation`, `backbone` or `_name_or_path` let transformers load from elsewhere. Their
-    values need a slash to reach anything, since the child stands in an empty folder with an empty cache.
+    values need a slash to reach anything, since the child runs in an empty folder with an empty cache.
     """
     if isinstance(value, dict):
         return {name: inert_config(one) for name, one in value.items() if name not in _CODE}

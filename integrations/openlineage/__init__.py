@@ -1,17 +1,17 @@
 """OpenLineage: the ledger's statements as run events, for a file (JSON lines) or a server (HTTP).
 
-The events are written by hand after the published specification, so no package is needed:
+The events follow the published specification directly, without the OpenLineage package:
 - Run event 2-0-2: `eventTime`, `producer`, `schemaURL`, `eventType`, `run`, `job`, `inputs`, `outputs`.
-- A conversion is a START at its beginning and a COMPLETE at its end, with one `runId`, made from the statement's
-  hash: an event that is delivered twice is one run for its reader. What has one moment only is one event; a
+- A conversion is a START at its beginning and a COMPLETE at its end, with one `runId` that is derived from the
+  statement's hash, so that readers see an event that is delivered twice as one run. Other statements are one event; a
   verification that did not pass, and a conversion that failed, is a FAIL with the facet `errorMessage`.
 - A dataset is named by its store and path (`gs://bucket` and `path`; `file` and the absolute path). Its version is
-  the checkpoint digest; tensors are the fields of its schema, and where key paths were changed, `columnLineage` says
-  which tensor came from which. Both are read from the sidecar, as long as it is there.
-- Facets of our own, `wherry_checkpoint` and `wherry_statement`, have digests, plan, exactness and place in the ledger.
+  the checkpoint digest; tensors are the fields of its schema, and if key paths were changed, `columnLineage` maps each
+  tensor to its source tensor. Both are read from the sidecar if it still exists.
+- The custom facets `wherry_checkpoint` and `wherry_statement` have digests, plan, exactness and the ledger position.
 
-Servers: `http(s)://host` stands for `/api/v1/lineage` there; `OPENLINEAGE_API_KEY` is sent as a bearer token, as the
-project's own clients do.
+Servers: `http(s)://host` stands for the path `/api/v1/lineage` on that host; `OPENLINEAGE_API_KEY` is sent as a bearer
+token, as in OpenLineage's own clients.
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ if TYPE_CHECKING:
     from wherry.storage.sidecar import Sidecar
 
 NAMESPACE = "wherry"
-_RUNS = uuid.UUID("5f1c2f0e-8f0b-5d6a-9c55-0f2f5c7d3a11")  # of ours, for run ids made from hashes
+_RUNS = uuid.UUID(
+    "5f1c2f0e-8f0b-5d6a-9c55-0f2f5c7d3a11"
+)  # wherry's namespace for run ids that are derived from hashes
 # kind of a statement about one checkpoint → job.
 _JOBS = {"registration": "register", "promotion": "promote", "rollback": "rollback", "deletion": "prune"}
 
 
 def projection(destination: str) -> Callable[[Statement], bool]:
-    """What takes statements one by one; True where it had an event for it.
+    """Make a function that takes statements one by one and returns whether it sent an event.
 
     Raises:
         UsageError: the destination is neither a path nor an http(s) URL.
-        StorageError: an event did not arrive, when the statement is taken.
+        StorageError: an event could not be delivered; raised when a statement is taken.
     """
     send, namespace = transport(destination), _namespace()
 
@@ -67,7 +69,7 @@ def projection(destination: str) -> Callable[[Statement], bool]:
 
 
 def events(statement: Statement) -> Iterator[dict[str, Any]]:
-    """The run events that a statement makes; none for claims, sightings and what else concerns the ledger alone."""
+    """The run events of a statement; none for claims, sightings and other statements that concern only the ledger."""
     if statement.kind == "conversion":
         yield from _conversion(statement)
     elif statement.kind == "verification":
@@ -79,17 +81,17 @@ def events(statement: Statement) -> Iterator[dict[str, Any]]:
 def report_failure(
     destination: str, error: WherryError, source: str, target: str, to: str, started: str
 ) -> None:
-    """Tell of a conversion that failed: START and FAIL of one run.
+    """Report a conversion that failed: START and FAIL of one run.
 
     Args:
         destination: see `projection`.
-        error: why.
+        error: the error of the conversion.
         source, target: URIs.
         to: the target's format.
-        started: when it began; UTC.
+        started: when the conversion began; UTC.
 
     Raises:
-        StorageError: the events did not arrive.
+        StorageError: the events could not be delivered.
     """
     run = {"runId": str(uuid.uuid4()), "facets": {**_engine(__version__), **_error(error.what)}}
     job = _job("convert", f"to {to}")
@@ -100,7 +102,7 @@ def report_failure(
 
 
 def _namespace() -> str:
-    """Of the jobs: what the section `[openlineage]` of `wherry.toml` says."""
+    """The namespace of the jobs, from the section `[openlineage]` of `wherry.toml`."""
     return str(configured("openlineage.namespace") or NAMESPACE)
 
 
@@ -127,20 +129,20 @@ def _verification(statement: Statement) -> dict[str, Any]:
     passed = bool(outcome.get("ok", outcome.get("verdict") == "ok"))
     run = _run(statement)
     if not passed:
-        run["facets"] |= _error(f"verification says {outcome.get('verdict', 'failed')}{_first(outcome)}")
+        run["facets"] |= _error(f"verification failed: {outcome.get('verdict', 'failed')}{_first(outcome)}")
     job = _job("verify", str(outcome.get("level", "")))
     return _event("COMPLETE" if passed else "FAIL", statement.time, run, job, inputs=_subjects(statement))
 
 
 def _first(outcome: Mapping[str, Any]) -> str:
-    """The first tensor that failed, as a verification's JSON form has it."""
+    """The first tensor that failed, from a verification's JSON form."""
     tensors = outcome.get("tensors")
     failed = tensors.get("failed") if isinstance(tensors, dict) else None
     return f": {failed[0]['path']}: {failed[0]['reason']}" if failed else ""
 
 
 def _about(statement: Statement) -> dict[str, Any]:
-    """One event about one checkpoint: what was made of it is the output, or its end."""
+    """One event about one checkpoint: its output is the registered version, or its end."""
     body, job = statement.body, _job(_JOBS[statement.kind], str(statement.body.get("name", "")))
     subjects = _subjects(statement)
     if statement.kind == "deletion":
@@ -159,7 +161,7 @@ def _model(body: Mapping[str, Any]) -> str:
 
 
 def _subjects(statement: Statement) -> list[dict[str, Any]]:
-    """The checkpoint that a statement is about; statements of schema 1 have its digest alone."""
+    """The checkpoint that a statement is about; statements of schema 1 have only its digest."""
     body = statement.body
     if body.get("subject"):
         subject = _reference(body["subject"])
@@ -223,11 +225,11 @@ def _reference(row: Mapping[str, Any]) -> CheckpointRef:
 
 
 def _sidecar(reference: CheckpointRef) -> Sidecar | None:
-    """What lies beside a checkpoint, as long as it is the one that the statement is about."""
+    """The sidecar of a checkpoint, if it is still the checkpoint that the statement is about."""
     try:
         location = locate(reference.uri)
         sidecar = read_sidecar(location) if location.exists() else None
     except WherryError:
-        return None  # what cannot be read describes nothing; the statement itself is told all the same
+        return None  # a sidecar that cannot be read is skipped; the statement's event is sent anyway
     same = sidecar is not None and sidecar.checkpoint.checkpoint_digest == reference.checkpoint_digest
     return sidecar if same else None

@@ -1,4 +1,4 @@
-"""Checkpoints as OpenLineage datasets: how they are named, and the facets that describe them."""
+"""Checkpoints as OpenLineage datasets: their names, and the facets that describe them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _CORE = ("RunFacet", "JobFacet", "DatasetFacet")
 
 
 def facet(name: str, release: str, **fields: Any) -> dict[str, Any]:
-    """A facet with what each must have: who made it, and the schema that it keeps to.
+    """A facet with the required fields: its producer and the URL of its schema.
 
     Args:
-        name: in the specification; the bare kinds are for facets of our own.
-        release: of its schema.
-        fields: its contents; those without a value are left out.
+        name: name in the specification; the base kinds are for custom facets.
+        release: release of its schema.
+        fields: its contents; fields without a value are left out.
     """
     file = "OpenLineage.json" if name in _CORE else f"facets/{release}/{name}.json"
     where = f"{SPEC}/{file}" if name in _CORE else file
@@ -37,9 +37,9 @@ def facet(name: str, release: str, **fields: Any) -> dict[str, Any]:
 
 
 def named(uri: str) -> dict[str, Any]:
-    """Namespace and name of a place, as the specification names stores: `gs://bucket` or `file`, and the path.
+    """Namespace and name of a place, as in the specification: `gs://bucket` or `file`, and the path.
 
-    A place that no store of this machine can spell (a store whose package is missing) is named by its URI.
+    A place in a store whose package is not installed is named by its URI.
     """
     try:
         location = locate(uri)
@@ -78,7 +78,7 @@ def described(
 
 
 def schema_of(sidecar: Sidecar | None) -> dict[str, Any]:
-    """The tensors as the fields of a schema; nothing where there is no manifest, or more than a server would take."""
+    """The tensors as the fields of a schema; empty without a manifest, or with more tensors than servers accept."""
     if sidecar is None or len(sidecar.manifest.tensors) > MOST_FIELDS:
         return {}
     digests = sidecar.manifest.digests
@@ -94,10 +94,10 @@ def schema_of(sidecar: Sidecar | None) -> dict[str, Any]:
 
 
 def lineage_of_tensors(sidecar: Sidecar | None, source: CheckpointRef) -> dict[str, Any]:
-    """Which tensor came from which, where a conversion changed key paths and its record says how.
+    """Map tensors to their source tensors, if a conversion changed key paths and its record has the mapping.
 
-    Through a layout, where tensors are split, joined and transposed, the receipt has no such record; there is no facet
-    then, rather than a wrong one.
+    If a layout split, joined or transposed tensors, the receipt has no such record; then there is no facet rather than
+    a wrong one.
     """
     receipt = sidecar.receipt if sidecar else None
     if sidecar is None or receipt is None or len(sidecar.manifest.tensors) > MOST_FIELDS:
@@ -122,7 +122,7 @@ def lineage_of_tensors(sidecar: Sidecar | None, source: CheckpointRef) -> dict[s
 
 
 def _former_names(sidecar: Sidecar, options: Mapping[str, Any]) -> dict[str, str]:
-    """Printed key path → the one that it had in the source, where the record says so."""
+    """Printed key path → key path in the source, if the record has the mapping."""
     noted = sidecar.manifest.origin.get(NAMES)
     if isinstance(noted, dict):
         return {new: old for old, new in noted[RENAMED].items()}

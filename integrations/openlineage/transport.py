@@ -1,9 +1,9 @@
-"""How OpenLineage events travel: appended to a file, one JSON a line, or posted to a server.
+"""Delivery of OpenLineage events: appended to a file, one JSON object per line, or posted to a server.
 
-A line is appended under a lock and synced, so that writers of several processes do not mix; an event counts as
-delivered when the file has it on disk, or the server has answered with success. Credentials come from
-`OPENLINEAGE_API_KEY` alone, are sent over the connection that was asked for and nowhere else (redirects are not
-followed), and are never part of an error.
+A line is appended under a lock and synced, so that lines of several processes do not mix; an event counts as delivered
+when the file is synced to disk, or the server has answered with success. Credentials come only from
+`OPENLINEAGE_API_KEY`, are sent only over the requested connection (redirects are not followed), and are never part of
+an error.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ if TYPE_CHECKING:
 
 API_KEY = "OPENLINEAGE_API_KEY"
 _PATH = "/api/v1/lineage"
-_SECONDS = 5.0  # for one event: a conversion waits for it, where delivery is automatic
-_CURE = "look at the server, then `wherry ledger deliver openlineage`"
+_SECONDS = 5.0  # for one event: with automatic delivery, a conversion waits for it
+_CURE = "check the server, then run `wherry ledger deliver openlineage`"
 
 
 def transport(destination: str) -> Callable[[Sequence[dict[str, Any]]], None]:
-    """What sends events to a destination.
+    """Make a function that sends events to a destination.
 
     Args:
-        destination: a path, a `file://` URL or an http(s) URL; without a path the latter means the API's own.
+        destination: a path, a `file://` URL or an http(s) URL; an http(s) URL without a path gets the path of the API.
 
     Raises:
-        UsageError: neither of them, or it holds a user or password.
+        UsageError: the destination is none of these, or contains a user or password.
     """
     parts = urlsplit(destination)
     if parts.username or parts.password:
         raise UsageError(
-            "the destination of OpenLineage events holds a user or password",
+            "the destination of OpenLineage events contains a user or password",
             uri=without_secrets(destination),
-            cure=f"leave them out of the URL; set {API_KEY}",
+            cure=f"remove them from the URL and set {API_KEY}",
         )
     if parts.scheme in ("http", "https"):
         return partial(_post, destination if parts.path.strip("/") else destination.rstrip("/") + _PATH)
     if parts.scheme in ("", "file") and parts.path:
         return partial(_append, str(Path(parts.path).absolute()))
     raise UsageError(
-        "OpenLineage events go to a file or an http(s) URL",
+        "invalid destination of OpenLineage events; expected a file or an http(s) URL",
         uri=without_secrets(destination),
-        cure="for example WHERRY_OPENLINEAGE=/var/log/wherry/lineage.jsonl",
+        cure="set for example WHERRY_OPENLINEAGE=/var/log/wherry/lineage.jsonl",
     )
 
 
@@ -83,10 +83,13 @@ def _post(url: str, events: Sequence[dict[str, Any]]) -> None:
                 error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code == HTTPStatus.TOO_MANY_REQUESTS
             )
             raise StorageError(
-                f"the OpenLineage server answered {error.code}", uri=shown, cure=_CURE, retryable=again
+                f"the OpenLineage server returned HTTP status {error.code}",
+                uri=shown,
+                cure=_CURE,
+                retryable=again,
             ) from None
         except OSError as error:
             reason = getattr(error, "reason", error)
             raise StorageError(
-                f"the OpenLineage server cannot be reached: {reason}", uri=shown, cure=_CURE, retryable=True
+                f"cannot connect to the OpenLineage server: {reason}", uri=shown, cure=_CURE, retryable=True
             ) from None

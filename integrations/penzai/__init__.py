@@ -1,1 +1,1 @@
-"""What Penzai needs besides Orbax: the axis names and labels of its NamedArrays, and how they are put back."""
+"""Penzai beyond Orbax: restore the axis names and labels of NamedArrays."""

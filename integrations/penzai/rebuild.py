@@ -1,8 +1,8 @@
-"""NamedArrays from what Orbax restored: names are put back, so that no axis is taken for another of its size.
+"""Rebuild NamedArrays from a tree that Orbax restored, so that axes of equal size are not confused.
 
 tree = ocp.StandardCheckpointer().restore(folder)
 arrays = named_arrays(tree, folder)             # label → penzai NamedArray
-model = pz.bind_variables(…)                    # as Penzai's own documentation has it
+model = pz.bind_variables(…)                    # as in Penzai's own documentation
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ def named_arrays(tree: Any, folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Build the NamedArrays of a checkpoint that has axis names.
 
     Args:
-        tree: what Orbax restored from the folder: nested dicts and lists of arrays.
+        tree: the tree that Orbax restored from the folder: nested dicts and lists of arrays.
         folder: the item folder.
 
     Returns:
-        Label → NamedArray; an array of which no axis is named comes with positional axes.
+        Label → NamedArray; an array without axis names has positional axes.
 
     Raises:
         NotFoundError: the folder has no axis names.
-        CorruptError: the names do not fit the arrays.
+        CorruptError: the names do not match the arrays.
         MissingExtraError: penzai is not installed.
     """
     location = locate(folder)
     rows = names.noted(location, read_json(location.join(TREE)))
     if rows is None:
-        raise NotFoundError("no axis names are stored here", uri=location.uri)
+        raise NotFoundError("no axis names stored in the checkpoint", uri=location.uri)
     leaves = {_path(label, row, tree): row for label, row in rows.items()}
     arrays = {path: _leaf(tree, path, location.uri) for path in leaves}
     known = names.read(rows, {path: array.ndim for path, array in arrays.items()}, location.uri)
@@ -51,11 +51,11 @@ def named_array(array: Any, axes: tuple[AxisName, ...] | None) -> Any:
     """One NamedArray.
 
     Args:
-        array: shape as stored.
-        axes: a name for each of its axes in order, None for a positional one; None where nothing is known.
+        array: the array in its stored shape.
+        axes: a name for each of its axes in order, None for a positional one; None if nothing is known.
 
     Raises:
-        MismatchError: their number is not the array's rank.
+        MismatchError: the number of names differs from the array's rank.
         MissingExtraError: penzai is not installed.
     """
     try:
@@ -65,7 +65,7 @@ def named_array(array: Any, axes: tuple[AxisName, ...] | None) -> Any:
         raise missing_extra("penzai", "penzai", "building NamedArrays") from error
 
     if axes is not None and len(axes) != array.ndim:
-        raise MismatchError(f"{len(axes)} axis names for an array of rank {array.ndim}")
+        raise MismatchError(f"expected {array.ndim} axis names, got {len(axes)}: {axes}")
     wrapped = pz.nx.wrap(jnp.asarray(array))
     if axes is None:
         return wrapped
@@ -76,7 +76,7 @@ def named_array(array: Any, axes: tuple[AxisName, ...] | None) -> Any:
 
 
 def _path(label: str, row: Any, tree: Any) -> KeyPath:
-    """Where an array lies in the restored tree; rows of others do not say, and have it under the label."""
+    """Key path of an array in the restored tree; rows of other tools lack it, their arrays are under the label."""
     if "path" in row:
         return parse(row["path"])
     inner = tree.get(label) if isinstance(tree, dict) else None
@@ -89,5 +89,5 @@ def _leaf(tree: Any, path: KeyPath, uri: str) -> Any:
         for part in path:
             node = node[int(part)] if isinstance(node, (list, tuple)) else node[part]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise MismatchError("the restored tree lacks an array", uri=uri, path=render(path)) from error
+        raise MismatchError("array missing from the restored tree", uri=uri, path=render(path)) from error
     return node

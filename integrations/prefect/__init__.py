@@ -1,1 +1,1 @@
-"""Prefect: deployments, work pools and automations of a server, brought to what files say."""
+"""Prefect: create and update the deployments, work pools and automations of a server from files."""

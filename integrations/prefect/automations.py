@@ -1,7 +1,7 @@
-"""Automations: what a Prefect server does by itself about wherry's runs, created or updated by name.
+"""Automations: actions that a Prefect server takes on wherry's runs, created or updated by name.
 
-The file has Prefect's own form (`prefect automation create --from-file` takes it too). Where a notification block is
-named, it takes the place of `do-nothing`, so that an alert says something to somebody.
+The file has Prefect's own form (`prefect automation create --from-file` accepts it too). If a notification block is
+given, it replaces the action `do-nothing`, so that alerts are sent.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def read_automations(path: Path, notify: UUID | None = None) -> tuple[Automation
 
     Args:
         path: the YAML file.
-        notify: the notification block that is told where the file says `do-nothing`.
+        notify: the notification block that replaces `do-nothing` in the file.
 
     Raises:
-        UsageError: not YAML, or not automations.
+        UsageError: the file is not YAML, or does not list automations.
         StorageError: the file cannot be read.
     """
     from prefect.events.schemas.automations import AutomationCore
@@ -45,32 +45,35 @@ def read_automations(path: Path, notify: UUID | None = None) -> tuple[Automation
     except OSError as error:
         raise storage_error(error, str(path)) from error
     except (yaml.YAMLError, ValidationError, KeyError, TypeError) as error:
-        raise UsageError(f"not automations: {error}", uri=str(path)) from error
+        raise UsageError(f"invalid automations file: {error}", uri=str(path)) from error
     return found
 
 
 async def notification_block(client: PrefectClient, slug: str) -> UUID:
-    """The id of a notification block, named as `slack-webhook/team`.
+    """The id of a notification block, given as `slack-webhook/team`.
 
     Raises:
-        UsageError: not a name of a block.
-        NotFoundError: the server has none of that name.
+        UsageError: the name does not have the form TYPE/NAME.
+        NotFoundError: the server has no block of that name.
     """
     from prefect.exceptions import ObjectNotFound
 
     kind, separator, name = slug.partition("/")
     if not (kind and separator and name):
-        raise UsageError(f"not a notification block: {slug!r}", cure="write TYPE/NAME, as slack-webhook/team")
+        raise UsageError(
+            f"invalid notification block name {slug!r}",
+            cure="use the form TYPE/NAME, for example slack-webhook/team",
+        )
     try:
         return (await client.read_block_document_by_name(name, kind, include_secrets=False)).id
     except ObjectNotFound as error:
         raise NotFoundError(
-            f"the server has no block {slug}", cure="make it in the UI under Blocks"
+            f"notification block not found: {slug}", cure="create it in the Prefect UI under Blocks"
         ) from error
 
 
 async def ensure_automations(client: PrefectClient, wanted: Sequence[AutomationCore]) -> dict[str, Outcome]:
-    """Create or update automations by their names; of several that have one name, the newest stays."""
+    """Create or update automations by name; of several with the same name, the newest is kept."""
     return {one.name: await _ensure(client, one) for one in wanted}
 
 
@@ -89,7 +92,7 @@ async def _ensure(client: PrefectClient, wanted: AutomationCore) -> Outcome:
 
 
 def _compared(automation: AutomationCore) -> Any:
-    """What a file states; sets have no order, and triggers an id of the server."""
+    """The comparable part of an automation: sets have no order, and triggers have ids from the server."""
     data = automation.model_dump(mode="json", exclude={"id", "owner_resource", "tags"})
     return _unordered(
         {**data, "trigger": {key: value for key, value in data["trigger"].items() if key != "id"}}

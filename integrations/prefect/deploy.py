@@ -1,10 +1,10 @@
-"""Deploy: bring a Prefect server to where the files of `infra` say it shall be; running it again changes nothing.
+"""Deploy: create or update on a Prefect server what the files of `infra` describe; running it again changes nothing.
 
-In this order, since each step needs those before it: preflight, work pools, global concurrency limits, deployments,
-automations. The deployments are made by Prefect's own `prefect deploy --all`, so that `prefect.yaml` means exactly
-what Prefect's documentation says; what it left out is found afterwards, since it passes over faulty entries with a
-mere warning. That command runs in a child process (see `wherry.runtime.child`): entrypoints of
-deployments are modules that are installed, since the child stands in an empty folder.
+The steps depend on each other and run in this order: preflight, work pools, global concurrency limits, deployments,
+automations. Prefect's own `prefect deploy --all` creates the deployments, so that `prefect.yaml` means exactly what
+Prefect's documentation says; missing deployments are detected afterwards, since the command skips invalid entries with
+only a warning. It runs in a child process (see `wherry.runtime.child`) in an empty folder, so the entrypoints of
+deployments must be installed modules.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.events.schemas.automations import AutomationCore
 
-# Besides Prefect's settings: how its client reaches the server.
+# Passed on besides Prefect's settings: how its client connects to the server.
 _NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
-_TEMPLATE = re.compile(r"\{\{\s*\$(\w+)\s*\}\}")  # how a prefect.yaml takes the value of a variable
+_TEMPLATE = re.compile(r"\{\{\s*\$(\w+)\s*\}\}")  # how a prefect.yaml refers to an environment variable
 _SECONDS, _MEMORY = 600, 4 << 30  # default limits of the command
 
 
 @dataclass(frozen=True, slots=True)
 class DeployPlan:
-    """What shall be deployed.
+    """What to deploy.
 
     Attributes:
         file: a `prefect.yaml`.
         pools: folder of the work pools; `pools` beside the file by default.
-        automations: their file; `automations.yaml` beside the file by default.
-        pool: one work pool for all deployments, in place of those that the file names.
-        notify: notification block that alerts go to, as `slack-webhook/team`.
+        automations: file of the automations; `automations.yaml` beside the file by default.
+        pool: one work pool for all deployments, in place of those in the file.
+        notify: notification block for alerts, for example `slack-webhook/team`.
         limits: further global concurrency limits, name → slots.
     """
 
@@ -62,7 +62,7 @@ class DeployPlan:
 
 @dataclass(frozen=True, slots=True)
 class DeployReport:
-    """What was done, by name."""
+    """Outcome of each step, by name."""
 
     api: str
     pools: dict[str, Outcome]
@@ -79,9 +79,9 @@ def deploy(plan: DeployPlan) -> DeployReport:
     """Carry out a plan against the server of `PREFECT_API_URL` (or of Prefect's profile).
 
     Raises:
-        UsageError: a file is faulty, a deployment names a pool that is not there, or preflight refuses.
-        NotFoundError: a file, pool or block is not there.
-        StorageError: the server does not answer, or refused a deployment.
+        UsageError: a file is invalid, a deployment names an unknown pool, or preflight fails.
+        NotFoundError: a file, pool or block does not exist.
+        StorageError: the server does not answer, or rejected a deployment.
         NoAnswerError: `prefect deploy` exceeded its time or memory.
     """
     from httpx import HTTPError
@@ -90,7 +90,8 @@ def deploy(plan: DeployPlan) -> DeployReport:
     api = get_current_settings().api.url
     if not api:
         raise UsageError(
-            "no Prefect server is named", cure="set PREFECT_API_URL to that of `prefect server start`"
+            "no Prefect server configured",
+            cure="set PREFECT_API_URL to the URL that `prefect server start` prints",
         )
     entries, pools = read_deployments(plan.file), read_pools(plan.pools)
     require_independent(plan.file)
@@ -101,9 +102,9 @@ def deploy(plan: DeployPlan) -> DeployReport:
         _prefect_deploy(plan.file, plan.pool)
         ids, outcomes = asyncio.run(_finish(entries, automations))
     except HTTPError as error:
-        cure = "check PREFECT_API_URL, and that the server runs"
+        cure = "check PREFECT_API_URL, and that the server is running"
         raise StorageError(
-            f"the Prefect server did not take it: {error}", uri=api, cure=cure, retryable=True
+            f"request to the Prefect server failed: {error}", uri=api, cure=cure, retryable=True
         ) from error
     return DeployReport(api, made, dict(plan.limits), ids, outcomes)
 
@@ -112,29 +113,31 @@ def read_deployments(file: Path) -> list[dict[str, Any]]:
     """The deployments of a `prefect.yaml`, each as a table.
 
     Raises:
-        NotFoundError: there is no such file.
-        UsageError: it is not YAML, or holds no deployments that have name, entrypoint and pool.
-        StorageError: it cannot be read.
+        NotFoundError: the file does not exist.
+        UsageError: the file is not YAML, or lists no deployments with name, entrypoint and pool.
+        StorageError: the file cannot be read.
     """
     try:
         rows: list[dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))["deployments"]
         for row in rows:
             _ = row["name"], row["entrypoint"], row["work_pool"]["name"]
     except FileNotFoundError as error:
-        raise NotFoundError("there is no such file", uri=str(file), cure="name a prefect.yaml") from error
+        raise NotFoundError(
+            "file not found", uri=str(file), cure="pass the path of a prefect.yaml"
+        ) from error
     except OSError as error:
         raise storage_error(error, str(file)) from error
     except (yaml.YAMLError, KeyError, TypeError) as error:
-        what = f"misses {error}" if isinstance(error, KeyError) else str(error)
-        raise UsageError(f"not a prefect.yaml: {what}", uri=str(file)) from error
+        what = f"missing key {error}" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"invalid prefect.yaml: {what}", uri=str(file)) from error
     return rows
 
 
 def require_independent(file: Path) -> None:
-    """Nothing of a deployment may depend on the folder in which `prefect deploy` runs: it is empty and then removed.
+    """Require that deployments do not depend on the folder in which `prefect deploy` runs, since it is removed.
 
-    Where a file states no `pull`, Prefect makes that folder the working directory of the runs (docker build steps
-    aside). An empty `pull` is a statement.
+    If a file has no `pull`, Prefect makes that folder the working directory of the runs (docker build steps aside). An
+    empty `pull` is accepted.
 
     Raises:
         UsageError: a deployment has no `pull`, or its entrypoint is a relative path.
@@ -145,12 +148,12 @@ def require_independent(file: Path) -> None:
         if colon and not path.startswith(("/", "{{")):
             raise UsageError(
                 f"the entrypoint of deployment {entry['name']} is a relative path", uri=str(file), stage="deploy",
-                cure="name an installed module, as wherry.flows.nightly.nightly, or an absolute path",
+                cure="use an installed module such as wherry.flows.nightly.nightly, or an absolute path",
             )  # fmt: skip
         stated = [place.get("pull") for place in (entry, data)]
         if stated == [None, None] and not (entry.get("build") or data.get("build")):
             raise UsageError(
-                f"deployment {entry['name']} does not say where its runs stand", uri=str(file), stage="deploy",
+                f"deployment {entry['name']} sets no working directory for its runs", uri=str(file), stage="deploy",
                 cure="add to the file: pull: [{prefect.deployments.steps.set_working_directory: {directory: /}}]",
             )  # fmt: skip
 
@@ -158,7 +161,7 @@ def require_independent(file: Path) -> None:
 def pools_of(
     entries: list[dict[str, Any]], pools: tuple[WorkPool, ...], override: str | None
 ) -> dict[str, WorkPool]:
-    """Deployment → its pool.
+    """Map each deployment to its pool.
 
     Raises:
         UsageError: a pool has no file.
@@ -168,18 +171,18 @@ def pools_of(
     for name, pool in named.items():
         if pool not in known:
             raise UsageError(
-                f"deployment {name} names the work pool {pool!r}", cure=f"one of: {', '.join(known)}"
+                f"unknown work pool {pool!r} of deployment {name}", cure=f"choose one of: {', '.join(known)}"
             )
     return {name: known[pool] for name, pool in named.items()}
 
 
 def check(entries: list[dict[str, Any]], chosen: Mapping[str, WorkPool]) -> None:
-    """Preflight: what would be lost in a container, and slices that no node could take.
+    """Preflight: find data that would be lost in a container, and slices that no node can provide.
 
-    This looks from where it runs: what the workers' own environment will say is checked again by each run.
+    This checks the environment of this process; each run checks the environment of its worker again.
 
     Raises:
-        UsageError: there is something; it names it.
+        UsageError: a check failed; the error names it.
     """
     for entry in entries:
         pool = chosen[entry["name"]]
@@ -193,7 +196,7 @@ def check(entries: list[dict[str, Any]], chosen: Mapping[str, WorkPool]) -> None
 
 
 def _routed() -> dict[str, str]:
-    """Where the routes write to; none where there is no `wherry.toml`."""
+    """The targets of the routes; empty without a `wherry.toml`."""
     routes = load_config().routes if config_file() else ()
     return {
         f"target {at} of route {route.name}": target.uri
@@ -205,7 +208,7 @@ def _routed() -> dict[str, str]:
 async def _prepare(
     plan: DeployPlan, pools: tuple[WorkPool, ...]
 ) -> tuple[dict[str, Outcome], Sequence[AutomationCore]]:
-    """What the deployments need: pools and limits; and the automations, as Prefect reads them."""
+    """Create what the deployments need: pools and limits; and read the automations as Prefect reads them."""
     from prefect.client.orchestration import get_client
 
     async with get_client() as client:
@@ -220,7 +223,7 @@ async def _prepare(
 async def _finish(
     entries: list[dict[str, Any]], automations: Sequence[AutomationCore]
 ) -> tuple[dict[str, str], dict[str, Outcome]]:
-    """The ids of the deployments that were made, and the automations, which need these."""
+    """Look up the ids of the new deployments, and create the automations, which need them."""
     from prefect.client.orchestration import get_client
 
     async with get_client() as client:
@@ -247,7 +250,7 @@ def _prefect_deploy(file: Path, pool: str | None) -> None:
 
 
 def _variables(text: str) -> dict[str, str]:
-    """What the command sees of the environment: Prefect's settings, the network's, and what the file itself names."""
+    """The environment of the command: Prefect's settings, network settings, and variables that the file refers to."""
     from prefect.settings import get_current_settings
 
     names = {*_NETWORK, *map(str.lower, _NETWORK), *_TEMPLATE.findall(text)}
@@ -257,7 +260,7 @@ def _variables(text: str) -> dict[str, str]:
 
 
 def _with_pool(file: Path, pool: str, folder: Path) -> Path:
-    """A copy of the file in which all deployments go to one pool, with nothing of another pool's variables."""
+    """Write a copy of the file in which all deployments use one pool, without the variables of other pools."""
     data = yaml.safe_load(file.read_text("utf-8"))
     for entry in data["deployments"]:
         entry["work_pool"] = {"name": pool}
@@ -274,7 +277,7 @@ async def _deployment_id(client: PrefectClient, name: str) -> str:
     )
     if not found:
         raise UsageError(
-            f"prefect deploy left out the deployment {name}",
+            f"prefect deploy skipped the deployment {name}",
             cure="run `prefect deploy --all` and read its warnings",
         )
     return str(found[0].id)

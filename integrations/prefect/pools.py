@@ -1,9 +1,9 @@
-"""Work pools: Prefect's own base job templates, with what wherry adds to them laid over.
+"""Work pools: Prefect's own base job templates, merged with wherry's additions.
 
-A pool is a JSON file that says only what differs from the template that Prefect publishes for its type: further
-variables, other defaults, further parts of the job. The template itself is taken from the installed worker package, or
-from the server where that is not installed, so it always fits them. Making a pool again updates its template,
-and keeps what an operator set on it: whether it is paused, and its concurrency limit.
+A pool is a JSON file that has only the differences from the template that Prefect publishes for its type: further
+variables, other defaults, further parts of the job. The template itself comes from the installed worker package, or
+from the server if the package is not installed, so it always matches the release. Deploying a pool again updates its
+template and keeps what an operator set on it: whether it is paused, and its concurrency limit.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _FIELDS = {"schema", "name", "type", "description", "concurrency_limit", "variab
 
 @dataclass(frozen=True, slots=True)
 class WorkPool:
-    """A work pool as its file states it.
+    """A work pool, as described by its file.
 
     Attributes:
         name: its name.
         type: `process`, `docker` or `kubernetes`.
         description: what it is for.
-        concurrency_limit: runs at a time, where it is made anew.
-        variables: name → JSON schema, laid over the variable of that name or added.
-        job_configuration: laid over the published one; named entries of lists (containers) by their name.
+        concurrency_limit: runs at a time, set when the pool is created.
+        variables: name → JSON schema, merged into the variable of that name or added.
+        job_configuration: merged into the published one; named entries of lists (containers) by their name.
     """
 
     name: str
@@ -49,15 +49,17 @@ class WorkPool:
 
 
 def read_pools(folder: Path) -> tuple[WorkPool, ...]:
-    """The pools of a folder, by name.
+    """The pools of a folder, sorted by name.
 
     Raises:
-        UsageError: it has none, or a file is not one.
+        UsageError: the folder has no pools, or a file is not a pool.
         StorageError: a file cannot be read.
     """
     pools = tuple(read_pool(path) for path in sorted(folder.glob("*.json")))
     if not pools:
-        raise UsageError("no work pools here", uri=str(folder), cure="name the folder of pools with --pools")
+        raise UsageError(
+            "no work pool files found", uri=str(folder), cure="pass the folder of the pools with --pools"
+        )
     return pools
 
 
@@ -65,7 +67,7 @@ def read_pool(path: Path) -> WorkPool:
     """One pool.
 
     Raises:
-        UsageError: not JSON, an unknown field or type, or a schema of another version.
+        UsageError: the file is not JSON, has an unknown field or type, or a schema of another version.
         StorageError: the file cannot be read.
     """
     try:
@@ -73,13 +75,15 @@ def read_pool(path: Path) -> WorkPool:
     except OSError as error:
         raise storage_error(error, str(path)) from error
     except ValueError as error:
-        raise UsageError(f"not JSON: {error}", uri=str(path)) from error
+        raise UsageError(f"invalid JSON: {error}", uri=str(path)) from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"not a work pool of schema {SCHEMA}", uri=str(path))
+        raise UsageError(f"invalid work pool: expected a table with schema {SCHEMA}", uri=str(path))
     unknown = sorted(set(data) - _FIELDS)
     if unknown or data.get("type") not in POOL_TYPES or not data.get("name"):
-        what = f"unknown field {', '.join(unknown)}" if unknown else "needs a name, and a type that is known"
-        raise UsageError(f"work pool: {what}", uri=str(path), cure=f"fields: {', '.join(sorted(_FIELDS))}")
+        what = f"unknown field {', '.join(unknown)}" if unknown else "missing name, or unknown type"
+        raise UsageError(
+            f"invalid work pool: {what}", uri=str(path), cure=f"use the fields {', '.join(sorted(_FIELDS))}"
+        )
     fields: dict[str, Any] = {"description": "", **data}
     del fields["schema"]
     return WorkPool(**fields)
@@ -89,8 +93,8 @@ def template(pool: WorkPool, published: dict[str, Any]) -> dict[str, Any]:
     """The base job template of a pool.
 
     Args:
-        pool: what is laid over.
-        published: the template of its type; it stays as it is.
+        pool: the pool with the additions.
+        published: the template of its type; it is not modified.
     """
     merged = copy.deepcopy(published)
     merged["job_configuration"] = _laid_over(merged["job_configuration"], pool.job_configuration)
@@ -104,7 +108,7 @@ async def published_template(client: PrefectClient, pool_type: str) -> dict[str,
     """The base job template that Prefect publishes for a type of pool.
 
     Raises:
-        UsageError: neither an installed worker nor the server knows the type.
+        UsageError: neither an installed worker package nor the server has the type.
     """
     from prefect.workers.base import BaseWorker
 
@@ -115,7 +119,8 @@ async def published_template(client: PrefectClient, pool_type: str) -> dict[str,
         if pool_type in collection:
             return collection[pool_type]["default_base_job_configuration"]
     raise UsageError(
-        f"no worker of type {pool_type!r} is known", cure=f"pip install prefect-{pool_type} where you deploy"
+        f"unknown work pool type {pool_type!r}",
+        cure=f"run `pip install prefect-{pool_type}` on the machine that deploys",
     )
 
 
@@ -148,8 +153,8 @@ async def _ensure(client: PrefectClient, pool: WorkPool) -> Outcome:
         return "created"
     if found.type != pool.type:
         raise UsageError(
-            f"work pool {pool.name} is of type {found.type}, not {pool.type}",
-            cure="delete it, or rename this one",
+            f"work pool {pool.name} already exists with type {found.type}; expected {pool.type}",
+            cure=f"delete it with `prefect work-pool delete {pool.name}`, or rename the pool in its file",
         )
     if (found.base_job_template, found.description) == (wanted, pool.description):
         return "unchanged"
@@ -159,7 +164,7 @@ async def _ensure(client: PrefectClient, pool: WorkPool) -> Outcome:
 
 
 def _laid_over(base: Any, over: Any) -> Any:
-    """Tables into tables, entries that have a name into those of that name; anything else is replaced."""
+    """Merge tables into tables, and named list entries into those of the same name; replace anything else."""
     if isinstance(base, dict) and isinstance(over, dict):
         return {**base, **{key: _laid_over(base.get(key), value) for key, value in over.items()}}
     if isinstance(base, list) and isinstance(over, list) and all(_name(one) for one in (*base, *over)):

@@ -1,17 +1,17 @@
-"""Signing: an in-toto statement over every file of a checkpoint, as OpenSSF model signing writes and verifies it.
+"""Signing: an in-toto statement over every file of a checkpoint, compatible with OpenSSF model signing.
 
-`model_signing verify key CHECKPOINT --signature FILE --public_key PEM` accepts what `sign` makes, and `verify`
-accepts what `model_signing sign key` makes. The signature lies in the folder as `wherry.sig`, beside a file as
-`<file>.wherry.sig`; it is no part of the checkpoint, so digests and fingerprints stay as they are. What is signed is
-what lies there: one pass over the files, after a check that they are those that the sidecar was written for.
+`model_signing verify key CHECKPOINT --signature FILE --public_key PEM` accepts the signatures of `sign`, and `verify`
+accepts those of `model_signing sign key`. The signature of a folder is its file `wherry.sig`, that of a single file is
+`<file>.wherry.sig` beside it; it is not part of the checkpoint, so digests and fingerprints do not change. `sign`
+hashes the files as they are on disk, in one pass, after checking that they match the sidecar.
 
 On-disk facts (model_signing 1.1.1, DSSE 1.0, in-toto Statement v1, Sigstore bundle 0.3):
 - The file is a Sigstore bundle in JSON whose DSSE envelope holds the statement; `hint` is the SHA-256 of the public
   key's PEM text. There is no transparency log.
-- The predicate `https://model_signing/signature/v1.0` lists each file with its SHA-256, in the order of names; a
-  model that is one file is the resource `.`. The subject's digest is the SHA-256 over these digests in that order.
-  Further members of the predicate are ignored by verifiers; ours, `wherry`, binds the checkpoint's digests.
-- A verifier takes every file that `ignore_paths` does not name, so a file that was added is found too.
+- The predicate `https://model_signing/signature/v1.0` lists each file with its SHA-256, sorted by name; a model that
+  is one file is the resource `.`. The subject's digest is the SHA-256 over these digests in that order. Verifiers
+  ignore further members of the predicate; wherry's own member, `wherry`, binds the checkpoint's digests.
+- A verifier takes every file that `ignore_paths` does not name, so an added file is detected too.
 - Keys are P-256, P-384 or P-521, with SHA-256, SHA-384 or SHA-512.
 
 A key that is encrypted needs `WHERRY_SIGNING_PASSWORD`.
@@ -48,22 +48,22 @@ _IGNORED = (
     ".github",
     ".gitignore",
     SIGNATURE_NAME,
-)  # model_signing leaves out the first four
+)  # model_signing ignores the first four too
 _READ = 4 << 20
 _THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureCheck:
-    """What came of checking a signature whose mathematics are right.
+    """Result of checking the files against a cryptographically valid signature.
 
     Attributes:
         uri: the checkpoint.
-        signature: where its signature lies.
+        signature: URI of its signature.
         signer: SHA-256 of the public key's PEM text.
-        files: how many files the statement names.
-        failed: what is not as it was signed: name and reason.
-        identity: the checkpoint's digests as they were signed; empty in a signature of another tool.
+        files: number of files in the statement.
+        failed: files that differ from the signed statement: name and reason.
+        identity: the signed digests of the checkpoint; empty in a signature of another tool.
     """
 
     uri: str
@@ -75,11 +75,11 @@ class SignatureCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether everything is as it was signed."""
+        """Whether all files match the signed statement."""
         return not self.failed
 
     def to_json(self) -> dict[str, Any]:
-        """As `verify-signature --json` prints it."""
+        """The JSON form that `verify-signature --json` prints."""
         failed = [{"name": name, "reason": reason} for name, reason in self.failed]
         rest = {"signer": self.signer, "files": self.files, "failed": failed, "identity": self.identity}
         return {"uri": self.uri, "signature": self.signature, "ok": self.ok, **rest}
@@ -96,17 +96,17 @@ def sign(
 
     Args:
         uri: the checkpoint.
-        key: file with the private key, PEM.
-        out: where the signature goes; in or beside the checkpoint by default.
+        key: PEM file with the private key.
+        out: path of the signature; in or beside the checkpoint by default.
         progress: called a few times a second.
 
     Returns:
-        Where the signature lies.
+        The URI of the signature.
 
     Raises:
-        NotFoundError: nothing is there.
-        UsageError: it is not a key, or not of a curve that model_signing takes.
-        MismatchError: the files are not those that the sidecar was written for.
+        NotFoundError: the checkpoint does not exist.
+        UsageError: the file is not a key, or the key has a curve that model_signing does not support.
+        MismatchError: the files do not match the sidecar.
         MissingExtraError: the package cryptography is not installed.
     """
     private = load_key(key)
@@ -115,7 +115,9 @@ def sign(
     names = _names(location)
     digests = _digests(location, names, progress)
     if _identity(location) != identity:
-        raise MismatchError("it changed while it was signed", uri=location.uri, cure="sign it again")
+        raise MismatchError(
+            "the checkpoint changed while it was being signed", uri=location.uri, cure="sign it again"
+        )
     how = {
         "method": "files",
         "hash_type": "sha256",
@@ -138,15 +140,15 @@ def verify(
 
     Args:
         uri: the checkpoint.
-        public_key: file with the public key, PEM.
-        signature: where the signature lies; in or beside the checkpoint by default.
+        public_key: PEM file with the public key.
+        signature: path of the signature; in or beside the checkpoint by default.
         progress: called a few times a second.
 
     Raises:
-        NotFoundError: there is no checkpoint or no signature.
-        CorruptError: the signature is not one.
-        MismatchError: another key made it, or it was altered.
-        UnsupportedError: it is a signature of another kind.
+        NotFoundError: the checkpoint or the signature does not exist.
+        CorruptError: the signature file is invalid.
+        MismatchError: another key made the signature, or it was altered.
+        UnsupportedError: a signature of another kind.
     """
     public = load_public_key(public_key)
     location = _resolved(uri)
@@ -155,22 +157,22 @@ def verify(
     signed = {row["name"]: row["digest"] for row in predicate["resources"]}
     ignored = predicate["serialization"].get("ignore_paths", [])
     present = _names(location, (*_IGNORED, *ignored, *_inside(place, location)))
-    failed = [(name, "was not there when it was signed") for name in present if name not in signed]
-    failed += [(name, "is gone") for name in signed if name not in present]
+    failed = [(name, "was added after signing") for name in present if name not in signed]
+    failed += [(name, "is missing") for name in signed if name not in present]
     kept = [name for name in present if name in signed]
     failed += [(n, "was altered") for n, d in _digests(location, kept, progress).items() if d != signed[n]]
     identity = predicate.get(IDENTITY, {})
     sidecar = read_sidecar(location) if identity else None
     if sidecar and sidecar.checkpoint.checkpoint_digest != identity.get("checkpoint_digest"):
-        failed.append(("the sidecar", "names another checkpoint digest than was signed"))
+        failed.append(("the sidecar", "has another checkpoint digest than the signed one"))
     return SignatureCheck(location.uri, place.uri, hint(public), len(signed), tuple(sorted(failed)), identity)
 
 
 def identity(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> dict[str, Any]:
-    """The checkpoint's digests as they were signed with a key; no file but the signature is read.
+    """The checkpoint's digests in a valid signature of a key; only the signature is read.
 
     Returns:
-        Empty for a signature of another tool.
+        The digests; empty for a signature of another tool.
 
     Raises:
         NotFoundError, CorruptError, MismatchError, UnsupportedError: as `verify`.
@@ -180,21 +182,25 @@ def identity(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) ->
 
 
 def require(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> str:
-    """Check a signature, and fail where anything is not as it was signed; for a policy.
+    """Check a signature, and fail if anything differs from the signed statement; for a policy.
 
     Returns:
-        In words, what was found.
+        A sentence with the result.
 
     Raises:
-        MismatchError: see there.
+        MismatchError: a file differs from the signed statement.
         WherryError: as `verify`.
     """
     found = verify(uri, public_key)
     if not found.ok:
         name, reason = found.failed[0]
         more = f"; {len(found.failed) - 1} more" if len(found.failed) > 1 else ""
-        raise MismatchError(f"not as it was signed: {name} {reason}{more}", uri=found.uri, cure="restore it")
-    return f"{found.files} files as signed by key {short(found.signer)}"
+        raise MismatchError(
+            f"signature does not match: {name} {reason}{more}",
+            uri=found.uri,
+            cure="restore the checkpoint from a backup, or sign it again",
+        )
+    return f"{found.files} files match the signature of key {short(found.signer)}"
 
 
 def _resolved(uri: str | os.PathLike[str]) -> Location:
@@ -205,7 +211,7 @@ def _resolved(uri: str | os.PathLike[str]) -> Location:
 
 
 def _identity(location: Location) -> dict[str, Any]:
-    """What binds the signature to the checkpoint's digests; empty where it has no sidecar."""
+    """The digests of the checkpoint, for the signature; empty without a sidecar."""
     from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 
     sidecar = read_sidecar(location)
@@ -216,19 +222,19 @@ def _identity(location: Location) -> dict[str, Any]:
         mark = present_fingerprint(present, marks=location.store.capabilities.local)
     if mark != known.fingerprint:
         raise MismatchError(
-            "its files are not those that its sidecar was written for",
+            "the files do not match the sidecar",
             uri=location.uri,
-            cure="`wherry verify --level digest` says whether the bytes are still the same",
+            cure="run `wherry verify --level digest` to compare the bytes with the recorded digests",
         )
     names = ("checkpoint_digest", "weights_digest", "format", "format_version")
     return {"schema": 1, **{name: getattr(known, name) for name in names}}
 
 
 def _names(location: Location, ignored: tuple[str, ...] = _IGNORED) -> list[str]:
-    """The files that are signed, in the order of names; `.` for a checkpoint that is one file."""
+    """The files to sign, sorted by name; `.` for a checkpoint that is one file."""
     entry = location.entry
     if entry is None:
-        raise NotFoundError("nothing is there", uri=location.uri)
+        raise NotFoundError("checkpoint not found", uri=location.uri)
     if not entry.is_dir:
         return ["."]
     prefixes = tuple(f"{name}/" for name in ignored)
@@ -239,12 +245,12 @@ def _names(location: Location, ignored: tuple[str, ...] = _IGNORED) -> list[str]
 
 
 def _inside(place: Location, location: Location) -> tuple[str, ...]:
-    """The signature's own name, where it lies in the folder."""
+    """The signature's own name, if it is inside the folder."""
     return (place.path[len(location.path) + 1 :],) if place.path.startswith(f"{location.path}/") else ()
 
 
 def _has_links(location: Location, names: list[str]) -> bool:
-    """Whether files are links, as in a Hugging Face cache; model_signing then wants `--allow_symlinks`."""
+    """Whether files are symlinks, as in a Hugging Face cache; model_signing then requires `--allow_symlinks`."""
     local = location.store.capabilities.local
     return local and any(Path(location.path, name).is_symlink() for name in names)
 
@@ -265,7 +271,9 @@ def _sha256(meter: Meter, place: Location) -> str:
         while start < size:
             count = place.store.readinto(place.path, start, buffer)
             if count == 0:
-                raise MismatchError("it became shorter while it was read", uri=place.uri, cure="try again")
+                raise MismatchError(
+                    "the file was truncated while it was read", uri=place.uri, cure="try again"
+                )
             found.update(buffer[:count])
             meter.add(count, place.name)
             start += count

@@ -1,8 +1,8 @@
 """The envelope of a signature: keys, the in-toto statement, DSSE and the Sigstore bundle that holds them.
 
 Written from the published formats (DSSE 1.0, in-toto Statement v1, Sigstore bundle 0.3, model signing predicate 1.0);
-see `wherry.integrations.signing` for what is on disk. What is read here was not verified yet: it is taken apart with
-care, and nothing of it is used before the signature over it is found right.
+see `wherry.integrations.signing` for the on-disk format. The input is untrusted: it is parsed defensively, and its
+contents are not used before the signature is verified.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PASSWORD = "WHERRY_SIGNING_PASSWORD"  # noqa: S105  the name of the variable
 IDENTITY = "wherry"
-_LARGEST = 256 << 20  # bytes of a signature that are read: a million files have less
+_LARGEST = 256 << 20  # most bytes of a signature that are read: enough for more than a million files
 _HASHES = {256: "SHA256", 384: "SHA384", 521: "SHA512"}
 
 
 def load_key(key: str | os.PathLike[str]) -> EllipticCurvePrivateKey:
-    """The private key in a PEM file; called before a conversion that is to be signed, so that it fails early.
+    """Load the private key from a PEM file; called before a conversion with signing, so that it fails early.
 
     Raises:
         UsageError, NotFoundError, MissingExtraError: see `sign`.
@@ -53,7 +53,7 @@ def load_key(key: str | os.PathLike[str]) -> EllipticCurvePrivateKey:
 
 
 def load_public_key(key: str | os.PathLike[str]) -> EllipticCurvePublicKey:
-    """The public key in a PEM file.
+    """Load the public key from a PEM file.
 
     Raises:
         UsageError, NotFoundError, MissingExtraError: as `load_key`.
@@ -70,14 +70,14 @@ def _loaded(key: str | os.PathLike[str], loader: str, *password: bytes | None) -
     try:
         return getattr(serialization, loader)(Path(key).read_bytes(), *password)
     except FileNotFoundError as error:
-        raise NotFoundError("no such key", uri=os.fspath(key), cure="check the path") from error
+        raise NotFoundError("key file not found", uri=os.fspath(key), cure="check the path") from error
     except OSError as error:
         raise storage_error(error, os.fspath(key)) from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UsageError(
-            "the key cannot be used",
+            "cannot load the key",
             uri=os.fspath(key),
-            cure=f"give a PEM file; an encrypted key needs its password in {PASSWORD}",
+            cure=f"pass a PEM file; for an encrypted key, set {PASSWORD} to its password",
         ) from error
 
 
@@ -85,9 +85,9 @@ def _of_curve(key: Any, file: str | os.PathLike[str]) -> Any:
     curve = getattr(key, "curve", None)
     if curve is None or curve.name not in ("secp256r1", "secp384r1", "secp521r1"):
         raise UsageError(
-            "not an elliptic-curve key of P-256, P-384 or P-521",
+            "unsupported key; expected an elliptic-curve key on P-256, P-384 or P-521",
             uri=os.fspath(file),
-            cure="openssl ecparam -name prime256v1 -genkey -noout -out key.pem",
+            cure="create one: openssl ecparam -name prime256v1 -genkey -noout -out key.pem",
         )
     return key
 
@@ -99,14 +99,14 @@ def sealed(
     how: Mapping[str, Any],
     identity: Any,
 ) -> bytes:
-    """The text of a signature.
+    """Sign the statement and return the text of the signature file.
 
     Args:
         private: the key.
-        name: of the model.
-        digests: file → SHA-256, in the order in which they are listed.
-        how: how the files were chosen, as the predicate states it.
-        identity: the checkpoint's digests; left out where empty.
+        name: name of the model.
+        digests: file → SHA-256, in the order of the list.
+        how: how the files were selected, in the form of the predicate.
+        identity: the checkpoint's digests; left out if empty.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -124,23 +124,23 @@ def sealed(
 
 
 def opened(place: Location, public: EllipticCurvePublicKey) -> dict[str, Any]:
-    """The predicate of a signature that this key made.
+    """The predicate of a signature, verified with this key.
 
     Raises:
-        NotFoundError: nothing is there.
-        CorruptError: it is not a signature, or contradicts itself.
-        MismatchError: another key made it, or it was altered.
-        UnsupportedError: it is a signature of another kind.
+        NotFoundError: the signature does not exist.
+        CorruptError: the signature file is invalid or inconsistent.
+        MismatchError: another key made the signature, or it was altered.
+        UnsupportedError: a signature of another kind.
     """
     entry = place.stat()
     if entry is None:
-        raise NotFoundError("it has no signature", uri=place.uri, cure="wherry sign URI --key KEY")
+        raise NotFoundError("signature not found", uri=place.uri, cure="run `wherry sign URI --key KEY`")
     try:
         return _predicate(json.loads(place.read_whole(_LARGEST)), public, place.uri)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, CorruptError):
             raise
-        raise CorruptError(f"not a signature: {error!r}", uri=place.uri, cure="sign it again") from error
+        raise CorruptError(f"invalid signature: {error!r}", uri=place.uri, cure="sign it again") from error
 
 
 def hint(public: EllipticCurvePublicKey) -> str:
@@ -158,13 +158,15 @@ def _predicate(bundle: dict[str, Any], public: EllipticCurvePublicKey, uri: str)
         ("payload", envelope["payloadType"], PAYLOAD_TYPE),
     ):
         if found != wanted:
-            raise UnsupportedError(f"a signature with a {name} of type {found}", uri=uri)
+            raise UnsupportedError(f"unsupported signature: {name} of type {found}", uri=uri)
     payload = base64.b64decode(envelope["payload"], validate=True)
     _require_signed(public, payload, envelope["signatures"], uri)
     statement = json.loads(payload)
     kinds = statement["_type"], statement["predicateType"], statement["predicate"]["serialization"]["method"]
     if kinds != (STATEMENT_TYPE, PREDICATE_TYPE, "files"):
-        raise UnsupportedError(f"a statement of kind {', '.join(kinds)}", uri=uri, cure="use model_signing")
+        raise UnsupportedError(
+            f"unsupported statement type {', '.join(kinds)}", uri=uri, cure="verify it with model_signing"
+        )
     _require_consistent(statement, uri)
     return statement["predicate"]
 
@@ -176,15 +178,15 @@ def _require_signed(
     from cryptography.hazmat.primitives.asymmetric import ec
 
     if len(signatures) != 1:
-        raise UnsupportedError(f"{len(signatures)} signatures in one envelope", uri=uri)
+        raise UnsupportedError(f"expected one signature in the envelope, got {len(signatures)}", uri=uri)
     signature = base64.b64decode(signatures[0]["sig"], validate=True)
     try:
         public.verify(signature, _pre_authenticated(payload), ec.ECDSA(_hash_for(public)))
     except InvalidSignature as error:
         raise MismatchError(
-            "the signature was not made by this key, or was altered",
+            "signature mismatch: made by another key, or altered",
             uri=uri,
-            cure="ask for the signer's public key; do not use the checkpoint until it fits",
+            cure="get the signer's public key; do not use the checkpoint until its signature is valid",
         ) from error
 
 
@@ -192,11 +194,13 @@ def _require_consistent(statement: dict[str, Any], uri: str) -> None:
     rows = statement["predicate"]["resources"]
     odd = next((row["algorithm"] for row in rows if row["algorithm"] != "sha256"), None)
     if odd is not None:
-        raise UnsupportedError(f"files hashed with {odd}", uri=uri, cure="use model_signing")
+        raise UnsupportedError(
+            f"unsupported hash algorithm {odd}", uri=uri, cure="verify it with model_signing"
+        )
     if len({row["name"] for row in rows}) != len(rows):
-        raise CorruptError("a file is named twice", uri=uri)
+        raise CorruptError("duplicate file name in the signature", uri=uri)
     if [one["digest"]["sha256"] for one in statement["subject"]] != [_root(row["digest"] for row in rows)]:
-        raise CorruptError("the subject's digest is not that of its files", uri=uri)
+        raise CorruptError("digest mismatch: the subject's digest differs from that of its files", uri=uri)
 
 
 def _statement(name: str, digests: Mapping[str, str], rest: Mapping[str, Any]) -> bytes:
@@ -211,7 +215,7 @@ def _root(digests: Iterable[str]) -> str:
 
 
 def _pre_authenticated(payload: bytes) -> bytes:
-    """What DSSE signs: the lengths and the type go with the payload."""
+    """The bytes that DSSE signs: the payload with its length and type."""
     return f"DSSEv1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(payload)} ".encode() + payload
 
 

@@ -77,7 +77,7 @@ def test_a_sound_store_and_then_a_flipped_bit(team, tmp_path):
 def test_an_audit_that_cannot_be_done_is_told(team, tmp_path):
     state = audit(AuditSpec(scope="roots", roots=(str(tmp_path / "none"),)), return_state=True)
     assert state.is_failed()
-    assert "could not be done" in TOLD[0][0]
+    assert "failed to run" in TOLD[0][0]
 
 
 def test_a_container_whose_ledger_dies_with_it_is_refused(team, monkeypatch):
@@ -94,7 +94,7 @@ def test_other_blocks_are_refused(team):
 
     Secret(value="x").save("plain")
     told = notify.send(notify.Channels(block="secret/plain"), notify.Notice("t", first_error="e"))
-    assert "is no notification block" in told
+    assert "is not a notification block" in told
     with pytest.raises(ValueError, match="nobody"):
         tell("megaphone/nobody", "t", "x")
 

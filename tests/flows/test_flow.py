@@ -247,7 +247,7 @@ def test_progress_is_throttled_and_its_failure_is_logged_once(monkeypatch, caplo
     report = common.progress_artifact("convert", "/a")
     for _ in range(3):
         report(Progress("convert", 100, 100, 1.0, None, "a"))
-    assert caplog.text.count("progress is not reported any more") == 1
+    assert caplog.text.count("progress is no longer reported") == 1
 
 
 def test_summary_states_rate_and_size():

@@ -61,8 +61,8 @@ def test_the_form_is_described_and_checked():
         rows = fields[model]["properties"]
         assert [name for name, field in rows.items() if not field.get("description")] == []
     for bad, words in (
-        ({}, "needs `subject`"),
-        ({"rollback": True}, "needs `name`"),
+        ({}, "missing `subject`"),
+        ({"rollback": True}, "missing `name`"),
         ({"subjct": "x"}, "subjct"),
     ):
         with pytest.raises(ValidationError, match=words):

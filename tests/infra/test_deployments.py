@@ -75,9 +75,9 @@ def test_faulty_files_are_named(tmp_path):
     with pytest.raises(NotFoundError):
         deploy.read_deployments(tmp_path / "prefect.yaml")
     (tmp_path / "prefect.yaml").write_text("deployments:\n  - name: a\n    entrypoint: b\n")
-    with pytest.raises(UsageError, match="misses 'work_pool'"):
+    with pytest.raises(UsageError, match="missing key 'work_pool'"):
         deploy.read_deployments(tmp_path / "prefect.yaml")
-    with pytest.raises(UsageError, match="no work pools"):
+    with pytest.raises(UsageError, match="no work pool files"):
         read_pools(tmp_path)
 
 
@@ -140,8 +140,8 @@ PULL = "pull: [{prefect.deployments.steps.set_working_directory: {directory: /}}
 @pytest.mark.parametrize(
     ("head", "entry", "refused"),
     [
-        ("", "entrypoint: a.b", "does not say where its runs stand"),
-        ("pull: null\n", "entrypoint: a.b, pull: null", "does not say where its runs stand"),
+        ("", "entrypoint: a.b", "sets no working directory for its runs"),
+        ("pull: null\n", "entrypoint: a.b, pull: null", "sets no working directory for its runs"),
         (PULL, "entrypoint: 'flows/x.py:f'", "is a relative path"),
         (PULL, "entrypoint: '/flows/x.py:f'", None),
         (PULL, "entrypoint: a.b, pull: null", None),
@@ -168,7 +168,7 @@ def test_our_own_deployments_do_not_either(file):
 def test_what_cannot_be_served_is_named(tmp_path):
     from wherry.flows.serve import deployments
 
-    for more, what in ((", sla: []", "sla cannot be served"), ("", "No module named 'nowhere'")):
+    for more, what in ((", sla: []", "unsupported field sla"), ("", "No module named 'nowhere'")):
         (tmp_path / "prefect.yaml").write_text(
             f"deployments:\n  - {{name: a, entrypoint: nowhere.flow, work_pool: {{name: p}}{more}}}\n"
         )

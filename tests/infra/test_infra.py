@@ -139,7 +139,7 @@ def test_somebody_elses_environment_is_used_and_never_deleted(
     python = tmp_path / "bin" / "python"
     monkeypatch.setenv("WHERRY_VENV", str(tmp_path))
     (tmp_path / "precious").touch()
-    with pytest.raises(SystemExit, match="neither empty nor an environment"):
+    with pytest.raises(SystemExit, match="neither empty nor a virtual environment"):
         environment.ensure(environment.DEMO, fresh=True)
     python.parent.mkdir()
     python.touch()

@@ -95,15 +95,15 @@ def functions(path: Path) -> set[str]:
 def test_an_entry_that_no_longer_applies_is_named(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("a = 1\nb = 1\n")
     entry = script.Mutant("x-1", "one.py", "= 1", "= 2", "why", ("tests",))
-    assert script.fault(entry, tmp_path) == "its old text occurs 2 times in one.py"
+    assert script.fault(entry, tmp_path) == "the old text occurs 2 times in one.py; expected 1"
     assert (
         script.fault(dataclasses.replace(entry, old="c ="), tmp_path)
-        == "its old text occurs 0 times in one.py"
+        == "the old text occurs 0 times in one.py; expected 1"
     )
-    assert script.fault(dataclasses.replace(entry, file="two.py"), tmp_path) == "there is no two.py"
+    assert script.fault(dataclasses.replace(entry, file="two.py"), tmp_path) == "file not found: two.py"
     assert (
         script.fault(dataclasses.replace(entry, old="a = 1", new="a = 1"), tmp_path)
-        == "its new text is its old one"
+        == "the new text equals the old text"
     )
     assert script.fault(dataclasses.replace(entry, old="a = 1"), tmp_path) is None
 
@@ -115,7 +115,7 @@ def test_an_entry_that_no_longer_applies_is_named(tmp_path: Path) -> None:
         (0, "3 skipped in 1s", "skipped"),
         (5, "no tests ran", "skipped"),
         (1, "1 failed", "failed"),
-        (4, "ERROR: not found", "pytest ended with 4: ERROR: not found"),
+        (4, "ERROR: not found", "pytest ended with exit code 4: ERROR: not found"),
     ],
 )
 def test_how_pytest_ends(code: int, said: str, outcome: str) -> None:
@@ -128,7 +128,7 @@ def test_the_exit_code_says_whether_enough_is_found() -> None:
     assert script.report([found] * 95 + [survived] * 5, as_json=False) == 0
     assert script.report([found] * 94 + [survived] * 6, as_json=True) == 1
     assert (
-        script.report([found] * 99 + [script.Result(one, "its old text occurs 0 times")], as_json=False) == 1
+        script.report([found] * 99 + [script.Result(one, "the old text occurs 0 times")], as_json=False) == 1
     )
 
 
@@ -140,7 +140,7 @@ def test_the_command_lists_the_entries_and_makes_nothing(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
     wrong = subprocess.run([*command, "--only", "nothing"], check=False, capture_output=True, text=True)
     assert (wrong.returncode, wrong.stdout) == (1, "")
-    assert "no entry is called nothing" in wrong.stderr
+    assert "unknown entry nothing" in wrong.stderr
 
 
 @pytest.mark.slow

@@ -205,10 +205,10 @@ def test_the_compose_file_is_valid():
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("{", "not JSON"),
+        ("{", "invalid JSON"),
         ("[]", "schema 1"),
         ('{"schema": 2, "name": "a", "type": "process"}', "schema 1"),
-        ('{"schema": 1, "name": "a", "type": "ecs"}', "type that is known"),
+        ('{"schema": 1, "name": "a", "type": "ecs"}', "unknown type"),
         ('{"schema": 1, "name": "a", "type": "process", "varaibles": {}}', "varaibles"),
     ],
 )

@@ -86,7 +86,7 @@ def test_we_accept_what_model_signing_signs(source, tmp_path, keys):
     assert found.identity == {}
     (tmp_path / "huggingface" / "tokenizer.json").write_text("{}")
     assert signing.verify(uri, keys[1], signature=out).failed == (
-        ("tokenizer.json", "was not there when it was signed"),
+        ("tokenizer.json", "was added after signing"),
     )
 
 
@@ -142,13 +142,13 @@ def test_the_statement_binds_the_digests(source, tmp_path, keys):
     signing.sign(uri, keys[0])
     known = wherry.convert(source, uri, to="orbax").target
     assert signing.verify(uri, keys[1]).identity["checkpoint_digest"] == known.checkpoint_digest
-    assert re.fullmatch(r"\d+ files as signed by key [0-9a-f]{12}", signing.require(uri, keys[1]))
+    assert re.fullmatch(r"\d+ files match the signature of key [0-9a-f]{12}", signing.require(uri, keys[1]))
     sidecar = tmp_path / "orbax" / "wherry.json"
     sidecar.write_text(sidecar.read_text().replace(known.checkpoint_digest, "0" * 64))
     reasons = dict(signing.verify(uri, keys[1]).failed)
     assert reasons["wherry.json"] == "was altered"
     assert "the sidecar" in reasons
-    with pytest.raises(MismatchError, match="not as it was signed"):
+    with pytest.raises(MismatchError, match="signature does not match"):
         signing.require(uri, keys[1])
 
 
@@ -156,7 +156,7 @@ def test_what_changed_since_the_sidecar_is_not_signed(source, tmp_path, keys):
     uri = made(source, tmp_path, "orbax")
     file = next((tmp_path / "orbax").rglob("d/*"))
     file.write_bytes(file.read_bytes() + b"x")
-    with pytest.raises(MismatchError, match="not those that its sidecar"):
+    with pytest.raises(MismatchError, match="do not match the sidecar"):
         signing.sign(uri, keys[0])
     assert not signature_location(locate(uri)).exists()
 
@@ -168,15 +168,15 @@ def test_added_and_removed_files_are_named(source, tmp_path, keys):
     (folder / "extra.txt").write_text("more")
     (folder / "wherry.json").unlink()
     assert dict(signing.verify(uri, keys[1]).failed) == {
-        "extra.txt": "was not there when it was signed",
-        "wherry.json": "is gone",
+        "extra.txt": "was added after signing",
+        "wherry.json": "is missing",
     }
 
 
 def test_another_key_and_altered_envelopes_are_refused(source, tmp_path, keys):
     place = signing.sign(source, keys[0])
     other = write_keys(tmp_path, ec.generate_private_key(CURVES["p256"]), "other")
-    with pytest.raises(MismatchError, match="not made by this key"):
+    with pytest.raises(MismatchError, match="made by another key"):
         signing.verify(source, other[1])
     file = tmp_path / "source.safetensors.wherry.sig"
     assert str(file) == place
@@ -198,7 +198,7 @@ def test_another_key_and_altered_envelopes_are_refused(source, tmp_path, keys):
         with pytest.raises(kind):
             signing.verify(source, keys[1])
     file.unlink()
-    with pytest.raises(NotFoundError, match="no signature"):
+    with pytest.raises(NotFoundError, match="signature not found"):
         signing.verify(source, keys[1])
 
 

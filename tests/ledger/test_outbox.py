@@ -173,7 +173,7 @@ def test_a_server_that_refuses_or_sends_elsewhere_is_an_error(source, tmp_path, 
     for status in (400, 503):
         server.status = status
         [done] = deliver.deliver()
-        assert done.failed == f"the OpenLineage server answered {status}"
+        assert done.failed == f"the OpenLineage server returned HTTP status {status}"
         assert done.destination == f"{server.url}/own/path"
     assert {path for path, _, _ in server.seen} <= {"/own/path?token=t"}
     assert not any(word in caplog.text for word in ("secret-key", "token=t"))

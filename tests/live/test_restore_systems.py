@@ -112,7 +112,7 @@ def test_a_variable_at_two_places_is_one_and_labels_are_apart(penzai):
     _pz, make = penzai
     one, other = make(0), make(1)
     assert len(list(flatten({"model": one, "again": one}))) == 4
-    with pytest.raises(UnrepresentableError, match="two Penzai variables have the label"):
+    with pytest.raises(UnrepresentableError, match="duplicate Penzai variable label"):
         list(flatten({"model": one, "again": other}))
 
 

@@ -174,7 +174,7 @@ def test_the_command_line_from_within_a_checkpoint(name, checkpoint, marker):
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=checkpoint)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert "wherry's own index of .metadata" in found["native"]["evidence"]
+    assert "wherry's reader supplies their metadata" in found["native"]["evidence"]
     assert not marker.exists()
 
 
@@ -218,7 +218,7 @@ def test_a_torch_whose_weights_only_runs_code_loads_nothing(tmp_path, monkeypatc
     from wherry.integrations.native import with_torch
 
     monkeypatch.setattr(with_torch, "SAFE", (99, 0))
-    with pytest.raises(WherryError, match="can be made to run code") as caught:
+    with pytest.raises(WherryError, match="can execute code from a file") as caught:
         with_torch.archive(make("torch-legacy", tmp_path), {})
     assert caught.value.cure is not None
     assert "torch>=99.0" in caught.value.cure

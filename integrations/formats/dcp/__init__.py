@@ -1,9 +1,9 @@
 """PyTorch's distributed checkpoints: a folder with `.metadata` and `.distcp` files.
 
-Recognised by `.metadata` with torch's words in its first bytes, by the metadata of single ranks (torch 2.9 without
+Detected by `.metadata` with torch's class names in its first bytes, by the metadata of single ranks (torch 2.9 without
 collectives), or by `.distcp` files alone, which are then a save that was never committed. A tensor's key path is one
-part, its flat name; the nested path that the planner keeps is in the manifest's `custom`. Nothing is unpickled:
-`.metadata` and every item go through the inert machine. `metadata.py` has the facts of the layout.
+part, its flat name; the planner's nested path is kept in the manifest's `custom`. Nothing is unpickled: the inert
+machine interprets `.metadata` and every item. `metadata.py` has the facts of the layout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _WORDS = b"torch.distributed.checkpoint"
 _HEAD = 1 << 10
-# Where train states keep the number of the step: nested paths, joined.
+# Nested paths, joined, at which train states store the step number.
 _STEPS = ("step", "global_step", "train.step", "train_state.step", "trainer.step")
 
 
@@ -58,7 +58,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
 
 
 def seen(glimpse: Glimpse) -> Evidence | None:
-    """What speaks for a folder of DCP files; None where nothing does."""
+    """Evidence for a folder of DCP files; None without evidence."""
     data = [name for name in glimpse.entries if name.endswith(SUFFIX)]
     marks = metadata_names(glimpse.entries)
     if marks and (data or _WORDS in glimpse.location.join(marks[0]).read(0, _HEAD)):
@@ -97,13 +97,13 @@ def open_folder(location: Location, detection: Detection) -> Opened:
 
 
 def _nested(contents: DcpContents, name: str) -> tuple[str, ...]:
-    """The nested path of a name; where the metadata has none, what stands before its first dot is the node."""
+    """The nested path of a name; if the metadata has none, the part before the first dot is the node."""
     parts = contents.index.nested.get(name)
     return tuple(map(str, parts)) if parts else tuple(name.split(".", 1))
 
 
 def _custom(contents: DcpContents) -> dict[str, Any]:
-    """Nested paths that say more than the flat name does, and what key paths of objects do not tell."""
+    """Nested paths that differ from the flat names, and facts about objects that key paths do not state."""
     nested = {name: list(path) for name, path in contents.index.nested.items() if path != (name,)}
     return {**({NESTED: nested} if nested else {}), **contents.notes.custom}
 
@@ -130,8 +130,8 @@ def _pickle_globals() -> Collection[tuple[str, str]]:
 
 
 OPTIONS = {
-    "shard_size": Option("2GB", "most bytes of one .distcp file, for example 500MB"),
-    "for_torch": Option("default", f"`{WIDEST}` is read by torch 2.0 to 2.15", ("default", WIDEST)),
+    "shard_size": Option("2GB", "largest size of one .distcp file, for example 500MB"),
+    "for_torch": Option("default", f"`{WIDEST}`: readable by torch 2.0 to 2.15", ("default", WIDEST)),
 }
 FORMATS = (
     Format(

@@ -1,9 +1,9 @@
-"""Archives that are alike: chunks of one dtype and shape, which differ in their data and in its checksums only.
+"""Archives of the same kind: chunks of one dtype and shape, which differ only in their data and its checksums.
 
-A checkpoint of a hundred thousand chunks has a few dozen kinds of them. An archive is known to be of a kind that was
-read before when it is as long, when everything before its data is the same, byte by byte (pickle, byte order, local
-headers), and when its directory is the same but for the CRC-32 of members that follow: then its tensor lies where the
-first one's did. All else is read member by member.
+A checkpoint of a hundred thousand chunks has only a few dozen kinds. An archive is of a known kind if it has the same
+length, the same bytes before its data (pickle, byte order, local headers), and the same directory except for the CRC-32
+of the members from the data on: then its tensor has the same offset as in the first archive of that kind. All other
+archives are read member by member.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from wherry.integrations.formats.dcp.metadata import StoredItem
     from wherry.storage.location import Location
 
-# Of an entry of the directory: its fixed part, and where in it are the CRC and the lengths of what follows (name,
-# extra field, comment).
+# A directory entry: size of its fixed part, and the offsets in it of the CRC and of the lengths of name, extra field
+# and comment.
 _CENTRAL_SIZE = 46
 _CRC_AT, _CRC_SIZE = 16, 4
 _LENGTHS, _LENGTHS_AT = struct.Struct("<3H"), 28
@@ -30,12 +30,12 @@ _MOST_OF_A_LENGTH = 16
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What archives of a kind have in common.
+    """Common parts of the archives of one kind.
 
     Attributes:
-        before: the bytes up to the tensor's first.
-        pieces: the directory and what follows it, without the CRCs: offset from the archive's end, and bytes.
-        crc: where the CRC of the tensor's storage is, from the archive's end.
+        before: the bytes before the tensor's data.
+        pieces: the directory and the bytes after it, without the CRCs: offset from the archive's end, and bytes.
+        crc: offset of the CRC of the tensor's storage from the archive's end.
         placed: the tensor of the first such archive; `start` counts from the archive's beginning.
     """
 
@@ -46,16 +46,16 @@ class _Kind:
 
 
 class Alike:
-    """The kinds of archives that were seen so far."""
+    """The kinds of archives seen so far."""
 
     def __init__(self) -> None:
         self._kinds: dict[int, tuple[_Kind, ...]] = {}
 
     def find(self, stored: StoredItem, head: bytes, tail: bytes, file: Location) -> PlacedTensor | None:
-        """The tensor of an item that is like an earlier one; None where none is.
+        """The tensor of an item of a known kind; None if its kind is not known.
 
         Args:
-            stored: where the item lies.
+            stored: location of the item.
             head: its first bytes.
             tail: its last bytes.
             file: its file.
@@ -77,7 +77,7 @@ class Alike:
         """Remember the kind of an item that was read member by member.
 
         Args:
-            stored: where the item lies.
+            stored: location of the item.
             head: its first bytes.
             tail: its last bytes.
             placed: its tensor, in its file.
@@ -96,12 +96,12 @@ class Alike:
 
 
 def _entries(tail: bytes, length: int, count: int) -> list[int] | None:
-    """Where each entry of the directory begins in the last bytes of an archive; None where they are not all there.
+    """Offset of each directory entry in the last bytes of an archive; None if the directory is not complete there.
 
     Args:
         tail: the last bytes.
         length: bytes from the directory's beginning to the archive's end.
-        count: entries.
+        count: number of entries.
     """
     at, found = len(tail) - length, list[int]()
     if at < 0:
@@ -113,7 +113,7 @@ def _entries(tail: bytes, length: int, count: int) -> list[int] | None:
 
 
 def _without(tail: bytes, entries: list[int], first: int) -> tuple[tuple[int, bytes], ...]:
-    """The directory and all after it, cut at the CRC of its entries from the first one of these on."""
+    """The directory and the bytes after it, split at the CRC of each of these entries."""
     pieces: list[tuple[int, bytes]] = []
     begin = entries[0]
     for entry in entries[first:]:

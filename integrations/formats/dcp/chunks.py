@@ -1,7 +1,7 @@
-"""How chunks make up a tensor: whether they cover it, and whether they follow each other in C order.
+"""Checks on the chunks of a tensor: whether they cover it, and whether they follow each other in C order.
 
-Row sharding (FSDP) is the common case and is decided by one sorted walk. Any other division is drawn on the grid of
-all its boundaries, which is small for real shardings; one that is not is refused.
+Row sharding (FSDP) is the common case and takes one sorted walk. Any other division is checked on the grid of all chunk
+boundaries, which is small for real shardings; a division with too large a grid is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def region_of(chunk: Chunk) -> Region:
 
 
 def grid_of(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> tuple[int, ...] | None:
-    """Extents of a cell where the chunks are the cells of a regular grid; None where they are not."""
+    """Extents of a cell if the chunks are the cells of a regular grid; else None."""
     if not chunks or not shape:
         return None
     cell = chunks[0].sizes
@@ -72,8 +72,8 @@ def uncovered(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterator[Regio
     """Regions of a tensor that no chunk covers.
 
     Args:
-        shape: of the tensor.
-        chunks: sorted, with elements.
+        shape: shape of the tensor.
+        chunks: its chunks with elements, sorted.
 
     Raises:
         CorruptError: two chunks overlap.
@@ -86,7 +86,9 @@ def uncovered(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterator[Regio
     bounds = [_boundaries(axis, extent, chunks) for axis, extent in enumerate(shape)]
     cells = math.prod(len(marks) - 1 for marks in bounds)
     if cells > _MOST_CELLS:
-        raise UnsupportedError(f"a tensor of {len(chunks)} chunks that lie in {cells} different cells")
+        raise UnsupportedError(
+            f"unsupported sharding: {len(chunks)} irregular chunks with {cells} grid cells"
+        )
     seen = np.zeros([len(marks) - 1 for marks in bounds], dtype=bool)
     at = [{mark: index for index, mark in enumerate(marks)} for marks in bounds]
     for chunk in chunks:
@@ -95,7 +97,9 @@ def uncovered(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterator[Regio
             for marks, part in zip(at, region_of(chunk), strict=True)
         )
         if seen[cell].any():
-            raise CorruptError(f"two chunks overlap at {chunk.offsets}", cure="restore .metadata")
+            raise CorruptError(
+                f"two chunks overlap at {chunk.offsets}", cure="restore .metadata from a backup"
+            )
         seen[cell] = True
     for index in np.argwhere(~seen):
         yield tuple(slice(marks[place], marks[place + 1]) for marks, place in zip(bounds, index, strict=True))

@@ -1,9 +1,9 @@
 """Opens a DCP folder: index, files, and the objects that are not tensors.
 
-Only `relative_path` in the metadata says which files belong to the checkpoint: a stale `__7_0.distcp` of an older,
-wider save may lie beside them. Every item must lie inside its file; a file that is not there makes its chunks absent,
-but the rest can be read. Objects (`BytesStorageMetadata`: step, optimizer groups) are small pickles, which are
-interpreted by the inert machine and become values and empties below their name, or tensors where they hold some.
+Only `relative_path` in the metadata determines which files belong to the checkpoint: a stale `__7_0.distcp` of an older
+save with more ranks may be in the folder too. Every item must be inside its file; the chunks of a missing file are
+absent, but the rest can be read. Objects (`BytesStorageMetadata`: step, optimizer groups) are small pickles, which the
+inert machine interprets; they become values and empties below their name, or tensors if they hold any.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 METADATA = ".metadata"
 SUFFIX = ".distcp"
 _OF_RANK = re.compile(r"__\d+\.metadata")
-_EXPANSION = 64  # expanded tensors are written out in full by torch; metadata that claims more is made up
-_RATIO = 1 << 10  # what zstd makes of zeros is this times smaller again
+_EXPANSION = 64  # torch writes expanded tensors in full; metadata that claims more than this factor is forged
+_RATIO = 1 << 10  # additional factor for zstd-compressed zeros
 _FREE_BYTES = 1 << 20
-_DEEPEST = 3  # folders with companion files in each other
-_ARRAY_MARKS = (".zarray", "zarr.json", "manifest.ocdbt")  # of arrays that another system wrote beside
+_DEEPEST = 3  # nesting depth of folders with companion files
+_ARRAY_MARKS = (".zarray", "zarr.json", "manifest.ocdbt")  # of arrays of another system in the same folder
 
 
 @dataclass(slots=True)
 class DcpContents:
-    """What a checkpoint holds; see `Manifest` for the fields of that name.
+    """Contents of a checkpoint; see `Manifest` for the fields of the same name.
 
     Attributes:
         index: its metadata.
-        items: the way to its items.
-        inner: tensors that lie inside objects.
-        notes: classes and keys that key paths do not tell; its other fields are empty.
+        items: access to its items.
+        inner: tensors inside objects.
+        notes: classes and keys that key paths do not state; its other fields are empty.
         files: metadata and data files.
-        companions: other files beside them.
+        companions: the other files of the folder.
     """
 
     index: DcpIndex
@@ -68,7 +68,7 @@ class DcpContents:
 
 
 def metadata_names(names: Mapping[str, Entry]) -> list[str]:
-    """The metadata files of a folder: the one of all ranks, or else one of each rank; empty where none is."""
+    """The metadata files of a folder: the one of all ranks, or else one of each rank; empty if there are none."""
     if METADATA in names and not names[METADATA].is_dir:
         return [METADATA]
     return sorted(name for name in names if _OF_RANK.fullmatch(name))
@@ -78,18 +78,18 @@ def read_contents(location: Location) -> DcpContents:
     """Read the metadata and the objects of a folder.
 
     Raises:
-        IncompleteError: it was never committed.
+        IncompleteError: the save was never committed.
         HostileError: a global that is not allowed, a file outside the folder, sizes that no file has.
-        CorruptError: an item is not inside its file, or something contradicts itself.
-        UnsupportedError: a form that is not read.
+        CorruptError: an item is not inside its file, or the metadata is inconsistent.
+        UnsupportedError: an unsupported form of the metadata or of an object.
     """
     names = {entry.name: entry for entry in location.entries()}
     marks = metadata_names(names)
     if not marks:
         raise IncompleteError(
-            "no .metadata: the save was never committed",
+            "missing .metadata: the save was never committed",
             uri=location.uri,
-            cure="take another checkpoint; data files without .metadata do not say what they hold",
+            cure="use another checkpoint; data files cannot be read without .metadata",
         )
     with uncollected():
         index = read_index([location.join(name) for name in marks])
@@ -113,7 +113,7 @@ def _contents(
 
 
 def _grid(index: DcpIndex, name: str) -> tuple[int, ...] | None:
-    """The chunk grid of a tensor whose chunks must be decoded; None where regions are read as they lie."""
+    """The chunk grid of a tensor whose chunks must be decoded; None if regions are read directly from the file."""
     described = index.tensors[name]
     stored = index.stored.get((name, described.chunks[0].offsets)) if described.chunks else None
     if stored is None or not stored.transforms:
@@ -122,7 +122,7 @@ def _grid(index: DcpIndex, name: str) -> tuple[int, ...] | None:
 
 
 def _files(index: DcpIndex, location: Location, names: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The data files that are there, by the names that the metadata gives them."""
+    """The data files that exist, by their names in the metadata."""
     found: dict[str, Entry] = {}
     for name in sorted({stored.file for stored in index.stored.values()}):
         place = location.member(name)
@@ -139,10 +139,10 @@ def _require_inside(index: DcpIndex, files: Mapping[str, Entry], location: Locat
         stored_bytes += stored.length * (_RATIO if stored.transforms else 1)
         if entry is not None and stored.offset + stored.length > entry.size:
             raise CorruptError(
-                f"{stored.file} has {entry.size} bytes, an item lies at {stored.offset} + {stored.length}",
+                f"{stored.file} is truncated: expected {stored.offset + stored.length} bytes, got {entry.size}",
                 uri=location.uri,
                 path=name,
-                cure="the file is cut, or of another save: restore it, or take another checkpoint",
+                cure="the file is truncated or from another save: restore it, or use another checkpoint",
             )
     said = sum(
         dtypes.canonical_size(one.dtype, math.prod(chunk.sizes))
@@ -151,7 +151,7 @@ def _require_inside(index: DcpIndex, files: Mapping[str, Entry], location: Locat
     )
     if said > _EXPANSION * stored_bytes + _FREE_BYTES:
         raise HostileError(
-            f"items of {stored_bytes} bytes that claim to be {said} bytes of tensors",
+            f".metadata claims {said} bytes of tensors in items of {stored_bytes} bytes",
             uri=location.uri,
             cure="do not use this checkpoint",
         )
@@ -160,9 +160,9 @@ def _require_inside(index: DcpIndex, files: Mapping[str, Entry], location: Locat
 def _companions(
     folder: Location, names: Mapping[str, Entry], own: set[str], prefix: str = ""
 ) -> Iterator[Entry]:
-    """Files beside the data, such as the configuration of a model: no hidden ones, no weights in another form.
+    """Files besides the data, such as the configuration of a model, without hidden files and weights in other forms.
 
-    Those in folders count too (a tokenizer, a module's configuration), unless the folder holds a state of its own.
+    Files in folders count too (a tokenizer, a module's configuration), unless the folder holds another state.
     """
     for name, entry in names.items():
         full = f"{prefix}{name}"
@@ -185,7 +185,7 @@ def _holds_state(name: str) -> bool:
 def _read_object(contents: DcpContents, name: str) -> None:
     stored = contents.index.stored.get((name, None))
     if stored is None or not contents.items.there(stored):
-        return  # the reader's `absent` names it
+        return  # the reader's `absent` reports it
     archive = contents.items.read(stored, name)
     tree = archive.tree
     for path, placed in archive.placed.items():

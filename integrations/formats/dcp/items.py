@@ -1,8 +1,8 @@
 """One item of a `.distcp` file: a complete torch.save archive, for one chunk of a tensor or one other object.
 
-Its end is read once and its beginning once; directory, pickle and local header all lie in these two, so that a
-checkpoint of a hundred thousand items opens in seconds. Small items that follow each other are read together. Pickles
-of equal bytes are interpreted once: those of equal chunks are equal; and so are the archives around them, see
+The beginning and the end of an item are read once each; directory, pickle and local header are all in these two parts,
+so that a checkpoint of a hundred thousand items opens in seconds. Small adjacent items are read together. Equal pickles
+are interpreted only once, since equal chunks have equal pickles; the same goes for the archives around them, see
 `alike.py`.
 The archive's data begins at a multiple of 64 of the item, not of the file.
 Source: torch/distributed/checkpoint/filesystem.py of torch 2.13, and its files.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HEAD, TAIL = 1 << 10, 1 << 11
 _REMEMBERED = 10_000
 _SMALL, _AHEAD = 1 << 14, 1 << 18
-_OVERHEAD = 1 << 20  # what an archive may have besides its tensor
+_OVERHEAD = 1 << 20  # most bytes of an archive besides its tensor
 _LARGEST_OBJECT = 1 << 26  # decompressed
 
 
@@ -40,7 +40,7 @@ class _Block(NamedTuple):
 
 
 class _Window:
-    """A store that answers reads inside the two ends of an item from memory, all others from the file."""
+    """A store that serves reads inside the two ends of an item from memory, and all others from the file."""
 
     def __init__(self, file: Location, stored: StoredItem, entry: Entry, head: bytes, tail: bytes) -> None:
         self.protocol = file.store.protocol
@@ -79,7 +79,7 @@ class Items:
     """The items of one checkpoint."""
 
     def __init__(self, folder: Location, files: dict[str, Entry]) -> None:
-        """Take the folder and those of its `.distcp` files that are there."""
+        """Take the folder and its existing `.distcp` files."""
         self._folder = folder
         self._files = files
         self._places = {name: folder.member(name) for name in files}
@@ -92,14 +92,14 @@ class Items:
         """Interpret an item.
 
         Args:
-            stored: where it lies.
-            name: of the tensor or object, for errors.
-            most: bytes that it may become, where it is compressed.
+            stored: location of the item.
+            name: name of the tensor or object, for errors.
+            most: largest size in bytes after decompression.
 
         Raises:
-            IncompleteError: its file is not there.
-            CorruptError: it is no archive, or contradicts itself.
-            HostileError, UnsupportedError: as `read_object`; or it becomes larger than it may.
+            IncompleteError: its file is missing.
+            CorruptError: the item is not an archive, or is inconsistent.
+            HostileError, UnsupportedError: as `read_object`; or the item exceeds its size limit.
         """
         file = self._file(stored, name)
         if stored.transforms:
@@ -108,15 +108,15 @@ class Items:
         return self._in_window(file, stored, *self._ends(file, stored), name)[1]
 
     def tensor(self, stored: StoredItem, name: str, nbytes: int) -> PlacedTensor:
-        """A chunk's item.
+        """The tensor in a chunk's item.
 
         Args:
-            stored: where it lies.
-            name: of the tensor, for errors.
-            nbytes: of the chunk, as the metadata has it.
+            stored: location of the item.
+            name: name of the tensor, for errors.
+            nbytes: size of the chunk according to the metadata.
 
         Raises:
-            CorruptError: it is not one tensor; and as `read`.
+            CorruptError: the item is not a single tensor; and as `read`.
         """
         file = self._file(stored, name)
         if stored.transforms:
@@ -131,20 +131,20 @@ class Items:
         return placed
 
     def at_home(self, placed: PlacedTensor, stored: StoredItem) -> PlacedTensor:
-        """A tensor of an archive that was read through a window, as one of its file."""
+        """Translate a tensor that was read through a window into the offsets of its file."""
         if stored.transforms:
             return replace(placed, decoded=True)
         return replace(placed, file=self._places[stored.file])
 
     def there(self, stored: StoredItem) -> bool:
-        """Whether an item's file is there."""
+        """Whether the file of an item exists."""
         return stored.file in self._files
 
     def _file(self, stored: StoredItem, name: str) -> Location:
         file = self._places.get(stored.file)
         if file is None:
             raise IncompleteError(
-                f"{stored.file} is not there", uri=self._folder.uri, path=name, cure="restore the file"
+                f"file not found: {stored.file}", uri=self._folder.uri, path=name, cure="restore the file"
             )
         return file
 
@@ -166,13 +166,16 @@ class Items:
             raise
         except NotACheckpointError as error:
             raise CorruptError(
-                f"its item is no archive of torch: {error.what}", uri=window.uri, path=name
+                f"invalid item: not a torch archive: {error.what}", uri=window.uri, path=name
             ) from error
 
     def _only(self, archive: Archive, name: str) -> PlacedTensor:
         if set(archive.placed) != {()}:
             raise CorruptError(
-                "its item is not one tensor", uri=self._folder.uri, path=name, cure="restore it"
+                "invalid item: expected a single tensor",
+                uri=self._folder.uri,
+                path=name,
+                cure="restore the file",
             )
         return archive.placed[()]
 
@@ -185,7 +188,7 @@ class Items:
         return whole[:HEAD], whole[-TAIL:]
 
     def _small(self, file: Location, stored: StoredItem) -> bytes:
-        """A small item whole; where items are asked for in the order of the file, the next ones are read with it."""
+        """Read a small item whole; if items are read in file order, the next ones are read along with it."""
         block = self._block  # another thread may replace it meanwhile
         start = stored.offset - block.start
         if block.file != stored.file or start < 0 or start + stored.length > len(block.data):

@@ -1,11 +1,11 @@
-"""Lays out a DCP checkpoint that will be written, and emits its `.metadata`.
+"""Plans the layout of a new DCP checkpoint, and emits its `.metadata`.
 
-Every tensor is one chunk and one item; objects come first, in the first file. Files are called `__<k>_0.distcp` as
-those of rank k, so that any number of ranks can load them. The metadata is what every torch from 2.3 on reads
-(torch 2.15's own is not read by 2.14 and older): properties of five fields, no `storage_meta`, no transforms. With
-the profile `2.3` the properties carry the names that they had until torch 2.2 and that still exist, so that torch 2.0
-to 2.15 read it: files written by the same rules were loaded by 2.0.1, 2.2.2, 2.3.1, 2.4.1, 2.6.0, 2.9.1, 2.13.0 and
-2.15.0 (the tests here load with the torch that is installed).
+Every tensor is one chunk and one item; objects come first, in the first file. Files are named `__<k>_0.distcp` like
+those of rank k, so that any number of ranks can load them. Every torch from 2.3 on can read the metadata (2.14 and
+older cannot read torch 2.15's own): properties of five fields, no `storage_meta`, no transforms. With the profile `2.3`
+the properties have their names from before torch 2.3, which still exist, so that torch 2.0 to 2.15 can read them: files
+written by the same rules were loaded by 2.0.1, 2.2.2, 2.3.1, 2.4.1, 2.6.0, 2.9.1, 2.13.0 and 2.15.0 (the tests here
+load with the installed torch).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ FORMAT = "1.0.0"
 
 @dataclass(frozen=True, slots=True)
 class ItemPlan:
-    """One item that will be written: a tensor, or an object.
+    """One item to write: a tensor or an object.
 
     Attributes:
         name: its flat name.
         content: TensorSpec, or the object.
-        file: where it will lie.
-        plan: its archive there.
+        file: the file that will hold it.
+        plan: its archive in that file.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ItemPlan:
 
 @dataclass(frozen=True, slots=True)
 class DcpLayout:
-    """A checkpoint that will be written.
+    """The layout of a checkpoint to write.
 
     Attributes:
         items: objects, then tensors.
@@ -64,11 +64,11 @@ class DcpLayout:
 
 
 def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
-    """Place every tensor and object.
+    """Plan the file and offset of every tensor and object.
 
     Args:
-        manifest: what will be written; key paths of tensors have one part.
-        shard_size: bytes of tensors in one file, where no single tensor is larger.
+        manifest: the contents to write; key paths of tensors have one part.
+        shard_size: bytes of tensors in one file, unless a single tensor is larger.
         uri: the target, for errors.
 
     Raises:
@@ -76,7 +76,11 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
     """
     root = build(manifest, uri)
     if not isinstance(root, dict) or () in manifest.lists:
-        raise UnrepresentableError("a checkpoint whose root is no dict", uri=uri, cure="choose torch-zip")
+        raise UnrepresentableError(
+            "DCP requires a dict at the root of the checkpoint",
+            uri=uri,
+            cure="choose the target format torch-zip",
+        )
     objects = {name: node for name, node in root.items() if not isinstance(node, TensorSpec)}
     tensors = {name: node for name, node in root.items() if isinstance(node, TensorSpec)}
     groups = _groups(tensors, shard_size)
@@ -106,12 +110,12 @@ def _groups(tensors: Mapping[str, TensorSpec], most: int) -> list[dict[str, Any]
 
 
 def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> bytes:
-    """The bytes of `.metadata`.
+    """Emit the bytes of `.metadata`.
 
     Args:
-        layout: where everything lies.
-        nested: flat name → parts of the nested path, from the source's own metadata where it had one; used where
-            the parts still join to the name.
+        layout: the layout of the checkpoint.
+        nested: flat name → parts of the nested path, from the source's own metadata if it had one; used if the parts
+            still join to the name.
         profile: `default` or `2.3`.
     """
     out = PickleWriter()
@@ -164,13 +168,13 @@ def properties(
     memory_format: int = 0,
     pinned: bool = False,
 ) -> None:
-    """A `TensorProperties` of five fields.
+    """Emit a `TensorProperties` of five fields.
 
     Args:
         out: the pickle.
-        dtype: torch's name.
-        old_names: whether under the names that it had until torch 2.2.
-        requires_grad, pinned: as the tensor's attributes.
+        dtype: torch's name of the dtype.
+        old_names: whether to use the names that the class had until torch 2.2.
+        requires_grad, pinned: the tensor's attributes of these names.
         memory_format: 0 is contiguous.
     """
     module = names.OLD_PROPERTIES if old_names else names.METADATA

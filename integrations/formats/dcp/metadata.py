@@ -1,11 +1,11 @@
-"""The index of a DCP checkpoint: which tensors there are, in which chunks, and which item of which file holds each.
+"""The index of a DCP checkpoint: its tensors and their chunks, and the item and file of each chunk.
 
 `.metadata` is one pickle of a `Metadata` object and the commit marker; with `use_collectives=False` (torch 2.9) each
-rank writes `__<rank>.metadata` instead, and the whole is their union. Attributes: `state_dict_metadata` {name →
+rank writes `__<rank>.metadata` instead, and the index is their union. Attributes: `state_dict_metadata` {name →
 TensorStorageMetadata | BytesStorageMetadata}, `storage_data` {MetadataIndex → _StorageInfo}, `planner_data` {name →
-nested path} (missing or None where names are already flat), `storage_meta` (2.4), `version` (2.9). The state of
-TensorProperties is a tuple of 5, of 6 with strides from torch 2.15. A storage is found by name and chunk offsets;
-`index` in MetadataIndex is only a hint. Chunks come in plan order, and those without elements occur.
+nested path} (missing or None if names are already flat), `storage_meta` (2.4), `version` (2.9). The state of
+TensorProperties is a tuple of 5, of 6 with strides from torch 2.15. A storage is looked up by name and chunk offsets;
+`index` in MetadataIndex is only a hint. Chunks are in plan order, and may have no elements.
 Source: torch/distributed/checkpoint/metadata.py, default_planner.py, filesystem.py of torch 2.0 to 2.15.
 """
 
@@ -37,14 +37,14 @@ Offsets: TypeAlias = tuple[int, ...] | None
 
 
 class Chunk(NamedTuple):
-    """A part of a tensor: first element and extents."""
+    """A part of a tensor: offsets and extents."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 class StoredItem(NamedTuple):
-    """An item: bytes [offset, offset + length) of a file of the checkpoint, and what was done to them."""
+    """An item: bytes [offset, offset + length) of a file of the checkpoint, and their transforms."""
 
     file: str
     offset: int
@@ -54,7 +54,7 @@ class StoredItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DescribedTensor:
-    """A tensor as the metadata has it; `dtype` is our name."""
+    """A tensor as described by the metadata; `dtype` is wherry's name."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -90,8 +90,8 @@ def read_index(locations: list[Location]) -> DcpIndex:
 
     Raises:
         HostileError: a global that is not allowed, or limits of the inert machine.
-        UnsupportedError: dtypes, layouts or transforms that are not read.
-        CorruptError: it contradicts itself.
+        UnsupportedError: unsupported dtypes, layouts or transforms.
+        CorruptError: the metadata is inconsistent.
     """
     index = DcpIndex()
     for location in locations:
@@ -101,7 +101,7 @@ def read_index(locations: list[Location]) -> DcpIndex:
             error.uri = error.uri or location.uri
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _corrupt(f"it contradicts itself: {type(error).__name__} {error}", location.uri) from error
+            raise _corrupt(f"{type(error).__name__} {error}", location.uri) from error
     return index
 
 
@@ -110,18 +110,18 @@ def load_state(location: Location) -> dict[str, Any]:
 
     Raises:
         HostileError: a global that is not allowed, or limits of the inert machine.
-        CorruptError: it is not one object of that class.
+        CorruptError: the file is not a single object of that class.
     """
     with _metadata(location) as data:
         root, end = load(data, replace(METADATA_RULES, opaque=location.opaque), location.uri)
         if end != len(data):
-            raise _corrupt(f"{len(data) - end} bytes after the pickle", location.uri)
+            raise _corrupt(f"{len(data) - end} extra bytes after the pickle", location.uri)
     return state_of(root, "Metadata")
 
 
 @contextmanager
 def _metadata(location: Location) -> Generator[PickleSource]:
-    """The bytes of a metadata file: held where that is little, as held ones are the fastest to interpret."""
+    """The bytes of a metadata file: in memory if it is small, which is fastest to interpret, else mapped."""
     entry = location.stat()
     if entry is None or entry.size <= _HELD:
         yield location.read_whole(_HELD)
@@ -156,11 +156,11 @@ def _add_tensor(index: DcpIndex, name: str, state: dict[str, Any], traits: set[s
         if not len(chunk.offsets) == len(chunk.sizes) == len(shape) or any(
             start + extent > whole for start, extent, whole in zip(*chunk, shape, strict=True)
         ):
-            raise _corrupt(f"a chunk of {name!r} at {chunk.offsets} is not inside the tensor")
+            raise _corrupt(f"chunk of {name!r} at {chunk.offsets} exceeds the tensor")
     known = index.tensors.get(name)
     if known is not None:
         if (known.dtype, known.shape) != (dtype, shape):
-            raise _corrupt(f"two ranks describe {name!r} differently")
+            raise _corrupt(f"conflicting descriptions of {name!r} by two ranks")
         chunks = tuple(dict.fromkeys((*known.chunks, *chunks)))
     index.tensors[name] = DescribedTensor(dtype, shape, chunks)
 
@@ -171,28 +171,28 @@ def _chunk(record: Any) -> Chunk:
 
 
 def _extents(value: Any) -> tuple[int, ...]:
-    """Extents or offsets; checked before anything hashes them, since a nested tuple can take for ever."""
+    """Extents or offsets; checked before they are hashed, since hashing a nested tuple can take forever."""
     if type(value) is not tuple or not _INTEGER.issuperset(map(type, value)) or min(value, default=0) < 0:
-        raise _corrupt("a size or offset that is no tuple of natural numbers")
+        raise _corrupt("expected a size or offset as a tuple of non-negative integers")
     if len(value) > _MAX_RANK:
-        raise UnsupportedError(f"{len(value)} dimensions")
+        raise UnsupportedError(f"unsupported tensor of {len(value)} dimensions")
     return value
 
 
 def _dtype(record: Any, traits: set[str]) -> str:
     if not isinstance(record, CallRecord) or record.kind.name != "TensorProperties":
-        raise _corrupt("a tensor without properties")
+        raise _corrupt("missing properties of a tensor")
     properties = record.state
     if type(properties) is not tuple or len(properties) not in _PROPERTIES:
-        raise UnsupportedError("tensor properties of a form that torch 2.0 to 2.15 do not write")
+        raise UnsupportedError("unsupported form of TensorProperties: not written by torch 2.0 to 2.15")
     if properties[1] != STRIDED:
-        raise UnsupportedError("tensors without a strided layout", cure="save them as dense tensors")
+        raise UnsupportedError("unsupported tensor layout: not strided", cure="save it as a dense tensor")
     traits.add("old properties" if record.kind.module == OLD_PROPERTIES else "properties")
     if len(properties) == _PROPERTIES[1]:
         traits.add("strides")
     dtype = properties[0]
     if not isinstance(dtype, Global) or dtype.name not in _OURS:
-        raise _corrupt("a tensor without a dtype")
+        raise _corrupt("missing dtype of a tensor")
     return _OURS[dtype.name]
 
 
@@ -202,7 +202,7 @@ def _add_stored(index: DcpIndex, key: dict[str, Any], info: dict[str, Any]) -> N
     transforms = require_known(said, name) if said else ()
     file, offset, length = info["relative_path"], info["offset"], info["length"]
     if type(file) is not str or type(offset) is not int or type(length) is not int or min(offset, length) < 0:
-        raise _corrupt(f"the storage of {name!r} is no file, offset and length")
+        raise _corrupt(f"expected file, offset and length as the storage of {name!r}")
     place = key.get("offset")
     index.stored[name, None if place is None else _extents(place)] = StoredItem(
         file, offset, length, transforms
@@ -211,12 +211,12 @@ def _add_stored(index: DcpIndex, key: dict[str, Any], info: dict[str, Any]) -> N
 
 def _nested(path: Any) -> tuple[str | int, ...]:
     if type(path) is not tuple or any(type(part) not in (str, int) for part in path):
-        raise _corrupt("a nested path of something else than names and positions")
+        raise _corrupt("expected a nested path of names and positions")
     return path
 
 
 def _writer(traits: set[str]) -> str:
-    """Each release adds something; the newest of these that is there was written by that one or a later one."""
+    """The oldest torch that writes these traits: each release adds some, so the newest trait decides."""
     marks = {"strides": "2.15", "version": "2.9", "modules": "2.7", "storage_meta": "2.4"}
     found = next((since for trait, since in marks.items() if trait in traits), None)
     if found is None and "old properties" in traits:
@@ -226,33 +226,37 @@ def _writer(traits: set[str]) -> str:
 
 def _name(name: Any) -> str:
     if type(name) is not str:
-        raise _corrupt("a name that is no text")
+        raise _corrupt("expected a name as text")
     return name
 
 
 def state_of(record: Any, kind: str) -> dict[str, Any]:
-    """The attributes of an object of one class.
+    """The attributes of an object of a given class.
 
     Raises:
-        CorruptError: it is something else.
+        CorruptError: the object is of another class.
     """
     if not isinstance(record, CallRecord) or record.kind.name != kind or type(record.state) is not dict:
-        raise _corrupt(f"something else where a {kind} should be")
+        raise _corrupt(f"expected an object of class {kind}")
     return record.state
 
 
 def _corrupt(what: str, uri: str | None = None) -> CorruptError:
-    return CorruptError(f".metadata: {what}", uri=uri, cure="restore .metadata, or take another checkpoint")
+    return CorruptError(
+        f"invalid .metadata: {what}",
+        uri=uri,
+        cure="restore .metadata from a backup, or use another checkpoint",
+    )
 
 
 _ZSTD, _MAJOR = "stream.zstd", "1"
 
 
 def require_known(transforms: object, name: str) -> tuple[str, ...]:
-    """The transforms of an item, in the order in which they are undone.
+    """The transforms of an item, in the order of decoding.
 
     Raises:
-        UnsupportedError: one that torch itself does not have.
+        UnsupportedError: a transform that torch itself does not have.
     """
     found = (
         tuple(str(one) for one in transforms) if isinstance(transforms, (list, tuple)) else (str(transforms),)
@@ -261,6 +265,8 @@ def require_known(transforms: object, name: str) -> tuple[str, ...]:
         kind, _, version = one.partition("/")
         if kind != _ZSTD or version.partition(".")[0] != _MAJOR:
             raise UnsupportedError(
-                f"items transformed by {one}", path=name, cure="save the checkpoint without that transform"
+                f"unsupported item transform {one}",
+                path=name,
+                cure="save the checkpoint without that transform",
             )
     return found

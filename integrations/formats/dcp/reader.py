@@ -1,9 +1,9 @@
 """Reads the tensors of a DCP checkpoint.
 
-Where a tensor's chunks are contiguous and follow each other in C order (row sharding, or one chunk), the mover reads
-them as raw extents; any other division is assembled region by region. Items are found when they are first asked for.
-A chunk that `read` or `read_bytes` takes whole is compared with the CRC-32 that torch stored beside it; extents carry
-that CRC, for the mover to compare.
+If a tensor's chunks are contiguous and follow each other in C order (row sharding, or one chunk), the mover reads them
+as raw extents; any other division is assembled region by region. Items are located when they are first needed. A chunk
+that `read` or `read_bytes` reads whole is compared with the CRC-32 that torch stored with it; extents carry that CRC,
+for the mover to compare.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ChunkPiece(NamedTuple):
-    """A chunk with the place of its bytes."""
+    """A chunk with the location of its bytes."""
 
     chunk: Chunk
     placed: PlacedTensor
@@ -62,9 +62,9 @@ class DcpReader(FilesReader):
             location: its folder.
             index: its metadata.
             items: its items.
-            files: every file of it, names relative to the location.
-            inner: tensors that lie inside objects, by key path.
-            companions: the names among the files that hold no tensors.
+            files: all its files, with names relative to the location.
+            inner: tensors inside objects, by key path.
+            companions: the names of the files without tensors.
         """
         self.location = location
         self._index = index
@@ -77,7 +77,7 @@ class DcpReader(FilesReader):
         }
 
     def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, assembled from the chunks that have some of them."""
+        """The elements of a region, assembled from the chunks that intersect it."""
         words = self._assemble(spec, region, dtypes.numpy_dtype(spec.dtype))
         return words.reshape(region_shape(region))
 
@@ -89,12 +89,12 @@ class DcpReader(FilesReader):
         return self._assemble(spec, spec.whole, np.dtype(f"V{width}")).tobytes()
 
     def access(self, spec: TensorSpec) -> Access:
-        """Raw, or as it turns out once its items are looked at."""
+        """`raw` if the metadata allows it; else decided from the tensor's items."""
         extents = self.extents(spec)
         return Access("stream") if extents is None else Access("raw", extents, gridded=False)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """Where the chunks lie, if they follow one another as the tensor's bytes do."""
+        """The extents of the chunks, if they follow one another in the order of the tensor's bytes."""
         if not spec.size:
             return ()
         if spec.path not in self._pieces and not self._maybe_raw(spec):
@@ -107,18 +107,18 @@ class DcpReader(FilesReader):
         return tuple(_extent(piece) for piece in pieces)
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """What inflating holds: only items that a transform went over are decoded piece by piece."""
+        """Memory for decompression: only transformed items are decoded piece by piece."""
         piece = self._cell(spec, cell)
         return HELD if piece is not None and piece.placed.decoded and piece.placed.contiguous else None
 
     def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """The bytes of an item that a transform went over, as they come."""
+        """The bytes of a transformed item, piece by piece."""
         piece = self._cell(spec, cell)
         assert piece is not None
         yield Block(cell, self._inflated(piece.placed, spec))
 
     def absent(self) -> Iterator[Absent]:
-        """Chunks and objects without an item or file, and parts that no chunk covers."""
+        """Chunks and objects without an item or file, and regions that no chunk covers."""
         for name in self._index.objects:
             reason = self._missing(name, None)
             if reason is not None:
@@ -151,7 +151,7 @@ class DcpReader(FilesReader):
             raise _damaged(placed, spec)
 
     def _maybe_raw(self, spec: TensorSpec) -> bool:
-        """Whether the metadata lets a tensor's bytes lie raw and in order."""
+        """Whether, by the metadata, a tensor's bytes can be raw and in order."""
         described = self._index.tensors[spec.path[0]]
         chunks = with_elements(described.chunks)
         stored = (self._index.stored.get((spec.path[0], chunk.offsets)) for chunk in chunks)
@@ -162,8 +162,8 @@ class DcpReader(FilesReader):
     def _missing(self, name: str, offsets: tuple[int, ...] | None) -> str | None:
         stored = self._index.stored.get((name, offsets))
         if stored is None:
-            return "no item holds it"
-        return None if self._items.there(stored) else f"{stored.file} is not there"
+            return "no item recorded"
+        return None if self._items.there(stored) else f"file not found: {stored.file}"
 
     def _placed(self, spec: TensorSpec) -> tuple[ChunkPiece, ...]:
         """The chunks of a tensor that have elements, in the order of their offsets."""
@@ -177,17 +177,17 @@ class DcpReader(FilesReader):
     def _find(self, spec: TensorSpec, chunk: Chunk) -> PlacedTensor:
         stored = self._index.stored.get((spec.path[0], chunk.offsets))
         if stored is None:
-            raise IncompleteError(f"no item holds its chunk at {chunk.offsets}", path=spec.name)
+            raise IncompleteError(f"no item recorded for the chunk at {chunk.offsets}", path=spec.name)
         placed = self._items.tensor(
             stored, spec.name, dtypes.canonical_size(spec.dtype, math.prod(chunk.sizes))
         )
         if (placed.shape, placed.dtype) != (chunk.sizes, spec.dtype):
             raise CorruptError(
-                f"its chunk at {chunk.offsets} is {placed.dtype}{list(placed.shape)} in {stored.file}, not "
-                f"{spec.dtype}{list(chunk.sizes)}: files of two saves are mixed",
+                f"chunk at {chunk.offsets} in {stored.file}: expected {spec.dtype}{list(chunk.sizes)}, got "
+                f"{placed.dtype}{list(placed.shape)}: the folder mixes files of two saves",
                 uri=self.location.uri,
                 path=spec.name,
-                cure="take another checkpoint",
+                cure="use another checkpoint",
             )
         return placed
 
@@ -200,11 +200,13 @@ class DcpReader(FilesReader):
             for piece in self._placed(spec):
                 filled += self._fill(result, region, piece, spec)
         if filled != result.size:
-            raise IncompleteError("no chunk covers a part of it", uri=self.location.uri, path=spec.name)
+            raise IncompleteError(
+                "no chunk covers a part of the tensor", uri=self.location.uri, path=spec.name
+            )
         return result
 
     def _fill(self, result: np.ndarray, region: Region, piece: ChunkPiece, spec: TensorSpec) -> int:
-        """Copy what a chunk has of a region; the number of elements."""
+        """Copy the intersection of a chunk with a region; return the number of elements."""
         box = region_of(piece.chunk)
         shared = shared_region(region, box)
         if shared is None:
@@ -227,17 +229,17 @@ class DcpReader(FilesReader):
         return data
 
     def _check(self, placed: PlacedTensor, data: np.ndarray, spec: TensorSpec) -> None:
-        """Compare a whole chunk with its stored CRC, where its bytes are the whole storage; 0 means none."""
+        """Compare a whole chunk with its stored CRC, if its bytes are the whole storage; 0 means no CRC."""
         if placed.whole and not placed.big_endian and placed.crc not in (0, crc32(as_bytes(data))):
             raise _damaged(placed, spec)
 
 
 def _damaged(placed: PlacedTensor, spec: TensorSpec) -> CorruptError:
     return CorruptError(
-        f"its bytes at {placed.start} do not have the CRC that torch stored",
+        f"checksum mismatch: the bytes at {placed.start} differ from the CRC that torch stored",
         uri=placed.file.uri,
         path=spec.name,
-        cure="restore the file, or take another checkpoint",
+        cure="restore the file, or use another checkpoint",
     )
 
 

@@ -1,12 +1,12 @@
-"""Rewrites of a DCP checkpoint: its `.metadata` as older releases of torch read it, every `.distcp` as it is.
+"""Rewrites of a DCP checkpoint: a new `.metadata` for older releases of torch, with every `.distcp` unchanged.
 
-torch 2.15 states the properties of a tensor in six fields; every release up to 2.14 then fails with "too many values
-to unpack", even on a mere look at the metadata. Torch 2.3 and older know no `StorageMeta` (2.4). Ranks that saved
-without collectives (2.9) leave one metadata file each, which no older release looks for. The items themselves have been
-the same archives from 2.0 to 2.15, so only `.metadata` has to be pickled anew: five fields, no `StorageMeta`, one file,
-and with the profile `2.3` the old module names; `layout.py` says which releases loaded which. Everything else
-that the metadata says (nested paths, chunks in their order, requires_grad, memory format) is kept. Items that a
-transform went over (zstd, torch 2.7) are only read by releases that have it, and refused here.
+torch 2.15 stores the properties of a tensor in six fields; every release up to 2.14 fails on them with "too many values
+to unpack", even when it only reads the metadata. Torch 2.3 and older do not have `StorageMeta` (2.4). Ranks that saved
+without collectives (2.9) leave one metadata file each, which older releases do not look for. The items themselves have
+the same archive format from 2.0 to 2.15, so only `.metadata` must be pickled again: five fields, no `StorageMeta`, one
+file, and with the profile `2.3` the old module names; `layout.py` lists the releases that were tested. All other
+metadata (nested paths, chunks in their order, requires_grad, memory format) is kept. Transformed items (zstd, torch
+2.7) are refused, since only releases with that transform can read them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ if TYPE_CHECKING:
 
 PROFILES = (WIDEST, "default")
 _INFO = "_StorageInfo"
-_MADE_ANEW = "convert it: `wherry convert SOURCE TARGET --to dcp --set for_torch=2.3`"
+_MADE_ANEW = "convert the checkpoint: `wherry convert SOURCE TARGET --to dcp --set for_torch=2.3`"
 
 
 def _for_torch(location: Location, detection: Detection, value: str | None) -> Change:
-    """A checkpoint whose metadata is what every torch from 2.0 (profile 2.3) or 2.3 (default) on reads."""
+    """Rewrite the metadata so that every torch from 2.0 (profile 2.3) or 2.3 (default) on can read it."""
     profile = value or WIDEST
     if profile not in PROFILES:
-        raise UsageError(f"for-torch={profile} is not possible", cure=f"choose {' or '.join(PROFILES)}")
+        raise UsageError(
+            f"invalid value for for-torch: {profile!r}; expected {' or '.join(PROFILES)}",
+            cure=f"choose {' or '.join(PROFILES)}",
+        )
     files = listed(location)
     marks = metadata_names({entry.name: entry for entry in location.entries()})
     opened = find_format(detection.format).open(location, detection)
@@ -65,20 +68,24 @@ def _for_torch(location: Location, detection: Detection, value: str | None) -> C
 
 def _require_other(location: Location, marks: list[str], text: bytes) -> None:
     if marks == [METADATA] and location.join(METADATA).read(0, len(text) + 1) == text:
-        raise UsageError("its metadata is so already", uri=location.uri, cure="load it as it is")
+        raise UsageError(
+            "the metadata already has this form",
+            uri=location.uri,
+            cure="load the checkpoint without a rewrite",
+        )
 
 
 def rewritten(states: list[dict[str, Any]], profile: str, uri: str) -> bytes:
-    """The bytes of one `.metadata`.
+    """Build the bytes of one `.metadata`.
 
     Args:
-        states: what the metadata of each rank says, or the one of all; read by `load_state`.
+        states: the metadata of each rank, or the one of all ranks; read by `load_state`.
         profile: `2.3` or `default`.
         uri: for errors.
 
     Raises:
-        UnsupportedError: an item that a transform went over.
-        CorruptError: they contradict each other, or are of no known form.
+        UnsupportedError: a transformed item.
+        CorruptError: the states are inconsistent, or have an unknown form.
     """
     out = PickleWriter()
     tensors = _merged_tensors(states)
@@ -101,7 +108,7 @@ def rewritten(states: list[dict[str, Any]], profile: str, uri: str) -> bytes:
         out.state(names.METADATA, "Metadata", fields.items())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(
-            f"{METADATA} contradicts itself: {error!r}", uri=uri, cure="restore .metadata"
+            f"invalid {METADATA}: {error!r}", uri=uri, cure="restore .metadata from a backup"
         ) from error
     except UnsupportedError as error:
         error.uri = error.uri or uri
@@ -114,7 +121,7 @@ def _infos(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _merged_tensors(states: list[dict[str, Any]]) -> dict[str, tuple[CallRecord, list[CallRecord]]]:
-    """Name → its record, and the chunks that the ranks know of it, each once; opening has compared the rest."""
+    """Name → its record, and the chunks of all ranks, each once; opening has compared the rest."""
     merged: dict[str, tuple[CallRecord, dict[Any, CallRecord]]] = {}
     for state in states:
         for name, record in state["state_dict_metadata"].items():
@@ -125,7 +132,7 @@ def _merged_tensors(states: list[dict[str, Any]]) -> dict[str, tuple[CallRecord,
 
 
 def _merged_paths(states: list[dict[str, Any]]) -> Mapping[str, Any] | None:
-    """Nested paths by name; None where no rank states any, as for names that are flat already."""
+    """Nested paths by name; None if no rank states any, as for names that are flat already."""
     said = [state["planner_data"] for state in states if state.get("planner_data") is not None]
     return {name: path for one in said for name, path in one.items()} if said else None
 
@@ -181,7 +188,7 @@ def _info(out: PickleWriter, state: dict[str, Any]) -> None:
     if state.get("transform_descriptors"):
         said = ", ".join(map(str, state["transform_descriptors"]))
         raise UnsupportedError(
-            f"items went through {said}, which torch before 2.7 does not read", cure=_MADE_ANEW
+            f"unsupported item transform {said}: torch before 2.7 cannot read it", cure=_MADE_ANEW
         )
     fields: dict[str, Callable[[], None]] = {
         "length": lambda: out.value(state["length"]),
@@ -193,7 +200,7 @@ def _info(out: PickleWriter, state: dict[str, Any]) -> None:
 
 REWRITES: dict[str, Rewrite] = {
     "for-torch": Rewrite(
-        "pickle `.metadata` anew so that older torch reads it (a save of torch 2.15 in 2.3 to 2.14)",
+        "rewrite `.metadata` so that older torch can read it (a save of torch 2.15 in 2.3 to 2.14)",
         _for_torch,
         "2.3 (the default: torch 2.0 to 2.15) or default (torch 2.3 to 2.15)",
     ),

@@ -1,8 +1,8 @@
-"""What a DCP `.metadata` pickle may say: exactly the globals that torch 2.0 to 2.15 put into it.
+"""The allow-list for a DCP `.metadata` pickle: exactly the globals that torch 2.0 to 2.15 write.
 
-`TensorProperties` and its memory-format enum lived in the sharded-tensor package until torch 2.2, and can be written
-under either name. A path of the writer's machine (`checkpoint_id`) is pickled as a `pathlib` object, under
-`pathlib._local` by Python 3.13. Layouts other than strided, and anything else, are refused by name.
+`TensorProperties` and its memory-format enum were in the sharded-tensor package until torch 2.2, and can be written
+under either name. A path of the writer's machine (`checkpoint_id`) is pickled as a `pathlib` object, which Python 3.13
+names `pathlib._local`. Layouts other than strided, and all other globals, are refused by name.
 Source: torch/distributed/checkpoint/{metadata,filesystem}.py of these releases, and the globals of each one's output.
 """
 
@@ -32,13 +32,16 @@ def _size(args: tuple[Any, ...]) -> tuple[int, ...]:
         or not _INTEGER.issuperset(map(type, extents))
         or min(extents, default=0) < 0
     ):
-        raise CorruptError("a torch.Size that is no tuple of natural numbers", cure="restore .metadata")
+        raise CorruptError(
+            "invalid torch.Size: expected a tuple of non-negative integers",
+            cure="restore .metadata from a backup",
+        )
     return tuple(extents)
 
 
 def _layout(args: tuple[Any, ...]) -> str:
     if args != (STRIDED,):
-        raise UnsupportedError(f"tensors of layout {args[0]}", cure="save them as dense tensors")
+        raise UnsupportedError(f"unsupported tensor layout {args[0]}", cure="save it as a dense tensor")
     return STRIDED
 
 

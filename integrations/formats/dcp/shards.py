@@ -1,10 +1,10 @@
-"""Safetensors files that torch's HuggingFaceStorageWriter saved from every rank: pieces of tensors.
+"""Safetensors files that torch's HuggingFaceStorageWriter saves from every rank: pieces of tensors.
 
-With `save_distributed` rank r writes `shard-<r>-model-<i>-of-<n>.safetensors` (in `sharded/` where it consolidates
+With `save_distributed` rank r writes `shard-<r>-model-<i>-of-<n>.safetensors` (in `sharded/` if it consolidates
 afterwards), with no index and no `.metadata`. `DCP_SHARDING_INFO` in `__metadata__` is JSON {name: {saved_offsets}}.
-A tensor's full shape is not stored; torch takes the largest end of any piece, so that without the last files a
-tensor is silently smaller, and without another one has silently zeros there. Here what no piece covers is absent,
-and that the shapes are inferred is said in the evidence. Source: torch/distributed/checkpoint/hf_storage.py of 2.13.
+A tensor's full shape is not stored; torch takes the largest end of any piece, so that a tensor is silently smaller if
+the last files are missing, and silently has zeros if another file is missing. Here a region that no piece covers is
+absent, and the evidence states that shapes are inferred. Source: torch/distributed/checkpoint/hf_storage.py of 2.13.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 @dataclass(frozen=True, slots=True)
 class SavedShards:
-    """The pieces of a folder; answers the reader as `items.Items` does.
+    """The pieces of a folder, with the interface of `items.Items`.
 
     Attributes:
         location: the folder.
-        index: which tensors there are, in which chunks.
-        placed: where each piece lies.
+        index: the tensors and their chunks.
+        placed: the location of each piece.
     """
 
     location: Location
@@ -47,12 +47,12 @@ class SavedShards:
     placed: Mapping[StoredItem, PlacedTensor]
 
     def tensor(self, stored: StoredItem, name: str, nbytes: int) -> PlacedTensor:
-        """A piece; opening has found them all."""
+        """The tensor of a piece; opening has located all pieces."""
         del name, nbytes
         return self.placed[stored]
 
     def there(self, stored: StoredItem) -> bool:
-        """Whether a piece is there."""
+        """Whether a piece exists."""
         return stored in self.placed
 
 
@@ -62,7 +62,7 @@ def shard_names(names: Iterable[str]) -> list[str]:
 
 
 def missing_ranks(names: Iterable[str]) -> list[int]:
-    """Ranks without a file below the last one that has one; a rank that held nothing writes none."""
+    """Ranks without a file that are below the last rank with one; a rank without tensors writes no file."""
     ranks = {int(found.group(1)) for name in names if (found := _SHARD.fullmatch(name))}
     return sorted(set(range(1, max(ranks, default=0))) - ranks)
 
@@ -71,8 +71,8 @@ def read_shards(location: Location, files: Iterable[Entry]) -> SavedShards:
     """Read the headers of all files.
 
     Raises:
-        CorruptError: a header breaks a rule, or two pieces contradict each other.
-        UnsupportedError: a dtype that is not read.
+        CorruptError: a header is invalid, or two pieces are inconsistent.
+        UnsupportedError: an unsupported dtype.
     """
     index = DcpIndex(writer="torch HuggingFaceStorageWriter")
     placed: dict[StoredItem, PlacedTensor] = {}
@@ -91,11 +91,13 @@ def read_shards(location: Location, files: Iterable[Entry]) -> SavedShards:
 def _add(index: DcpIndex, slot: HeaderEntry, chunk: Chunk, stored: StoredItem, place: Location) -> None:
     dtype, known = TO_OURS[slot.dtype], index.tensors.get(slot.name)
     if dtype == PACKED:
-        raise UnsupportedError("pieces of packed four-bit floats", uri=place.uri, path=render((slot.name,)))
+        raise UnsupportedError(
+            "unsupported piece of packed four-bit floats", uri=place.uri, path=render((slot.name,))
+        )
     ends = tuple(start + extent for start, extent in zip(*chunk, strict=True)) if _fits(chunk) else None
     if ends is None or (known and (known.dtype != dtype or len(known.shape) != len(ends))):
         raise CorruptError(
-            f"{place.name} describes it otherwise than another file does",
+            f"conflicting descriptions of the tensor in {place.name} and another file",
             uri=place.uri,
             path=render((slot.name,)),
         )
@@ -129,25 +131,27 @@ def _placed(slot: HeaderEntry, place: Location) -> PlacedTensor:
 
 
 def _offsets(metadata: Mapping[str, str], place: Location) -> dict[str, tuple[int, ...]]:
-    """Where the pieces of a file begin in their tensors; empty where the file says nothing."""
+    """Offsets of the pieces of a file in their tensors; empty if the file does not state them."""
     if _INFO not in metadata:
         return {}
     try:
         found: dict[str, Any] = json.loads(metadata[_INFO])
         offsets = {name: tuple(info[_OFFSETS]) for name, info in found.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CorruptError(f"its {_INFO} is not what torch writes", uri=place.uri) from error
+        raise CorruptError(f"invalid {_INFO} in {place.name}: unexpected form", uri=place.uri) from error
     if any(type(one) is not int or one < 0 for offset in offsets.values() for one in offset):
-        raise CorruptError(f"its {_INFO} has offsets that are no natural numbers", uri=place.uri)
+        raise CorruptError(
+            f"invalid {_INFO} in {place.name}: offsets must be non-negative integers", uri=place.uri
+        )
     return offsets
 
 
 def require_files(files: list[Entry], location: Location) -> None:
-    """Refuse files that are links to nothing.
+    """Refuse files that are broken links.
 
     Raises:
-        IncompleteError: naming the first.
+        IncompleteError: a file is a broken link; the error names the first.
     """
     gone = next((entry.name for entry in files if entry.size < 0), None)
     if gone is not None:
-        raise IncompleteError(f"{gone} is a link to nothing", uri=location.uri, cure="fetch the file again")
+        raise IncompleteError(f"broken link: {gone}", uri=location.uri, cure="download the file again")

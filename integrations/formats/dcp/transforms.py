@@ -1,9 +1,9 @@
-"""Items that a stream transform went over: `stream.zstd/1`, the only one that torch has (2.7 and later).
+"""Items with a stream transform: `stream.zstd/1`, the only one in torch (2.7 and later).
 
-The transform takes the item as a whole, so nothing in it can be found without decompressing what is before it. An
-item is read as a store of its own: reads near its two ends come from memory after one pass, all others decompress
-up to where they end, in pieces, and stop there. How large an item may become is known from the metadata, and what
-grows beyond that is hostile. Source: torch/distributed/checkpoint/_extension.py of torch 2.13.
+The transform compresses the item as a whole, so reading at an offset requires decompressing all bytes before it. An
+item is read as a store: reads near its two ends come from memory after one pass, all others decompress piece by piece
+up to their end. The metadata determines the largest size of an item; an item that grows beyond it is hostile. Source:
+torch/distributed/checkpoint/_extension.py of torch 2.13.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wherry.integrations.formats.dcp.metadata import StoredItem
     from wherry.storage.location import Entry, Location
 
-HELD = 12 << 20  # bytes that decompressing holds: zstd's window at its usual levels, and a few pieces
+HELD = 12 << 20  # memory for decompression: zstd's window at its usual levels, and a few pieces
 _PIECE = 1 << 20
 _END = 1 << 12
 
@@ -28,16 +28,16 @@ class InflatedItem:
     """A store that holds one transformed item; see wherry.storage.location.Store."""
 
     def __init__(self, file: Location, stored: StoredItem, most: int) -> None:
-        """Decompress once, to find the two ends.
+        """Decompress once, to get the two ends.
 
         Args:
-            file: where the item lies.
-            stored: its place there.
-            most: bytes that it may honestly become.
+            file: the file with the item.
+            stored: location of the item in the file.
+            most: largest plausible size after decompression.
 
         Raises:
-            HostileError: it becomes larger.
-            CorruptError: it cannot be decompressed.
+            HostileError: the item exceeds `most`.
+            CorruptError: the item cannot be decompressed.
         """
         self.protocol = file.store.protocol
         self.capabilities = READ_ONLY
@@ -47,7 +47,7 @@ class InflatedItem:
             self.size += len(piece)
             if self.size > most:
                 raise HostileError(
-                    f"an item of {stored.length} bytes that becomes more than the {most} that it may",
+                    f"decompressed item of {stored.length} bytes exceeds the limit of {most} bytes",
                     uri=file.uri,
                     cure="do not use this checkpoint",
                 )
@@ -59,9 +59,9 @@ class InflatedItem:
         """The decompressed item from its beginning.
 
         Raises:
-            CorruptError: it cannot be decompressed, or ends early.
+            CorruptError: the item cannot be decompressed, or is truncated.
         """
-        from zstandard import ZstdError  # with its library a tenth of the time of `wherry --help`
+        from zstandard import ZstdError  # loading it takes a tenth of the time of `wherry --help`
 
         stream = self._compressed()
         for _ in self._stored.transforms:
@@ -70,7 +70,7 @@ class InflatedItem:
             yield from stream
         except ZstdError as error:
             raise CorruptError(
-                f"an item cannot be decompressed: {error}", uri=self._file.uri, cure="restore the file"
+                f"cannot decompress an item: {error}", uri=self._file.uri, cure="restore the file"
             ) from error
 
     def stat(self, path: str) -> Entry | None:
@@ -91,7 +91,7 @@ class InflatedItem:
         return b"".join(self.between(start, stop))
 
     def between(self, start: int, stop: int) -> Iterator[bytes]:
-        """The decompressed bytes [start, stop), piece by piece; fewer where the item ends earlier."""
+        """The decompressed bytes [start, stop), piece by piece; fewer if the item ends earlier."""
         position = 0
         for piece in self.pieces():
             if position >= stop:
@@ -109,7 +109,7 @@ class InflatedItem:
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store; sources are never written."""
         del path, data, create_only
-        raise UnsupportedError("a transformed item is read only", uri=self._file.uri)
+        raise UnsupportedError("cannot write to a transformed item", uri=self._file.uri)
 
     def _compressed(self) -> Iterator[bytes]:
         position, end = self._stored.offset, self._stored.offset + self._stored.length
@@ -117,14 +117,14 @@ class InflatedItem:
             piece = self._file.read(position, min(position + _PIECE, end))
             if not piece:
                 raise CorruptError(
-                    "the file ends inside an item", uri=self._file.uri, cure="restore the file"
+                    "the file is truncated inside an item", uri=self._file.uri, cure="restore the file"
                 )
             yield piece
             position += len(piece)
 
 
 def _unzstd(source: Iterator[bytes]) -> Iterator[bytes]:
-    """Frames of zstd one after the other, decompressed in pieces."""
+    """Decompress consecutive zstd frames in pieces."""
     from zstandard import ZstdDecompressor
 
     reader = ZstdDecompressor().stream_reader(_PieceFile(source), read_across_frames=True)  # pyright: ignore[reportArgumentType]
@@ -133,14 +133,14 @@ def _unzstd(source: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _PieceFile:
-    """Pieces as the one method of a file that zstandard asks for."""
+    """A file over pieces, with the one method that zstandard needs."""
 
     def __init__(self, source: Iterator[bytes]) -> None:
         self._source = source
         self._left = b""
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes; empty at the end."""
+        """At most `size` bytes; empty at the end."""
         if not self._left:
             self._left = next(self._source, b"")
         piece, self._left = self._left[:size], self._left[size:]

@@ -22,7 +22,7 @@ class DcpWriter(ArchivesWriter):
 
         Args:
             folder: an existing local folder.
-            layout: where everything will lie.
+            layout: the layout of the checkpoint.
             metadata: the bytes of `.metadata`.
         """
         super().__init__(folder, layout.files)
@@ -30,7 +30,7 @@ class DcpWriter(ArchivesWriter):
         self._place = folder.join(METADATA)
 
     def finish(self) -> None:
-        """Complete the files; the metadata comes when everything else is durable."""
+        """Complete the files; write the metadata when everything else is durable."""
         super().finish()
         try:
             self._place.store.put(self._place.path, self._metadata)

@@ -1,9 +1,9 @@
 """Flax msgpack: files of `flax.training.checkpoints` and `flax.serialization`, and their multi-process variant.
 
-Recognised by content: the first 4 KiB begin a msgpack map with text keys, and either an array is among them or the
-name is one that flax gives. The arrays of a multi-process save lie in `<file>_gda` beside the file. Key paths are the
-keys of the msgpack tree; numbers of Python count as tensors without axes, texts are values. What names mean is in
-`names.py`, the codec's facts in `containers/msgpack/index.py`.
+Detected by content: the first 4 KiB start a msgpack map with text keys, and either contain an array or the file has a
+name that flax uses. The arrays of a multi-process save are in the folder `<file>_gda` beside the file. Key paths are
+the keys of the msgpack tree; Python numbers count as zero-dimensional tensors, texts are values. `names.py` describes
+the names, `containers/msgpack/index.py` the encoding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 VERSION = "one msgpack file"
 VERSION_WITH_ARRAYS = "msgpack with GDA placeholders and zarr2 folders"
-_FAULTS = {"cut": "; the file ends inside an object", "wrong": "; something in it contradicts itself"}
+_FAULTS = {"cut": "; the file is truncated inside an object", "wrong": "; the file is inconsistent"}
 _SHOWN_KEYS = 6
 _BARE_ARRAYS = (0xC7, 0xC8, 0xC9, 0xD7, 0xD8)
 _HEAD_OF_TEXT = 8
@@ -42,12 +42,12 @@ def _detect(glimpse: Glimpse) -> Detection | None:
 
 
 def _seen(glimpse: Glimpse) -> str | None:
-    """What speaks for a flax file, or None."""
+    """Evidence for a flax file, or None."""
     name = glimpse.location.name
     look = glance(glimpse.head, glimpse.size)
     if look is None:
         bare = names.numbered(name) and glimpse.head[:1] and glimpse.head[0] in _BARE_ARRAYS
-        return "a msgpack extension object, as flax saves a single array" if bare else None
+        return "a msgpack extension object, the form of a single array in flax" if bare else None
     if any(text.startswith(names.FOREIGN) for text in look.texts):
         return None
     named = names.plausible(name, look.state)
@@ -59,7 +59,7 @@ def _seen(glimpse: Glimpse) -> str | None:
 def _described(look: Glance) -> str:
     roots = [render(path) for path in look.paths if len(path) == 1]
     more = "" if look.state == "whole" else " …"
-    arrays = f", {look.arrays} arrays as flax encodes them" if look.arrays else ""
+    arrays = f", {look.arrays} arrays in flax's encoding" if look.arrays else ""
     return f"a msgpack map with the keys {', '.join(roots[:_SHOWN_KEYS])}{more}{arrays}{_FAULTS.get(look.state, '')}"
 
 
@@ -77,7 +77,7 @@ def _detection(glimpse: Glimpse, format_name: str, version: str, seen: str) -> D
         writer="flax",
         step=names.step_of(location.name),
         verdict="incomplete" if unfinished else "ok",
-        reason=f"{location.name} is the name of a save that was never finished" if unfinished else None,
+        reason=f"{location.name} is the name of an unfinished save" if unfinished else None,
         evidence=(Evidence(location.name, seen),),
     )
 
@@ -87,7 +87,7 @@ def _detect_with_arrays(glimpse: Glimpse) -> Detection | None:
         return _remains(glimpse)
     if not glimpse.is_file or not (_points_elsewhere(glimpse) or _has_arrays_beside(glimpse)):
         return None
-    seen = "leaves whose text says that their array lies beside the file"
+    seen = "placeholders of arrays that are stored in a folder beside the file"
     return _detection(glimpse, "flax-gda", VERSION_WITH_ARRAYS, seen)
 
 
@@ -98,7 +98,7 @@ def _points_elsewhere(glimpse: Glimpse) -> bool:
 
 
 def _has_arrays_beside(glimpse: Glimpse) -> bool:
-    """Whether a file, of which the first bytes show no placeholder, has the folder of arrays all the same."""
+    """Whether a file without a placeholder in its first bytes has a folder of arrays nevertheless."""
     look = glance(glimpse.head, glimpse.size)
     if look is None or look.state == "whole":
         return False
@@ -107,21 +107,19 @@ def _has_arrays_beside(glimpse: Glimpse) -> bool:
 
 
 def _remains(glimpse: Glimpse) -> Detection | None:
-    """A folder that is one half of a checkpoint, or that holds nothing but a save that died."""
+    """A folder that is one half of a checkpoint, or that holds only an unfinished save."""
     location = glimpse.location
     owner = location.name.removesuffix(names.ARRAYS_SUFFIX)
     if owner != location.name and location.parent.join(owner).exists():
-        return _half(glimpse, f"these are the arrays of ../{owner}; open that file")
+        return _half(glimpse, f"the folder has only the arrays of ../{owner}; open that file")
     if owner != location.name and names.numbered(owner):
-        return _half(
-            glimpse, f"the file ../{owner} that these arrays belong to is not there; flax renames it last"
-        )
+        return _half(glimpse, f"missing file ../{owner}, which these arrays belong to; flax renames it last")
     unfinished = {name for name in glimpse.entries if names.temporary(name.removesuffix(names.ARRAYS_SUFFIX))}
     pairs = {name for name in unfinished if name + names.ARRAYS_SUFFIX in unfinished}
     if not pairs or unfinished != set(glimpse.entries):
         return None
     listed = " and ".join(sorted(unfinished))
-    return _half(glimpse, f"temporary names {listed}: the save died while it wrote arrays")
+    return _half(glimpse, f"temporary names {listed}: the save was killed while it wrote arrays")
 
 
 def _half(glimpse: Glimpse, reason: str) -> Detection:
@@ -138,7 +136,7 @@ def _half(glimpse: Glimpse, reason: str) -> Detection:
 
 
 def _prepare(manifest: Manifest, _options: Options) -> Manifest:
-    """The manifest as the file will hold it; refuses what it cannot, before a byte moves."""
+    """The manifest in the form of the file; refuses unrepresentable contents before any bytes move."""
     flat = without_chunks(manifest)
     lay_out(flat)
     nothing = dict.fromkeys((path for path, value in flat.values.items() if value is None), "none")
@@ -167,7 +165,7 @@ FORMATS = (
     ),
     Format(
         name="flax-gda",
-        title="Flax msgpack file with arrays beside it",
+        title="Flax msgpack file with a folder of arrays",
         detect=_detect_with_arrays,
         open=open_with_arrays,
         create=None,

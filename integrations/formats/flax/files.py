@@ -1,4 +1,4 @@
-"""Opens flax msgpack files, alone or with the zarr arrays of a multi-process save beside them."""
+"""Opens flax msgpack files, alone or with the zarr arrays of a multi-process save."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_file(location: Location, detection: Detection) -> Opened:
     """Open one msgpack file.
 
     Raises:
-        IncompleteError: its name says that it was never finished.
+        IncompleteError: the name is that of an unfinished save.
         CorruptError, UnsupportedError, HostileError: see `index_file`.
     """
     _require_finished(detection)
@@ -46,11 +46,11 @@ def open_file(location: Location, detection: Detection) -> Opened:
 
 
 def open_with_arrays(location: Location, detection: Detection) -> Opened:
-    """Open a msgpack file together with the arrays beside it.
+    """Open a msgpack file together with its folder of arrays.
 
     Raises:
-        IncompleteError: never finished, or the folder of the arrays or the metadata of one is not there.
-        CorruptError, UnsupportedError, HostileError: as above, or a placeholder leads out of the folder.
+        IncompleteError: the save is unfinished, or the folder of the arrays or the metadata of an array is missing.
+        CorruptError, UnsupportedError, HostileError: as above, or a placeholder points outside the folder.
     """
     _require_finished(detection)
     contents = gather(index_file(location), location)
@@ -78,7 +78,7 @@ def open_with_arrays(location: Location, detection: Detection) -> Opened:
 def _require_finished(detection: Detection) -> None:
     if detection.verdict == "incomplete":
         raise IncompleteError(
-            detection.reason or "never finished", uri=detection.uri, cure="use another step"
+            detection.reason or "the save was never finished", uri=detection.uri, cure="use another step"
         )
 
 
@@ -102,10 +102,10 @@ def _opened(
     name = reader.location.name
     evidence = [Evidence(name, f"{len(specs)} tensors, {len(contents.values)} other values")]
     if contents.marked:
-        evidence.append(Evidence(name, "heads of a form that only wherry writes"))
+        evidence.append(Evidence(name, "array headers in a form that only wherry writes"))
     if stored is not None and stored != step:
         evidence.append(
-            Evidence(name, f"its name says step {step}, its tree step {stored}; flax goes by the name")
+            Evidence(name, f"step {step} in the name, step {stored} in the tree; flax uses the name")
         )
     precise = replace(
         detection, step=step, kind=kind, writer="wherry (as flax)" if contents.marked else "flax"
@@ -116,7 +116,7 @@ def _opened(
 def _stored_step(
     specs: dict[KeyPath, TensorSpec], contents: MsgpackContents, reader: PlacedReader | MixedReader
 ) -> int | None:
-    """The step that the tree itself holds."""
+    """The step stored in the tree."""
     for path in _STEPS:
         value = contents.values.get(path)
         if type(value) is int:
@@ -128,16 +128,16 @@ def _stored_step(
 
 
 def _arrays(beside: Location, names: dict[KeyPath, str]) -> ArrayReader:
-    """The reader of the arrays that placeholders name."""
+    """The reader of the arrays that the placeholders name."""
     from wherry.integrations.containers.zarr import kvstore, metadata  # tensorstore
     from wherry.integrations.containers.zarr.listing import list_files
     from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 
     if beside.entry is None:
-        raise _lost(f"the folder {beside.name} with {len(names)} arrays is not there", beside)
+        raise _lost(f"folder not found: {beside.name} with {len(names)} arrays", beside)
     if beside.store.protocol in RENAMELESS and not beside.join(COMMITTED).exists():
         raise _lost(
-            f"no {COMMITTED} in {beside.name}, which flax requires on {beside.store.protocol}://", beside
+            f"missing {COMMITTED} in {beside.name}, which flax requires on {beside.store.protocol}://", beside
         )
     kvstore.base_spec(beside)
     listing = list_files(beside)
@@ -146,7 +146,7 @@ def _arrays(beside: Location, names: dict[KeyPath, str]) -> ArrayReader:
         place = beside.member(name) if name else beside
         data = listing.read(f"{name}/.zarray" if name else ".zarray")
         if data is None:
-            raise _lost(f"no .zarray in {beside.name}/{name}", beside, path)
+            raise _lost(f"missing .zarray in {beside.name}/{name}", beside, path)
         arrays[path] = StoredArray(name, metadata.parse(data, 2, place.uri))
     # jax's serializer stores every chunk, zeros included.
     return ArrayReader(beside, arrays, listing, kvstore.context(), ocdbt=False, zeros_stored=True)
@@ -154,20 +154,20 @@ def _arrays(beside: Location, names: dict[KeyPath, str]) -> ArrayReader:
 
 def _lost(what: str, beside: Location, path: KeyPath | None = None) -> IncompleteError:
     shown = None if path is None else render(path)
-    cure = "copy it from where it was saved, or use another step"
+    cure = "copy it from the original location, or use another step"
     return IncompleteError(what, uri=beside.uri, path=shown, cure=cure)
 
 
 def _member(location: Location) -> Entry:
     entry = location.stat()
     if entry is None:
-        raise NotFoundError("no such file", uri=location.uri)
+        raise NotFoundError("file not found", uri=location.uri)
     return Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
 
 
 @dataclass(frozen=True, slots=True)
 class MixedReader(ReaderOver):
-    """Reads the tensors of the msgpack file itself, and those of the zarr arrays beside it.
+    """Reads the tensors of the msgpack file itself, and those of the folder of zarr arrays.
 
     Attributes:
         inline: the reader of the file.
@@ -181,7 +181,7 @@ class MixedReader(ReaderOver):
 
     @property
     def location(self) -> Location:
-        """The checkpoint: the file."""
+        """The location of the checkpoint: the file."""
         return self.inline.location
 
     def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
@@ -189,11 +189,11 @@ class MixedReader(ReaderOver):
         return (self.arrays if spec.path in self.arrays.arrays else self.inline), spec
 
     def absent(self) -> Iterable[Absent]:
-        """Chunks of the arrays that are not there."""
+        """Missing chunks of the arrays."""
         return self.arrays.absent()
 
     def companion(self, name: str) -> Location:
-        """Where a companion lies: with the file."""
+        """The location of a companion: beside the file."""
         return self.inline.companion(name)
 
     def members(self) -> Iterable[Entry]:

@@ -1,10 +1,10 @@
-"""What the names around a flax checkpoint say, and what its tree shows.
+"""The file names of flax checkpoints, and the boxes in their trees.
 
 Facts (flax `training/checkpoints.py`, 0.3 to 0.12): a checkpoint is the file `<prefix><step>`, prefix `checkpoint_`
-by default, step an int or a float, negative ones too; it is written as `<prefix>tmp` and renamed. Arrays that no
-single process held lie in the folder `<file>_gda`, one zarr array below `a/b/c/` for the leaf whose text is
+by default, step an int or a float, possibly negative; it is written as `<prefix>tmp` and renamed. Arrays that no single
+process held are in the folder `<file>_gda`, one zarr array below `a/b/c/` for the leaf with the text
 `//GDAPlaceholder:a/b/c`. The folder is renamed first, then the file; on Google's store the folder has its final name
-from the start and counts once `commit_success.txt` is in it. Transformers writes `flax_model.msgpack`.
+from the start and is committed when it has `commit_success.txt`. Transformers writes `flax_model.msgpack`.
 
 linen boxes (`Partitioned`, `LogicallyPartitioned`) are one more key `value` around a leaf, and so are NNX variables
 (`raw_value` in flax 0.8); logical axis names are not stored.
@@ -27,7 +27,7 @@ ARRAYS_SUFFIX = "_gda"
 PLACEHOLDER = "//GDAPlaceholder:"
 COMMITTED = "commit_success.txt"
 SUFFIX = ".msgpack"
-# What Orbax and T5X put where an array lies elsewhere: such a file is not one of flax alone.
+# Placeholders of Orbax and T5X for arrays stored elsewhere: a file with one is not a plain flax file.
 FOREIGN = ("PLACEHOLDER://", "AGGREGATED://")
 _NUMBERED = re.compile(r"(?:.*_)?(-?\d+(?:\.\d+)?)(?:\.msgpack)?")
 _TEMPORARY = re.compile(r"(?:.*_)?tmp")
@@ -35,23 +35,23 @@ _BOXES = ("value", "raw_value")
 
 
 def step_of(name: str) -> int | None:
-    """The step that a file name states; None where it states none, or a fraction."""
+    """The step in a file name; None if there is none, or a fraction."""
     found = _NUMBERED.fullmatch(name)
     step = float(found.group(1)) if found else None
     return int(step) if step is not None and step.is_integer() else None
 
 
 def numbered(name: str) -> bool:
-    """Whether a file is named as flax names a step, fractions included."""
+    """Whether a file has flax's name for a step, fractions included."""
     return _NUMBERED.fullmatch(name) is not None and "_" in name
 
 
 def plausible(name: str, state: str) -> bool:
-    """Whether a name alone makes a msgpack map of which no array was seen a flax file.
+    """Whether the name makes a msgpack map without a visible array a flax file.
 
     Args:
-        name: of the file.
-        state: how far its first bytes could be read (`Glance`); the less, the more the name must say.
+        name: name of the file.
+        state: how far its first bytes could be parsed (`Glance`); the less, the stricter the check of the name.
     """
     if state == "wrong":
         return name.startswith(PREFIX) or name.endswith(SUFFIX)
@@ -59,12 +59,12 @@ def plausible(name: str, state: str) -> bool:
 
 
 def temporary(name: str) -> bool:
-    """Whether a file is named as flax names one that it has not finished."""
+    """Whether a file has flax's name for an unfinished save."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def boxes(paths: Iterable[KeyPath], file: str) -> tuple[Evidence, ...]:
-    """Which wrappers stand around the leaves of a tree."""
+    """Evidence of the wrappers around the leaves of a tree."""
     known = list(paths)
     children: dict[KeyPath, int] = {}
     for path in known:

@@ -1,9 +1,9 @@
 """GGUF, the files of llama.cpp: read, never written.
 
-Recognised by its magic. Tensors have the names of llama.cpp and our order of axes (the reverse of the file's);
-quantised ones are opaque blocks that no other container here holds, so converting them is refused by dtype. The
-facts of the header are in `header.py`. `<name>-00001-of-0000N.gguf` is one of several files, each with some
-of the tensors (`split.count` in its metadata); such parts are refused.
+Detected by its magic. Tensors have the names of llama.cpp and wherry's order of axes (the reverse of the file's);
+quantised tensors are opaque blocks that no other container supports, so converting them is refused by dtype.
+`header.py` has the facts of the header. `<name>-00001-of-0000N.gguf` is one of several files, each with some of the
+tensors (`split.count` in its metadata); such parts are refused.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     if not glimpse.head.startswith(MAGIC) or len(glimpse.head) < _HEAD.size:
         return None
     version = _HEAD.unpack_from(glimpse.head)[1]
-    said = f"version {version}" if version in VERSIONS else "a version that is not read"
+    said = f"version {version}" if version in VERSIONS else f"unsupported version {version}"
     return Detection(
         uri=glimpse.location.uri,
         format="gguf",
         format_version=f"GGUF v{version}" if version in VERSIONS else None,
         writer="gguf",
         kind="params",
-        evidence=(Evidence(glimpse.location.name, f"begins with GGUF, {said}"),),
+        evidence=(Evidence(glimpse.location.name, f"starts with GGUF, {said}"),),
     )
 
 
@@ -47,7 +47,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     count = header.metadata.get("split.count", 1)
     if count not in (0, 1):
         raise UnsupportedError(
-            f"one of {count} files of a model",
+            f"unsupported split GGUF: one of {count} files of a model",
             uri=location.uri,
             cure="merge them with llama-gguf-split --merge",
         )
@@ -69,7 +69,7 @@ def _seen(name: str, header: GgufHeader) -> list[Evidence]:
     found = [Evidence(name, f"{len(header.specs)} tensors, {len(header.metadata)} metadata values")]
     if header.left:
         found.append(
-            Evidence(name, f"not carried: {len(header.left)} lists or long texts: {', '.join(header.left)}")
+            Evidence(name, f"not converted: {len(header.left)} lists or long texts: {', '.join(header.left)}")
         )
     return found
 

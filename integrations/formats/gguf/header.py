@@ -1,8 +1,9 @@
-"""The header of a GGUF file: metadata, and where each tensor lies.
+"""The header of a GGUF file: metadata, and the location of each tensor.
 
 On disk, little endian: `GGUF`, version (uint32), number of tensors and of metadata pairs (uint64; uint32 in version
 1), the pairs (key, type, value), then for each tensor its name, number of dimensions, extents (fastest first: the
-reverse of ours), type and offset from the data section, which begins at the next multiple of `general.alignment` (32).
+reverse of wherry's), type and offset from the data section, which starts at the next multiple of `general.alignment`
+(32).
 Strings are a length and UTF-8. A big-endian file has its version in the upper bytes. Block-quantised tensors are
 `ggml:<type>`: their canonical bytes are the stored blocks. Source: the specification in ggml's docs/gguf.md, and
 GGUFReader and constants of gguf 0.19.
@@ -28,7 +29,7 @@ MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)
 _PIECE = 1 << 20
 _LONGEST_KEY = 1 << 16
-_LONGEST_TEXT = 1 << 16  # longer metadata strings (chat templates are shorter) are named, not kept
+_LONGEST_TEXT = 1 << 16  # longer metadata strings (chat templates are shorter) are listed by name, not kept
 _MOST_RANK = 8
 _MOST_DEPTH = 4
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -48,14 +49,14 @@ _PLAIN = {
 
 @dataclass(slots=True)
 class GgufHeader:
-    """What a header says.
+    """Contents of a header.
 
     Attributes:
-        version: of the container.
+        version: version of the container.
         metadata: its scalars and short strings.
-        left: keys of what is not kept: arrays (the tokenizer's vocabulary) and long strings.
+        left: keys of values that are not kept: arrays (the tokenizer's vocabulary) and long strings.
         specs: the tensors.
-        places: where each lies.
+        places: the location of each tensor.
         types: ggml names of the types that occur, in the order of their numbers.
     """
 
@@ -68,20 +69,20 @@ class GgufHeader:
 
 
 def read_header(location: Location) -> GgufHeader:
-    """Read everything but the tensors.
+    """Read everything except the tensors.
 
     Raises:
-        CorruptError: it is cut, or contradicts itself.
-        UnsupportedError: another version, byte order or type of tensor.
-        HostileError: sizes that no file has, or tensors that overlap.
+        CorruptError: the file is truncated or inconsistent.
+        UnsupportedError: an unsupported version, byte order or tensor type.
+        HostileError: impossible sizes, or tensors that overlap.
     """
     cursor = _Cursor(location)
     if cursor.take(len(MAGIC)) != MAGIC:
-        raise cursor.corrupt("does not begin with GGUF")
+        raise cursor.corrupt("missing magic GGUF at its start")
     header = GgufHeader(cursor.number("I"))
     if header.version not in VERSIONS:
         big = struct.unpack(">I", struct.pack("<I", header.version))[0] in VERSIONS
-        what = "a big-endian GGUF file" if big else f"a GGUF file of version {header.version}"
+        what = "unsupported big-endian GGUF file" if big else f"unsupported GGUF version {header.version}"
         raise UnsupportedError(what, uri=location.uri, cure="convert it with the gguf package")
     cursor.size = "I" if header.version == 1 else "Q"
     tensors, pairs = cursor.number(cursor.size), cursor.number(cursor.size)
@@ -95,7 +96,7 @@ def read_header(location: Location) -> GgufHeader:
 
 def _keep(header: GgufHeader, key: str, value: Any) -> None:
     if key in header.metadata or key in header.left:
-        raise CorruptError(f"metadata key {key!r} occurs twice", cure="restore the file")
+        raise CorruptError(f"duplicate metadata key {key!r}", cure="restore the file")
     if value is None:
         header.left.append(key)
     else:
@@ -106,7 +107,7 @@ def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     """Name, shape, type number and offset of one tensor."""
     name, rank = cursor.text(_LONGEST_KEY), cursor.number("I")
     if rank > _MOST_RANK:
-        raise cursor.corrupt(f"has tensor {name!r} of {rank} dimensions")
+        raise cursor.corrupt(f"tensor {name!r} has {rank} dimensions; expected at most {_MOST_RANK}")
     extents = [cursor.number(cursor.size) for _ in range(rank)]
     return name, tuple(reversed(extents)), cursor.number("I"), cursor.number("Q")
 
@@ -116,20 +117,20 @@ def _place(
 ) -> None:
     alignment = header.metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
-        raise cursor.corrupt(f"has the alignment {alignment!r}")
+        raise cursor.corrupt(f"expected a positive alignment, got {alignment!r}")
     base = -(-cursor.at // alignment) * alignment
     end = 0
     for name, shape, number, offset in sorted(rows, key=lambda row: row[3]):
         spec = _spec(name, shape, number, cursor)
         if spec.path in header.specs or offset < end:
             raise HostileError(
-                f"tensor {name!r} occurs twice, or overlaps another",
+                f"tensor {name!r} is duplicated, or overlaps another",
                 uri=cursor.uri,
                 cure="do not use this file",
             )
         end = offset + spec.nbytes
         if base + end > cursor.end:
-            raise cursor.corrupt(f"has {cursor.end} bytes; tensor {name!r} ends at {base + end}")
+            raise cursor.corrupt(f"tensor {name!r} ends at {base + end}, but the file has {cursor.end} bytes")
         header.specs[spec.path] = spec
         header.places[spec.path] = (Extent(location, base + offset, spec.nbytes),)
     header.types = [TYPES[number] for number in sorted({row[2] for row in rows})]
@@ -138,19 +139,19 @@ def _place(
 def _spec(name: str, shape: tuple[int, ...], number: int, cursor: _Cursor) -> TensorSpec:
     if number not in TYPES:
         raise UnsupportedError(
-            f"tensor {name!r} is of the unknown ggml type {number}", uri=cursor.uri, cure="use a newer wherry"
+            f"unknown ggml type {number} of tensor {name!r}", uri=cursor.uri, cure="use a newer wherry"
         )
     kind = TYPES[number]
     dtype = _PLAIN.get(kind, f"ggml:{kind}")
     if (shape[-1] if shape else 1) % dtypes.block_elements(dtype):
-        raise cursor.corrupt(f"has tensor {name!r} of {shape}, whose rows are no whole blocks of {kind}")
+        raise cursor.corrupt(f"the rows of tensor {name!r} of shape {shape} are not whole blocks of {kind}")
     if math.prod(shape) > 1 << 62:
-        raise cursor.corrupt(f"has tensor {name!r} of {shape}")
+        raise cursor.corrupt(f"tensor {name!r} of shape {shape} is too large")
     return TensorSpec((name,), shape, dtype)
 
 
 class _Cursor:
-    """The bytes of a file in order, read in pieces of 1 MiB; knows where it is and how much there is."""
+    """The bytes of a file in order, read in pieces of 1 MiB; tracks its position and the size of the file."""
 
     def __init__(self, location: Location) -> None:
         self.location = location
@@ -162,23 +163,23 @@ class _Cursor:
         self._piece, self._start = b"", 0
 
     def take(self, count: int) -> bytes:
-        """The next so many bytes."""
+        """The next `count` bytes."""
         if count > self.end - self.at:
-            raise self.corrupt("ends inside its header")
+            raise self.corrupt("truncated header")
         inside = self.at - self._start
         if inside + count > len(self._piece):
             self._piece = self.location.read(self.at, self.at + max(count, _PIECE))
             self._start, inside = self.at, 0
         data = self._piece[inside : inside + count]
         if len(data) != count:
-            raise self.corrupt("ends inside its header")
+            raise self.corrupt("truncated header")
         self.at += count
         return data
 
     def skip(self, count: int) -> None:
-        """Pass over so many bytes."""
+        """Skip `count` bytes."""
         if count > self.end - self.at:
-            raise self.corrupt("ends inside its header")
+            raise self.corrupt("truncated header")
         self.at += count
         if not self._start <= self.at <= self._start + len(self._piece):
             self._piece, self._start = b"", self.at
@@ -188,20 +189,20 @@ class _Cursor:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def plausible(self, count: int, least: int) -> int:
-        """A count of things of at least so many bytes each, where the file has room for them."""
+        """Check that the file has room for `count` entries of at least `least` bytes each."""
         if count * least > self.end - self.at:
-            raise self.corrupt(f"announces {count} entries, more than it has room for")
+            raise self.corrupt(f"{count} entries exceed the size of the file")
         return count
 
     def text(self, most: int) -> str:
         """The next string."""
         length = self.number(self.size)
         if length > most:
-            raise self.corrupt(f"has a name of {length} bytes")
+            raise self.corrupt(f"name of {length} bytes exceeds the limit of {most}")
         return self._decoded(self.take(length))
 
     def value(self, kind: int, depth: int) -> Any:
-        """The next metadata value; None for what is passed over."""
+        """The next metadata value; None for a skipped one."""
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
         if kind == _STRING:
@@ -213,7 +214,7 @@ class _Cursor:
         if kind == _ARRAY and depth < _MOST_DEPTH:
             self._skip_array(depth)
             return None
-        raise self.corrupt(f"has metadata of the unknown type {kind}")
+        raise self.corrupt(f"unknown metadata type {kind}")
 
     def _skip_array(self, depth: int) -> None:
         kind, count = self.number("I"), self.number(self.size)
@@ -230,8 +231,12 @@ class _Cursor:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise self.corrupt("has a name that is no text") from error
+            raise self.corrupt("a name is not valid UTF-8") from error
 
     def corrupt(self, reason: str) -> CorruptError:
-        """What says that the file contradicts itself."""
-        return CorruptError(f"the file {reason}", uri=self.uri, cure="fetch the file again, or restore it")
+        """An error about invalid contents of the file."""
+        return CorruptError(
+            f"invalid GGUF: {reason}",
+            uri=self.uri,
+            cure="download the file again, or restore it from a backup",
+        )

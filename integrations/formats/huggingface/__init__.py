@@ -1,9 +1,9 @@
-"""A Hugging Face model folder: weights with config, tokenizer and whatever lies beside them.
+"""A Hugging Face model folder: weights with config, tokenizer and other companions.
 
-Recognised by the names of the weights (`weights.py`), so a folder without a config counts. Read:
+Detected by the names of the weights (`weights.py`), so a folder without a config counts. Read:
 safetensors, single or sharded by an index, with variants and adapters; `pytorch_model.bin` in the zip form;
 `flax_model.msgpack`.
-Written: safetensors, always with `{"format": "pt"}` in `__metadata__`, which transformers asks for. A tensor's
+Written: safetensors, always with `{"format": "pt"}` in `__metadata__`, which transformers requires. A tensor's
 key path is one part, its name; in flax files it is the path in their tree.
 """
 
@@ -85,18 +85,18 @@ def _require_no_pipeline(glimpse: Glimpse) -> None:
     try:
         parts = pipeline_parts(glimpse.location, glimpse.entries)
     except CorruptError:
-        return  # what cannot be read lists no models
+        return  # a file that cannot be read lists no models
     if parts:
         raise AmbiguousError(
-            f"a diffusers pipeline of {len(parts)} models: {', '.join(parts)}",
+            f"ambiguous source: a diffusers pipeline of {len(parts)} models: {', '.join(parts)}",
             uri=glimpse.location.uri,
-            cure=f"take one of them with --item {parts[0]}",
+            cure=f"select one of them, for example --item {parts[0]}",
         )
 
 
 def _weights_evidence(glimpse: Glimpse, weights: Weights) -> list[Evidence]:
     others = [other.file for other in weight_sets(glimpse.entries) if other.file != weights.file]
-    passed = [Evidence(name, f"weights that are passed over: {PRECEDENCE}") for name in others]
+    passed = [Evidence(name, f"ignored weights: {PRECEDENCE}") for name in others]
     return [Evidence(weights.file, _weights_seen(weights)), *passed]
 
 
@@ -110,7 +110,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     names = {entry.name: entry for entry in location.entries()}
     weights = find_weights(names)
     if weights is None:
-        raise IncompleteError("the weights have gone", uri=location.uri)
+        raise IncompleteError("weights not found", uri=location.uri)
     facts = read_facts(location, names)
     contents = read_weights(location, weights)
     beside = surroundings(location, {entry.name for entry in contents.files})
@@ -133,11 +133,11 @@ def _open(location: Location, detection: Detection) -> Opened:
 
 
 def _precise(detection: Detection, weights: Weights, contents: WeightContents) -> Detection:
-    """Consolidation by torch drops all metadata and writes an index also for one file."""
+    """Detect consolidation by torch, which drops all metadata and writes an index even for one file."""
     seen = detection.seen(*contents.evidence)
     if weights.container != "safetensors" or weights.form != "sharded" or not contents.bare:
         return seen
-    evidence = Evidence(weights.file, "an index, and no metadata in any file: consolidated by torch")
+    evidence = Evidence(weights.file, "an index and no metadata in any file: consolidated by torch")
     return replace(
         seen.seen(evidence), format_version=_CONSOLIDATED, writer=detection.writer or _CONSOLIDATOR
     )
@@ -158,7 +158,7 @@ def _reader(
 def _shards(manifest: Manifest, options: Options) -> ShardPlan:
     names = {companion.name for companion in manifest.companions}
     if ADAPTER_CONFIG in names and CONFIG not in names:
-        return spread(manifest.tensors.values(), sys.maxsize, ADAPTER)  # PEFT knows no index
+        return spread(manifest.tensors.values(), sys.maxsize, ADAPTER)  # PEFT does not support an index
     return spread(manifest.tensors.values(), parse_size(options["max_shard_size"]), "model")
 
 
@@ -181,7 +181,7 @@ FORMATS = (
         aliases=("hf",),
         commit_members=("model.safetensors.index.json", "model.safetensors"),
         options={
-            "max_shard_size": Option("5GB", "most bytes of one file, for example 200MB"),
+            "max_shard_size": Option("5GB", "largest size of one file, for example 200MB"),
             "metadata_format": METADATA_FORMAT,
         },
         loaded_by="transformers 5, safetensors 0.8",

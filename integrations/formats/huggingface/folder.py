@@ -1,9 +1,9 @@
-"""What lies around the weights of a Hugging Face folder: config, trainer state, companions.
+"""Files around the weights of a Hugging Face folder: config, trainer state, companions.
 
-`config.json` says which transformers wrote it, the model type and so how many parameters to expect;
-`trainer_state.json` the step. Companions are the regular files down to three folders deep that are not weights in
-any form: config, tokenizer, generation config, chat template, model card, code of the model. What is left out is
-said in the evidence. Files of a hub cache are links to blobs and are followed.
+`config.json` states the version of transformers that wrote it and the model type, and so the expected number of
+parameters; `trainer_state.json` states the step. Companions are the regular files down to three folders deep that are
+not weights in any form: config, tokenizer, generation config, chat template, model card, code of the model. The
+evidence lists files that are left out. Files of a hub cache are links to blobs and are followed.
 """
 
 from __future__ import annotations
@@ -33,35 +33,39 @@ if TYPE_CHECKING:
 _TRAINER = "trainer_state.json"
 _LARGEST_CONFIG = 16 << 20
 _DEEPEST = 3
-_ORIGINAL = "original"  # where hub repositories keep it, Meta's consolidated.NN.pth for one
+_ORIGINAL = (
+    "original"  # folder of hub repositories for the publisher's own files, such as Meta's consolidated.NN.pth
+)
 
-# model_type → family, where they differ; a type that begins with a row's key belongs to it.
+# model_type → family, if they differ; a type that starts with a row's key belongs to its family.
 _FAMILIES = {"qwen": "qwen", "gemma": "gemma", "deepseek": "deepseek", "gpt_oss": "gpt-oss"}
 
 
 def read_json(place: Location, most: int) -> dict[str, Any]:
-    """A JSON object that a folder holds.
+    """Read a JSON object from a folder.
 
     Raises:
-        NotFoundError: there is no such file.
-        CorruptError: it is no JSON object, or names something twice.
-        HostileError: it is larger than `most` bytes.
+        NotFoundError: the file does not exist.
+        CorruptError: the file is not a JSON object, or has duplicate keys.
+        HostileError: the file is larger than `most` bytes.
     """
     data = place.read_whole(most)
     try:
         found = json.loads(data.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        reason = "it nests too deep" if isinstance(error, RecursionError) else str(error)
-        raise CorruptError(f"{place.name} is not JSON: {reason}", uri=place.uri, cure="restore it") from error
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise CorruptError(
+            f"invalid JSON in {place.name}: {reason}", uri=place.uri, cure="restore the file"
+        ) from error
     if not isinstance(found, dict):
-        raise CorruptError(f"{place.name} is not a JSON object", uri=place.uri, cure="restore it")
+        raise CorruptError(f"expected a JSON object in {place.name}", uri=place.uri, cure="restore the file")
     return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
+        raise ValueError("duplicate key")
     return found
 
 
@@ -72,15 +76,15 @@ def family_of(model_type: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """What the JSON files beside the weights say.
+    """Facts from the JSON files beside the weights.
 
     Attributes:
-        writer: `transformers X`; None where no config says it.
+        writer: `transformers X`; None if the config does not state it.
         family: model family.
         step: from the folder's name, else from the trainer's state.
-        origin: what the manifest keeps of it.
+        origin: the facts that the manifest keeps.
         config: the contents of `config.json`.
-        evidence: where each was seen.
+        evidence: where each fact was found.
     """
 
     writer: str | None = None
@@ -92,10 +96,10 @@ class FolderFacts:
 
 
 def read_facts(location: Location, names: Collection[str]) -> FolderFacts:
-    """Read `config.json` and `trainer_state.json` of a folder, where they are.
+    """Read `config.json` and `trainer_state.json` of a folder, if they exist.
 
     Raises:
-        CorruptError: one of them is no JSON object.
+        CorruptError: one of them is not a JSON object.
     """
     config = read_json(location.join(CONFIG), _LARGEST_CONFIG) if CONFIG in names else {}
     step, evidence = _step(location, names)
@@ -108,7 +112,7 @@ def read_facts(location: Location, names: Collection[str]) -> FolderFacts:
         **_adapter(location, names),
     }
     if "peft_type" in origin:
-        base = origin.get("base_model", "a model that it does not name")
+        base = origin.get("base_model", "an unnamed model")
         evidence += (
             Evidence(ADAPTER_CONFIG, f"a {origin['peft_type']} adapter of {base}, not a whole model"),
         )
@@ -136,7 +140,7 @@ def _adapter(location: Location, names: Collection[str]) -> dict[str, Any]:
 def _step(location: Location, names: Collection[str]) -> tuple[int | None, tuple[Evidence, ...]]:
     step = step_number(location.name)
     if step is not None:
-        return step, (Evidence(".", f"the folder's name states step {step}"),)
+        return step, (Evidence(".", f"step {step} in the folder's name"),)
     if _TRAINER not in names:
         return None, ()
     step = read_json(location.join(_TRAINER), _LARGEST_CONFIG).get("global_step")
@@ -145,7 +149,7 @@ def _step(location: Location, names: Collection[str]) -> tuple[int | None, tuple
 
 @dataclass(slots=True)
 class Surroundings:
-    """The files of a folder that are not its weights: those that belong to it, and why others do not."""
+    """The files of a folder besides its weights: the companions, and why other files are left out."""
 
     companions: list[Entry] = field(default_factory=list[Entry])
     left: list[Evidence] = field(default_factory=list[Evidence])
@@ -159,7 +163,7 @@ def surroundings(location: Location, own: Collection[str]) -> Surroundings:
         own: names of the weights and of their index.
 
     Raises:
-        IncompleteError: a companion is a link to nothing.
+        IncompleteError: a companion is a broken link.
     """
     found = Surroundings()
     _collect(location, "", own, found)
@@ -174,34 +178,32 @@ def _collect(folder: Location, prefix: str, own: Collection[str], found: Surroun
         if entry.is_dir:
             _enter(folder.join(entry.name), name, own, found)
         elif is_weights(entry.name):
-            found.left.append(Evidence(name, "weights in another form, or training state: not carried"))
+            found.left.append(Evidence(name, "weights in another form, or training state: not converted"))
         elif entry.size < 0:
             folder.require_open(entry)
-            raise IncompleteError(f"{name} is a link to nothing", uri=folder.uri, cure="fetch the file again")
+            raise IncompleteError(f"broken link: {name}", uri=folder.uri, cure="download the file again")
         else:
             found.companions.append(Entry(name, entry.size, is_dir=False, mark=entry.mark))
 
 
 def _enter(folder: Location, name: str, own: Collection[str], found: Surroundings) -> None:
     if name.count("/") + 1 >= _DEEPEST:
-        found.left.append(Evidence(name, f"deeper than {_DEEPEST} folders: not carried"))
+        found.left.append(Evidence(name, f"deeper than {_DEEPEST} folders: not converted"))
         return
     names = {entry.name: entry for entry in folder.entries()}
     if folder.name == _ORIGINAL and any(map(is_weights, names)):
-        found.left.append(
-            Evidence(name, "the same weights in the form of their first publisher: not carried")
-        )
+        found.left.append(Evidence(name, "the same weights in the publisher's own form: not converted"))
     elif find_weights(names):
-        found.left.append(Evidence(name, "weights of its own: not carried"))
+        found.left.append(Evidence(name, "a folder with other weights: not converted"))
     else:
         _collect(folder, f"{name}/", own, found)
 
 
 def pipeline_parts(location: Location, names: Mapping[str, Entry]) -> list[str]:
-    """The models of a diffusers pipeline: the folders that its `model_index.json` names and that hold weights.
+    """The models of a diffusers pipeline: the folders with weights that its `model_index.json` names.
 
     Raises:
-        CorruptError: `model_index.json` is no JSON object.
+        CorruptError: `model_index.json` is not a JSON object.
     """
     if PIPELINE not in names:
         return []

@@ -1,11 +1,11 @@
-"""How many parameters a Hugging Face model has, told by its config alone.
+"""The expected number of parameters of a Hugging Face model, computed from its config.
 
-A checkpoint with fewer has lost something that no header shows: a shard that was left out together with its
-lines in the index. Buffers and second copies of tied weights, which some files hold besides, are added by name. For
-each `model_type` there is a row: the attributes that an old config may lack with their
-defaults, and functions that count the embedding, one layer and the end of the model. What is counted is what
-`save_pretrained` stores: tied weights once, buffers not. Counts were compared with models built by transformers
-5.23 and with the corpus. An unknown `model_type` or architecture, and any quantised model, gives None, never a guess.
+A checkpoint with fewer parameters has lost some in a way that no header shows: a shard that is missing together with
+its lines in the index. Buffers and second copies of tied weights, which some files also hold, are added by name. Each
+`model_type` has a row: the attributes that an old config may lack, with their defaults, and functions that count the
+embedding, one layer and the end of the model. The count is that of `save_pretrained`: tied weights once, no buffers.
+Counts were compared with models built by transformers 5.23 and with the corpus. An unknown `model_type` or
+architecture, and any quantised model, gives None, never a guess.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def _bert_pooler(c: Config) -> int:
 
 
 def _bert_predictions(c: Config) -> int:
-    """Transform, its norm and the bias; the decoder is tied to the word embeddings, its bias to the bias."""
+    """The transform, its norm and the bias; the decoder and its bias are tied to the word embeddings and the bias."""
     if not c["tie_word_embeddings"]:
-        raise KeyError("whether the two biases are then one depends on the release of transformers")
+        raise KeyError("whether the two biases are tied depends on the release of transformers")
     return _bert_pooler(c) + 2 * c["hidden_size"] + c["vocab_size"]
 
 
@@ -132,14 +132,14 @@ def _nothing(_c: Config) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """How one model_type is counted.
+    """How to count the parameters of one model_type.
 
     Attributes:
         layer: parameters of the layer with this index.
         ends: parameters outside the layers of the bare model.
-        heads: architecture → what it adds to the bare model.
-        defaults: attributes that a config may leave out.
-        layers: the attribute that holds the number of layers.
+        heads: architecture → parameters that it adds to the bare model.
+        defaults: attributes that a config may omit.
+        layers: the attribute with the number of layers.
     """
 
     layer: Count
@@ -181,7 +181,7 @@ _MODELS: dict[str, _Model] = {
 }
 _MOST_LAYERS = 10_000
 
-# Endings of names that files of old releases hold although they are buffers, by model_type; `` is every type.
+# Name endings of buffers that files of old releases hold, by model_type; `` is every type.
 _BUFFERS = {
     "": ("rotary_emb.inv_freq",),
     "bert": ("embeddings.position_ids", "embeddings.token_type_ids"),
@@ -191,7 +191,7 @@ _TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.de
 
 
 def _numbers(config: Config) -> dict[str, Any]:
-    """The attributes that counting may touch: in a hostile config, text times a number fills the memory."""
+    """The attributes for counting, numbers only: in a hostile config, text times a number fills the memory."""
     kept = {name: value for name, value in config.items() if value is None or type(value) in (int, bool)}
     dense = config.get("mlp_only_layers")
     if dense is None:
@@ -202,14 +202,14 @@ def _numbers(config: Config) -> dict[str, Any]:
 
 
 def expected_parameters(config: Config) -> int | None:
-    """The number of parameters that a config promises.
+    """The number of parameters of a model with this config.
 
     Args:
         config: the contents of `config.json`.
 
     Returns:
-        The count, or None where this model type or architecture is not known, the model is quantised, or the
-        config lacks what is needed.
+        The count, or None if the model type or architecture is unknown, the model is quantised, or the config lacks a
+        needed attribute.
     """
     model = _MODELS.get(str(config.get("model_type")))
     names = config.get("architectures")
@@ -225,19 +225,19 @@ def expected_parameters(config: Config) -> int | None:
             return None
         count = model.ends(full) + sum(model.layer(full, layer) for layer in range(layers)) + head(full)
     except (KeyError, TypeError, ZeroDivisionError):
-        return None  # an attribute is missing or of the wrong kind: nothing can be promised
+        return None  # an attribute is missing or of the wrong type: the count is unknown
     return count if type(count) is int and count > 0 else None
 
 
 def expected_elements(config: Config, stored: Iterable[TensorSpec]) -> int | None:
-    """The number of elements that the files should hold, given which buffers and tied copies they have.
+    """The number of elements that the files should hold, given the buffers and tied copies in them.
 
     Args:
         config: the contents of `config.json`.
         stored: the tensors of the files.
 
     Returns:
-        `expected_parameters` and the elements of what it does not count; None where it is None.
+        `expected_parameters` plus the elements that it does not count; None if it is None.
     """
     count = expected_parameters(config)
     if count is None:

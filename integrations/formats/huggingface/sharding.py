@@ -1,8 +1,8 @@
-"""How tensors are spread over the files of a Hugging Face folder that is written, and its index.
+"""Distributes tensors over the files of a new Hugging Face folder, and builds its index.
 
-As transformers does it: files are filled in order up to `max_shard_size`; a tensor that is larger gets a file of
-its own. The order is that of names with numbers compared as numbers, so that layer 2 comes before layer 10.
-Names and index are those of `save_pretrained`, the index with sorted keys.
+As in transformers, files are filled in order up to `max_shard_size`; a larger tensor gets a separate file. Names are
+sorted with digits compared as numbers, so that layer 2 comes before layer 10. File names and index are those of
+`save_pretrained`, the index with sorted keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """The files of a checkpoint that will be written.
+    """The files of a checkpoint to write.
 
     Attributes:
         files: file name → its tensors.
@@ -36,16 +36,16 @@ class ShardPlan:
 
     @property
     def version(self) -> str:
-        """The format version of what will be written."""
+        """The format version of the checkpoint to write."""
         return "sharded safetensors" if self.index else "single safetensors"
 
 
 def spread(tensors: Iterable[TensorSpec], most: int, stem: str) -> ShardPlan:
-    """Spread tensors over files.
+    """Distribute tensors over files.
 
     Args:
         tensors: tensors with one-part key paths.
-        most: bytes of tensors in one file, where no single tensor is larger.
+        most: bytes of tensors in one file, unless a single tensor is larger.
         stem: first part of the file names.
     """
     groups = _groups(sorted(tensors, key=lambda spec: natural_key(spec.path[0])), most)

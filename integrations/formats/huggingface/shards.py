@@ -1,11 +1,11 @@
-"""Opens the weights of a Hugging Face folder and holds index and shards against each other.
+"""Opens the weights of a Hugging Face folder and compares its index with its shards.
 
 `*.index.json` is {metadata: {total_size, ...}, weight_map: {tensor: file}}, the same for safetensors, `.bin` and flax
 msgpack, where a tensor's name is its key path joined by `/`.
-Every tensor must lie in exactly the file that the map names and nowhere else. `total_size` is only reported
-where it differs: writers have disagreed on whether tied tensors count twice. torch's HuggingFaceStorageWriter
-describes cut tensors in `DCP_SHARDING_INFO` of `__metadata__`, without their full shapes; such pieces are not a
-checkpoint that anything but torch can put together, and consolidated files drop all metadata.
+Every tensor must be in exactly the file that the map names and in no other. A difference in `total_size` is only
+reported, since writers disagree on whether tied tensors count twice. torch's HuggingFaceStorageWriter describes split
+tensors in `DCP_SHARDING_INFO` of `__metadata__`, without their full shapes; only torch can assemble such pieces, and
+consolidated files drop all metadata.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _LEGACY = b"\x80\x02\x8a\x0a"
 
 @dataclass(slots=True)
 class WeightContents:
-    """What the weight files of a folder hold together.
+    """Contents of all weight files of a folder.
 
     Attributes:
         specs: tensors, file by file in the order of their bytes.
         files: the weight files and the index.
-        places: where raw tensors lie (safetensors).
-        placed: where tensors of torch archives lie (bin).
-        flax: where tensors of flax files lie (msgpack).
+        places: locations of raw tensors (safetensors).
+        placed: locations of tensors in torch archives (bin).
+        flax: locations of tensors in flax files (msgpack).
         values, empties, lists: non-tensor leaves of torch archives and flax files.
         custom: `metadata` of the index and `__metadata__` of the files.
         bare: whether no safetensors file has any `__metadata__`.
-        evidence: what was seen.
+        evidence: evidence about the files.
     """
 
     specs: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", "TensorSpec"])
@@ -75,9 +75,9 @@ def read_weights(location: Location, weights: Weights) -> WeightContents:
     """Read the metadata of all weight files of a folder.
 
     Raises:
-        HostileError: the index names a file outside the folder, or a pickle wants what it must not.
-        IncompleteError: a file that the index names is not there, or there is no index.
-        CorruptError: index and files contradict each other, or one of them itself.
+        HostileError: the index names a file outside the folder, or a pickle refers to a global that is not allowed.
+        IncompleteError: a file that the index names is missing, or the index is missing.
+        CorruptError: index and files do not match, or one of them is invalid.
         UnsupportedError: distributed pieces of torch, or the legacy form of torch.save.
     """
     contents = WeightContents()
@@ -100,9 +100,9 @@ def _read_sharded(location: Location, weights: Weights, contents: WeightContents
     if missing:
         more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise IncompleteError(
-            f"{missing[0]}{more}, named in {weights.file}, is missing",
+            f"file not found: {missing[0]}{more}, named in {weights.file}",
             uri=location.uri,
-            cure="fetch it again",
+            cure="download the missing files again",
         )
     _add_file(index, weights.file, contents)
     for name in shards:
@@ -118,7 +118,11 @@ def _index(place: Location) -> tuple[dict[str, str], dict[str, Any]]:
     found = read_json(place, _LARGEST_INDEX)
     weight_map, metadata = found.get("weight_map"), found.get("metadata")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CorruptError("the index has no weight_map of names", uri=place.uri, cure="restore it")
+        raise CorruptError(
+            f"invalid index {place.name}: missing weight_map from tensor to file name",
+            uri=place.uri,
+            cure="restore the index",
+        )
     return weight_map, metadata if isinstance(metadata, dict) else {}
 
 
@@ -139,7 +143,7 @@ def _read_safetensors(place: Location, name: str, contents: WeightContents) -> N
     contents.bare = contents.bare and header.metadata is None
     for key, value in (header.metadata or {}).items():
         if contents.custom.setdefault(key, value) != value:
-            contents.evidence.append(Evidence(name, f"its metadata {key!r} differs from the other files'"))
+            contents.evidence.append(Evidence(name, f"metadata {key!r} differs from that of other files"))
     for path, (spec, extents) in placed_tensors(header, place).items():
         _require_new(path, name, contents, place)
         contents.specs[path], contents.places[path] = spec, extents
@@ -148,7 +152,7 @@ def _read_safetensors(place: Location, name: str, contents: WeightContents) -> N
 def _read_bin(place: Location, contents: WeightContents) -> None:
     if place.read(0, len(_LEGACY)) == _LEGACY:
         raise UnsupportedError(
-            "the legacy form of torch.save (before 1.6) is not read in a Hugging Face folder",
+            "unsupported legacy torch.save file (torch before 1.6) in a Hugging Face folder",
             uri=place.uri,
             cure="load it with torch and save it again",
         )
@@ -179,16 +183,18 @@ def _add_file(place: Location, name: str, contents: WeightContents) -> None:
 
 def _require_new(path: KeyPath, name: str, contents: WeightContents, place: Location) -> None:
     if path in contents.specs:
-        raise CorruptError(f"{name} and another file both hold it", uri=place.uri, path=render(path))
+        raise CorruptError(
+            f"duplicate tensor: {name} and another file both contain it", uri=place.uri, path=render(path)
+        )
 
 
 def _require_mapped(path: KeyPath, name: str, weight_map: Mapping[str, str], location: Location) -> None:
     said = weight_map.get("/".join(path))
     if said != name:
         what = (
-            f"{name} holds it, but the index says {said}"
+            f"the tensor is in {name}, but the index names {said}"
             if said
-            else f"{name} holds it, the index does not name it"
+            else f"the tensor is in {name}, but missing from the index"
         )
         raise CorruptError(what, uri=location.uri, path=render(path), cure="restore the index or the file")
 
@@ -197,7 +203,7 @@ def _require_present(weight_map: Mapping[str, str], contents: WeightContents, lo
     held = {"/".join(path) for path in contents.specs}
     for tensor, name in weight_map.items():
         if tensor not in held:
-            what = f"the index says that it lies in {name}, which does not hold it"
+            what = f"the index names {name} for the tensor, which does not contain it"
             raise CorruptError(
                 what, uri=location.uri, path=render((tensor,)), cure="restore the index or the file"
             )
@@ -208,7 +214,9 @@ def _compare_total(index: str, contents: WeightContents) -> None:
     once = sum(spec.nbytes for spec in contents.specs.values() if not spec.tags)
     twice = sum(spec.nbytes for spec in contents.specs.values())
     if type(said) in (int, float) and said not in (once, twice):
-        contents.evidence.append(Evidence(index, f"total_size says {said} bytes, the tensors have {twice}"))
+        contents.evidence.append(
+            Evidence(index, f"total_size states {said} bytes, but the tensors have {twice}")
+        )
 
 
 def _require_whole(metadata: Mapping[str, str], place: Location) -> None:
@@ -219,14 +227,14 @@ def _require_whole(metadata: Mapping[str, str], place: Location) -> None:
         offsets = [info["saved_offsets"] for info in json.loads(metadata[_SHARDING]).values()]
         cut = any(any(offset) for offset in offsets)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CorruptError(f"its {_SHARDING} is not what torch writes", uri=place.uri) from error
+        raise CorruptError(f"invalid {_SHARDING} in {place.name}: unexpected form", uri=place.uri) from error
     if cut or place.name.startswith("shard-"):
         raise _pieces(place)
 
 
 def _pieces(place: Location) -> UnsupportedError:
     return UnsupportedError(
-        "distributed pieces of torch's HuggingFaceStorageWriter: their full shapes are not stored",
+        "unsupported distributed pieces of torch's HuggingFaceStorageWriter: full shapes are not stored",
         uri=place.uri,
         cure="consolidate them with torch.distributed.checkpoint first",
     )
@@ -237,7 +245,7 @@ def _without_index(location: Location, weights: Weights) -> UnsupportedError | I
     if _SHARDING in (header.metadata or {}):
         return _pieces(location)
     return IncompleteError(
-        f"{weights.file} is one of several files, but their index is missing",
+        f"missing index: {weights.file} is one of several files",
         uri=location.uri,
-        cure="fetch the *.safetensors.index.json, or open the files one by one",
+        cure="download the *.safetensors.index.json, or open the files one by one",
     )

@@ -1,12 +1,13 @@
-"""Which files of a Hugging Face folder are its weights.
+"""Selects the weight files of a Hugging Face folder.
 
-Names, in the order in which transformers (5.23, `modeling_utils.py`) looks: `model.safetensors`, then
+Names, in the lookup order of transformers (5.23, `modeling_utils.py`): `model.safetensors`, then
 `model.safetensors.index.json` with `model-00001-of-0000N.safetensors`, each also with a variant
 (`model.fp16.safetensors`, `model.safetensors.index.fp16.json`); safetensors before `pytorch_model.bin` and its
-index; transformers 4 then took `flax_model.msgpack` and its index, whose names are key paths joined by `/`, and 5
-has dropped it. PEFT adapters are `adapter_model.safetensors` or `.bin` beside `adapter_config.json`, diffusers writes
-`diffusion_pytorch_model.safetensors`. torch's HuggingFaceStorageWriter gives every save an index, also of one
-file, and distributed saves none. A diffusers pipeline is a folder of such folders, which `model_index.json` lists.
+index; transformers 4 then looked for `flax_model.msgpack` and its index, whose names are key paths joined by `/`;
+transformers 5 has dropped it. PEFT adapters are `adapter_model.safetensors` or `.bin` beside `adapter_config.json`,
+diffusers writes `diffusion_pytorch_model.safetensors`. torch's HuggingFaceStorageWriter writes an index for every
+consolidated save, even of one file, and none for distributed saves. A diffusers pipeline is a folder of such folders,
+which `model_index.json` lists.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 PIPELINE = "model_index.json"
 ADAPTER = "adapter_model"
-PRECEDENCE = "safetensors come before .bin before msgpack, and each without a variant before with one"
+PRECEDENCE = (
+    "safetensors take precedence over .bin over msgpack, and files without a variant over those with one"
+)
 
 _ORDER: tuple[Container, ...] = ("safetensors", "bin", "msgpack")
-# Stem and ending of the weights, most wanted first.
+# Stem and ending of the weights, in order of precedence.
 _STEMS: tuple[tuple[str, Container], ...] = (
     ("model", "safetensors"),
     ("diffusion_pytorch_model", "safetensors"),
@@ -41,7 +44,7 @@ _CONTAINER_WORDS = {"safetensors": "safetensors", "bin": "pytorch_model.bin", "m
 _VARIANT = r"(?:\.(?P<variant>[A-Za-z0-9_]+))?"
 _ANY_INDEX = re.compile(rf".+\.safetensors\.index{_VARIANT}\.json")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
-# Weights in another form, and what lists them; not companions.
+# Weights in other forms, and their indexes; not companions.
 _WEIGHTS = re.compile(
     r".+\.(safetensors|bin|msgpack|h5|onnx|onnx_data|ot|gguf|pt|pth|pkl|ckpt|distcp|tflite|mlmodel)"
     r"|.+\.(safetensors|bin|msgpack|h5)\.index(\..+)?\.json"
@@ -50,14 +53,14 @@ _WEIGHTS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a folder by name.
+    """The names of the weights of a folder.
 
     Attributes:
         container: `safetensors`, `bin` or `msgpack`.
         file: the one file, or the index, or the first of several shards without an index.
-        form: which of the three it is.
-        stem: `model`, `adapter_model` and so on.
-        variant: `fp16` and the like.
+        form: one file, several files with an index, or several files without one.
+        stem: for example `model` or `adapter_model`.
+        variant: for example `fp16`.
     """
 
     container: Container
@@ -68,13 +71,13 @@ class Weights:
 
     @property
     def version(self) -> str:
-        """The format version, as far as names tell it."""
+        """The format version, as far as the names determine it."""
         word = "single" if self.form == "single" else "sharded"
         return f"{word} {_CONTAINER_WORDS[self.container]}"
 
 
 def find_weights(names: Mapping[str, object]) -> Weights | None:
-    """The weights that transformers would load from a folder with these children, or None."""
+    """The weights that transformers would load from a folder with these files, or None."""
     sets = weight_sets(names)
     if sets and sets[0].container == _ORDER[0]:
         return sets[0]
@@ -82,7 +85,7 @@ def find_weights(names: Mapping[str, object]) -> Weights | None:
 
 
 def weight_sets(names: Mapping[str, object]) -> list[Weights]:
-    """Every set of weights with a known stem, most wanted first."""
+    """Every set of weights with a known stem, in order of precedence."""
     found = [weights for container in _ORDER for weights in _named(names, container) if weights is not None]
     return sorted(
         found,
@@ -121,5 +124,5 @@ def _without_a_known_stem(names: Mapping[str, object]) -> Weights | None:
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file name is that of weights in any form, or of an index of such."""
+    """Whether a file name is that of weights in any form, or of their index."""
     return _WEIGHTS.fullmatch(name.rsplit("/", 1)[-1]) is not None

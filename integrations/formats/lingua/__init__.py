@@ -1,8 +1,8 @@
 """Meta Lingua's checkpoints: step folders (DCP with `params.json` and train states) and `consolidated/`.
 
-`folder.py` has what lies in these folders and when a step counts, `names.py` the key paths. A step
-folder is written so that `init_ckpt_path` takes it; one that Lingua resumes from (`--set resume=true`) needs the real
-moments and train states of the source. Lingua itself calls `dcp.load({"model": …})` and, for `consolidated.pth`,
+`folder.py` describes the files of these folders and when a step is complete, `names.py` the key paths. A step folder is
+written so that `init_ckpt_path` accepts it; one that Lingua resumes from (`--set resume=true`) needs the real moments
+and train states of the source. Lingua itself calls `dcp.load({"model": …})` and, for `consolidated.pth`,
 `torch.load(…, weights_only=True)["model"]`; the tests do the same.
 """
 
@@ -68,17 +68,17 @@ def _detect(glimpse: Glimpse) -> Detection | None:
 
 
 def _seen(glimpse: Glimpse) -> Evidence | None:
-    """What says that DCP files are Lingua's: its train states, its configuration, or its names in a step folder."""
+    """Evidence that DCP files are Lingua's: its train states, its configuration, or its names in a step folder."""
     names = glimpse.entries
     states = folder.train_states(names)
     if states:
-        return Evidence(states[0], f"train states of {len(states)} ranks, as Lingua writes them")
+        return Evidence(states[0], f"train states of {len(states)} ranks in Lingua's form")
     if PARAMS in names and folder.peek_params(glimpse.location):
-        return Evidence(PARAMS, "a configuration with `model`, as Lingua writes it")
+        return Evidence(PARAMS, "a configuration with `model` in Lingua's form")
     if folder.is_step(glimpse.location.name) and METADATA in names:
         head = glimpse.location.join(METADATA).read(0, _HEAD)
         if EMBEDDINGS.encode() in head:
-            return Evidence(METADATA, f"names {EMBEDDINGS}, in a folder named by ten digits")
+            return Evidence(METADATA, f"contains {EMBEDDINGS}, in a folder with a name of ten digits")
     return None
 
 
@@ -111,7 +111,8 @@ def _prepare(manifest: Manifest, options: Options) -> Manifest:
     word = str(options["resume"]).lower()
     if word not in _RESUME:
         raise UsageError(
-            f"resume={options['resume']} is not a yes or no", cure="write resume=true or resume=false"
+            f"invalid value for resume: {options['resume']!r}; expected true or false",
+            cure="pass resume=true or resume=false",
         )
     manifest = without_chunks(manifest)
     if _RESUME[word]:
@@ -126,9 +127,9 @@ def _prepare(manifest: Manifest, options: Options) -> Manifest:
 def _require_companion(manifest: Manifest) -> None:
     if PARAMS not in [companion.name for companion in manifest.companions]:
         raise UnrepresentableError(
-            f"Lingua needs {PARAMS}, which does not lie beside the source's tensors",
-            cure=f"put Lingua's {PARAMS} (from the run, or written for this model) beside them; for the tensors alone "
-            "choose the target dcp or torch-zip",
+            f"missing {PARAMS}: Lingua requires it beside the source's tensors",
+            cure=f"put Lingua's {PARAMS} (from the run, or written for this model) beside them; to convert only the "
+            "tensors, choose the target format dcp or torch-zip",
         )
 
 
@@ -151,7 +152,7 @@ def _detect_consolidated(glimpse: Glimpse) -> Detection | None:
         format_version=_CONSOLIDATED_VERSION,
         writer=_WRITER,
         step=int(parent) if folder.is_step(parent) and parent.isdecimal() else None,
-        evidence=(Evidence(CONSOLIDATED, "the name that Lingua consolidates to"),),
+        evidence=(Evidence(CONSOLIDATED, "the name of Lingua's consolidated checkpoints"),),
     )
 
 
@@ -181,7 +182,7 @@ def _open_consolidated(location: Location, detection: Detection) -> Opened:
 
 
 def _optimizer_step(manifest: Manifest, reader: StridedReader) -> int | None:
-    """The step that the optimizer counted, a scalar for each parameter."""
+    """The step of the optimizer, which has one scalar for each parameter."""
     for path, spec in manifest.tensors.items():
         if path[:2] == (OPTIM, "state") and path[-1] == "step" and spec.shape == ():
             value = reader.read(spec, ())
@@ -225,7 +226,7 @@ FORMATS = (
         options={
             **dcp.OPTIONS,
             "resume": Option(
-                "false", "`true` makes a step that Lingua resumes from, with moments and train states"
+                "false", "`true` writes a step that Lingua can resume from, with moments and train states"
             ),
         },
         loaded_by="Lingua 437d680, by its calls of torch 2.13",

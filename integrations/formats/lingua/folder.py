@@ -1,11 +1,11 @@
-"""What lies around the tensors in Lingua's folders, and when a step counts.
+"""Files around the tensors in Lingua's folders, and when a step is complete.
 
-A step folder is named by ten digits and holds DCP files, `params.json` (the whole configuration: `model`, `data`,
-`distributed`, …) and, written last, `train_state_<rank>.json` for each rank of data parallelism. Lingua resumes from
-the newest step whose `train_state_<rank>.json` is there, each rank on its own; for initialising a model
-(`init_ckpt_path`) the DCP files are enough, and whoever builds that model needs `params.json`. So a step with
-optimizer state but not all train states is a save that was cut short. Lingua takes every folder whose name begins
-with ten digits for a step, and its clean-up fails on folders inside a step other than `consolidated`.
+A step folder has a name of ten digits and holds DCP files, `params.json` (the whole configuration: `model`, `data`,
+`distributed`, …) and, written last, `train_state_<rank>.json` for each rank of data parallelism. Each rank of Lingua
+separately resumes from the newest step that has its `train_state_<rank>.json`. To initialise a model (`init_ckpt_path`)
+the DCP files suffice, and building that model requires `params.json`. So a step with optimizer state but without all
+train states is an interrupted save. Lingua treats every folder whose name starts with ten digits as a step, and its
+clean-up fails on folders inside a step other than `consolidated`.
 Source: lingua/checkpoint.py, apps/main/train.py, apps/main/generate.py at 437d680.
 """
 
@@ -39,31 +39,31 @@ _LARGEST = 16 << 20
 _TRAIN_STATE = re.compile(r"train_state_(\d{5})\.json")
 _STEP = re.compile(r"\d{10}")
 _MOST_RANKS = 100_000
-# What load_consolidated_model_and_tokenizer asks of params.json.
+# Keys of params.json that load_consolidated_model_and_tokenizer requires.
 _ASKED = (("model",), ("distributed", "model_dtype"), ("data", "tokenizer", "name"))
 
 
 def step_name(step: int) -> str:
-    """The folder of a step."""
+    """The folder name of a step."""
     return f"{step:010d}"
 
 
 def is_step(name: str) -> bool:
-    """Whether Lingua takes a folder of this name for a step."""
+    """Whether Lingua treats a folder of this name as a step."""
     return _STEP.match(name) is not None
 
 
 def train_states(names: Collection[str]) -> list[str]:
-    """The train states among these names, by rank."""
+    """The train states among these names, sorted by rank."""
     return sorted(name for name in names if _TRAIN_STATE.fullmatch(name))
 
 
 def peek_params(location: Location) -> dict[str, Any]:
-    """The configuration of a folder; empty where it has none that is Lingua's."""
+    """The configuration of a folder; empty without a valid configuration of Lingua."""
     try:
         found = read_json(location.join(PARAMS), _LARGEST)
     except CorruptError:
-        return {}  # `open` reads it again and says what is wrong
+        return {}  # `open` reads it again and reports the error
     return found if isinstance(found.get("model"), dict) else {}
 
 
@@ -71,32 +71,32 @@ def read_params(location: Location, names: Collection[str]) -> dict[str, Any]:
     """The configuration of a folder.
 
     Raises:
-        IncompleteError: it is not there.
-        CorruptError: it is no configuration of Lingua's.
+        IncompleteError: the configuration is missing.
+        CorruptError: the file is not a configuration of Lingua.
     """
     if PARAMS not in names:
         raise IncompleteError(
-            f"{PARAMS} is missing: Lingua cannot build the model",
+            f"file not found: {PARAMS}: Lingua cannot build the model without it",
             uri=location.uri,
-            cure=f"restore {PARAMS}; the arrays alone are read as `--from dcp`",
+            cure=f"restore {PARAMS}, or pass --from dcp to read only the arrays",
         )
     found = read_json(location.join(PARAMS), _LARGEST)
     if not isinstance(found.get("model"), dict):
-        raise CorruptError(f"{PARAMS} has no `model`", uri=location.uri, cure="restore it")
+        raise CorruptError(f"invalid {PARAMS}: missing key 'model'", uri=location.uri, cure="restore it")
     return found
 
 
 def require_params(location: Location) -> None:
-    """Refuse to write beside a configuration from which Lingua cannot build the model.
+    """Refuse a configuration from which Lingua cannot build the model.
 
     Raises:
-        UnrepresentableError: naming what it lacks.
+        UnrepresentableError: keys are missing; the error names them.
     """
     found = read_json(location.join(PARAMS), _LARGEST)
     lacking = [".".join(keys) for keys in _ASKED if _at(found, keys) is None]
     if lacking:
         raise UnrepresentableError(
-            f"{PARAMS} of the source is not Lingua's: it has no {', '.join(lacking)}",
+            f"{PARAMS} of the source is not a Lingua configuration: missing {', '.join(lacking)}",
             uri=location.uri,
             cure=f"put Lingua's {PARAMS} (from the run, or written for this model) beside the source's tensors",
         )
@@ -109,10 +109,10 @@ def _at(found: Any, keys: tuple[str, ...]) -> Any:
 
 
 def read_step(location: Location, names: Collection[str]) -> int | None:
-    """The step that the train states tell; None where there are none.
+    """The step in the train states; None if there are none.
 
     Raises:
-        IncompleteError: one of them was cut short.
+        IncompleteError: one of them is truncated.
     """
     steps: set[Any] = set()
     for name in train_states(names):
@@ -120,23 +120,23 @@ def read_step(location: Location, names: Collection[str]) -> int | None:
             steps.add(read_json(location.join(name), _LARGEST).get("step"))
         except CorruptError as error:
             raise IncompleteError(
-                f"{name} was cut short: {error.what}", uri=location.uri, cure="take an earlier step"
+                f"{name} is truncated: {error.what}", uri=location.uri, cure="use an earlier step"
             ) from error
     if len(steps) > 1:
         raise CorruptError(
             f"train states of different steps: {sorted(map(str, steps))}",
             uri=location.uri,
-            cure="take another step",
+            cure="use another step",
         )
     step = next(iter(steps), None)
     return step if type(step) is int else None
 
 
 def require_train_states(location: Location, names: Collection[str], params: Mapping[str, Any]) -> None:
-    """Refuse a step with optimizer state whose train states are not all there.
+    """Refuse a step with optimizer state whose train states are not complete.
 
     Raises:
-        IncompleteError: naming those that are missing.
+        IncompleteError: train states are missing; the error names the first.
     """
     sizes = [_at(params, ("distributed", key)) for key in ("dp_replicate", "dp_shard")]
     said = math.prod(sizes) if all(type(size) is int for size in sizes) else 1
@@ -146,14 +146,15 @@ def require_train_states(location: Location, names: Collection[str], params: Map
     missing = [name for name in wanted if name not in there]
     if missing:
         raise IncompleteError(
-            f"{missing[0]} is missing ({len(missing)} of {len(wanted)} train states): the save was cut short",
+            f"file not found: {missing[0]} ({len(missing)} of {len(wanted)} train states missing): "
+            "the save was interrupted",
             uri=location.uri,
-            cure="take an earlier step; the arrays alone are read as `--from dcp`",
+            cure="use an earlier step, or pass --from dcp to read only the arrays",
         )
 
 
 def with_ties(tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, TensorSpec]:
-    """The tensors with the second copy of tied embeddings marked: Lingua stores them twice in full."""
+    """The tensors, with the second copy of tied embeddings marked: Lingua stores both in full."""
     found = dict(tensors)
     for path, spec in tensors.items():
         if path and path[-1].endswith(TIED):
@@ -170,27 +171,27 @@ def has_optimizer(manifest: Manifest) -> bool:
 
 
 def require_no_optimizer(manifest: Manifest) -> None:
-    """Refuse optimizer state in a step that Lingua is not meant to resume from.
+    """Refuse optimizer state in a step that Lingua should not resume from.
 
     Raises:
-        UnrepresentableError: it would look like a save that was cut short.
+        UnrepresentableError: the step would look like an interrupted save.
     """
     if has_optimizer(manifest):
         raise UnrepresentableError(
-            "the source holds optimizer state, which Lingua only reads when it resumes",
-            cure="write the weights for init_ckpt_path with `--only params`, or a step to resume from with "
+            "the source contains optimizer state, which Lingua only reads when it resumes",
+            cure="pass `--only params` to write the weights for init_ckpt_path, or write a step to resume from with "
             "`--set resume=true`",
         )
 
 
 def require_moments(manifest: Manifest) -> None:
-    """Refuse a target that Lingua should resume from unless everything for that is there.
+    """Refuse a target that Lingua should resume from if moments or train states are missing.
 
     Raises:
-        UnrepresentableError: naming what is missing.
+        UnrepresentableError: something is missing; the error names it.
     """
     cure = (
-        "leave `--set resume` away: init_ckpt_path needs the weights only; or give a source with its moments"
+        "omit `--set resume`, since init_ckpt_path needs only the weights; or use a source with its moments"
     )
     names = {path[0] for path in manifest.tensors if path}
     own = (name for name in names if name.startswith(f"{MODEL}.") and not name.endswith(TIED))
@@ -203,17 +204,19 @@ def require_moments(manifest: Manifest) -> None:
     ]
     if lacking:
         raise UnrepresentableError(
-            f"Lingua cannot resume without {lacking[0]} ({len(lacking)} missing)", cure=cure
+            f"missing {lacking[0]} ({len(lacking)} missing): Lingua cannot resume without it", cure=cure
         )
     if not train_states([companion.name for companion in manifest.companions]):
-        raise UnrepresentableError("Lingua cannot resume without train_state_00000.json", cure=cure)
+        raise UnrepresentableError(
+            "missing train_state_00000.json: Lingua cannot resume without it", cure=cure
+        )
 
 
 def refuse_live(target: Location, *, into: bool) -> None:
-    """Refuse to put a step among those of a run unless that was asked for.
+    """Refuse to write a step into the folder of a run, unless `into` is set.
 
     Raises:
-        UsageError: Lingua would take it for a step of its own.
+        UsageError: Lingua would treat it as a step of the run.
     """
     if into or not is_step(target.name):
         return
@@ -221,7 +224,7 @@ def refuse_live(target: Location, *, into: bool) -> None:
     live = target.parent.name == "checkpoints" and target.parent.exists()
     if live or any(is_step(name) for name in siblings):
         raise UsageError(
-            "Lingua would take this for a step of the run in that folder, and may resume from it or clean it up",
+            "Lingua would treat the target as a step of the run in that folder, and may resume from it or delete it",
             uri=target.uri,
-            cure="write elsewhere, or say `--into` to mean it",
+            cure="write to another folder, or pass `--into` if this is intended",
         )

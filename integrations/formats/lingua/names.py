@@ -1,9 +1,9 @@
-"""The key paths of Lingua's two forms, and the way from each to the other.
+"""The key paths of Lingua's two forms, and the translation between them.
 
 Its state is {model: {parameter: tensor}, optim: {state: {parameter: {exp_avg, exp_avg_sq, step}}, param_groups: […]}},
 where names of parameters keep their dots. In DCP an item has one flat name, the parts joined with dots; dicts always
-become items, lists only where they hold tensors or dicts, so that `betas` is one item with two values below it. In
-`consolidated.pth` the nested form lies as it is. A bare state dict has the parameters alone, without `model`.
+become items, lists only if they hold tensors or dicts, so that `betas` is one item with two values below it.
+`consolidated.pth` stores the nested form. A bare state dict has only the parameters, without `model`.
 Source: lingua/checkpoint.py at 437d680, torch/distributed/checkpoint/_nested_dict.py of torch 2.13.
 """
 
@@ -31,7 +31,7 @@ _ROOTS = (MODEL, OPTIM)
 
 
 def nested_of(name: str) -> tuple[str | int, ...]:
-    """The nested path of a flat name of Lingua's; a name of another kind is its own."""
+    """The nested path of a flat name of Lingua; for other names, the name itself."""
     root, _, rest = name.partition(".")
     if root == MODEL and rest:
         return (MODEL, rest)
@@ -45,10 +45,10 @@ def nested_of(name: str) -> tuple[str | int, ...]:
 
 
 def flat(source: Manifest, uri: str) -> Adapted:
-    """A source's tree as the items of a Lingua step folder.
+    """Translate a source's tree to the items of a Lingua step folder.
 
     Raises:
-        UnrepresentableError: these are not the names of a model of Lingua's.
+        UnrepresentableError: the names are not those of a Lingua model.
     """
     nested = any(len(path) > 1 and path[0] == MODEL for path in source.tensors)
     opened = _opened(source) if nested else frozenset[KeyPath]()
@@ -61,10 +61,10 @@ def flat(source: Manifest, uri: str) -> Adapted:
 
 
 def deep(source: Manifest, uri: str) -> Adapted:
-    """A source's tree as the nested dict of `consolidated.pth`.
+    """Translate a source's tree to the nested dict of `consolidated.pth`.
 
     Raises:
-        UnrepresentableError: these are not the names of a model of Lingua's.
+        UnrepresentableError: the names are not those of a Lingua model.
     """
     names = {path: _deep_path(path, source) for path in _paths(source)}
     _require_model(
@@ -87,7 +87,7 @@ def _bare(source: Manifest) -> bool:
 
 
 def _flat_path(path: KeyPath, source: Manifest, opened: frozenset[KeyPath], *, nested: bool) -> KeyPath:
-    """A path with the parts joined that make the name of its item; a list of plain values is one item."""
+    """Join the parts of a path that form the name of its item; a list of plain values is one item."""
     if nested and path and path[0] in _ROOTS:
         shut = (cut for cut in range(1, len(path)) if path[:cut] in source.lists and path[:cut] not in opened)
         cut = next(shut, len(path))
@@ -98,7 +98,7 @@ def _flat_path(path: KeyPath, source: Manifest, opened: frozenset[KeyPath], *, n
 
 
 def _opened(source: Manifest) -> frozenset[KeyPath]:
-    """The lists that hold tensors or dicts, which DCP goes into."""
+    """The lists that hold tensors or dicts, which DCP splits into items."""
     holding: set[KeyPath] = set()
     for path in _paths(source):
         nodes = [path[:cut] for cut in range(len(path))]
@@ -111,7 +111,7 @@ def _opened(source: Manifest) -> frozenset[KeyPath]:
 
 
 def _notes(source: Manifest, rename: Callable[[KeyPath], KeyPath]) -> dict[str, Any]:
-    """Classes and keys that key paths do not tell (`pickle/tree.py`), under the new paths."""
+    """Classes and keys that key paths do not state (`pickle/tree.py`), under the new paths."""
     notes = source.custom.get(_PICKLE)
     if not isinstance(notes, dict):
         return {}
@@ -129,7 +129,7 @@ def _planned(source: Manifest) -> Mapping[str, Any]:
 
 
 def _plan_of(name: str, source: Manifest) -> tuple[str | int, ...]:
-    """The nested path of a flat name: as the source has it, else by Lingua's own rule."""
+    """The nested path of a flat name: that of the source, else by Lingua's own rule."""
     if _bare(source):
         return (MODEL, name)
     return tuple(_planned(source).get(name) or nested_of(name))
@@ -146,13 +146,13 @@ def _require_model(names: Iterable[str], wanted: str, uri: str) -> None:
     found = set(names)
     if wanted not in found:
         raise UnrepresentableError(
-            f"these are not Lingua's names of parameters: there is no {wanted}",
+            f"missing parameter {wanted}: the source does not have Lingua's parameter names",
             uri=uri,
-            cure="convert a checkpoint with Lingua's names, or choose another target",
+            cure="convert a checkpoint with Lingua's names, or choose another target format",
         )
     if {_METAS_OWN, f"{MODEL}.{_METAS_OWN}"} & found:
         raise UnrepresentableError(
-            f"{_METAS_OWN} is of Meta's Llama, whose params.json Lingua does not take",
+            f"unsupported parameter {_METAS_OWN} of Meta's Llama: Lingua cannot use its params.json",
             uri=uri,
-            cure="choose another target",
+            cure="choose another target format",
         )

@@ -1,11 +1,11 @@
 """MaxText: an Orbax checkpoint whose tree, item and scan form are MaxText's.
 
-Read: `<step>/items` and what lies around it, an item by itself, and the emergency managers' `state`; OCDBT or one
-folder per array, zarr 2 or 3, parameters or train state, `nnx_aux`. Written: the step folder that its
-CheckpointManager leaves. How the tree is recognised is told in `maxtext.shape`; the arrays are Orbax's.
+Read: `<step>/items` and the files around it, a separate item, and the emergency managers' `state`; OCDBT or one folder
+per array, zarr 2 or 3, parameters or train state, `nnx_aux`. Written: the step folder as its CheckpointManager writes
+it. `maxtext.shape` describes how the tree is detected; the arrays are Orbax's.
 
-The checkpoint is the step folder. Asked for `<step>/items`, the answer is the step folder too, so that a sidecar and
-the lineage have one place. What is missing of a run whose hosts wrote to their own disks is said in hosts and bytes.
+The checkpoint is the step folder. `<step>/items` resolves to the step folder too, so that sidecar and lineage have one
+place. If the hosts of a run wrote to their own disks, missing parts are reported in hosts and bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def detect(glimpse: Glimpse) -> Detection | None:
-    """A step folder around an item with a MaxText tree, or such an item; None where it is neither.
+    """Detect a step folder around an item with a MaxText tree, or such an item; None if it is neither.
 
     Raises:
         AmbiguousError: a step has several items with arrays and none has a usual name.
@@ -40,14 +40,18 @@ def detect(glimpse: Glimpse) -> Detection | None:
 def open_maxtext(location: Location, detection: Detection) -> Opened:
     """See Format.
 
-    Raises: what opening an Orbax item raises.
+    Raises: the errors of opening an Orbax item.
     """
     found = step.find(Glimpse(location))
     if found is None:
-        raise IncompleteError("no MaxText item is here", uri=detection.uri, cure="look with `wherry detect`")
+        raise IncompleteError(
+            "MaxText item not found", uri=detection.uri, cure="run `wherry detect` on the folder"
+        )
     opened = step.open_found(found)
     known = {*step.described(found).evidence, *opened.detection.evidence}
-    chosen = tuple(row for row in detection.evidence if row not in known)  # why this step of a run
+    chosen = tuple(
+        row for row in detection.evidence if row not in known
+    )  # why this step of the run was selected
     precise = replace(opened.detection, evidence=(*chosen, *opened.detection.evidence))
     return replace(opened, detection=precise)
 
@@ -79,8 +83,8 @@ FORMATS = (
         commit_members=(layout.COMMITTED,),
         options={
             "zarr": Option("3", "version of zarr", ("2", "3")),
-            "ocdbt": Option(default=True, help="one OCDBT database rather than one folder per array"),
-            "compression": Option("none", "how chunks are compressed", ("none", "zstd")),
+            "ocdbt": Option(default=True, help="one OCDBT database instead of one folder per array"),
+            "compression": Option("none", "compression of chunks", ("none", "zstd")),
             "chunks": Option("auto", "extent of a chunk: auto (4 to 8 MiB), whole, or a number of MiB"),
         },
         loaded_by="orbax-checkpoint 0.12.8 as MaxText restores: CheckpointManager and v1, item `items`",

@@ -1,13 +1,13 @@
-"""The MaxText tree: how it is told from other trees, and whether its layers are scanned.
+"""The MaxText tree: how to detect it, and whether its layers are scanned.
 
-Facts (MaxText 0.2.5 and its Linen era, looked at): parameters lie below `params/params` (`decoder`, `token_embedder`);
-the optimizer repeats one `params` level (`opt_state/0/mu/params/decoder/…`, `adam_pax` without the `0`);
-`nnx_aux/model` holds every variable that is no parameter. Fine-tuned and RL states lack the wrappers: `decoder` lies
-at the root, below `base`, `model_params` or a single `params`; T5X has such trees too, so there the item's name or the
-recorded `scan_layers` must confirm it.
+Facts (MaxText 0.2.5 and its Linen era): parameters are below `params/params` (`decoder`, `token_embedder`); the
+optimizer repeats one `params` level (`opt_state/0/mu/params/decoder/…`, `adam_pax` without the `0`); `nnx_aux/model`
+holds every variable that is not a parameter. Fine-tuned and RL states lack the wrappers: `decoder` is at the root, or
+below `base`, `model_params` or a single `params`; T5X has such trees too, so then the item's name or the recorded
+`scan_layers` must confirm MaxText.
 
-Scanned layers lie together (`decoder/layers/…`, also `dense_layers`, `moe_layers`, `scanned_blocks`, and blocks such as
-`layers/layers_0`) and carry a layer axis, `param_scan_axis`, by default 1. Unscanned ones are `layers_<i>`,
+Scanned layers share one node (`decoder/layers/…`, also `dense_layers`, `moe_layers`, `scanned_blocks`, and blocks such
+as `layers/layers_0`) and have a layer axis, `param_scan_axis`, by default 1. Unscanned layers are `layers_<i>`,
 `dense_layers_<i>`, `moe_layers_<j>`; releases with a faulty renaming wrote `layers/<i>` and `dense_layer_<i>`.
 """
 
@@ -36,15 +36,15 @@ _DEFAULT_AXIS = 1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a MaxText tree shows of itself.
+    """Structure of a MaxText tree.
 
     Attributes:
         root: key path of the node that holds `decoder`.
-        scanned: whether layers are scanned; None where the tree shows no layers, or both forms.
-        groups: scanned group → (axis of the layers or None where it cannot be told, their number).
+        scanned: whether layers are scanned; None if the tree has no layers, or both forms.
+        groups: scanned group → (axis of the layers or None if unknown, their number).
         aliases: names of layers that only faulty releases wrote.
-        mixed: whether both forms are there.
-        nnx_aux: whether variables that are no parameters are there.
+        mixed: whether the tree has both forms.
+        nnx_aux: whether the tree has variables that are not parameters.
     """
 
     root: KeyPath
@@ -57,7 +57,7 @@ class Shape:
     nnx_aux: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What the manifest keeps of it, as `custom["maxtext"]`."""
+        """The JSON form for the manifest's `custom["maxtext"]`."""
         groups = {name: {"axis": axis, "layers": layers} for name, (axis, layers) in self.groups.items()}
         fields: dict[str, Any] = {"parameters": "/".join(self.root), "nnx_aux": self.nnx_aux}
         if self.scanned is not None:
@@ -70,11 +70,11 @@ class Shape:
 
 
 def parameter_root(paths: Iterable[KeyPath], *, confirmed: bool) -> KeyPath | None:
-    """Where the model's parameters lie, if this is a MaxText tree.
+    """The root of the model's parameters, if this is a MaxText tree.
 
     Args:
         paths: key paths of the arrays.
-        confirmed: whether something beside the tree says MaxText, so that trees without its wrappers count too.
+        confirmed: whether other evidence confirms MaxText, so that trees without its wrappers count too.
     """
     seen = list(paths)
     if _has_model(seen, WRAPPED):
@@ -85,11 +85,11 @@ def parameter_root(paths: Iterable[KeyPath], *, confirmed: bool) -> KeyPath | No
 
 
 def look(specs: Mapping[KeyPath, TensorSpec] | Iterable[KeyPath], root: KeyPath) -> Shape:
-    """Read the form of a tree.
+    """Determine the structure of a tree.
 
     Args:
-        specs: the arrays; where only key paths are given, the axes of scanned layers stay unknown.
-        root: what `parameter_root` gave.
+        specs: the arrays; with only key paths, the axes of scanned layers remain unknown.
+        root: the result of `parameter_root`.
     """
     paths = list(specs)
     decoder = (*root, "decoder")
@@ -116,7 +116,7 @@ def look(specs: Mapping[KeyPath, TensorSpec] | Iterable[KeyPath], root: KeyPath)
 
 
 def kind_of(paths: Iterable[KeyPath]) -> Kind:
-    """A train state where moments are there, else parameters (a step of 0 and an empty `opt_state` go with them)."""
+    """A train state if there are moments, else parameters (also with a step of 0 and an empty `opt_state`)."""
     return "train-state" if any(path[:1] == ("opt_state",) for path in paths) else "params"
 
 
@@ -128,9 +128,9 @@ def _has_model(paths: list[KeyPath], root: KeyPath) -> bool:
 
 
 def _layer_node(path: KeyPath, depth: int) -> tuple[KeyPath | None, str | None]:
-    """The scanned group that an array belongs to, or the name of its unscanned layer; neither for the rest.
+    """The scanned group of an array, or the name of its unscanned layer; neither for other arrays.
 
-    A pipeline's node may stand between the decoder and its layers; `layers_remainder` holds what is left of scanned
+    A pipeline's node may be between the decoder and its layers; `layers_remainder` holds the remainder of scanned
     blocks.
     """
     for at in range(depth, len(path) - 1):
@@ -147,7 +147,7 @@ def _layer_node(path: KeyPath, depth: int) -> tuple[KeyPath | None, str | None]:
 
 
 def _axis(members: list[KeyPath], specs: Mapping[KeyPath, TensorSpec]) -> tuple[int | None, int | None]:
-    """The axis on which all arrays of a group have one extent, and that extent; the default where several would do."""
+    """The axis with one extent in all arrays of a group, and that extent; the default axis if several qualify."""
     shapes = [specs[path].shape for path in members if path in specs]
     rank = min((len(shape) for shape in shapes), default=0)
     fitting = [axis for axis in range(rank) if len({shape[axis] for shape in shapes}) == 1]

@@ -1,9 +1,9 @@
-"""Finding and opening a MaxText checkpoint: the step folder around the item `items`.
+"""Finds and opens a MaxText checkpoint: the step folder around the item `items`.
 
-Facts (MaxText 0.2.5 with Orbax 0.12.8 looked at; older ones by source): `<run>/checkpoints/<step>/` holds
-`_CHECKPOINT_METADATA`, `items/` and, with grain, `iter/`. `load_parameters_path` points at `<step>/items`, so an item
-by itself is a checkpoint too. Emergency managers name the item `state`. Since mid-2026 `custom_metadata` of the step
-has `scan_layers`; the tree says it always.
+Facts (MaxText 0.2.5 with Orbax 0.12.8; older releases from their source): `<run>/checkpoints/<step>/` holds
+`_CHECKPOINT_METADATA`, `items/` and, with grain, `iter/`. `load_parameters_path` points at `<step>/items`, so a
+separate item is a checkpoint too. Emergency managers name the item `state`. Since mid-2026 `custom_metadata` of the
+step has `scan_layers`; the tree always determines it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class MaxTextStep:
     """A MaxText checkpoint.
 
     Attributes:
-        home: the step folder, or the item where it lies by itself.
-        item: what Orbax makes of the folder of the arrays.
-        shape: what its tree shows; None for a tree of another kind that our own writer laid out so.
-        scan_layers: what the step's `custom_metadata` says, if anything.
-        kind: parameters or a train state, as the tree says; None for a tree of another kind.
+        home: the step folder, or the item if it is separate.
+        item: the Orbax item in the folder of the arrays.
+        shape: structure of its tree; None for another kind of tree that wherry wrote in MaxText's layout.
+        scan_layers: the value in the step's `custom_metadata`, if any.
+        kind: parameters or a train state, from the tree; None for another kind of tree.
     """
 
     home: Location
@@ -51,7 +51,7 @@ class MaxTextStep:
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
-        """Why it is MaxText's, and how its layers lie."""
+        """Why this is a MaxText checkpoint, and the form of its layers."""
         place = _relative(self.home, self.item.location)
         rows: list[Evidence] = []
         if self.shape is None:
@@ -63,25 +63,25 @@ class MaxTextStep:
         if self.scan_layers is not None:
             rows.append(
                 Evidence(
-                    layout.CHECKPOINT, f"custom_metadata says scan_layers={str(self.scan_layers).lower()}"
+                    layout.CHECKPOINT, f"custom_metadata has scan_layers={str(self.scan_layers).lower()}"
                 )
             )
         return tuple(rows)
 
     @property
     def form(self) -> bool | None:
-        """Whether layers are scanned: the tree decides, the record where it cannot."""
+        """Whether layers are scanned: from the tree, else from the record."""
         return self.scan_layers if self.shape is None or self.shape.scanned is None else self.shape.scanned
 
 
 def version_words(arrays: str, scanned: bool | None) -> str:
-    """The format version: how the arrays lie, and whether layers are scanned."""
+    """The format version: the storage of the arrays, and whether layers are scanned."""
     words = {True: ", scan_layers", False: ", unscanned", None: ""}
     return f"{NAME}, {arrays}{words[scanned]}"
 
 
 def find(glimpse: Glimpse) -> MaxTextStep | None:
-    """The MaxText checkpoint that a location is, or None.
+    """The MaxText checkpoint at a location, or None.
 
     Raises:
         AmbiguousError: a step has several items with arrays and none has a usual name.
@@ -101,7 +101,7 @@ def find(glimpse: Glimpse) -> MaxTextStep | None:
 
 
 def open_found(found: MaxTextStep) -> Opened:
-    """Open what `find` gave. Raises what opening an Orbax item raises."""
+    """Open the result of `find`. Raises the errors of opening an Orbax item."""
     opened = open_item(found.item.location, found.item.detection)
     assert isinstance(opened.reader, ArrayReader)
     manifest = opened.manifest
@@ -117,7 +117,7 @@ def open_found(found: MaxTextStep) -> Opened:
 
 
 def described(found: MaxTextStep) -> Detection:
-    """Orbax's detection of the item, as that of the MaxText checkpoint around it."""
+    """Turn Orbax's detection of the item into one of the MaxText checkpoint around it."""
     item, place = found.item.detection, _relative(found.home, found.item.location)
     evidence = [replace(row, file=_below(place, row.file)) for row in item.evidence]
     return replace(
@@ -131,14 +131,14 @@ def described(found: MaxTextStep) -> Detection:
 
 
 def _home(asked: Location, item: Location) -> Location:
-    """The step folder, where the item lies in one."""
+    """The step folder, if the item is in one."""
     if asked != item:
         return asked
     return item.parent if item.name in _ITEMS and item.parent.join(layout.CHECKPOINT).exists() else item
 
 
 def _paths(item: detection.FoundItem) -> list[KeyPath]:
-    """Key paths of the arrays; of a msgpack tree only where the item's name is MaxText's."""
+    """Key paths of the arrays; of a msgpack tree only if the item has MaxText's name."""
     location = item.location
     try:
         if item.leaves is not None:
@@ -150,12 +150,12 @@ def _paths(item: detection.FoundItem) -> list[KeyPath]:
     except OSError:
         raise
     except WherryError:
-        return []  # Orbax's own detection of the item says what is wrong with it
+        return []  # Orbax's own detection of the item reports the error
     return []
 
 
 def _below(place: str, file: str) -> str:
-    """A file of the item, relative to the checkpoint."""
+    """Path of a file of the item, relative to the checkpoint."""
     if not place or file.startswith("../"):
         return file.removeprefix("../") if place else file
     return place.rstrip("/") if file == "." else f"{place}{file}"
@@ -183,9 +183,9 @@ def _relative(home: Location, item: Location) -> str:
 
 def _scan_words(seen: shape.Shape) -> str:
     if seen.mixed:
-        return "both scanned and unscanned layers are here"
+        return "both scanned and unscanned layers"
     if seen.scanned is None:
-        return "no layers are here"
+        return "no layers"
     aliases = f" (names of a faulty release: {', '.join(seen.aliases[:3])})" if seen.aliases else ""
     if not seen.scanned:
         return f"layers are unscanned: one node for each layer{aliases}"

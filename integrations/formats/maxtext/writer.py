@@ -1,8 +1,8 @@
-"""Writing a MaxText step folder: `items/` as Orbax would write it, and around it what a CheckpointManager leaves.
+"""Writes a MaxText step folder: `items/` as Orbax would write it, with the files of a CheckpointManager around it.
 
-Facts (MaxText 0.2.5 looked at): the step folder has `_CHECKPOINT_METADATA`, which names the handler of `items` and in
-`custom_metadata` whether layers are scanned, and `commit_success.txt`; the item has one of its own and no
-`_CHECKPOINT_METADATA`. MaxText refuses to load when the recorded `scan_layers` is not that of its config.
+Facts (MaxText 0.2.5): the step folder has `_CHECKPOINT_METADATA`, which names the handler of `items` and states in
+`custom_metadata` whether layers are scanned, and `commit_success.txt`; the item has another `commit_success.txt` and no
+`_CHECKPOINT_METADATA`. MaxText refuses to load if the recorded `scan_layers` differs from its config.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HANDLER = "orbax.checkpoint.experimental.v1._src.handlers.pytree_handler.PyTree
 
 
 class _ItemWriter(OrbaxWriter):
-    """The item, which has no `_CHECKPOINT_METADATA` of its own and says that MaxText's layout was meant."""
+    """The item, which has no separate `_CHECKPOINT_METADATA` and records that it is in MaxText's layout."""
 
     def _small_files(self) -> Iterator[tuple[str, str]]:
         return (row for row in super()._small_files() if row[0] != layout.CHECKPOINT)
@@ -50,7 +50,7 @@ class MaxTextWriter(StepWriter):
 
 
 def scan_form(manifest: Manifest) -> bool | None:
-    """Whether the layers of a tree are scanned, as MaxText will find them; None where it has none."""
+    """Whether the layers of a tree are scanned, as MaxText determines it; None without layers."""
     root = shape.parameter_root(manifest.tensors, confirmed=True)
     found = shape.look(manifest.tensors, root) if root is not None else None
     if found is not None and found.scanned is not None:
@@ -60,7 +60,7 @@ def scan_form(manifest: Manifest) -> bool | None:
 
 
 def recorded(manifest: Manifest) -> Manifest:
-    """The manifest with `scan_layers` among what the step's `custom_metadata` will say."""
+    """The manifest with `scan_layers` added to the step's `custom_metadata`."""
     form = scan_form(manifest)
     if form is None:
         return manifest

@@ -1,8 +1,8 @@
-"""Orbax: the checkpoints of JAX, Flax, MaxText and their kin, read and written through tensorstore and JSON alone.
+"""Orbax: the checkpoints of JAX, Flax, MaxText and others, read and written with only tensorstore and JSON.
 
 Read: every generation from 0.1 to 0.12 and v1: arrays in the msgpack tree (aggregate), in one folder each or in
-OCDBT, zarr 2 or 3, with `_METADATA` or with placeholders in the msgpack tree. Orbax's own API breaks often; its files
-do not. What the files are, and how a folder is recognised, is told in `containers/orbax`.
+OCDBT, zarr 2 or 3, with `_METADATA` or with placeholders in the msgpack tree. Orbax's own API breaks often; its file
+format does not. `containers/orbax` describes the files, and how a folder is detected.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""OCDBT databases by reference: the same values under a new tree, without a tensor byte being copied by us.
+"""OCDBT databases by reference: the same values under a new tree, without copying tensor bytes.
 
-A database refers to its values by files relative to its own folder, so values of another database can be referred to
-where that one lies in a folder below. Orbax merges the databases of its processes so; here the same is done with
-keys renamed on the way.
+A database refers to its values by files relative to its own folder, so it can refer to the values of another database
+in a folder below. Orbax merges the databases of its processes this way; this module does the same and renames keys.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _NO_KEY = "no such key"
 
 
 def link(folder: Location, databases: Iterable[str], renamed: Mapping[str, str] | None = None) -> None:
-    """Make the database of a folder from databases below it, in one transaction.
+    """Create the database of a folder from databases below it, in one transaction.
 
     Args:
         folder: the local folder that gets `manifest.ocdbt`.
         databases: names of the folders below.
-        renamed: stored name of each array → its new one; None keeps every key as it is.
+        renamed: stored name of each array → its new name; None keeps every key unchanged.
 
     Raises:
-        UnrepresentableError: the keys of one array lie among those of another.
+        UnrepresentableError: the keys of one array are below those of another.
         UnsupportedError: the databases are configured differently.
         DamagedError, StorageError: a database cannot be read, or the storage failed.
     """
@@ -53,17 +52,17 @@ def link(folder: Location, databases: Iterable[str], renamed: Mapping[str, str] 
 
 
 def _config(folder: Location, databases: Iterable[str], using: ts.Context) -> dict[str, Any]:
-    """How the databases are configured (Orbax 0.4.4 differs); values are referred to where both sides are alike."""
+    """The configuration of the databases (Orbax 0.4.4 differs); references require equal configurations."""
     found: list[dict[str, Any]] = []
     for name in databases:
         place = folder.join(name)
         store = kvstore.open_store(kvstore.store_spec(place, ocdbt=True), using, place.uri)
-        kvstore.read_value(store, _NO_KEY, place.uri)  # the configuration is known once anything was read
+        kvstore.read_value(store, _NO_KEY, place.uri)  # the configuration is known after the first read
         config = store.spec().to_json()["config"]
         found.append({key: value for key, value in config.items() if key != "uuid"})
     if any(config != found[0] for config in found):
         raise UnsupportedError(
-            "the databases of the processes are configured differently",
+            "unsupported item: the databases of the processes have different configurations",
             uri=folder.uri,
             cure="use another step",
         )
@@ -79,10 +78,10 @@ def _copy_range(
 
 
 def require_apart(renamed: Mapping[str, str], uri: str) -> None:
-    """Refuse arrays whose keys lie among those of another: they could not be renamed apart.
+    """Refuse arrays whose keys are below those of another: they cannot be renamed separately.
 
     Raises:
-        UnrepresentableError: two arrays do.
+        UnrepresentableError: two arrays have such keys.
     """
     for name in renamed:
         parts = name.split("/")
@@ -91,11 +90,13 @@ def require_apart(renamed: Mapping[str, str], uri: str) -> None:
         )
         if outer is not None or (not name and len(renamed) > 1):
             raise UnrepresentableError(
-                f"the keys of {name!r} lie among those of {outer or ''!r}", uri=uri, cure="convert it instead"
+                f"the keys of array {name!r} are below those of array {outer or ''!r}",
+                uri=uri,
+                cure="convert the checkpoint instead",
             )
 
 
 def _prefixes(renamed: Mapping[str, str], uri: str) -> list[tuple[str, str]]:
-    """Key prefix of each array → its new one."""
+    """Key prefix of each array → its new key prefix."""
     require_apart(renamed, uri)
     return [(f"{old}/" if old else "", f"{new}/" if new else "") for old, new in renamed.items()]

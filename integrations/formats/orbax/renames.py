@@ -1,4 +1,4 @@
-"""Other key paths in the small files of an Orbax item, where its arrays already lie under their new names."""
+"""Renames key paths in the small files of an Orbax item whose arrays already have their new names."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def rewrite(folder: Location, paths: Mapping[KeyPath, KeyPath], names: Mapping[s
     """Rename in every small file of a folder.
 
     Args:
-        folder: the item; it is changed.
-        paths: key path → new key path, of those that change; the new one is longer or shorter at its end.
-        names: stored name → new stored name, of all leaves.
+        folder: the item; it is modified.
+        paths: key path → new key path, for paths that change; the new one is longer or shorter at its end.
+        names: stored name → new stored name, for all leaves.
 
     Raises:
-        CorruptError: a file is not of the known form.
+        CorruptError: a file has an unexpected form.
         StorageError: the storage failed.
     """
     try:
@@ -42,14 +42,14 @@ def rewrite(folder: Location, paths: Mapping[KeyPath, KeyPath], names: Mapping[s
         for entry in metadatas.entries():
             _replace(metadatas.member(entry.name), partial(_array_metadatas, names))
     except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(f"a metadata file is not of the known form: {error!r}", uri=folder.uri) from error
+        raise CorruptError(f"invalid metadata file: {error!r}", uri=folder.uri) from error
 
 
 def committed(place: Location) -> bytes | None:
-    """A `_CHECKPOINT_METADATA` that states a time of commit; None where there is none, or where it states one.
+    """A `_CHECKPOINT_METADATA` with a commit time added; None if there is no such file, or if it has a commit time.
 
     Raises:
-        DamagedError: it is not of the known form.
+        DamagedError: the file has an unexpected form.
     """
     if not place.exists():
         return None
@@ -87,7 +87,7 @@ def _tree(
     own = custom.get("wherry") if isinstance(custom, dict) else None
     if isinstance(custom, dict) and isinstance(own, dict):
         data = {**data, "custom_metadata": {**custom, "wherry": _own(own, names)}}
-    # What describes rich types node by node would describe another tree now; it is optional.
+    # The description of rich types, node by node, no longer matches the new tree; it is optional.
     return {
         **{key: value for key, value in data.items() if key != "value_metadata_tree"},
         "tree_metadata": rows,

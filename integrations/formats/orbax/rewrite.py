@@ -1,18 +1,18 @@
-"""Rewrites of an Orbax item that touch metadata alone: merging what was never merged, boxing and unboxing keys.
+"""Rewrites of an Orbax item that change only metadata: merge, commit, box and unbox.
 
     merge     the databases of a killed save become one committed item
-    commit    an item that only lacks its name or mark of commit becomes one that has it
+    commit    an item that lacks only its final name or commit marker gets it
     unbox     …/kernel/value  →  …/kernel      (linen boxes, NNX variables)
     box       …/kernel        →  …/kernel/value
 
-What holds, tried on OCDBT: keys of a database cannot be renamed, but a new database can refer to the values of an old
-one under other keys, so no tensor byte is decoded or moved. The old database stays as `ocdbt.process_0/` below the
-new one and must be kept. Without OCDBT a name is a folder, and renaming is renaming folders. In both cases the small
-files change (`_METADATA`, `_sharding`, `array_metadatas`, `_strings.json`). An aggregate cannot be renamed: its key
-paths stand between its tensors in one file; it has to be converted.
+Facts about OCDBT: keys of a database cannot be renamed, but a new database can refer to the values of an old one under
+other keys, so no tensor bytes are decoded or moved. The old database stays as `ocdbt.process_0/` below the new one and
+must be kept. Without OCDBT a name is a folder, and renaming means renaming folders. In both cases the small files
+change (`_METADATA`, `_sharding`, `array_metadatas`, `_strings.json`). An aggregate cannot be renamed, since its key
+paths are between its tensors in one file; it must be converted.
 
-A save that was killed may lack any chunk. An item is only merged or committed where every chunk of every array in the
-tree is there, chunks that are all zeros included; where its writer left those out, it is refused.
+A save that was killed may lack any chunk. An item is only merged or committed if every chunk of every array in the tree
+exists, including chunks that are all zeros; if its writer omitted those, it is refused.
 """
 
 from __future__ import annotations
@@ -48,34 +48,34 @@ if TYPE_CHECKING:
 
 _OLD = f"{layout.PROCESS_PREFIX}0"
 _DATA = "d"
-_NAMED = "the folder's name says that it was never committed"
+_NAMED = "the folder has the name of an uncommitted save"
 _TOO_EARLY = "the save was killed too early; use another step"
 
 
 def _merge(location: Location, detection: Detection, _value: str | None) -> Change:
-    """Merge the per-process databases of an item that Orbax did not get to merge."""
+    """Merge the per-process databases of an item that Orbax did not merge."""
     item = _item(location)
     if item.merged or not item.processes:
-        raise UsageError("there are no unmerged databases of processes here", uri=location.uri)
+        raise UsageError("no unmerged process databases to merge", uri=location.uri)
     return _committing(
         location, detection, partial(_link, databases=item.processes), (layout.MANIFEST, _DATA)
     )
 
 
 def _commit(location: Location, detection: Detection, _value: str | None) -> Change:
-    """Mark an item as committed that has everything but that."""
+    """Mark an item as committed that is complete except for the commit."""
     item = _item(location)
     if item.processes and not item.merged:
-        raise UsageError("its databases of processes were never merged", uri=location.uri, cure="--as merge")
+        raise UsageError("the process databases were never merged", uri=location.uri, cure="pass --as merge")
     if not _by_name(location) and layout.COMMITTED in Glimpse(location).entries:
-        raise UsageError("it is committed", uri=location.uri, cure="read it as it is")
+        raise UsageError("the item is already committed", uri=location.uri, cure="read it without a rewrite")
     return _committing(location, detection, sync, ())
 
 
 def _committing(
     location: Location, detection: Detection, finish: Callable[[Location], None], made: tuple[str, ...]
 ) -> Change:
-    """An item with the marks of a commit; what they replace is what a killed save left open."""
+    """An item with commit markers in place of the files of a killed save."""
     try:
         opened = open_item(location, detection, uncommitted=True)
     except IncompleteError as error:
@@ -97,14 +97,14 @@ def _committing(
 
 
 def _unbox(location: Location, detection: Detection, _value: str | None) -> Change:
-    """Drop the trailing `value` (or `raw_value`) of every leaf that is the one child of its node."""
+    """Drop the trailing `value` (or `raw_value`) of every leaf that is the only child of its node."""
     _item(location)
     opened = open_item(location, detection)
     tensors = opened.manifest.tensors
     boxed = marks.wrapped(tensors, marks.BOX) | marks.wrapped(tensors, marks.OLD_VARIABLE)
     if not boxed:
         opened.reader.close()
-        raise UsageError("no array here is boxed", uri=location.uri)
+        raise UsageError("the item has no boxed arrays", uri=location.uri)
     return _renaming(location, opened, {path: path[:-1] for path in boxed})
 
 
@@ -119,7 +119,10 @@ def _box(location: Location, detection: Detection, value: str | None) -> Change:
         if not found:
             opened.reader.close()
             raise NotFoundError(
-                "no such array", uri=location.uri, path=pattern, cure="`wherry inspect` lists all key paths"
+                "array not found",
+                uri=location.uri,
+                path=pattern,
+                cure="run `wherry inspect URI` to list all key paths",
             )
         chosen |= found
     return _renaming(location, opened, {path: (*path, marks.BOX) for path in chosen})
@@ -137,9 +140,9 @@ def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath
     item = _item(location)
     if item.msgpack:
         raise UnsupportedError(
-            f"key paths also stand in {layout.MSGPACK}, among the tensors",
+            f"cannot rename key paths: {layout.MSGPACK} has them between the tensors",
             uri=location.uri,
-            cure="convert it",
+            cure="convert the checkpoint",
         )
     leaves = aggregate.read_tree(location, item, layout.read_json(location.join(layout.TREE)))
     names = {**leaves.arrays, **leaves.strings}
@@ -153,7 +156,7 @@ def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath
     files = [name for name in listed(location) if name not in (FOLDER_NAME, SIGNATURE_NAME)]
     carried = {name: place(name) for name in files}
     if len(set(carried.values())) < len(carried):
-        raise UnrepresentableError("two arrays would share a folder", uri=location.uri)
+        raise UnrepresentableError("two arrays would get the same folder name", uri=location.uri)
 
     def finish(folder: Location) -> None:
         if item.ocdbt:
@@ -166,18 +169,18 @@ def _renamed(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath
         carried=carried,
         finish=finish,
         renamed=paths,
-        staged_only="keys cannot be renamed in place: every file would have to move at once",
+        staged_only="keys cannot be renamed in place, since all files would have to move at once",
     )
 
 
 def _below(processes: Iterable[str], name: str) -> str:
-    """Where a file of a database lies once that database lies below another."""
+    """Path of a database's file after the database has moved below another."""
     top = name.split("/", maxsplit=1)[0]
     return f"{_OLD}/{name}" if top in (layout.MANIFEST, _DATA, *processes) else name
 
 
 def _folder(arrays: Mapping[str, str], name: str) -> str:
-    """Where a file of an array lies once its folder has another name."""
+    """Path of an array's file after its folder has been renamed."""
     parts = name.split("/")
     for length in range(len(parts) - 1, 0, -1):
         old = "/".join(parts[:length])
@@ -209,9 +212,9 @@ def _item(location: Location) -> layout.OrbaxItem:
     if item is None:
         below = sorted(layout.items_of_step(glimpse))
         raise UsageError(
-            "no Orbax item is here",
+            "Orbax item not found",
             uri=location.uri,
-            cure=f"name the item: {location.join(below[0]).uri} --from orbax" if below else "convert it",
+            cure=f"pass the item: {location.join(below[0]).uri} --from orbax" if below else "convert it",
         )
     return item
 
@@ -221,14 +224,14 @@ def _by_name(location: Location) -> bool:
 
 
 REWRITES: dict[str, Rewrite] = {
-    "merge": Rewrite("make one committed item of the databases that a killed save did not merge", _merge),
-    "commit": Rewrite("mark an item as committed that was killed just before that", _commit),
+    "merge": Rewrite("merge the process databases of a killed save into one committed item", _merge),
+    "commit": Rewrite("mark an item as committed whose save was killed just before the commit", _commit),
     "unbox": Rewrite(
         "drop the last part `value` or `raw_value` of key paths (linen boxes, NNX variables)", _unbox
     ),
     "box": Rewrite(
         "append `value` to key paths",
         _box,
-        "patterns of printed key paths, by commas, such as params/*/kernel; all arrays by default",
+        "comma-separated patterns of printed key paths, such as params/*/kernel; all arrays by default",
     ),
 }

@@ -1,8 +1,8 @@
 """PaxML (Praxis): checkpoints of versions 0.0, 1.0, 1.1 and 1.2, and of its Flax type.
 
-`paxml` has a zarr folder for each array (the structure is only in their names) or, in version 1.2, OCDBT with Orbax's
-tree; `paxml-flax` has one msgpack file whose structure is a text. Padded arrays are cut to the shape that the item
-`metadata` states. Written: versions 1.1 and 1.2. The facts are told in `paxml.layout`, `naming`, `metadata`, `treedef`.
+`paxml` has a zarr folder for each array (only their names show the structure) or, in version 1.2, OCDBT with Orbax's
+tree; `paxml-flax` has one msgpack file whose structure is a text. Padded arrays are cut to the shape in the item
+`metadata`. Written: versions 1.1 and 1.2. The modules `layout`, `names`, `metadata` and `treedef` have the facts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def detect(glimpse: Glimpse) -> Detection | None:
-    """A step folder with PaxML's items or arrays, or the folder of its state; None where it is neither."""
+    """Detect a step folder with PaxML's items or arrays, or the folder of its state; None if it is neither."""
     place = layout.find(glimpse)
     return (
         state.describe(place) if place is not None and place.layout is not layout.StateLayout.FLAX else None
@@ -31,7 +31,7 @@ def detect(glimpse: Glimpse) -> Detection | None:
 
 
 def detect_flax(glimpse: Glimpse) -> Detection | None:
-    """The same for a checkpoint of the Flax type, which may be one file."""
+    """Detect a checkpoint of the Flax type, which may be one file."""
     place = layout.find(glimpse)
     if place is None or place.layout is not layout.StateLayout.FLAX:
         return None
@@ -63,7 +63,7 @@ def prepare(manifest: Manifest, options: Options) -> Manifest:
     """See Format.
 
     Raises:
-        UnrepresentableError: something in it cannot be held by the chosen version.
+        UnrepresentableError: the chosen version cannot represent a part of the manifest.
     """
     from wherry.integrations.formats.paxml.writer import prepared
 
@@ -79,7 +79,9 @@ def version(_manifest: Manifest, options: Options) -> str:
 def _found(location: Location) -> layout.Place:
     place = layout.find(Glimpse(location))
     if place is None:
-        raise IncompleteError("no PaxML state is here", uri=location.uri, cure="look with `wherry detect`")
+        raise IncompleteError(
+            "PaxML state not found", uri=location.uri, cure="run `wherry detect` on the folder"
+        )
     return place
 
 
@@ -99,7 +101,7 @@ FORMATS = (
             "version": Option(
                 "1.1", "checkpoint version: 1.1 (a folder for each array) or 1.2 (OCDBT)", ("1.1", "1.2")
             ),
-            "compression": Option("none", "how chunks are compressed", ("none", "zstd")),
+            "compression": Option("none", "compression of chunks", ("none", "zstd")),
             "chunks": Option("auto", "extent of a chunk: auto (4 to 8 MiB), whole, or a number of MiB"),
         },
         loaded_by="paxml 1.4.0 with orbax-checkpoint 0.5.9 (its PaxCheckpointHandler, run by hand)",

@@ -1,8 +1,8 @@
-"""Opening the state of versions 0.0 to 1.1: one zarr folder for each array, the structure only in their names.
+"""Opens the state of versions 0.0 to 1.1: one zarr folder for each array; only their names show the structure.
 
-Nothing lists the arrays, so a lost folder leaves no hole. What should be there is told by three others: `_sharding`
-names every array that was saved, `train_state_metadata` every variable, and a folder without `.zarray` has chunks of an
-array whose metadata another host wrote.
+No file lists the arrays, so a missing folder is not visible by itself. Three other sources show which arrays to expect:
+`_sharding` names every saved array, `train_state_metadata` every variable, and a folder without `.zarray` has chunks of
+an array whose metadata another host wrote.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from wherry.integrations.formats.paxml.metadata import Metadata
     from wherry.storage.location import Location
 
-_CURE = "copy the missing folders from where it was trained, or use another step"
+_CURE = "copy the missing folders from the training hosts, or use another step"
 _NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What our own writer noted of a tree that PaxML's names cannot spell.
+    """Notes of wherry's writer about a tree that PaxML's names cannot represent.
 
     Attributes:
         stored: the names of all folders.
-        names: folder name → key path, where that is not the name split at `.`.
+        names: folder name → key path, if that is not the name split at `.`.
         lists: paths of the nodes that are sequences.
-        empties: key path → what the empty node is.
+        empties: key path → kind of the empty node.
         scalars: folder names of arrays that are numbers.
         prng: folder name → implementation of a PRNG key.
         axes: folder name → names of the axes.
@@ -63,10 +63,10 @@ def open_arrays(place: Place) -> tuple[Manifest, ArrayReader]:
     """The stored arrays, padding included, and their reader.
 
     Raises:
-        IncompleteError: an array that was saved is not there, or has no metadata.
-        CorruptError: its metadata contradicts itself.
-        UnsupportedError: an array's metadata lies under a name that is not known.
-        HostileError: a size is absurd.
+        IncompleteError: a saved array is missing, or has no metadata.
+        CorruptError: the metadata of an array is invalid.
+        UnsupportedError: the metadata of an array is stored under a custom name.
+        HostileError: an impossible size.
     """
     location, glimpse = place.state, Glimpse(place.state)
     using = kvstore.context()
@@ -78,7 +78,7 @@ def open_arrays(place: Place) -> tuple[Manifest, ArrayReader]:
     _require_all(place, glimpse, stored.keys(), expected)
     arrays = {notes.names.get(name) or naming.split_name(name): array for name, array in stored.items()}
     if len(arrays) != len(stored):
-        raise CorruptError("the notes of wherry give two arrays one key path", uri=place.home.uri)
+        raise CorruptError("invalid wherry notes: two arrays have the same key path", uri=place.home.uri)
     shardings = tree.read_shardings(location)[0] if sharded else {}
     reader = ArrayReader(location, arrays, store, using, ocdbt=False, zeros_stored=False)
     specs = {
@@ -111,10 +111,10 @@ def open_arrays(place: Place) -> tuple[Manifest, ArrayReader]:
 
 
 def read_notes(metadata: Metadata, uri: str) -> Notes:
-    """Our notes in the item `metadata`.
+    """The notes of wherry's writer in the item `metadata`.
 
     Raises:
-        CorruptError: they are not what our writer notes.
+        CorruptError: the notes have an unexpected form.
     """
     data = metadata.notes
     try:
@@ -128,7 +128,7 @@ def read_notes(metadata: Metadata, uri: str) -> Notes:
             axes={str(name): tuple(map(_axis, axes)) for name, axes in data.get("axes", {}).items()},
         )
     except (AttributeError, TypeError, ValueError) as error:
-        raise CorruptError(f"the notes of wherry cannot be read: {error}", uri=uri) from error
+        raise CorruptError(f"invalid wherry notes: {error}", uri=uri) from error
 
 
 def _axis(axis: Any) -> AxisName:
@@ -149,7 +149,7 @@ def _stored(store: Listing, location: Location) -> dict[str, StoredArray]:
 
 
 def _require_all(place: Place, glimpse: Glimpse, names: Any, expected: frozenset[str]) -> None:
-    """Refuse what is known to have been saved and is not there."""
+    """Refuse a state that lacks arrays which are known to have been saved."""
     known = set(names)
     folders = {name for name, entry in glimpse.entries.items() if entry.is_dir and not layout.reserved(name)}
     without = sorted(name for name in folders - known if not any(one.startswith(f"{name}/") for one in known))
@@ -157,26 +157,26 @@ def _require_all(place: Place, glimpse: Glimpse, names: Any, expected: frozenset
         _refuse_renamed(place.state.join(name))
     if without:
         raise IncompleteError(
-            f"{len(without)} arrays have chunks but no .zarray: {_some(without)}; as when only a part of the hosts' "
-            "disks was copied",
+            f"missing .zarray of {len(without)} arrays that have chunks: {_some(without)}; probably only a part of the "
+            "hosts' disks was copied",
             uri=place.home.uri,
             cure=_CURE,
         )
-    theirs = {} if place.metadata.notes else place.metadata.unpadded  # ours may have lists there
+    theirs = {} if place.metadata.notes else place.metadata.unpadded  # wherry's own may have lists there
     lost = sorted((expected | {naming.SEPARATOR.join(path) for path in theirs}) - known)
     if lost:
         raise IncompleteError(
-            f"{len(lost)} arrays that were saved are not there: {_some(lost)}", uri=place.home.uri, cure=_CURE
+            f"missing {len(lost)} arrays that were saved: {_some(lost)}", uri=place.home.uri, cure=_CURE
         )
 
 
 def _refuse_renamed(folder: Location) -> None:
-    """PaxML can be told to store array metadata under another name."""
+    """Refuse array metadata under another name, which PaxML can be configured to use."""
     for entry in folder.entries():
         head = b"" if entry.is_dir or entry.name[:1].isdecimal() else folder.join(entry.name).read(0, 4096)
         if b'"zarr_format"' in head:
             raise UnsupportedError(
-                f"array metadata is stored as {entry.name!r} (tensorstore_metadata_key)",
+                f"unsupported array metadata file name {entry.name!r} (tensorstore_metadata_key)",
                 uri=folder.uri,
                 cure="rename these files to .zarray in a copy",
             )
@@ -188,7 +188,7 @@ def _some(names: list[str]) -> str:
 
 
 def _sharded_names(location: Location) -> set[str]:
-    """The arrays that `_sharding` names; the oldest releases wrote their names as they are."""
+    """The arrays that `_sharding` names; the oldest releases wrote their names unencoded."""
     names: set[str] = set()
     for key in layout.read_json(location.join(layout.SHARDING)):
         try:
@@ -201,7 +201,7 @@ def _sharded_names(location: Location) -> set[str]:
 def _scalars(arrays: Mapping[KeyPath, StoredArray], notes: Notes, uri: str) -> list[KeyPath]:
     paths = [path for path, array in arrays.items() if array.name in notes.scalars]
     if any(arrays[path].zarr.shape for path in paths):
-        raise CorruptError("a number that is stored as an array of several", uri=uri)
+        raise CorruptError("expected a scalar, got an array with several elements", uri=uri)
     return paths
 
 

@@ -1,7 +1,7 @@
-"""PaxML's Flax checkpoints: one msgpack file with the leaves by number, and the structure as a text beside them.
+"""PaxML's Flax checkpoints: one msgpack file with the leaves by number, and the structure as a text.
 
-Key paths are what is stored, `flattened_state/<i>`; the true names are kept in `custom["paxml"]["names"]`, where the
-text tells them. Nothing of the arrays is read: the file is indexed in one pass.
+Key paths are as stored, `flattened_state/<i>`; the true names are kept in `custom["paxml"]["names"]`, if the text has
+them. The file is indexed in one pass without reading the arrays.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ def describe(place: Place) -> Detection:
 
 
 def open_flax(place: Place, detection: Detection) -> Opened:
-    """Open it.
+    """Open the checkpoint.
 
     Raises:
-        CorruptError: the file is cut, or is not such an envelope.
-        UnsupportedError: it holds a type that is not known.
-        HostileError: it is absurdly deep or large.
+        CorruptError: the file is truncated, or has another structure.
+        UnsupportedError: the file has an unknown type.
+        HostileError: the nesting or a size is impossible.
     """
     if place.damage is not None:
         raise place.damage
     contents = gather(index_file(place.state), place.state)
     odd = next((path for path in contents.specs if path[0] != LEAVES), None)
     if odd is not None:
-        raise CorruptError(f"an array beside {LEAVES}", uri=place.state.uri, path=render(odd))
+        raise CorruptError(f"unexpected array outside {LEAVES}", uri=place.state.uri, path=render(odd))
     names = _names(contents)
     kind = naming.kind_of(names.values()) if names else None
     fields: dict[str, Any] = {"version": place.metadata.version}
@@ -75,15 +75,13 @@ def open_flax(place: Place, detection: Detection) -> Opened:
         custom={"paxml": fields},
     )
     reader = PlacedReader(place.home, contents.places, tuple(_members(place)))
-    words = (
-        "the names of all leaves" if names else "not the names of the leaves: abbreviated, or of another tree"
-    )
-    found = detection.seen(Evidence(STRUCTURE, f"the structure tells {words}"))
+    words = "the names of all leaves" if names else "no names of the leaves: abbreviated, or of another tree"
+    found = detection.seen(Evidence(STRUCTURE, f"the structure has {words}"))
     return Opened(replace(found, kind=kind or "train-state"), manifest, reader)
 
 
 def _names(contents: MsgpackContents) -> dict[KeyPath, KeyPath]:
-    """Stored path → true name; empty where the structure does not tell the name of every leaf."""
+    """Stored path → true name; empty if the structure does not have the name of every leaf."""
     text = contents.values.get((STRUCTURE,))
     found = leaf_names(text) if isinstance(text, str) else None
     stored = {path for path in (*contents.specs, *contents.empties) if path[:1] == (LEAVES,)}

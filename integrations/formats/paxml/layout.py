@@ -1,10 +1,10 @@
-"""Where a PaxML checkpoint lies, and which of its layouts it has.
+"""Finds a PaxML checkpoint and determines its layout.
 
 Facts (paxml 1.4.0 read and run): `<job>/checkpoints/checkpoint_<step>/`, eight digits, has the items `state/` and
-`metadata/` (from version 1.0 on; before, the arrays lie in the step folder itself). `state/` holds one zarr folder for
-each array, or since 1.2 on demand an OCDBT database with Orbax's tree files, or with the Flax checkpoint type one
-msgpack file `checkpoint` of `{flattened_state, str_pytree_state}`; its step folder has no zeros in front, and the
-oldest are a file `checkpoint_<step>`. Temporary names are Orbax's, before 1.0 `tmp_<n>.checkpoint_<n>`.
+`metadata/` (from version 1.0 on; before, the arrays are in the step folder itself). `state/` holds one zarr folder for
+each array, or since 1.2 optionally an OCDBT database with Orbax's tree files, or with the Flax checkpoint type one
+msgpack file `checkpoint` of `{flattened_state, str_pytree_state}`; its step folder has no leading zeros, and the oldest
+are a file `checkpoint_<step>`. Temporary names are Orbax's, before 1.0 `tmp_<n>.checkpoint_<n>`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME_MARKS = (f"{names.VARIABLES}.", f"{names.OPTIMIZER}_")
 
 
 class StateLayout(Enum):
-    """How the state is stored; the value is what the format version says of it."""
+    """The storage of the state; the value is its wording in the format version."""
 
     ARRAYS = "per-array zarr2 directories"
     OCDBT = "ocdbt"
@@ -49,11 +49,11 @@ class Place:
     """A PaxML checkpoint.
 
     Attributes:
-        home: the step folder; the folder or file of the state where it lies by itself.
+        home: the step folder; the folder or file of the state if it is separate.
         state: the folder of the arrays, or the msgpack file.
-        layout: how the state is stored.
-        metadata: the item `metadata`; version 0.0 where there is none.
-        damage: what is wrong with that item, where it cannot be read.
+        layout: the storage of the state.
+        metadata: the item `metadata`; version 0.0 if there is none.
+        damage: the error of reading that item, if any.
     """
 
     home: Location
@@ -64,18 +64,18 @@ class Place:
 
     @property
     def version(self) -> str:
-        """The format version in words."""
+        """The text of the format version."""
         return f"paxml {self.metadata.version:.1f}, {self.layout.value}"
 
     @property
     def step(self) -> int | None:
-        """The step that the folder's name states."""
+        """The step in the folder's name."""
         name = orbax.final_name(self.home.name)
         own = step_number(name.rpartition(".")[2])
         return step_number(self.home.parent.name) if own is None and self.home.name == STATE else own
 
     def verdict(self) -> tuple[Verdict, str | None]:
-        """What names alone tell of its health."""
+        """The verdict and its reason, from names only."""
         if self.damage is not None:
             return verdict_of_damage(self.damage.verdict), self.damage.what
         if orbax.uncommitted(self.home.name) or _TEMPORARY.fullmatch(self.home.name):
@@ -86,7 +86,7 @@ class Place:
             and self.home != self.state
             and not self.home.join(COMMITTED).exists()
         ):
-            return "incomplete", f"no {COMMITTED}, which PaxML requires on {protocol}://"
+            return "incomplete", f"missing {COMMITTED}, which PaxML requires on {protocol}://"
         return "ok", None
 
 
@@ -94,7 +94,7 @@ _FOUND: WeakKeyDictionary[Glimpse, Place | None] = WeakKeyDictionary()
 
 
 def find(glimpse: Glimpse) -> Place | None:
-    """The PaxML checkpoint that a location is or is the state of, or None; looked for once for each glimpse."""
+    """The PaxML checkpoint at a location, or around a state at a location, or None; searched once for each glimpse."""
     if glimpse not in _FOUND:
         _FOUND[glimpse] = _find(glimpse)
     return _FOUND[glimpse]
@@ -139,7 +139,9 @@ def _in_step(glimpse: Glimpse) -> Place | None:
     except WherryError as error:
         damage = error
     if layout is None:
-        lost = IncompleteError("the state has no arrays", uri=glimpse.location.uri, cure="use another step")
+        lost = IncompleteError(
+            "missing arrays: the state has none", uri=glimpse.location.uri, cure="use another step"
+        )
         return Place(glimpse.location, place, StateLayout.ARRAYS, found, lost) if found.unpadded else None
     theirs = bool(found.version) and (bool(found.unpadded) or bool(found.notes) or layout is StateLayout.FLAX)
     if not (theirs or named(inside)):
@@ -150,7 +152,7 @@ def _in_step(glimpse: Glimpse) -> Place | None:
 
 
 def _layout(glimpse: Glimpse) -> StateLayout | None:
-    """How the state in a folder is stored; None where no state is in it."""
+    """The storage of the state in a folder; None without a state."""
     entries = glimpse.entries
     if orbax.MANIFEST in entries or any(name.startswith(orbax.PROCESS_PREFIX) for name in entries):
         return StateLayout.OCDBT
@@ -162,5 +164,5 @@ def _layout(glimpse: Glimpse) -> StateLayout | None:
 
 
 def _is_flax(head: bytes) -> bool:
-    """Whether a msgpack map begins with PaxML's envelope; the heads of map and key may have several widths."""
+    """Whether a msgpack map starts with PaxML's envelope; the headers of map and key may have several widths."""
     return _ENVELOPE in head[:_ENVELOPE_BYTES]

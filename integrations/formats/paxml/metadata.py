@@ -1,9 +1,9 @@
-"""The item `metadata` of a PaxML checkpoint: its version, and the shapes that arrays had before they were padded.
+"""The item `metadata` of a PaxML checkpoint: its version, and the shapes of arrays before padding.
 
 Facts (paxml 1.4.0): `metadata/metadata` is one JSON object, `{"version": 1.1, "train_state_metadata": {"mdl_vars":
-{…}}}`; a leaf has `_array_metadata_tag`, `is_optax_masked_node`, `unpadded_shape` and `dtype`. Version 1.0 has the
-version only; before that there was no such item. Optimizer states are left out: a moment is padded as its parameter
-is. PaxML ignores further keys, so our notes lie there too.
+{…}}}`; a leaf has `_array_metadata_tag`, `is_optax_masked_node`, `unpadded_shape` and `dtype`. Version 1.0 has only the
+version; before that there was no such item. Optimizer states are left out: a moment is padded like its parameter.
+PaxML ignores further keys, so wherry's notes are stored there too.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _DEEPEST = 64
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What the item says.
+    """Contents of the item.
 
     Attributes:
-        version: 1.0, 1.1 or 1.2; 0.0 where there is no such item.
+        version: 1.0, 1.1 or 1.2; 0.0 without the item.
         unpadded: key path of each variable → its shape before padding.
-        notes: what our own writer noted; empty for checkpoints of others.
+        notes: notes of wherry's writer; empty for checkpoints of other writers.
     """
 
     version: float = 0.0
@@ -52,11 +52,11 @@ class Metadata:
 
 
 def read_metadata(home: Location) -> Metadata:
-    """Read the item of a step folder; version 0.0 where there is none.
+    """Read the item of a step folder; version 0.0 if there is none.
 
     Raises:
-        IncompleteError: it is empty.
-        CorruptError: it does not say what PaxML says.
+        IncompleteError: the item is empty.
+        CorruptError: the item does not have PaxML's form.
     """
     place = home.join(FILE)
     if not place.exists():
@@ -64,16 +64,16 @@ def read_metadata(home: Location) -> Metadata:
     data = read_json(place)
     version, tree, notes = data.get(_VERSION), data.get(_TREE), data.get(NOTES)
     if isinstance(version, bool) or not isinstance(version, (int, float)):
-        raise CorruptError("the metadata states no version", uri=place.uri)
+        raise CorruptError("missing key 'version' in the metadata", uri=place.uri)
     unpadded = dict(_shapes(tree, (), place.uri)) if isinstance(tree, dict) else {}
     return Metadata(float(version), unpadded, notes if isinstance(notes, dict) else {})
 
 
 def unpad(specs: Mapping[KeyPath, TensorSpec], metadata: Metadata) -> dict[KeyPath, TensorSpec]:
-    """Cut padded arrays.
+    """Cut padded arrays to their shape before padding.
 
-    A moment lies below the path of its parameter (without `mdl_vars`) and is cut as the parameter is, where it is
-    stored with the same shape.
+    A moment is below the path of its parameter (without `mdl_vars`) and is cut like the parameter if it is stored with
+    the same shape.
 
     Args:
         specs: the stored arrays.
@@ -83,7 +83,7 @@ def unpad(specs: Mapping[KeyPath, TensorSpec], metadata: Metadata) -> dict[KeyPa
         The tensors.
 
     Raises:
-        CorruptError: an array is smaller than it was before padding, or of another rank.
+        CorruptError: an array is smaller than its shape before padding, or of another rank.
     """
     cut: dict[KeyPath, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     for path, shape in metadata.unpadded.items():
@@ -95,12 +95,12 @@ def unpad(specs: Mapping[KeyPath, TensorSpec], metadata: Metadata) -> dict[KeyPa
 
 
 def build(version: float, specs: Mapping[KeyPath, TensorSpec], notes: JsonObject) -> JsonObject:
-    """The item for tensors that we write; nothing is padded.
+    """Build the item for tensors to write; nothing is padded.
 
     Args:
         version: 1.1 or 1.2.
-        specs: key path, with list indices as parts of their own, → tensor.
-        notes: ours.
+        specs: key path, with list indices as separate parts, → tensor.
+        notes: wherry's notes.
     """
     tree: JsonObject = {VARIABLES: {}}
     for path, spec in sorted(specs.items()):
@@ -124,7 +124,7 @@ def _shapes(node: JsonObject, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath
             yield path, _shape(shape, path, uri)
         return
     if len(path) > _DEEPEST:
-        raise CorruptError(f"{_TREE} nests deeper than any state", uri=uri)
+        raise CorruptError(f"{_TREE} is nested too deeply", uri=uri)
     for key, child in node.items():
         if isinstance(child, dict):
             yield from _shapes(child, (*path, key), uri)  # pyright: ignore[reportUnknownArgumentType]  JSON
@@ -133,7 +133,7 @@ def _shapes(node: JsonObject, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath
 def _shape(value: object, path: KeyPath, uri: str) -> tuple[int, ...]:
     if isinstance(value, list) and all(type(extent) is int and extent >= 0 for extent in value):  # pyright: ignore[reportUnknownVariableType]
         return tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    raise CorruptError(f"{_SHAPE} {value!r} is no shape", uri=uri, path=render(path))
+    raise CorruptError(f"invalid {_SHAPE}: expected a shape, got {value!r}", uri=uri, path=render(path))
 
 
 def _require_padding(spec: TensorSpec, shape: tuple[int, ...]) -> None:
@@ -142,7 +142,7 @@ def _require_padding(spec: TensorSpec, shape: tuple[int, ...]) -> None:
     )
     if not larger:
         raise CorruptError(
-            f"stored with shape {spec.shape}, but it was {shape} before padding",
+            f"stored shape {spec.shape} does not match the shape {shape} before padding",
             path=spec.name,
             cure="use another step; this one was saved by a mismatched model",
         )

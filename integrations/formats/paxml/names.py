@@ -1,11 +1,11 @@
-"""PaxML's flat names: a key path as one folder name, and what the names tell of optimizer and layers.
+"""PaxML's flat names: a key path as one folder name, and what the names show about optimizer and layers.
 
 Facts (paxml 1.4.0, `extract_prefixed_keys_from_nested_map`): parts are joined with `.`; the index of a list or tuple
-is glued to the part before it as `_<i>`, without brackets. Nothing on disk says where a glued index begins, so a name
-is split at `.` and left glued. `opt_states_<k>` is the k-th learner. With repeated layers a group follows,
-`no_prefix_<j>` for single and `p#<dims>#<sharding>_<j>` for stacked variables, j being the place in the optax chain;
-without any stacked variable the index is glued to the learner, `opt_states_0_2`. Neither j nor the sharding code is
-fixed: the group of the moments is the one that has them (`m` and `v` for Adam).
+is appended to the part before it as `_<i>`, without brackets. Nothing on disk marks an appended index, so a name is
+split at `.` only and keeps its index. `opt_states_<k>` is the k-th learner. With repeated layers a group follows,
+`no_prefix_<j>` for single and `p#<dims>#<sharding>_<j>` for stacked variables, where j is the position in the optax
+chain; without any stacked variable the index is appended to the learner, `opt_states_0_2`. Neither j nor the sharding
+code is fixed: the group of the moments is the one that contains them (`m` and `v` for Adam).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def flat_name(path: KeyPath, lists: Collection[KeyPath]) -> str:
     """The folder name of an array.
 
     Args:
-        path: its key path; an index of a list or tuple is a part of its own.
+        path: its key path; an index of a list or tuple is a separate part.
         lists: the paths of the nodes that are lists or tuples.
 
     Raises:
-        UnrepresentableError: it has no part that is a name, or begins with an index.
+        UnrepresentableError: the path has no part that is a name, or starts with an index.
     """
     parts: list[str] = []
     for depth, part in enumerate(path):
@@ -53,7 +53,7 @@ def flat_name(path: KeyPath, lists: Collection[KeyPath]) -> str:
     name = SEPARATOR.join(parts)
     if not name or name.startswith("_"):
         raise UnrepresentableError(
-            "PaxML has no name for a bare leaf or a list at the root",
+            "PaxML cannot name a bare leaf or a list at the root",
             path=render(path),
             cure="put it into a dict",
         )
@@ -61,12 +61,12 @@ def flat_name(path: KeyPath, lists: Collection[KeyPath]) -> str:
 
 
 def split_name(name: str) -> KeyPath:
-    """The key path that a folder name states: its parts, list indices still glued."""
+    """Split a folder name into a key path; list indices stay appended to their parts."""
     return tuple(name.split(SEPARATOR))
 
 
 def kind_of(paths: Iterable[KeyPath]) -> Kind | None:
-    """A train state where optimizer states are there, parameters where only variables are; None for another tree."""
+    """A train state if there are optimizer states, parameters if there are only variables; None for another tree."""
     roots = {path[0] for path in paths if path}
     if any(root == OPTIMIZER or root.startswith(f"{OPTIMIZER}_") for root in roots):
         return "train-state"
@@ -74,10 +74,10 @@ def kind_of(paths: Iterable[KeyPath]) -> Kind | None:
 
 
 def optimizer_groups(specs: Mapping[KeyPath, TensorSpec]) -> dict[str, dict[str, Any]]:
-    """The groups of the optimizer by what they contain.
+    """The groups of the optimizer, by their contents.
 
     Returns:
-        Printed path of each group → its `fields` (`count`, `m`, `v`, …) and, where its name says that it is stacked,
+        Printed path of each group → its `fields` (`count`, `m`, `v`, …) and, if it is stacked according to its name,
         the extents of the stack.
     """
     groups: dict[str, dict[str, Any]] = {}
@@ -96,7 +96,7 @@ def optimizer_groups(specs: Mapping[KeyPath, TensorSpec]) -> dict[str, dict[str,
 
 
 def layers(paths: Iterable[KeyPath]) -> dict[str, Any] | None:
-    """How the layers of the model lie: `repeated` (stacked on axis 0) with the sublayers of a block, or one by one."""
+    """The form of the layers: `repeated` (stacked on axis 0) with the sublayers of a block, or one by one."""
     variables = [path for path in paths if path[:1] == (VARIABLES,)]
     found = [(path, at) for path in variables for at, part in enumerate(path) if _LAYER.fullmatch(part)]
     if not found:
@@ -106,7 +106,7 @@ def layers(paths: Iterable[KeyPath]) -> dict[str, Any] | None:
 
 
 def _field_depth(path: KeyPath) -> int | None:
-    """Where the field of an optimizer state stands: before the moments' `params`, else last."""
+    """Position of the field of an optimizer state in its path: before the moments' `params`, else last."""
     if _MOMENTS_OF in path:
         depth = path.index(_MOMENTS_OF) - 1
         return depth if depth > 0 else None

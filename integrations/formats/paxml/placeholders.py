@@ -1,7 +1,7 @@
-"""The msgpack tree that PaxML 1.2 finds its arrays by: a placeholder for each, nil and empty nodes as they are.
+"""The msgpack tree by which PaxML 1.2 finds its arrays: a placeholder for each array, and nil and empty nodes.
 
-Facts (orbax 0.5.9, which paxml 1.4.0 restores through): `state/checkpoint` must name every leaf that `_METADATA`
-names; an array is the text `PLACEHOLDER://<stored name>`. Lists are msgpack arrays.
+Facts (orbax 0.5.9, with which paxml 1.4.0 restores): `state/checkpoint` must name every leaf that `_METADATA` names;
+an array is the text `PLACEHOLDER://<stored name>`. Lists are msgpack arrays.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
 
 _EMPTY: dict[str, Any] = {"none": None, "dict": {}, "list": [], "tuple": []}
-# first byte of short maps, arrays and texts with the largest count that it holds, then the longer heads.
+# first byte of short maps, arrays and texts with the largest count that it can hold, then the longer headers.
 _MAP, _ARRAY, _TEXT = (0x80, 15, 0xDE), (0x90, 15, 0xDC), (0xA0, 31, 0xDA)
 _NIL = b"\xc0"
 _SHORT = 1 << 16
 
 
 def placeholder_file(manifest: Manifest) -> bytes:
-    """The file for a manifest.
+    """Build the file for a manifest.
 
     Raises:
-        UnrepresentableError: a leaf lies below another leaf.
+        UnrepresentableError: a leaf is below another leaf.
     """
     tree: dict[str, Any] = {}
     for path, value in manifest.values.items():
@@ -49,9 +49,11 @@ def _put(tree: dict[str, Any], path: KeyPath, leaf: Any) -> None:
     for part in path[:-1]:
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
-            raise UnrepresentableError("a leaf lies below another leaf", path=render(path))
+            raise UnrepresentableError("conflicting key path: it is below another leaf", path=render(path))
     if not path or path[-1] in node:
-        raise UnrepresentableError("a leaf is a node of others, or has no name", path=render(path))
+        raise UnrepresentableError(
+            "conflicting key path: it is empty, or a node with other leaves", path=render(path)
+        )
     node[path[-1]] = leaf
 
 

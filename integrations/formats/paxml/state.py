@@ -1,4 +1,4 @@
-"""Opening a PaxML checkpoint: its state, cut to what it was before padding, and what its names tell."""
+"""Opens a PaxML checkpoint: its state, cut to the shapes before padding, and the facts in its names."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def describe(place: Place) -> Detection:
 
 
 def evidence(place: Place) -> list[Evidence]:
-    """What says that it is PaxML's, and of which version."""
+    """Evidence that a checkpoint is PaxML's, and of its version."""
     version = place.metadata.version
     inner = f"{place.state.path[len(place.home.path.rstrip('/')) :].strip('/')}" or "."
-    rows = [Evidence(inner, f"the state: {place.layout.value}")]
+    rows = [Evidence(inner, f"state stored as {place.layout.value}")]
     if version:
         rows.append(Evidence(metadata.FILE, f"version {version}"))
     elif place.damage is None:
-        rows.append(Evidence(".", f"no {metadata.FOLDER} item: version 0.0, or the state by itself"))
+        rows.append(Evidence(".", f"no {metadata.FOLDER} item: version 0.0, or a separate state"))
     if version > NEWEST:
         rows.append(Evidence(metadata.FILE, f"newer than {NEWEST}, the newest version that was tested"))
     if place.metadata.notes:
@@ -65,12 +65,12 @@ def evidence(place: Place) -> list[Evidence]:
 
 
 def open_place(place: Place, detection: Detection) -> Opened:
-    """Open it.
+    """Open the checkpoint.
 
     Raises:
-        DamagedError: a part of it is missing, or it contradicts itself.
-        UnsupportedError: it holds something that is not read.
-        HostileError: a name or a size in it is absurd.
+        DamagedError: a part is missing or invalid.
+        UnsupportedError: an unsupported form.
+        HostileError: an impossible name or size.
     """
     if place.damage is not None:
         raise place.damage
@@ -104,7 +104,7 @@ def _stored(place: Place) -> tuple[Manifest, ArrayReader]:
 
 
 def _names(place: Place) -> list[KeyPath]:
-    """Key paths of the arrays, as far as names and small files tell."""
+    """Key paths of the arrays, as far as names and small files state them."""
     glimpse = Glimpse(place.state)
     if place.layout is StateLayout.ARRAYS:
         return [naming.split_name(name) for name, entry in glimpse.entries.items() if entry.is_dir]

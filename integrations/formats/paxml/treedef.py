@@ -1,8 +1,8 @@
-"""The names of PaxML's Flax leaves, which exist only as the text that jax prints of a tree's structure.
+"""The names of PaxML's Flax leaves, from the text that jax prints for a tree's structure.
 
 `PyTreeDef(CustomNode(TrainState[()], [*, {'params': …}, [CustomNode(NestedMap[('no_prefix',)], [(…)])], ()]))`:
-a leaf is `*`; dicts, lists and tuples look as in Python; a custom node has its type, what the type keeps beside its
-children in brackets, and the children. A NestedMap keeps the names of its children there. The text is parsed, never
+a leaf is `*`; dicts, lists and tuples are written as in Python; a custom node has its type, the type's static data in
+brackets, and the children. The static data of a NestedMap are the names of its children. The text is parsed, never
 evaluated. jax abbreviates long texts (`...`): then the names are lost.
 
 Facts (praxis 1.4.0): TrainState has the children step, mdl_vars, opt_states and, since 1.0, extra_state.
@@ -30,11 +30,11 @@ _TOKEN = re.compile(
 
 
 class _NotUnderstoodError(Exception):
-    """The text is not what jax prints, or was abbreviated."""
+    """The text does not have the form that jax prints, or was abbreviated."""
 
 
 def leaf_names(text: str) -> list[KeyPath] | None:
-    """The key path of each leaf, in order; None where the text does not tell all of them."""
+    """The key path of each leaf, in order; None if the text does not have all of them."""
     if len(text) > _LONGEST:
         return None
     reader = _Text(text)
@@ -56,7 +56,7 @@ class _Text:
         self._at = 0
 
     def peek(self) -> str:
-        """The next token, not taken."""
+        """The next token, without consuming it."""
         found = _TOKEN.match(self._text, self._at)
         if found is None:
             raise _NotUnderstoodError
@@ -71,12 +71,12 @@ class _Text:
         return found.group(1)
 
     def expect(self, sign: str) -> None:
-        """Take a certain token."""
+        """Consume an expected token."""
         if self.take() != sign:
             raise _NotUnderstoodError
 
     def type_name(self) -> tuple[str, str]:
-        """A custom node's type and what stands in the brackets behind it, up to the comma before its children."""
+        """A custom node's type and its static data in brackets, up to the comma before its children."""
         start = self._text.find("[", self._at)
         if start < 0:
             raise _NotUnderstoodError
@@ -136,7 +136,7 @@ def _custom(reader: _Text, path: KeyPath, depth: int) -> Iterator[KeyPath]:
 
 
 def _names_in(kept: str) -> tuple[str, ...]:
-    """The names that a NestedMap keeps; none for a type that keeps something else."""
+    """The names of a NestedMap's children; empty for other types."""
     if len(kept) > _LONGEST_KEPT:
         return ()
     try:
@@ -149,7 +149,7 @@ def _names_in(kept: str) -> tuple[str, ...]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the bracket at `start` is closed, quotes skipped."""
+    """Position of the bracket that closes the one at `start`, with quotes skipped."""
     depth, at = 0, start
     while at < len(text):
         letter = text[at]

@@ -1,9 +1,9 @@
-"""Writing a PaxML checkpoint folder: `state/` through the Orbax writer, and the item `metadata`.
+"""Writes a PaxML checkpoint folder: `state/` through the Orbax writer, and the item `metadata`.
 
-Version 1.1 is one zarr folder for each array under PaxML's flat name, and nothing else: PaxML restores by the names
-of its own train state, and a `_METADATA` there would be taken for another structure (orbax 0.5.9). What the names
-cannot spell is noted in the item `metadata`, whose further keys PaxML ignores. Version 1.2 is OCDBT with Orbax's tree
-files, the msgpack tree with its placeholders among them.
+Version 1.1 is only one zarr folder for each array under PaxML's flat name: PaxML restores by the names of its own train
+state, and would read a `_METADATA` there as another structure (orbax 0.5.9). Key paths that the names cannot represent
+are noted in the item `metadata`, whose further keys PaxML ignores. Version 1.2 is OCDBT with Orbax's tree files,
+including the msgpack tree with its placeholders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TYPES = (bool, int, float)
 
 
 class _StateWriter(OrbaxWriter):
-    """The item `state`, with the small files that PaxML has there."""
+    """The item `state`, with PaxML's small files."""
 
     kept: frozenset[str] = frozenset({orbax.STRINGS, orbax.TREE})
 
@@ -68,11 +68,11 @@ class PaxWriter(StepWriter):
         return super().grid(self._inner(path))
 
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """Write a chunk of the state, under the name that it has there."""
+        """Write a chunk of the state, under its name in the state."""
         super().write(self._inner(path), where, data)
 
     def finish(self) -> None:
-        """Put the placeholders into the state, complete it, then write the item `metadata`."""
+        """Write the placeholders into the state, complete it, then write the item `metadata`."""
         if self._placeholders and not self._finished:
             self._staging.join(STATE).join(orbax.MSGPACK).put(self._placeholders)
         super().finish()
@@ -91,7 +91,7 @@ class PaxWriter(StepWriter):
 
 
 def state_options(options: Options) -> dict[str, Any]:
-    """The options of the Orbax writer for those of PaxML."""
+    """Translate PaxML's options to those of the Orbax writer."""
     return {
         "ocdbt": options["version"] == _OCDBT,
         "zarr": "2",
@@ -104,7 +104,7 @@ def prepared(manifest: Manifest, options: Options) -> Manifest:
     """The manifest with the chunk grid that the writer will use.
 
     Raises:
-        UnrepresentableError: something in it cannot be held by that version.
+        UnrepresentableError: that version cannot represent a part of the manifest.
     """
     if options["version"] == _OCDBT:
         refuse_unrepresentable(manifest, state_options(options))
@@ -120,10 +120,10 @@ def prepared(manifest: Manifest, options: Options) -> Manifest:
 
 
 def flat_paths(manifest: Manifest, uri: str) -> dict[KeyPath, KeyPath]:
-    """Key path → its flat name as a path of one part, for every leaf that is stored.
+    """Key path → its flat name as a path of one part, for every stored leaf.
 
     Raises:
-        UnrepresentableError: two leaves have one name, or one has none.
+        UnrepresentableError: two leaves have the same name, or a leaf has none.
     """
     leaves = [*manifest.tensors, *(path for path, value in manifest.values.items() if value is not None)]
     names = joined_names(leaves, lambda path: naming.flat_name(path, manifest.lists), uri)
@@ -131,7 +131,7 @@ def flat_paths(manifest: Manifest, uri: str) -> dict[KeyPath, KeyPath]:
 
 
 def flat_manifest(manifest: Manifest, flat: dict[KeyPath, KeyPath]) -> Manifest:
-    """The manifest as a folder for each name: no nodes, no empties."""
+    """The manifest in flat form: one folder for each name, without nodes and empties."""
     return replace(
         manifest,
         tensors={flat[path]: replace(spec, path=flat[path]) for path, spec in manifest.tensors.items()},
@@ -142,7 +142,7 @@ def flat_manifest(manifest: Manifest, flat: dict[KeyPath, KeyPath]) -> Manifest:
 
 
 def flat_notes(manifest: Manifest, flat: dict[KeyPath, KeyPath]) -> dict[str, Any]:
-    """What flat names and arrays cannot say of the tree."""
+    """Facts about the tree that flat names and arrays cannot represent."""
     texts = {flat[path][0] for path, value in manifest.values.items() if isinstance(value, str)}
     empties = dict(manifest.empties) | {
         path: "none" for path, value in manifest.values.items() if value is None

@@ -1,10 +1,10 @@
 """Penzai: NamedArrays of a Penzai model, saved through Orbax; a specialisation of the format `orbax`.
 
 Read: a label dict, a parameter tuple (`unbind_params`), a frozen model, and arrays with a JSON of axis names. Key
-paths stay as stored. Axis names and labels come from what is on disk: where Orbax lost them, the evidence says so and
-nothing is guessed, because the order of axes depends on where a model came from (trained in Penzai or imported from
-Hugging Face) and sizes cannot tell two axes apart. Written: arrays as Orbax has them plus that JSON, from which
-`wherry.integrations.penzai.rebuild` makes NamedArrays again. What is on disk is told in `wherry.integrations.penzai`.
+paths are as stored. Axis names and labels come only from disk: if Orbax lost them, the evidence states this and nothing
+is guessed, because the order of axes depends on the origin of a model (trained in Penzai or imported from Hugging Face)
+and sizes cannot distinguish two axes. Written: arrays as in Orbax plus that JSON, from which
+`wherry.integrations.penzai.rebuild` rebuilds NamedArrays. `names.py` describes the files on disk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAMED = "axis names"
 
 
 def detect(glimpse: Glimpse) -> Detection | None:
-    """An Orbax item with NamedArrays in it, or with axis names noted beside its arrays."""
+    """Detect an Orbax item that contains NamedArrays, or has axis names noted for its arrays."""
     found = look(glimpse)
     if found is None or found.item is None:
         return None
@@ -52,7 +52,7 @@ def detect(glimpse: Glimpse) -> Detection | None:
 def open_penzai(location: Location, detection: Detection) -> Opened:
     """See Format.
 
-    Raises: what opening an Orbax item does; CorruptError where the axis names do not fit the arrays.
+    Raises: the errors of opening an Orbax item; CorruptError if the axis names do not match the arrays.
     """
     opened = open_item(location, detection)
     metadata = layout.read_json(location.join(layout.TREE))
@@ -78,10 +78,10 @@ def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
 
 
 def prepare(manifest: Manifest, options: Options) -> Manifest:
-    """The manifest as it will be held: the chunk grid of Orbax, and a label for every array.
+    """The manifest in the form to write: the chunk grid of Orbax, and a label for every array.
 
     Raises:
-        UnrepresentableError: Orbax cannot hold something, or two arrays have one label.
+        UnrepresentableError: Orbax cannot represent a part of it, or two arrays have the same label.
     """
     prepared = orbax.prepare(manifest, options)
     names.rows_of(prepared)
@@ -98,7 +98,7 @@ def _words(words: str, form: str | None) -> str:
 
 
 def _form(leaves: ItemTree) -> str | None:
-    """What the key paths are: of which tree of Penzai's the NamedArrays are leaves."""
+    """The kind of Penzai tree that the NamedArrays are leaves of, from the key paths."""
     arrays = wrapped(leaves.tensors, NAMED_ARRAY)
     if not arrays:
         return None
@@ -111,7 +111,7 @@ def _form(leaves: ItemTree) -> str | None:
 
 
 def _where_noted(found: FoundItem) -> str | None:
-    """The file with labels and axis names; opening says what is wrong where it cannot be read."""
+    """The file with labels and axis names; if it cannot be read, opening reports the error."""
     try:
         rows = names.noted(found.location, found.metadata)
     except OSError:
@@ -125,7 +125,7 @@ def _where_noted(found: FoundItem) -> str | None:
 
 
 def _named(spec: TensorSpec, known: names.ArrayNames | None) -> TensorSpec:
-    """A tensor with what is known of its names; the key of a label dict is a label even where no JSON says so."""
+    """A tensor with its known names; the key of a label dict is a label even without a JSON of names."""
     label = (
         known.label if known else (names.key_label(spec.path) if spec.path[-1:] == (NAMED_ARRAY,) else None)
     )
@@ -134,7 +134,7 @@ def _named(spec: TensorSpec, known: names.ArrayNames | None) -> TensorSpec:
 
 
 def _custom(manifest: Manifest, known: dict[tuple[str, ...], names.ArrayNames]) -> dict[str, object]:
-    """Free metadata without the rows, which the tensors carry now, and with the parameters' own metadata."""
+    """Custom metadata without the rows, which are now part of the tensors, and with the parameters' own metadata."""
     item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != names.FIELD}
     noted = {one.label: dict(one.metadata) for one in known.values() if one.metadata}
     custom = {**manifest.custom, "item": item, names.FIELD: noted}

@@ -1,16 +1,16 @@
-"""Labels and axis names of Penzai arrays: what is on disk of them, and the JSON that keeps them.
+"""Labels and axis names of Penzai arrays: their form on disk, and the JSON that stores them.
 
-Facts (Penzai 0.2.5 saved with Orbax 0.12.8 and looked at): of a `NamedArray` Orbax keeps `data_array` alone; the names
-are static and lost, and two axes of one size are then restored swapped without a word. A dict from label to array
-keeps labels as keys; a tuple of `ParameterValue`s (`unbind_params`) and a frozen model keep not even these. The way
-that Penzai's and Orbax's authors advise is arrays plus a JSON of names. Two forms of it are read from
-`custom_metadata` of `_METADATA` under `penzai`, a map from label to a row:
+Facts (Penzai 0.2.5 saved with Orbax 0.12.8): of a `NamedArray` Orbax stores only `data_array`; the names are static and
+lost, and two axes of the same size may then be silently restored in swapped order. A dict from label to array keeps
+labels as keys; a tuple of `ParameterValue`s (`unbind_params`) and a frozen model do not even keep these. Penzai's and
+Orbax's authors recommend to store arrays plus a JSON of names. Two forms of it are read from `custom_metadata` of
+`_METADATA` under `penzai`, a map from label to a row:
 
     {"axes": ["embedding", "projection"], "positional": 1, "metadata": {}}       names after `positional` unnamed axes
-    {"axes": [null, "embedding", "projection"], "shape": […], "path": "…"}       ours: one entry for each axis
+    {"axes": [null, "embedding", "projection"], "shape": […], "path": "…"}       wherry's form: one entry for each axis
 
-Ours is also the file `penzai.json` in the item folder (`{"version": 1, "arrays": …}`), which survives tools that
-rewrite `_METADATA`. `axes` is null where nothing is known of them, which is not the same as unnamed axes.
+wherry also writes the file `penzai.json` in the item folder (`{"version": 1, "arrays": …}`), which survives tools that
+rewrite `_METADATA`. `axes` is null if the names are unknown, which differs from unnamed axes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _VERSION = 1
 
 
 class ArrayNames(NamedTuple):
-    """What is known of one array.
+    """The known names of one array.
 
     Attributes:
         label: the label of its parameter.
-        axes: a name for each axis, None for a positional one; None where nothing is known.
+        axes: a name for each axis, None for a positional one; None if the names are unknown.
         metadata: the parameter's own metadata.
     """
 
@@ -51,10 +51,10 @@ class ArrayNames(NamedTuple):
 
 
 def noted(location: Location, metadata: JsonObject) -> JsonObject | None:
-    """Label → row, as `_METADATA` or the file beside it says; None where neither does.
+    """Label → row, from `_METADATA` or the file beside it; None if neither has them.
 
     Raises:
-        CorruptError: they are not of that form, or contradict each other.
+        CorruptError: they have an unexpected form, or do not match each other.
     """
     custom = metadata.get("custom_metadata")
     inside = custom.get(FIELD) if isinstance(custom, dict) else None
@@ -65,14 +65,16 @@ def noted(location: Location, metadata: JsonObject) -> JsonObject | None:
     beside = file.get("arrays") if file is not None else None
     if file is not None and file.get("version", 0) > _VERSION:
         raise CorruptError(
-            f"{FILE} of version {file['version']}", uri=location.uri, cure="use a newer wherry"
+            f"unsupported version {file['version']} of {FILE}", uri=location.uri, cure="use a newer wherry"
         )
     for rows, name in ((inside, TREE), (beside, FILE)):
         if rows is not None and not isinstance(rows, dict):
-            raise CorruptError(f"{name} has axis names that are not a map", uri=location.uri)
+            raise CorruptError(f"expected a map of axis names in {name}", uri=location.uri)
     if inside is not None and beside is not None and inside != beside:
         raise CorruptError(
-            f"{TREE} and {FILE} name other axes", uri=location.uri, cure=f"remove {FILE} if it is older"
+            f"axis names in {TREE} and {FILE} do not match",
+            uri=location.uri,
+            cure=f"delete {FILE} if it is older",
         )
     return beside if inside is None else inside
 
@@ -81,12 +83,12 @@ def read(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict[KeyPa
     """The names of each array.
 
     Args:
-        rows: what `noted` gave.
+        rows: the result of `noted`.
         ranks: number of axes of each tensor.
         uri: the checkpoint, for errors.
 
     Raises:
-        CorruptError: a row is not of the form, or does not fit its array.
+        CorruptError: a row has an unexpected form, or does not match its array.
     """
     found: dict[KeyPath, ArrayNames] = {}
     for label, row in rows.items():
@@ -95,38 +97,38 @@ def read(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict[KeyPa
             axes = _axes(row)
             found[path] = ArrayNames(label, axes, dict(row.get("metadata") or {}))
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptError(f"the axis names of {label!r} cannot be read: {error!r}", uri=uri) from error
+            raise CorruptError(f"invalid axis names of {label!r}: {error!r}", uri=uri) from error
         if path not in ranks or (axes is not None and len(axes) != ranks[path]):
-            raise CorruptError(f"axis names of {label!r} fit no array", uri=uri, path=render(path))
+            raise CorruptError(f"axis names of {label!r} do not match any array", uri=uri, path=render(path))
     return found
 
 
 def label_of(spec: TensorSpec) -> str:
-    """The label of a tensor: the one it is known by, the key of a label dict, else its printed key path."""
+    """The label of a tensor: its recorded label, the key of a label dict, else its printed key path."""
     if spec.tags and LABEL in spec.tags:
         return spec.tags[LABEL]
     return key_label(spec.path) or spec.name
 
 
 def key_label(path: KeyPath) -> str | None:
-    """The label that a label dict has as key; None for arrays of other trees."""
+    """The label from the key of a label dict; None for arrays of other trees."""
     if len(path) == 1 or (len(path) == 2 and path[1] == NAMED_ARRAY):  # noqa: PLR2004  label, data_array
         return path[0]
     return None
 
 
 def rows_of(manifest: Manifest, uri: str = "") -> JsonObject:
-    """Label → row for everything that a manifest holds; the inverse of `read`.
+    """Label → row for all tensors of a manifest; the inverse of `read`.
 
     Raises:
-        UnrepresentableError: two tensors have one label.
+        UnrepresentableError: two tensors have the same label.
     """
     rows: JsonObject = {}
     known: Mapping[str, Any] = manifest.custom.get(FIELD) or {}
     for path, spec in sorted(manifest.tensors.items()):
         label = label_of(spec)
         if label in rows:
-            raise UnrepresentableError(f"two arrays have the label {label!r}", uri=uri, path=render(path))
+            raise UnrepresentableError(f"duplicate array label {label!r}", uri=uri, path=render(path))
         axes = None if spec.axes is None else [list(a) if isinstance(a, tuple) else a for a in spec.axes]
         rows[label] = {
             "axes": axes,
@@ -152,12 +154,12 @@ def _axes(row: JsonObject) -> tuple[AxisName, ...] | None:
     if axes is None:
         return None
     if not isinstance(axes, list):
-        raise TypeError(f"axes {axes!r}")
+        raise TypeError(f"expected a list of axes, got {axes!r}")
     before: list[AxisName] = [None] * int(row.get("positional", 0))
     return (*before, *(tuple(map(str, axis)) if isinstance(axis, list) else _name(axis) for axis in axes))
 
 
 def _name(axis: object) -> str | None:
     if axis is not None and not isinstance(axis, str):
-        raise TypeError(f"axis {axis!r}")
+        raise TypeError(f"expected an axis name, got {axis!r}")
     return axis

@@ -1,4 +1,4 @@
-"""Writing Penzai arrays: an Orbax item, with labels and axis names in `_METADATA` and in a file of their own."""
+"""Writes Penzai arrays: an Orbax item, with labels and axis names in `_METADATA` and in a separate file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PenzaiWriter(OrbaxWriter):
     """Writes one item into a local staging folder; see Writer."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
-        """Start; raises what `OrbaxWriter` does, and where two arrays have one label."""
+        """Start the item; raises the errors of `OrbaxWriter`, and an error if two arrays have the same label."""
         self._rows = names.rows_of(manifest, staging.uri)
         super().__init__(staging, _with_names(manifest, self._rows), options)
 
@@ -31,6 +31,6 @@ class PenzaiWriter(OrbaxWriter):
 
 
 def _with_names(manifest: Manifest, rows: JsonObject) -> Manifest:
-    """The manifest with the rows in `custom_metadata`, which Orbax itself gives back."""
+    """The manifest with the rows in `custom_metadata`, which Orbax itself restores."""
     item = {**(manifest.custom.get("item") or {}), names.FIELD: rows}
     return replace(manifest, custom={**manifest.custom, "item": item})

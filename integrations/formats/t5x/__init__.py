@@ -1,9 +1,9 @@
-"""T5X: checkpoints of T5 and its kin, in T5X's own layout and as T5X saves them through Orbax.
+"""T5X: checkpoints of T5 and related models, in T5X's own layout and as T5X saves them through Orbax.
 
 `t5x-legacy` is a folder with the msgpack tree `checkpoint` and zarr arrays beside it, or that file alone with every
-array inside; versions 2 and 3 are read, 0 and 1 are refused in T5X's words. `t5x-orbax` is the step folder around the
-Orbax item `state`, in all its generations. Asked for the msgpack file, the item, the step folder or the run folder, the
-answer is the same checkpoint. The facts are told in `layout.py`, `references.py` and `item.py`.
+array inside; versions 2 and 3 are read, 0 and 1 are refused with T5X's own message. `t5x-orbax` is the step folder
+around the Orbax item `state`, in all its generations. The msgpack file, the item, the step folder and the run folder
+resolve to the same checkpoint. `layout.py`, `references.py` and `item.py` have the facts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEGACY, ORBAX = "t5x-legacy", "t5x-orbax"
 
 
 def detect_legacy(glimpse: Glimpse) -> Detection | None:
-    """A checkpoint folder, its msgpack file, or a file with everything inside; None where it is none of these."""
+    """Detect a checkpoint folder, its msgpack file, or a file with everything inside; None if it is none of these."""
     location = glimpse.location
     if glimpse.is_file:
         if location.name == layout.MSGPACK:
@@ -80,7 +80,7 @@ def _with_envelope(location: Location, file: Location, size: int, head: bytes | 
 
 
 def _remains(glimpse: Glimpse) -> Detection | None:
-    """Arrays that only T5X names so, without the msgpack file that T5X writes last."""
+    """Detect arrays with T5X's names, without the msgpack file that T5X writes last."""
     arrays = layout.array_folders(glimpse.entries)
     inside = orbax_layout.look_at_item(glimpse) is not None or glimpse.location.name == item.ITEM
     if not arrays or inside:
@@ -91,13 +91,13 @@ def _remains(glimpse: Glimpse) -> Detection | None:
         writer="t5x",
         step=layout.step_of(glimpse.location.name),
         verdict="incomplete",
-        reason=f"{len(arrays)} arrays of parameters, but no {layout.MSGPACK}: T5X writes it last",
-        evidence=(Evidence(arrays[0], "an array as T5X names it"),),
+        reason=f"missing {layout.MSGPACK}, which T5X writes last, beside {len(arrays)} arrays of parameters",
+        evidence=(Evidence(arrays[0], "an array with a name in T5X's form"),),
     )
 
 
 def detect_orbax(glimpse: Glimpse) -> Detection | None:
-    """A step folder around a T5X train state, that item, or its msgpack file; None where it is none of these."""
+    """Detect a step folder around a T5X train state, that item, or its msgpack file; None if it is none of these."""
     location = glimpse.location
     if glimpse.is_file:
         inside = location.name == layout.MSGPACK and item.holds_train_state(location.parent)
@@ -107,14 +107,14 @@ def detect_orbax(glimpse: Glimpse) -> Detection | None:
     claim = orbax.detect(glimpse)
     if claim is None:
         return None
-    place = replace(location, path=locate(claim.uri).path)  # what may be read was said of that one
+    place = replace(location, path=locate(claim.uri).path)  # permissions to read refer to that location
     home, seen = item.home_of(place), item.holds_train_state(place)
     named = item.names_handler(home)
     if (seen is None and not named) or detect_legacy(Glimpse(place)) is not None:
         return None
     evidence = [Evidence(seen, "the roots of a T5X train state: state, target")] if seen else []
     if named:
-        evidence.append(Evidence(orbax_layout.CHECKPOINT, "names T5X's handler of the dataset"))
+        evidence.append(Evidence(orbax_layout.CHECKPOINT, "names T5X's dataset handler"))
     prefix = "" if home == place else f"{place.name}/"
     return replace(
         claim,
@@ -126,7 +126,7 @@ def detect_orbax(glimpse: Glimpse) -> Detection | None:
 
 
 def _remains_of_item(glimpse: Glimpse) -> Detection | None:
-    """An item `state` whose arrays are there and whose tree is not."""
+    """Detect an item `state` with arrays but without its tree."""
     state = glimpse.entries.get(item.ITEM)
     inner = Glimpse(glimpse.location.join(item.ITEM)) if state is not None and state.is_dir else glimpse
     arrays = layout.array_folders(inner.entries)
@@ -138,8 +138,8 @@ def _remains_of_item(glimpse: Glimpse) -> Detection | None:
         writer="t5x",
         step=layout.step_of(glimpse.location.name),
         verdict="incomplete",
-        reason=f"{len(arrays)} arrays of parameters, but neither {layout.MSGPACK} nor {orbax_layout.TREE}",
-        evidence=(Evidence(arrays[0], "an array as T5X names it"),),
+        reason=f"missing {layout.MSGPACK} or {orbax_layout.TREE} beside {len(arrays)} arrays of parameters",
+        evidence=(Evidence(arrays[0], "an array with a name in T5X's form"),),
     )
 
 
@@ -158,7 +158,7 @@ def create_train_state(staging: Location, manifest: Manifest, options: Options) 
 
 
 def legacy_version(manifest: Manifest, _options: Options) -> str:
-    """The format version of what is written."""
+    """The format version of the checkpoint to write."""
     arrays = any(spec.chunks is not None for spec in manifest.tensors.values())
     return format_version(layout.NEWEST_VERSION, arrays=arrays)
 
@@ -178,11 +178,11 @@ FORMATS = (
         commit_members=(layout.MSGPACK,),
         options={
             "compression": Option(
-                "none", "how chunks are compressed; T5X itself takes gzip", ("none", "gzip", "zstd")
+                "none", "compression of chunks; T5X itself uses gzip", ("none", "gzip", "zstd")
             ),
             "inline": Option(
                 "auto",
-                "which tensors lie in the msgpack file: auto (up to 64 KiB, none of `target`), none, all",
+                "tensors to store in the msgpack file: auto (up to 64 KiB, none of `target`), none, all",
                 ("auto", "none", "all"),
             ),
             "chunks": _CHUNKS,
@@ -202,8 +202,8 @@ FORMATS = (
         refines=("orbax", "flax-msgpack"),
         commit_members=(orbax_layout.COMMITTED,),
         options={
-            "ocdbt": Option(default=True, help="one OCDBT database rather than one folder per array"),
-            "compression": Option("none", "how chunks are compressed", ("none", "zstd")),
+            "ocdbt": Option(default=True, help="one OCDBT database instead of one folder per array"),
+            "compression": Option("none", "compression of chunks", ("none", "zstd")),
             "chunks": _CHUNKS,
         },
         loaded_by="T5X from 2024-07 with orbax-checkpoint 0.12.8: PyTreeCheckpointer, CheckpointManager",

@@ -1,7 +1,7 @@
-"""The files of a T5X checkpoint that hold no tensors: the dataset iterator, and what users put beside it.
+"""The companions of a T5X checkpoint: the dataset iterator, and files that users added.
 
-Facts: a legacy checkpoint keeps the iterator of its dataset in `train_ds-<iii>-of-<nnn>*` beside the arrays, an Orbax
-one in `dataset/`. Both are opaque: they are carried as they are.
+Facts: a legacy checkpoint stores the iterator of its dataset in `train_ds-<iii>-of-<nnn>*` beside the arrays, an Orbax
+checkpoint in `dataset/`. Both are opaque and are copied unchanged.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _OWN_FOLDERS = frozenset({"d", "descriptor"})
 
 
 def companions_beside(home: Location, arrays: Collection[str]) -> tuple[Entry, ...]:
-    """The files in a folder that are neither its own nor those of arrays, with paths relative to it.
+    """The files in a folder that belong neither to the format nor to arrays, with paths relative to the folder.
 
     Args:
         home: the folder.
-        arrays: names of the folders in it that hold arrays or items.
+        arrays: names of its folders with arrays or items.
     """
     found: list[Entry] = []
     for entry in home.entries():

@@ -1,10 +1,10 @@
-"""T5X's train state as an Orbax item: how it is told from other items, and how it opens.
+"""T5X's train state as an Orbax item: detecting and opening it.
 
 Facts: the tree is that of a legacy checkpoint without its envelope, `{state, target[, flax_mutables]}`, in the item
 `state` of the step folder, beside `dataset` with the iterator. Arrays are zarr folders or an OCDBT database; the
 msgpack file `checkpoint` (before mid 2024) holds placeholders, and leaves that were not sharded as arrays. It has no
-`version`, so T5X's own loader takes it for version 0 and refuses it (google-research/t5x#1524). Here the file, the
-item, the step folder and the run folder all lead to the same checkpoint, which is the step folder.
+`version`, so T5X's own loader treats it as version 0 and refuses it (google-research/t5x#1524). Here the file, the
+item, the step folder and the run folder all resolve to the same checkpoint, which is the step folder.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 ITEM = "state"
 HANDLER = "t5x.checkpoints.DatasetCheckpointHandler"
 _ROWS = re.compile(rb"\"\('([^'\\]*)',(?: '([^'\\]*)')?")
-_FEW = 2  # parts of a key path that are looked at
+_FEW = 2  # leading parts of a key path to check
 
 
 def holds_train_state(item: Location) -> str | None:
-    """Whether the first bytes of an item's tree show T5X's roots: the file in which they were seen, or None."""
+    """The file of an item whose first bytes show T5X's roots in the tree, or None."""
     tree, msgpack = item.join(orbax.TREE).stat(), item.join(orbax.MSGPACK).stat()
     if tree is not None:
         starts = {
@@ -54,7 +54,7 @@ def holds_train_state(item: Location) -> str | None:
 
 
 def _is_train_state(starts: set[tuple[str, ...]]) -> bool:
-    """Whether all roots are T5X's, and parameters or T5X's optimizer state are among what was seen."""
+    """Whether all roots are T5X's, including parameters or T5X's optimizer state."""
     roots = {start[0] for start in starts}
     return (
         bool(roots)
@@ -66,7 +66,7 @@ def _is_train_state(starts: set[tuple[str, ...]]) -> bool:
 
 
 def may_hold_train_state(glimpse: Glimpse) -> bool:
-    """Whether it is worth to look closer: a folder that shows a T5X train state, or has one as its item."""
+    """Whether to look closer: a folder that shows a T5X train state, or has one as its item."""
     location, entries = glimpse.location, glimpse.entries
     places = [location] if orbax.TREE in entries or orbax.MSGPACK in entries else []
     places += [location.join(ITEM)] if ITEM in entries and entries[ITEM].is_dir else []
@@ -76,7 +76,7 @@ def may_hold_train_state(glimpse: Glimpse) -> bool:
 
 
 def home_of(item: Location) -> Location:
-    """The checkpoint folder around an item: the step folder, or the item itself where it lies alone."""
+    """The checkpoint folder around an item: the step folder, or the item itself if it is separate."""
     step = item.parent
     inside = item.name == ITEM and (
         step_number(step.name) is not None or step.join(orbax.CHECKPOINT).exists()
@@ -104,12 +104,12 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
     """Open a checkpoint.
 
     Args:
-        location: the step folder, or the item where it lies alone.
-        detection: what names and first bytes have shown.
+        location: the step folder, or the item if it is separate.
+        detection: the detection from names and first bytes.
 
     Raises:
         DamagedError, UnsupportedError, HostileError: see `open_item`.
-        CorruptError: the folder's step is not the one inside.
+        CorruptError: the folder's step differs from the step inside.
     """
     item = item_of(location)
     opened = open_item(item, detection, partial=True)
@@ -126,7 +126,7 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
 
 
 def _companions(location: Location, item: Location, manifest: Manifest) -> tuple[Companion, ...]:
-    """Files beside the item; where it lies alone, the ones in its own folder for them."""
+    """Files beside the item; for a separate item, the files in its folder for companions."""
     if item != location:
         return tuple(Companion(one.name, one.size) for one in companions_beside(location, {ITEM}))
     return tuple(replace(one, name=f"{orbax.ASSETS}/{one.name}") for one in manifest.companions)

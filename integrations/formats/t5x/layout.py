@@ -1,11 +1,11 @@
-"""The names and first bytes of T5X checkpoints: what tells that a file or folder is one, and of which version.
+"""Detects T5X checkpoints and their version by names and first bytes.
 
 Facts (T5X from 2021 to 2026, run and read in source): a legacy checkpoint is a folder `checkpoint_<step>` with the
 msgpack file `checkpoint`, whose root has exactly the keys `version` and `optimizer`, and zarr arrays beside it. T5X
-puts `version` first; a save that sorts keys puts it last, as the last bytes of the file. Until its rename the folder
-is called `checkpoint_<step>.tmp-<seconds>`. With Orbax the same tree, without the envelope, is the item `state` of
-the step folder. A file `PINNED` is a retention lock. TensorFlow keeps a text file called `checkpoint`; it begins with
-`model_checkpoint_path` and is no msgpack map.
+writes `version` first; a save that sorts keys writes it last, as the last bytes of the file. Until its rename the
+folder is named `checkpoint_<step>.tmp-<seconds>`. With Orbax the same tree, without the envelope, is the item `state`
+of the step folder. A file `PINNED` is a retention lock. TensorFlow writes a text file named `checkpoint`; it starts
+with `model_checkpoint_path` and is not a msgpack map.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ TARGET, STATE, PARAM_STATES = "target", "state", "param_states"
 PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")
 DATASET = "dataset"
 PINNED = "PINNED"
-LOCK = "a retention lock: not to be deleted or moved"
+LOCK = "a retention lock: must not be deleted or moved"
 OLDEST_VERSION, NEWEST_VERSION = 2, 3
 TOO_OLD = "Checkpoint versions earlier than 2 are not supported"
 
-# Roots of the tree of a T5X train state; `params_axes` and the like come from a TrainState that was saved whole.
+# Roots of the tree of a T5X train state; `params_axes` and similar roots come from a TrainState that was saved whole.
 ROOTS = frozenset(
     {STATE, TARGET, "flax_mutables", "flax_mutables_axes", "params_axes", TRAIN_STATE, "flax_optimizer_def"}
 )
@@ -49,14 +49,14 @@ ARRAY_FOLDER_PREFIXES = (*_PARAMETER_PREFIXES, f"{STATE}.", f"{OPTIMIZER}.{STATE
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What the first bytes of a legacy msgpack file show.
+    """Facts from the first bytes of a legacy msgpack file.
 
     Attributes:
-        version: the number in the file; None where the first bytes do not tell it.
+        version: the number in the file; None if the first bytes do not have it.
         versioned: whether the root has the key `version`.
-        specs: whether a tensorstore spec was seen among the leaves.
-        placeholders: whether a placeholder was seen among them.
-        optimizer_state: whether optimizer state was seen.
+        specs: whether the leaves include a tensorstore spec.
+        placeholders: whether the leaves include a placeholder.
+        optimizer_state: whether there is optimizer state.
     """
 
     version: int | None
@@ -67,7 +67,7 @@ class Envelope:
 
 
 def look_at(file: Location, size: int, head: bytes | None = None) -> Envelope | None:
-    """Whether a file is the msgpack of a legacy checkpoint, from its first and last bytes."""
+    """The envelope of a legacy checkpoint's msgpack file, from its first and last bytes; None for other files."""
     head = file.read(0, HEAD_BYTES) if head is None else head
     seen = glance(head, size)
     if seen is None:
@@ -84,44 +84,44 @@ def look_at(file: Location, size: int, head: bytes | None = None) -> Envelope | 
 
 
 def glance_at(file: Location, size: int) -> Glance | None:
-    """The first bytes of a msgpack file."""
+    """A glance at the first bytes of a msgpack file."""
     return glance(file.read(0, HEAD_BYTES), size)
 
 
 def is_placeholder_among(texts: Iterable[str]) -> bool:
-    """Whether a text is Orbax's word for an array that lies elsewhere."""
+    """Whether a text is Orbax's placeholder for an array that is stored elsewhere."""
     return any(text.startswith(PLACEHOLDERS) for text in texts)
 
 
 def uncommitted(name: str) -> bool:
-    """Whether a folder name is that of a legacy save that was never committed."""
+    """Whether a folder name is that of an uncommitted legacy save."""
     return _UNCOMMITTED.fullmatch(name) is not None
 
 
 def final_name(name: str) -> str:
-    """The name that a folder would have had after its commit."""
+    """The name of a folder after its commit."""
     found = _UNCOMMITTED.fullmatch(name)
     return found["final"] if found else name
 
 
 def stated_step(name: str) -> int | None:
-    """The step that a folder's name states under T5X's own rule; None where it has another name."""
+    """The step in a folder's name by T5X's own rule; None for other names."""
     found = _STEP_FOLDER.fullmatch(final_name(name))
     return int(found.group(1)) if found else None
 
 
 def step_of(name: str) -> int | None:
-    """The step of a folder or file name under any known rule."""
+    """The step in a folder or file name by any known rule."""
     return step_number(final_name(name))
 
 
 def step_folder(step: int) -> str:
-    """The name of a step folder, not padded."""
+    """The name of a step folder, without leading zeros."""
     return f"checkpoint_{step}"
 
 
 def array_folders(names: Collection[str]) -> list[str]:
-    """The names that only T5X gives to folders of parameters."""
+    """The names of parameter folders that only T5X uses."""
     return [name for name in names if name.startswith(_PARAMETER_PREFIXES)]
 
 
@@ -131,7 +131,7 @@ def _has_specs(paths: Iterable[KeyPath]) -> bool:
 
 
 def _version_at_start(head: bytes) -> int | None:
-    """The number behind the first key, where it is one of a single byte."""
+    """The number after the first key, if it is encoded in a single byte."""
     place = head.find(VERSION.encode()) + len(VERSION)
     number = head[place : place + 1]
     return number[0] if number and number[0] < _FIXINT else None

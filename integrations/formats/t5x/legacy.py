@@ -1,12 +1,12 @@
-"""Opening a legacy T5X checkpoint: the msgpack tree, the zarr arrays beside it, and how the two are put together.
+"""Opens a legacy T5X checkpoint: combines the msgpack tree with the zarr arrays beside it.
 
-The envelope (`version`, `optimizer`) is no part of key paths. Of each leaf it is decided by its own content where its
-bytes are: in the msgpack file, in the array that a spec names, or in the one that a placeholder names; one file mixes
-all three. In version 2 the bits of bfloat16 are stored as uint16, below `target` and `state/param_states` only. In
-the months when T5X tried Orbax (2022-11 to 2023-01) array folders bear an extra `optimizer.`.
+The envelope (`version`, `optimizer`) is not part of key paths. The content of each leaf determines where its bytes are:
+in the msgpack file, in the array that a spec names, or in the array that a placeholder names; one file mixes all three.
+In version 2 the bits of bfloat16 are stored as uint16, only below `target` and `state/param_states`. In the months when
+T5X tried Orbax (2022-11 to 2023-01) array folders have an extra `optimizer.` in their names.
 
-Users often copy the parameters and leave the optimizer state behind: then the checkpoint opens, its parameters are
-read, and what is not there is absent by name.
+Users often copy the parameters without the optimizer state: then the checkpoint opens, its parameters can be read, and
+the missing arrays are listed as absent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
 
 _BITS_OF_BFLOAT16 = "uint16"
-_NOTHING_STATES = "no .zarray, and nothing else on disk states its shape or dtype"
+_NOTHING_STATES = "missing .zarray, and no other file states the shape or dtype"
 _FETCH_AGAIN = "copy the checkpoint again with its dot-files, or use another step"
 
 
@@ -49,13 +49,13 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
 
     Args:
         location: its folder, or a msgpack file.
-        detection: what its first bytes have shown.
+        detection: the detection from its first bytes.
 
     Raises:
-        IncompleteError: it was never committed, its msgpack file is not there, or no array can be read at all.
-        UnsupportedError: a version before 2, or a form that is not read.
-        CorruptError: it contradicts itself, as where the folder's step is not the one inside.
-        HostileError: a path in it leaves the folder, a spec names foreign storage, or sizes are absurd.
+        IncompleteError: the save was never committed, its msgpack file is missing, or no array can be read at all.
+        UnsupportedError: a version before 2, or an unsupported form.
+        CorruptError: the checkpoint is inconsistent, for example the folder's step differs from the step inside.
+        HostileError: a path points outside the folder, a spec names foreign storage, or sizes are impossible.
     """
     entry = location.entry
     home, file = (location, location.join(layout.MSGPACK))
@@ -90,10 +90,10 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
 
 
 def require_committed(location: Location, file: Location) -> None:
-    """Refuse what names and sizes already show to be unfinished.
+    """Refuse a save that is unfinished according to names and sizes.
 
     Raises:
-        IncompleteError: the folder has the name of an unfinished save, or the msgpack file is lost or empty.
+        IncompleteError: the folder has the name of an unfinished save, or the msgpack file is missing or empty.
     """
     if layout.uncommitted(location.name):
         raise IncompleteError(
@@ -103,16 +103,16 @@ def require_committed(location: Location, file: Location) -> None:
         )
     entry = file.entry
     if entry is None or entry.is_dir or entry.size == 0:
-        what = f"no {file.name}" if entry is None else f"{file.name} is empty"
+        what = f"missing {file.name}" if entry is None else f"{file.name} is empty"
         raise IncompleteError(
-            f"{what}: T5X writes it last, so the save was not finished or the copy not whole",
+            f"{what}: T5X writes it last, so the save was not finished or the copy is incomplete",
             uri=location.uri,
             cure="copy the checkpoint again, or use another step",
         )
 
 
 def _open_arrays(home: Location, tree: T5xTree) -> tuple[Arrays, dict[KeyPath, str]]:
-    """The arrays that leaves point to, and the leaves of which nothing states shape or dtype."""
+    """The arrays that leaves point to, and the leaves whose shape or dtype is unknown."""
     if not tree.stored:
         return Arrays(), {}
     entries = Glimpse(home).entries
@@ -133,7 +133,7 @@ def _open_arrays(home: Location, tree: T5xTree) -> tuple[Arrays, dict[KeyPath, s
 
 
 def _folder(name: str, entries: Mapping[str, object]) -> str:
-    """The folder of a placeholder: by its name, with the prefix of the Orbax trial, or without it."""
+    """The folder of a placeholder: its name, with or without the prefix of the Orbax trial."""
     prefix = f"{layout.OPTIMIZER}."
     choices = (name, f"{prefix}{name}", name.removeprefix(prefix))
     return next((choice for choice in choices if choice in entries), name)
@@ -142,7 +142,7 @@ def _folder(name: str, entries: Mapping[str, object]) -> str:
 def _require_some(tree: T5xTree, arrays: Arrays, lost: dict[KeyPath, str], file: Location) -> None:
     if lost and not arrays.found and not tree.contents.specs:
         raise IncompleteError(
-            f"{len(lost)} arrays: {_NOTHING_STATES}",
+            f"{len(lost)} arrays cannot be read: {_NOTHING_STATES}",
             uri=file.uri,
             path=render(next(iter(lost))),
             cure=_FETCH_AGAIN,
@@ -169,7 +169,7 @@ def _dtype_of_version_2(spec: TensorSpec) -> str:
 def _precise(
     detection: Detection, manifest: Manifest, tree: T5xTree, arrays: Arrays, file: Location
 ) -> Detection:
-    """The detection with what the whole tree shows."""
+    """The detection refined with the whole tree."""
     rebuilt = sum(array.metadata is not None for array in arrays.found.values())
     pointers = sum(leaf.spec is None for leaf in tree.stored.values())
     seen = [
@@ -180,7 +180,9 @@ def _precise(
         )
     ]
     if rebuilt:
-        seen.append(Evidence(".", f"{rebuilt} arrays have no .zarray; rebuilt from the specs in {file.name}"))
+        seen.append(
+            Evidence(".", f"missing .zarray of {rebuilt} arrays; rebuilt from the specs in {file.name}")
+        )
     seen += _odd_types(manifest, tree, arrays, file)
     if manifest.origin.get("pinned"):
         seen.append(Evidence(layout.PINNED, layout.LOCK))
@@ -207,9 +209,7 @@ def _odd_types(manifest: Manifest, tree: T5xTree, arrays: Arrays, file: Location
         )
     if wide and tree.version != layout.OLDEST_VERSION:
         found.append(
-            Evidence(
-                file.name, f"{len(wide)} tensors are uint16, kept so: only version 2 hides bfloat16 there"
-            )
+            Evidence(file.name, f"{len(wide)} tensors stay uint16: only version 2 stores bfloat16 as uint16")
         )
     return found
 
@@ -222,11 +222,11 @@ def _stored_as(path: KeyPath, tree: T5xTree, arrays: Arrays) -> bool:
 
 
 def format_version(version: int | None, *, arrays: bool, rebuilt: bool = False) -> str:
-    """The words for a layout.
+    """The text of the format version for a layout.
 
     Args:
         version: the number in the file.
-        arrays: whether any tensor lies outside the msgpack file.
+        arrays: whether any tensor is stored outside the msgpack file.
         rebuilt: whether any of them lacks its `.zarray`.
     """
     number = f"t5x v{version}" if version is not None else "t5x, no version"

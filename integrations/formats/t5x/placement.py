@@ -1,8 +1,8 @@
-"""What a legacy T5X checkpoint can hold, and how a tree is laid over its msgpack file and its arrays.
+"""Checks what a legacy T5X checkpoint can represent, and distributes a tree over its msgpack file and its arrays.
 
-Facts: T5X stores a leaf in the msgpack file where it has no partition spec (step, small optimizer slots), else as a
-zarr array in the folder that is named by its path, `/` and `.` alike turned into `.`. Readers, T5X too, accept any
-split. A spec of an array is what T5X writes with tensorstore from 0.1.14 on; `.zarray` repeats it.
+Facts: T5X stores a leaf in the msgpack file if it has no partition spec (step, small optimizer slots), else as a zarr
+array in a folder named after its path, with both `/` and `.` turned into `.`. Readers, T5X included, accept any split.
+The spec of an array has the form that T5X writes with tensorstore from 0.1.14 on; `.zarray` repeats it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _LONGEST_NAME = 255  # bytes of a file name
 
 
 def prepared(manifest: Manifest, options: Options) -> Manifest:
-    """The manifest with a chunk grid for every tensor that will be an array of its own, and none for the others.
+    """The manifest with a chunk grid for every tensor that will be a separate array, and none for the others.
 
     Raises:
-        UnrepresentableError: something in it cannot be held.
+        UnrepresentableError: T5X cannot represent a part of the manifest.
     """
     specs = {
         path: replace(
@@ -49,40 +49,42 @@ def prepared(manifest: Manifest, options: Options) -> Manifest:
 
 
 def array_names(manifest: Manifest, uri: str = "") -> dict[KeyPath, str]:
-    """The folder of each tensor that is an array of its own.
+    """The folder of each tensor that is a separate array.
 
     Raises:
-        UnrepresentableError: two tensors would share a folder, or a name cannot be one.
+        UnrepresentableError: two tensors would get the same folder, or a name is not a valid folder name.
     """
     stored = [path for path, spec in manifest.tensors.items() if spec.chunks is not None]
     names = joined_names(stored, folder_name, uri)
     taken = {companion.name.split("/")[0] for companion in manifest.companions}
     for companion in sorted(taken & {layout.MSGPACK, layout.PINNED}):
         raise UnrepresentableError(
-            f"{companion!r} is a name of T5X's own", uri=uri, cure="leave companions behind"
+            f"companion name {companion!r} is reserved by T5X",
+            uri=uri,
+            cure="rename the file, or convert without companions",
         )
     for name, path in names.items():
         if name in taken or _unfit(name):
             raise UnrepresentableError(
-                f"{name[:60]!r} cannot be a folder of its own",
+                f"invalid or duplicate folder name {name[:60]!r}",
                 uri=uri,
                 path=render(path),
-                cure="write it with --set inline=all",
+                cure="pass --set inline=all",
             )
         if manifest.tensors[path].dtype not in zarr.STORABLE:
             raise UnrepresentableError(
-                f"zarr has no dtype {manifest.tensors[path].dtype}", uri=uri, path=render(path)
+                f"unsupported dtype {manifest.tensors[path].dtype} in zarr", uri=uri, path=render(path)
             )
     return {path: name for name, path in names.items()}
 
 
 def folder_name(path: KeyPath) -> str:
-    """The folder of a tensor, as T5X names it."""
+    """The folder name of a tensor in T5X's form."""
     return "/".join(path).replace("/", ".")
 
 
 def enveloped(manifest: Manifest, uri: str) -> Manifest:
-    """The leaves that go into the msgpack file, below its envelope."""
+    """The leaves of the msgpack file, below its envelope."""
     head = (layout.OPTIMIZER,)
     inline = {
         (*head, *path): replace(spec, path=(*head, *path))
@@ -90,7 +92,7 @@ def enveloped(manifest: Manifest, uri: str) -> Manifest:
         if spec.chunks is None
     }
     if manifest.tensors.keys() & manifest.values.keys():
-        raise UnrepresentableError("a leaf that is both a tensor and a value", uri=uri)
+        raise UnrepresentableError("conflicting key path: a leaf is both a tensor and a value", uri=uri)
     return Manifest(
         tensors=inline,
         values={(*head, *path): value for path, value in manifest.values.items()},
@@ -121,7 +123,7 @@ def _spec(spec: TensorSpec, name: str, compression: Any) -> zarr.JsonObject:
 
 
 def _inline(spec: TensorSpec, option: str) -> bool:
-    """Whether a tensor goes into the msgpack file; without elements it has no chunk that zarr could hold."""
+    """Whether a tensor is stored in the msgpack file; a tensor without elements has no chunk for zarr."""
     if spec.size == 0 or option == "all":
         return True
     small = spec.path[:1] != (layout.TARGET,) and spec.nbytes <= _MOST_INLINE

@@ -1,7 +1,7 @@
-"""The reader of T5X checkpoints: arrays in zarr and in the msgpack tree, and what beside them belongs to it.
+"""The reader of T5X checkpoints: arrays in zarr and in the msgpack tree, and companions.
 
-The arrays themselves are read as Orbax's are. T5X adds a folder around them (the step), files of its own beside them
-(the dataset iterator).
+The arrays themselves are read like Orbax's. T5X adds a folder around them (the step) and further files beside them (the
+dataset iterator).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class T5xReader(ReaderOver):
     Attributes:
         home: the checkpoint: its folder, or its one file.
         arrays: reads the tensors.
-        companions: names of the files that hold no tensors.
-        shardings: how the writer had laid the arrays over devices, where that is known.
+        companions: names of the files without tensors.
+        shardings: the writer's sharding of the arrays over devices, if known.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class T5xReader(ReaderOver):
         return self.arrays, spec
 
     def absent(self) -> Iterator[Absent]:
-        """Chunks that are not there."""
+        """Missing chunks."""
         return self.arrays.absent()
 
     def shortfall(self) -> str | None:
-        """What is missing, and whose share it is."""
+        """A text about missing parts, with the hosts that held them."""
         return shortfall(self.arrays, self.shardings)
 
     def companion(self, name: str) -> Location:
-        """Where a companion lies: in the folder.
+        """The location of a companion: in the folder.
 
         Raises:
-            NotFoundError: the checkpoint has no such companion.
+            NotFoundError: the checkpoint does not have the companion.
         """
         return companion_location(self.home, name, self.companions)
 

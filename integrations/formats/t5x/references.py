@@ -1,12 +1,12 @@
-"""Leaves of a T5X msgpack tree that are not arrays but say where one lies: tensorstore specs and placeholders.
+"""Leaves of a T5X msgpack tree that refer to an array elsewhere: tensorstore specs and placeholders.
 
 Facts: a **spec** is a map with at least `driver`, `kvstore` and `metadata`. Its path is `kvstore.path` (with or
 without a trailing slash) or, from tensorstore before 0.1.14, a `path` beside it. The element type is `dtype` of the
-spec (`float32`) or of the metadata (`<f4`). Driver `file`, `gfile` or `gcs` and the bucket say where it was written
-once, not where it is now: they are ignored, and the path is taken from the folder of the msgpack file. What
-`.zarray` says wins over the spec; where that file was lost (copy tools drop dot-files), the spec and what T5X never
-changes (`order` C, no filters, no fill value) rebuild it exactly. A **placeholder** is the text
-`PLACEHOLDER://<name>` (`AGGREGATED://` in the oldest) and says nothing but the name.
+spec (`float32`) or of the metadata (`<f4`). Driver `file`, `gfile` or `gcs` and the bucket state the original location,
+not the current one: they are ignored, and the path is relative to the folder of the msgpack file. `.zarray` takes
+precedence over the spec; if that file is missing (copy tools drop dot-files), the spec and T5X's constants (`order` C,
+no filters, no fill value) rebuild it exactly. A **placeholder** is the text `PLACEHOLDER://<name>` (`AGGREGATED://` in
+the oldest) and has only the name.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _GDA = "//GDAPlaceholder:"
 
 @dataclass(frozen=True, slots=True)
 class ArrayReference:
-    """A leaf that points to an array.
+    """A leaf that refers to an array.
 
     Attributes:
         name: the folder of the array, relative to that of the msgpack file.
         spec: the tensorstore spec; None for a placeholder.
-        old_path: whether the spec has its path where tensorstore before 0.1.14 put it.
+        old_path: whether the spec has its path in the position of tensorstore before 0.1.14.
     """
 
     name: str
@@ -56,18 +56,18 @@ class ArrayReference:
 
 
 def stored_leaves(root: Node, uri: str) -> dict[KeyPath, ArrayReference]:
-    """Every leaf of a tree that points to an array, by key path.
+    """Every leaf of a tree that refers to an array, by key path.
 
     Raises:
-        HostileError: a spec names storage that T5X never wrote to, or a path that is absolute or has `..`.
+        HostileError: a spec names storage that T5X never writes to, or a path that is absolute or has `..`.
         UnsupportedError: a spec of another driver, or a view of an array.
-        CorruptError: a spec without a path, or one of a form that nobody writes.
+        CorruptError: a spec without a path, or with an invalid form.
     """
     return dict(_stored(root, (), uri))
 
 
 def is_spec(node: Node) -> bool:
-    """Whether a node is a tensorstore spec rather than a part of the tree."""
+    """Whether a node is a tensorstore spec instead of a part of the tree."""
     return (
         isinstance(node, Table)
         and node.entries.keys() >= _SPEC_KEYS
@@ -77,14 +77,14 @@ def is_spec(node: Node) -> bool:
 
 
 def rebuilt_metadata(spec: JsonObject | None) -> JsonObject | None:
-    """The `.zarray` that a spec stands for; None where shape, chunks, compressor or dtype are not in it."""
+    """The `.zarray` rebuilt from a spec; None if the spec lacks shape, chunks, compressor or dtype."""
     if spec is None:
         return None
     metadata = cast("JsonObject", spec["metadata"])
     dtype = metadata.get("dtype") or zarr.ZARR2_STRINGS.get(str(spec.get("dtype")))
     if dtype is None or any(key not in metadata for key in ("shape", "chunks", "compressor")):
         return None
-    # flax makes maps of lists, and of an empty list a map that cannot be told from one.
+    # flax turns lists into maps, and an empty list into an empty map, which is ambiguous.
     metadata = {
         key: [] if key in ("shape", "chunks") and value == {} else value for key, value in metadata.items()
     }
@@ -112,7 +112,9 @@ def _from_text(text: str, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, Ar
         yield path, ArrayReference(_checked_name(text.removeprefix(prefix), path, uri))
     elif text.startswith(_GDA):
         raise UnsupportedError(
-            "a placeholder of flax's multi-process format in a T5X checkpoint", uri=uri, path=render(path)
+            "unsupported placeholder of flax's multi-process format in a T5X checkpoint",
+            uri=uri,
+            path=render(path),
         )
 
 
@@ -121,12 +123,14 @@ def _from_spec(spec: JsonObject, path: KeyPath, uri: str) -> ArrayReference:
     kvstore = spec["kvstore"]
     if unknown or spec["driver"] != _ZARR:
         odd = f"driver {spec['driver']!r}" if spec["driver"] != _ZARR else ", ".join(sorted(unknown))
-        raise UnsupportedError(f"a tensorstore spec with {odd}", uri=uri, path=render(path))
+        raise UnsupportedError(f"unsupported tensorstore spec with {odd}", uri=uri, path=render(path))
     if not isinstance(kvstore, dict) or not isinstance(spec["metadata"], dict):
-        raise CorruptError("a tensorstore spec without a kvstore or metadata", uri=uri, path=render(path))
+        raise CorruptError(
+            "invalid tensorstore spec: missing kvstore or metadata", uri=uri, path=render(path)
+        )
     if kvstore.get("driver") not in _KVSTORES:
         raise HostileError(
-            f"a tensorstore spec that reads through driver {kvstore.get('driver')!r}",
+            f"tensorstore spec with forbidden driver {kvstore.get('driver')!r}",
             uri=uri,
             path=render(path),
             cure="do not use this checkpoint; T5X writes only file, gfile and gcs",
@@ -134,12 +138,12 @@ def _from_spec(spec: JsonObject, path: KeyPath, uri: str) -> ArrayReference:
     _refuse_views(spec, path, uri)
     name = kvstore.get("path") or spec.get("path")
     if not isinstance(name, str):
-        raise CorruptError("a tensorstore spec without a path", uri=uri, path=render(path))
+        raise CorruptError("invalid tensorstore spec: missing path", uri=uri, path=render(path))
     return ArrayReference(_checked_name(name, path, uri), spec, old_path="path" not in kvstore)
 
 
 def _checked_name(name: str, path: KeyPath, uri: str) -> str:
-    """The folder of an array; what points outside is refused."""
+    """The folder of an array; a name that points outside is refused."""
     parts = name.rstrip("/").split("/")
     if name.startswith("/") or "\\" in name or "\0" in name or any(part in ("..", ".", "") for part in parts):
         raise HostileError(
@@ -152,14 +156,14 @@ def _checked_name(name: str, path: KeyPath, uri: str) -> str:
 
 
 def _refuse_views(spec: JsonObject, path: KeyPath, uri: str) -> None:
-    """A `transform` may say no more than the shape does."""
+    """Refuse a `transform` that is not the identity on the whole array."""
     transform, shape = spec.get("transform"), spec["metadata"].get("shape")
     if transform is not None and not (isinstance(transform, dict) and _is_whole(transform, shape)):
-        raise UnsupportedError("a tensorstore spec that is a view of an array", uri=uri, path=render(path))
+        raise UnsupportedError("unsupported tensorstore spec: a view of an array", uri=uri, path=render(path))
 
 
 def _is_whole(transform: JsonObject, shape: object) -> bool:
-    """Whether a transform maps every element to itself; bounds in brackets are implicit ones."""
+    """Whether a transform maps every element to itself; bounds in brackets are implicit."""
     stops = transform.get("input_exclusive_max", shape)
     if not isinstance(stops, list) or not isinstance(shape, list):
         return False
@@ -174,14 +178,14 @@ def _is_whole(transform: JsonObject, shape: object) -> bool:
 
 
 def _plain(node: Node, path: KeyPath, uri: str) -> Any:
-    """A spec as JSON values; lists that flax has made maps of come back as lists."""
+    """A spec as JSON values; maps that flax has made from lists become lists again."""
     if isinstance(node, Scalar):
         return node.value
     if isinstance(node, Sequence):
         return [_plain(item, path, uri) for item in node.items]
     if isinstance(node, Table):
         return _mapping({key: _plain(child, path, uri) for key, child in node.entries.items()})
-    raise CorruptError("a tensorstore spec with an array in it", uri=uri, path=render(path))
+    raise CorruptError("invalid tensorstore spec: it contains an array", uri=uri, path=render(path))
 
 
 def _mapping(fields: Mapping[str, Any]) -> Any:
@@ -190,5 +194,5 @@ def _mapping(fields: Mapping[str, Any]) -> Any:
 
 
 def as_bytes(metadata: JsonObject) -> bytes:
-    """Array metadata as a file would hold it."""
+    """Array metadata as the bytes of a file."""
     return json.dumps(metadata).encode()

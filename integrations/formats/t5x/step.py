@@ -1,4 +1,4 @@
-"""The step of a T5X checkpoint: its folder's name and `state/step` must agree. T5X itself does not look."""
+"""The step of a T5X checkpoint: its folder's name and `state/step` must match. T5X itself does not check this."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def checked_step(
     values: Mapping[KeyPath, Value],
     reader: ArrayReader,
 ) -> int | None:
-    """The step inside, else the one that the name states; None where neither tells.
+    """The step inside, else the step in the name; None if neither is known.
 
     Raises:
-        CorruptError: the name states another step than the one inside.
+        CorruptError: the step in the name differs from the step inside.
     """
     place = next((path for path in _STEPS if path in tensors or path in values), STEP)
     inside, spec = values.get(place), tensors.get(place)
@@ -40,9 +40,9 @@ def checked_step(
         return stated
     if stated is not None and stated != inside:
         raise CorruptError(
-            f"the folder says step {stated}, state/step inside says {inside}",
+            f"step mismatch: {stated} in the folder's name, {inside} in state/step",
             uri=location.uri,
-            cure="give the folder its true name, or use another step",
+            cure=f"rename the folder to checkpoint_{inside}, or use another step",
         )
     return inside
 

@@ -1,7 +1,7 @@
-"""The msgpack tree of a legacy T5X checkpoint, taken out of its envelope.
+"""The msgpack tree of a legacy T5X checkpoint, without its envelope.
 
-The envelope (`version`, `optimizer`) is no part of key paths. Leaves are sorted by where their bytes are: here, or in
-an array that a spec or a placeholder names.
+The envelope (`version`, `optimizer`) is not part of key paths. Leaves are divided by the location of their bytes: in
+this file, or in an array that a spec or a placeholder names.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class T5xTree:
     """A msgpack tree without its envelope.
 
     Attributes:
-        version: what the file says; None where it says nothing.
+        version: the version in the file; None without one.
         contents: the leaves whose bytes are in the file.
-        stored: the leaves that point to arrays.
+        stored: the leaves that refer to arrays.
     """
 
     version: int | None
@@ -38,16 +38,16 @@ class T5xTree:
 
 
 def read_tree(file: Location) -> T5xTree:
-    """Index the file and sort its leaves.
+    """Index the file and divide its leaves.
 
     Raises:
-        UnsupportedError: a version before 2, or a leaf of a form that is not read.
-        CorruptError: it is no such tree, or two leaves are one array.
-        HostileError: a leaf points outside.
+        UnsupportedError: a version before 2, or a leaf of an unsupported form.
+        CorruptError: the file is not such a tree, or two leaves refer to the same array.
+        HostileError: a leaf points outside the folder.
     """
     root = index_file(file)
     if not isinstance(root, Table) or not root.entries:
-        raise CorruptError("the msgpack file holds no tree", uri=file.uri)
+        raise CorruptError("expected a tree in the msgpack file", uri=file.uri)
     version = _version(root.entries.get(layout.VERSION), file)
     wrapped = layout.OPTIMIZER in root.entries and not set(root.entries) - {layout.OPTIMIZER, layout.VERSION}
     below = root.entries[layout.OPTIMIZER] if wrapped else root
@@ -58,11 +58,11 @@ def read_tree(file: Location) -> T5xTree:
 
 
 def _version(node: Node | None, file: Location) -> int | None:
-    """The version, where the file states one.
+    """The version, if the file states one.
 
     Raises:
         UnsupportedError: a version before 2.
-        CorruptError: it is no number.
+        CorruptError: the version is not a number.
     """
     if node is None or (isinstance(node, Scalar) and isinstance(node.value, str)):
         return None  # a placeholder, of the months of the Orbax trial
@@ -71,18 +71,18 @@ def _version(node: Node | None, file: Location) -> int | None:
         (piece,) = node.pieces
         value = int.from_bytes(file.read(piece.offset, piece.offset + piece.length), "little", signed=True)
     if type(value) is not int:
-        raise CorruptError("the version in the msgpack file is no number", uri=file.uri)
+        raise CorruptError("the version in the msgpack file is not a number", uri=file.uri)
     if value < layout.OLDEST_VERSION:
         raise UnsupportedError(
             f"{layout.TOO_OLD}. Got version: {value}",
             uri=file.uri,
-            cure="restore it with the code that wrote it and save it again; no public T5X reads it",
+            cure="restore it with the code that wrote it and save it again; no public T5X can read it",
         )
     return value
 
 
 def _without(contents: MsgpackContents, depth: int, stored: set[KeyPath]) -> MsgpackContents:
-    """The leaves below the envelope; what is inside a spec is no leaf, nor is the text of a placeholder."""
+    """The leaves below the envelope, without the parts of specs and the texts of placeholders."""
 
     def kept(path: KeyPath) -> bool:
         if path[:1] == (layout.VERSION,) and depth:
@@ -109,7 +109,7 @@ def _refuse_shared(stored: Mapping[KeyPath, ArrayReference], file: Location) -> 
         other = owners.setdefault(leaf.name, path)
         if other != path:
             raise CorruptError(
-                f"{render(other)} and {render(path)} are both stored as {leaf.name!r}: one of them is lost",
+                f"{render(other)} and {render(path)} have the same array {leaf.name!r}: one tensor is lost",
                 uri=file.uri,
-                cure="save it again with other names; nothing on disk tells which tensor is left",
+                cure="save it again with other names; the files do not show which tensor was kept",
             )

@@ -1,7 +1,7 @@
 """Writers of T5X checkpoints: the legacy layout of version 3, and the step folder that T5X saves through Orbax.
 
-Both stand on the writers of the containers: arrays are written as Orbax's are, the msgpack file as flax's is. The
-step that a target's name states must be the checkpoint's own: T5X takes the name's word for it, we do not.
+Both use the writers of the containers: arrays are written like Orbax's, the msgpack file like flax's. The step in a
+target's name must be that of the checkpoint: T5X trusts the name, so wherry checks it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTree
 
 
 class _Arrays(OrbaxWriter):
-    """Arrays in folders of their own, with nothing beside them."""
+    """Arrays in separate folders, without other files."""
 
     def _small_files(self) -> Iterator[tuple[str, str]]:
         return iter(())
@@ -46,11 +46,11 @@ class LegacyWriter(BaseWriter):
     """Writes a folder with the msgpack file `checkpoint` and zarr arrays; see Writer."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
-        """Make the folder and everything of the msgpack file but tensors.
+        """Create the folder and the msgpack file without its tensors.
 
         Raises:
-            UsageError: the target's name states another step.
-            UnrepresentableError: something of the manifest cannot be held.
+            UsageError: the target's name has another step.
+            UnrepresentableError: T5X cannot represent a part of the manifest.
             StorageError: the storage is full or failed.
         """
         require_step_of_name(staging, manifest)
@@ -77,7 +77,7 @@ class LegacyWriter(BaseWriter):
         """Write a chunk of an array, or a span of a tensor in the msgpack file.
 
         Raises:
-            UsageError: the region is not one chunk of an array, or no span of a tensor in the msgpack file.
+            UsageError: the region is not one chunk of an array, or not a span of a tensor in the msgpack file.
             StorageError: this or an earlier write failed.
         """
         if path in self._names:
@@ -86,12 +86,12 @@ class LegacyWriter(BaseWriter):
             self._file.write((layout.OPTIMIZER, *path), where, data)
 
     def sync(self) -> None:
-        """Make durable what was written of both."""
+        """Make the written bytes of both durable."""
         self._arrays.sync()
         self._file.sync()
 
     def finish(self) -> None:
-        """Write the metadata of the arrays, then the msgpack file, as T5X does."""
+        """Write the metadata of the arrays, then the msgpack file, in T5X's order."""
         self._arrays.finish()
         self._file.finish()
         try:
@@ -112,8 +112,8 @@ class TrainStateWriter(StepWriter):
         """Make the folders.
 
         Raises:
-            UsageError: the target's name states another step.
-            UnrepresentableError: something of the manifest cannot be held.
+            UsageError: the target's name has another step.
+            UnrepresentableError: T5X cannot represent a part of the manifest.
             StorageError: the storage is full or failed.
         """
         require_step_of_name(staging, manifest)
@@ -129,15 +129,15 @@ class TrainStateWriter(StepWriter):
 
 
 def require_step_of_name(staging: Location, manifest: Manifest) -> None:
-    """Refuse a target whose name states another step than the manifest.
+    """Refuse a target whose name has another step than the manifest.
 
     Raises:
-        UsageError: it does.
+        UsageError: the steps differ.
     """
     stated = layout.stated_step(staging.name)
     if stated is not None and manifest.step is not None and stated != manifest.step:
         raise UsageError(
-            f"the target's name says step {stated}, the checkpoint is of step {manifest.step}",
+            f"step mismatch: {stated} in the target's name, {manifest.step} in the checkpoint",
             uri=staging.uri,
-            cure=f"call it {layout.step_folder(manifest.step)}, or write --into RUN",
+            cure=f"name the target {layout.step_folder(manifest.step)}, or pass --into RUN",
         )

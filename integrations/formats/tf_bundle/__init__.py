@@ -1,9 +1,9 @@
 """TensorFlow's tensor bundles (`tf.train.Checkpoint`, `variables/` of a SavedModel): read, never written.
 
-A bundle is a prefix: `<prefix>.index` and `<prefix>.data-00000-of-0000N` beside each other. It is recognised by the
-table that the index is, from the index file, from its prefix, or from a folder that holds nothing but one bundle.
-A key path is one part, the stored name with its slashes; single strings are values, the serialised object graph
-(`_CHECKPOINTABLE_OBJECT_GRAPH`) among them. The layout is in `bundle.py`.
+A bundle is a prefix: `<prefix>.index` and `<prefix>.data-00000-of-0000N` in one folder. It is detected by the string
+table in the index, given the index file, its prefix, or a folder that contains only one bundle. A key path is one part,
+the stored name with its slashes; single strings are values, including the serialised object graph
+(`_CHECKPOINTABLE_OBJECT_GRAPH`). `bundle.py` has the layout.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         writer="TensorFlow",
         step=step_number(index.name.removesuffix(INDEX)),
         kind="params",
-        evidence=(Evidence(index.name, "a sorted string table, as the index of a tensor bundle is"),),
+        evidence=(Evidence(index.name, "a sorted string table, the index of a tensor bundle"),),
     )
 
 
@@ -58,7 +58,7 @@ def _only_index(names: Mapping[str, Entry]) -> str | None:
 
 
 def _index(location: Location, names: Mapping[str, Entry]) -> Location | None:
-    """The index of what may be a folder, an index, or a prefix."""
+    """The index for a location that may be a folder, an index, or a prefix."""
     if location.entry is None:
         return Location(location.store, location.path + INDEX)
     if not location.entry.is_dir:
@@ -70,7 +70,7 @@ def _index(location: Location, names: Mapping[str, Entry]) -> Location | None:
 def _open(location: Location, detection: Detection) -> Opened:
     index = _index(location, {one.name: one for one in location.entries()})
     if index is None:
-        raise IncompleteError("the index has gone", uri=location.uri)
+        raise IncompleteError("index of the tensor bundle not found", uri=location.uri)
     bundle = read_bundle(index)
     manifest = Manifest(tensors=bundle.specs, values=bundle.values, step=detection.step, kind="params")
     seen = Evidence(

@@ -2,7 +2,7 @@
 
 The index is a sorted string table. Its empty key holds a BundleHeaderProto (1 number of shards, 2 byte order, 0 for
 little); every other key is a tensor's name and holds a BundleEntryProto: 1 dtype, 2 shape, 3 shard, 4 offset, 5 size,
-6 masked CRC-32C of the bytes, 7 slices of a partitioned variable. Numbers lie raw; strings as a varint length
+6 masked CRC-32C of the bytes, 7 slices of a partitioned variable. Numbers are stored raw; strings as a varint length
 each, a CRC-32C of the lengths, and the bytes. Source: tensorflow/core/protobuf/tensor_bundle.proto,
 tensorflow/core/framework/types.proto, tensorflow/core/util/tensor_bundle/tensor_bundle.cc.
 """
@@ -30,7 +30,7 @@ _STRING = 7
 _LONGEST_TEXT = 1 << 24
 _MOST_RANK = 254
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# DataType → our name.
+# DataType → wherry's name.
 _DTYPES = {
     1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 8: "complex64", 9: "int64", 10: "bool",
     14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16", 22: "uint32", 23: "uint64", 24: "float8_e5m2",
@@ -41,13 +41,13 @@ _DTYPES = {
 
 @dataclass(slots=True)
 class Bundle:
-    """What a bundle holds.
+    """Contents of a bundle.
 
     Attributes:
         specs: its tensors.
-        places: where each lies.
-        values: its single strings; bytes that are no text as `base64:...`.
-        files: its data files that are there, by name.
+        places: the location of each tensor.
+        values: its single strings; bytes that are not text as `base64:...`.
+        files: its existing data files, by name.
     """
 
     specs: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", TensorSpec])
@@ -57,12 +57,12 @@ class Bundle:
 
 
 def read_bundle(index: Location) -> Bundle:
-    """Read the index of a bundle and look at its data files.
+    """Read the index of a bundle and check its data files.
 
     Raises:
-        CorruptError: the index, or an entry of it, contradicts itself or the size of a file.
+        CorruptError: the index or an entry is invalid, or does not match the size of a file.
         IncompleteError: a data file is missing.
-        UnsupportedError: big-endian bundles, partitioned variables, kinds of tensors that are not read.
+        UnsupportedError: big-endian bundles, partitioned variables, unsupported tensor types.
     """
     bundle, shards = Bundle(), 0
     for key, data in read_table(index):
@@ -70,12 +70,12 @@ def read_bundle(index: Location) -> Bundle:
         if not key:
             if _number(entry, 2):
                 raise UnsupportedError(
-                    "a big-endian bundle", uri=index.uri, cure="save it with TensorFlow again"
+                    "unsupported big-endian bundle", uri=index.uri, cure="save it with TensorFlow again"
                 )
             shards = _number(entry, 1)
             _find_files(index, shards, bundle)
         elif not shards:
-            raise corrupt("has no header", index.uri)
+            raise corrupt("missing header", index.uri)
         else:
             _add(_name(key, index.uri), entry, index, shards, bundle)
     return bundle
@@ -85,17 +85,21 @@ def _name(key: bytes, uri: str) -> str:
     try:
         return key.decode()
     except UnicodeDecodeError as error:
-        raise UnsupportedError(f"a key that is no text: {key!r:.100}", uri=uri) from error
+        raise UnsupportedError(f"unsupported key, not valid UTF-8: {key!r:.100}", uri=uri) from error
 
 
 def _find_files(index: Location, shards: int, bundle: Bundle) -> None:
     there = {entry.name: entry for entry in index.parent.entries()}
     if shards > len(there):
-        raise IncompleteError(f"{shards} data files are named, not as many are here", uri=index.uri)
+        raise IncompleteError(
+            f"missing data files: the index names {shards}, the folder has {len(there)} files", uri=index.uri
+        )
     for shard in range(shards):
         name = _file_name(index, shard, shards)
         if name not in there:
-            raise IncompleteError(f"{name} is missing", uri=index.uri, cure="copy all files of the bundle")
+            raise IncompleteError(
+                f"file not found: {name}", uri=index.uri, cure="copy all files of the bundle"
+            )
         bundle.files[name] = there[name]
 
 
@@ -108,17 +112,19 @@ def _add(
 ) -> None:
     if 7 in entry:  # noqa: PLR2004  field number, see the docstring
         raise UnsupportedError(
-            f"{name} is a partitioned variable", uri=index.uri, cure="save it unpartitioned with TensorFlow"
+            f"unsupported partitioned variable {name}",
+            uri=index.uri,
+            cure="save it unpartitioned with TensorFlow",
         )
     shard, offset, size = (_number(entry, number) for number in (3, 4, 5))
     if shard >= shards:
-        raise corrupt(f"has {name} in data file {shard} of {shards}", index.uri)
+        raise corrupt(f"data file {shard} of {name} out of range for {shards} files", index.uri)
     file = bundle.files[_file_name(index, shard, shards)]
     if offset + size > file.size:
         raise CorruptError(
-            f"{file.name} has {file.size} bytes, {name} ends at {offset + size}",
+            f"{file.name} is truncated: expected {offset + size} bytes for {name}, got {file.size}",
             uri=index.uri,
-            cure="restore it",
+            cure="restore the file",
         )
     shape, kind, place = _shape(entry, name, index.uri), _number(entry, 1), index.parent.join(file.name)
     if kind == _STRING and not shape:
@@ -126,12 +132,14 @@ def _add(
         bundle.values[name,] = _text(data, _number(entry, 6), name, index.uri)
         return
     if kind not in _DTYPES:
-        what = "several strings" if kind == _STRING else f"of the TensorFlow type {kind}, which is not read"
-        raise UnsupportedError(f"{name} is {what}", uri=index.uri, cure="leave it out of the checkpoint")
+        what = "array of strings" if kind == _STRING else f"TensorFlow type {kind}"
+        raise UnsupportedError(
+            f"unsupported {what} of {name}", uri=index.uri, cure="save the checkpoint without it"
+        )
     spec = TensorSpec((name,), shape, _DTYPES[kind])
     if spec.nbytes != size:
         raise corrupt(
-            f"says that {name} has {size} bytes; {spec.dtype}{list(shape)} has {spec.nbytes}", index.uri
+            f"{name} has {size} bytes; expected {spec.nbytes} for {spec.dtype}{list(shape)}", index.uri
         )
     bundle.specs[spec.path], bundle.places[spec.path] = spec, (Extent(place, offset, size),)
 
@@ -144,9 +152,9 @@ def _text(data: bytes, crc: int, name: str, uri: str) -> str:
     found = stored.take(4)
     text = stored.take(length)
     if int.from_bytes(found, "little") != masked(crc32c(checked)) or stored.at != len(data):
-        raise corrupt(f"does not agree with the string {name}", uri)
+        raise corrupt(f"the length of the string {name} does not match", uri)
     if masked(crc32c(checked + found + text)) != crc:
-        raise CorruptError(f"the string {name} does not have its checksum", uri=uri, cure="restore the file")
+        raise CorruptError(f"checksum mismatch in the string {name}", uri=uri, cure="restore the file")
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -158,10 +166,10 @@ def _shape(entry: dict[int, list[int | bytes]], name: str, uri: str) -> tuple[in
     proto = _fields(_bytes(entry, 2), uri)
     dimensions = proto.get(2, [])
     if _number(proto, 3) or len(dimensions) > _MOST_RANK:
-        raise corrupt(f"does not know the shape of {name}", uri)
+        raise corrupt(f"unknown shape of {name}", uri)
     extents = [_number(_fields(one, uri), 1) for one in dimensions if isinstance(one, bytes)]
     if len(extents) != len(dimensions) or any(extent >= 1 << 62 for extent in extents):
-        raise corrupt(f"has {name} of an impossible shape", uri)
+        raise corrupt(f"impossible shape of {name}", uri)
     return tuple(extents)
 
 
@@ -178,7 +186,7 @@ def _fields(data: bytes, uri: str) -> dict[int, list[int | bytes]]:
         elif wire in (_FIXED32, _FIXED64):
             value = int.from_bytes(rest.take(4 if wire == _FIXED32 else 8), "little")
         else:
-            raise corrupt(f"has a field of the unknown kind {wire}", uri)
+            raise corrupt(f"unknown field type {wire}", uri)
         found.setdefault(number, []).append(value)
     return found
 

@@ -1,9 +1,9 @@
 """Sorted string tables of LevelDB, as TensorFlow writes them: the keys and values of a small file.
 
 On disk: blocks, each followed by a compression byte and a masked CRC-32C, and a footer of 48 bytes: the handles
-(offset and length as varints) of a meta index and of the index block, padding, and a magic number. A block is a run
-of entries (bytes shared with the key before, new bytes, bytes of the value, all varints; then the new bytes and the
-value), an array of restart offsets, and their number. Values of the index block are handles of the data blocks.
+(offset and length as varints) of a meta index and of the index block, padding, and a magic number. A block is a
+sequence of entries (bytes shared with the previous key, new bytes, bytes of the value, all varints; then the new bytes
+and the value), an array of restart offsets, and their number. Values of the index block are handles of the data blocks.
 Source: leveldb's doc/table_format.md; tensorflow/core/lib/io/{format,table_builder}.cc.
 """
 
@@ -30,7 +30,7 @@ _LONGEST_VARINT = 10
 
 
 class Bytes:
-    """Varints and runs of bytes, taken one after another."""
+    """Reads consecutive varints and byte strings."""
 
     def __init__(self, data: bytes, uri: str) -> None:
         self.data = data
@@ -41,25 +41,25 @@ class Bytes:
         """The next varint.
 
         Raises:
-            CorruptError: it does not end.
+            CorruptError: the varint is not terminated.
         """
         value = 0
         for shift in range(0, 7 * _LONGEST_VARINT, 7):
             byte = self.take(1)[0]
             value |= (byte & 0x7F) << shift
-            if byte < 0x80:  # noqa: PLR2004  the bit that says that more follow
+            if byte < 0x80:  # noqa: PLR2004  the continuation bit
                 return value
-        raise corrupt("has a number that does not end", self._uri)
+        raise corrupt("unterminated varint", self._uri)
 
     def take(self, count: int) -> bytes:
-        """The next so many bytes.
+        """The next `count` bytes.
 
         Raises:
-            CorruptError: there are fewer.
+            CorruptError: fewer bytes are left.
         """
         data = self.data[self.at : self.at + count]
         if len(data) != count:
-            raise corrupt("ends inside an entry", self._uri)
+            raise corrupt("truncated entry", self._uri)
         self.at += count
         return data
 
@@ -68,15 +68,15 @@ def read_table(location: Location) -> Iterator[tuple[bytes, bytes]]:
     """The keys and values of a table, in order.
 
     Raises:
-        CorruptError: it is cut, or a block does not have its checksum.
+        CorruptError: the table is truncated, or the checksum of a block does not match.
         UnsupportedError: a compressed block.
     """
     entry = location.stat()
     size = entry.size if entry else 0
     footer = Bytes(location.read(max(size - FOOTER, 0), size), location.uri)
     if len(footer.data) != FOOTER or not footer.data.endswith(MAGIC):
-        raise corrupt("does not end as a table does", location.uri)
-    _handle(footer)  # of the meta index, which is empty
+        raise corrupt("missing magic number at its end", location.uri)
+    _handle(footer)  # handle of the meta index, which is empty
     index = _block(location, size, _handle(footer))
     for _key, value in _entries(index, location.uri):
         handle = _handle(Bytes(value, location.uri))
@@ -90,12 +90,14 @@ def _handle(data: Bytes) -> tuple[int, int]:
 def _block(location: Location, size: int, handle: tuple[int, int]) -> bytes:
     offset, length = handle
     if length > _LARGEST_BLOCK or offset + length + _TRAILER > size:
-        raise corrupt(f"has a block of {length} bytes at {offset}", location.uri)
+        raise corrupt(f"block of {length} bytes at {offset} exceeds the file", location.uri)
     data = location.read(offset, offset + length + _TRAILER)
     if data[length]:
-        raise UnsupportedError("a compressed table", uri=location.uri, cure="save it with TensorFlow again")
+        raise UnsupportedError(
+            "unsupported compressed table", uri=location.uri, cure="save it with TensorFlow again"
+        )
     if masked(crc32c(data[: length + 1])) != int.from_bytes(data[length + 1 :], "little"):
-        raise corrupt(f"has a damaged block at {offset}", location.uri)
+        raise corrupt(f"checksum mismatch in the block at {offset}", location.uri)
     return data[:length]
 
 
@@ -103,21 +105,21 @@ def _entries(block: bytes, uri: str) -> Iterator[tuple[bytes, bytes]]:
     count = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (count + 1)
     if end < 0:
-        raise corrupt("has a block without restarts", uri)
+        raise corrupt("a block has no restart offsets", uri)
     rest, key = Bytes(block[:end], uri), b""
     while rest.at < end:
         shared, fresh, length = rest.varint(), rest.varint(), rest.varint()
         if shared > len(key):
-            raise corrupt("has a key that begins with more than the key before", uri)
+            raise corrupt("a key shares more bytes than the previous key has", uri)
         key = key[:shared] + rest.take(fresh)
         yield key, rest.take(length)
 
 
 def masked(crc: int) -> int:
-    """A CRC as these files store it, so that a CRC of bytes with CRCs in them is not degenerate."""
+    """A CRC in its stored form, so that the CRC of bytes that contain CRCs is not degenerate."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def corrupt(reason: str, uri: str) -> CorruptError:
-    """What says that a table contradicts itself."""
-    return CorruptError(f"the index {reason}", uri=uri, cure="restore the file")
+    """An error about invalid contents of a table."""
+    return CorruptError(f"invalid index: {reason}", uri=uri, cure="restore the file")

@@ -87,7 +87,7 @@ def test_a_piece_that_is_a_link_to_nothing_is_named(tmp_path):
     lost.unlink()
     lost.symlink_to("nowhere")
     found = wherry.detect(tmp_path / "a")
-    assert (found.verdict, found.reason) == ("incomplete", f"{lost.name} is a link to nothing")
+    assert (found.verdict, found.reason) == ("incomplete", f"broken link: {lost.name}")
 
 
 @pytest.mark.parametrize(

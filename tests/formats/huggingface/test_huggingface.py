@@ -149,19 +149,19 @@ def test_sharded(tmp_path):
     }
     assert not any("total_size" in evidence.seen for evidence in found.detection.evidence)
     odd = opened(sharded(tmp_path / "n", total_size=57), "huggingface")
-    assert any("total_size says 57" in evidence.seen for evidence in odd.detection.evidence)
+    assert any("total_size states 57" in evidence.seen for evidence in odd.detection.evidence)
 
 
 @pytest.mark.parametrize(
     ("weight_map", "error", "words"),
     [
         ({"a": SHARDS[0]}, None, ""),
-        ({"a": SHARDS[0], "b": SHARDS[0]}, CorruptError, "does not hold"),
-        ({"a": SHARDS[0], "b": SHARDS[1], "c": SHARDS[1]}, CorruptError, "does not hold"),
-        ({"a": SHARDS[0], "c": SHARDS[1]}, CorruptError, "does not name it"),
-        ({"a": SHARDS[1], "b": SHARDS[1]}, CorruptError, "does not hold"),
-        ({"a": SHARDS[1], "b": SHARDS[0]}, CorruptError, "the index says"),
-        ({"a": SHARDS[0], "b": f"./{SHARDS[0]}"}, CorruptError, "the index says"),
+        ({"a": SHARDS[0], "b": SHARDS[0]}, CorruptError, "does not contain it"),
+        ({"a": SHARDS[0], "b": SHARDS[1], "c": SHARDS[1]}, CorruptError, "does not contain it"),
+        ({"a": SHARDS[0], "c": SHARDS[1]}, CorruptError, "missing from the index"),
+        ({"a": SHARDS[1], "b": SHARDS[1]}, CorruptError, "does not contain it"),
+        ({"a": SHARDS[1], "b": SHARDS[0]}, CorruptError, "but the index names"),
+        ({"a": SHARDS[0], "b": f"./{SHARDS[0]}"}, CorruptError, "but the index names"),
         ({"a": SHARDS[0], "b": "gone.safetensors"}, IncompleteError, "gone.safetensors"),
         ({"a": SHARDS[0], "b": "../m/x.safetensors"}, HostileError, "outside"),
         ({"a": SHARDS[0], "b": "/etc/passwd"}, HostileError, "outside"),
@@ -180,7 +180,7 @@ def test_index_against_files(tmp_path, weight_map, error, words):
 def test_two_files_that_hold_one_tensor(tmp_path):
     folder = sharded(tmp_path / "m")
     save_file(ONES, folder / SHARDS[1])
-    with pytest.raises(CorruptError, match="both hold"):
+    with pytest.raises(CorruptError, match="both contain it"):
         opened(folder, "huggingface")
 
 
@@ -195,7 +195,7 @@ def test_an_index_that_is_none(tmp_path, text):
 def test_a_broken_config_is_evidence_at_detection_and_an_error_at_opening(tmp_path):
     folder = sharded(tmp_path / "m")
     (folder / "config.json").write_text("{nonsense")
-    assert any("not JSON" in evidence.seen for evidence in detected(folder).evidence)
+    assert any("invalid JSON in config.json" in evidence.seen for evidence in detected(folder).evidence)
     with pytest.raises(CorruptError, match=r"config\.json"):
         opened(folder, "huggingface")
 
@@ -203,7 +203,7 @@ def test_a_broken_config_is_evidence_at_detection_and_an_error_at_opening(tmp_pa
 def test_shards_whose_index_is_lost(tmp_path):
     folder = sharded(tmp_path / "m")
     (folder / INDEX).unlink()
-    with pytest.raises(IncompleteError, match="index is missing"):
+    with pytest.raises(IncompleteError, match="missing index: "):
         opened(folder, "huggingface")
 
 
@@ -236,7 +236,7 @@ def test_companions_and_what_is_left_out(tmp_path):
     found = opened(tmp_path, "huggingface")
     assert {companion.name for companion in found.manifest.companions} == set(kept)
     assert all(companion.sha256 is None and companion.size == 2 for companion in found.manifest.companions)
-    seen = {evidence.file for evidence in found.detection.evidence if "not carried" in evidence.seen}
+    seen = {evidence.file for evidence in found.detection.evidence if "not converted" in evidence.seen}
     assert seen == {"pytorch_model.bin", "optimizer.pt", "original", "2_Dense", "a/b/c", "checkpoint-5"}
 
 

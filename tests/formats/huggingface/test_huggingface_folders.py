@@ -20,7 +20,7 @@ def test_several_sets_of_weights_have_a_stated_order(tmp_path):
     (tmp_path / "flax_model.msgpack").write_bytes(b"\x80")
     found = detected(tmp_path)
     assert found.evidence[0].file == "model.safetensors"
-    passed = [one.file for one in found.evidence if "before .bin before msgpack" in one.seen]
+    passed = [one.file for one in found.evidence if "take precedence over .bin over msgpack" in one.seen]
     assert passed == ["model.fp16.safetensors", "pytorch_model.bin", "flax_model.msgpack"]
     for name, version in (
         ("model.safetensors", "single safetensors"), ("model.fp16.safetensors", "single safetensors"),
@@ -57,7 +57,7 @@ def test_a_pipeline_is_several_models(tmp_path):
     found = wherry.detect(tmp_path)
     assert (found.verdict, found.reason) == (
         "unsupported",
-        "a diffusers pipeline of 2 models: text_encoder, unet",
+        "ambiguous source: a diffusers pipeline of 2 models: text_encoder, unet",
     )
     assert wherry.detect(tmp_path, item="unet").verdict == "ok"
     below = [one.uri.rsplit("/", 1)[-1] for one in wherry.discover(tmp_path)]

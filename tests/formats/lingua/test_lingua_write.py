@@ -138,7 +138,7 @@ def test_resume_needs_real_moments(tmp_path):
     with pytest.raises(UnrepresentableError, match="optimizer state") as caught:
         wherry.convert(full, tmp_path / "out", to="lingua", lineage=False)
     assert "--only params" in (caught.value.cure or "")
-    with pytest.raises(UsageError, match="yes or no"):
+    with pytest.raises(UsageError, match="expected true or false"):
         wherry.convert(full, tmp_path / "out", to="lingua", options={"resume": "maybe"}, lineage=False)
 
 

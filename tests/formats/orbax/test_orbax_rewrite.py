@@ -195,7 +195,7 @@ def test_a_save_that_only_lacks_its_name(tmp_path):
     assert wherry.detect(tmp_path / "item").verdict == "ok"
     tree = tree_of(tmp_path / "item")
     support.assert_same_tree(restored(tmp_path / "item", tree), tree)
-    with pytest.raises(UsageError, match="is committed"):
+    with pytest.raises(UsageError, match="is already committed"):
         wherry.rewrite(tmp_path / "item", tmp_path / "again", as_="commit")
 
 

@@ -112,10 +112,14 @@ def test_a_step_without_its_state(copied, case):
     folder = copied(case)
     for name in (folder / "state").iterdir():
         shutil.rmtree(name) if name.is_dir() else name.unlink()
-    assert wherry.detect(folder).reason == "the state has no arrays"
+    assert wherry.detect(folder).reason == "missing arrays: the state has none"
     (folder / "state").rmdir()
     found = wherry.detect(folder)
-    assert (found.format, found.verdict, found.reason) == ("paxml", "incomplete", "the state has no arrays")
+    assert (found.format, found.verdict, found.reason) == (
+        "paxml",
+        "incomplete",
+        "missing arrays: the state has none",
+    )
 
 
 @pytest.mark.parametrize("case", V11)
@@ -125,7 +129,7 @@ def test_metadata_of_another_host(copied, case):
     found = wherry.detect(folder)
     assert (found.verdict, found.reason.split(";")[0]) == (
         "incomplete",
-        "1 arrays have chunks but no .zarray: step",
+        "missing .zarray of 1 arrays that have chunks: step",
     )
 
 
@@ -140,7 +144,7 @@ def test_metadata_under_another_name_is_refused_by_name(copied, case):
 @pytest.mark.parametrize("case", V11)
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("", "is empty"), ("{", "invalid JSON in metadata"), ('{"version": "x"}', "no version")],
+    [("", "is empty"), ("{", "invalid JSON in metadata"), ('{"version": "x"}', "missing key 'version'")],
 )
 def test_a_damaged_metadata_item(copied, name, words, case):
     folder = copied(case)

@@ -84,7 +84,7 @@ def test_an_abbreviated_structure_leaves_the_leaves_numbered(copied, text, case)
     found = opened(folder, "paxml-flax")
     assert "names" not in found.manifest.custom["paxml"]
     assert len(found.manifest.tensors) == 57
-    assert any("not the names" in seen.seen for seen in found.detection.evidence)
+    assert any("no names of the leaves" in seen.seen for seen in found.detection.evidence)
 
 
 @pytest.mark.parametrize("case", FLAX)

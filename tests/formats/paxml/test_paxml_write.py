@@ -189,8 +189,8 @@ def small(*paths, lists=(), values=None):
     [
         (small(("a", "b"), ("a.b",)), "key collision"),
         (small(("a", "0"), ("a_0",), lists=[("a",)]), "key collision"),
-        (small(()), "no name for a bare leaf"),
-        (small(("0",), lists=[()]), "no name for a bare leaf"),
+        (small(()), "cannot name a bare leaf"),
+        (small(("0",), lists=[()]), "cannot name a bare leaf"),
         (small(("a", "..", "x/../y")), "cannot be the folder of an array"),
         (small(("assets",)), "cannot be the folder of an array"),
     ],

@@ -83,7 +83,7 @@ def test_the_reason_names_what_is_wrong(root):
     names = {
         "defect-t5x-missing-chunk": "target/decoder/layers_1/mlp/wo/kernel",
         "defect-t5x-path-escape": "../../outside/bias",
-        "defect-t5x-step-mismatch": "step 2000, state/step inside says 1000",
+        "defect-t5x-step-mismatch": "step mismatch: 2000 in the folder's name, 1000 in state/step",
         "defect-t5x-uncommitted-tmp": "never committed",
         "t5x-upstream-tiny-orbax": "shape",
         "t5x-upstream-pinned-ckpt-dir": "not a checkpoint",
