@@ -1,8 +1,8 @@
-"""The audit flow: are all checkpoints that the ledger knows there, whole, and what was recorded?
+"""The audit flow: check that the checkpoints in the ledger exist, are complete and match what was recorded.
 
 Load it as `flows/audit.py:audit` or `wherry.flows.audit.audit`; without any parameter it reads the metadata of
 everything. The report is a Markdown artifact, the evidence a file. Errors end the flow as Failed after all of that is
-written and told, so that alerts on failed runs see them.
+written and sent, so that alerts on failed runs see them.
 """
 
 from typing import Any, Literal
@@ -19,39 +19,42 @@ from wherry.watch.ending import Ending
 
 
 class AuditSpec(BaseModel):
-    """What to audit; the one parameter of the flow, and its form in the Prefect UI."""
+    """What to audit; the only parameter of the flow, and its form in the Prefect UI."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     scope: Literal["registered", "all", "roots"] = Field(
-        default="all", description="What model versions point at, all that the ledger knows, or `roots`."
+        default="all",
+        description="What to audit: checkpoints of model versions, all in the ledger, or those below `roots`.",
     )
     roots: tuple[str, ...] = Field(
         default=(),
-        description="With scope `roots`: folders or URIs; lists unconverted checkpoints and unknown files, too.",
+        description="Folders or URIs for scope `roots`; lists unconverted checkpoints and unknown files too.",
     )
     level: Literal["present", "digest"] = Field(
-        default="present", description="Read metadata, or every byte."
+        default="present", description="Read only metadata, or every byte."
     )
     sample: str | None = Field(
         default=None,
-        description="At level `digest`: how many are read, a number or a share such as 10%; the oldest proof first.",
+        description="At level `digest`: number or percentage (10%) of checkpoints to read, oldest proof first.",
     )
     native_sample: int = Field(
-        default=0, ge=0, description="How many the target's own library restores on this worker."
+        default=0,
+        ge=0,
+        description="Number of checkpoints to restore with the target system's own library on this worker.",
     )
-    as_of: str | None = Field(default=None, description="Date or time; the ledger counts as it was then.")
+    as_of: str | None = Field(default=None, description="Date or time; audit against the ledger as of then.")
     bundle: str | None = Field(
-        default=None, description="File or folder on the worker for the evidence; none by default."
+        default=None, description="File or folder on the worker to write the evidence to; none by default."
     )
     anchor: str | None = Field(
-        default=None, description="Hash of a statement kept elsewhere that the ledger must contain."
+        default=None, description="Hash of a statement, stored elsewhere, that the ledger must contain."
     )
     key: str | None = Field(
         default=None,
-        description="Public key (PEM file) on the worker that signatures must fit; [audit] of wherry.toml by default.",
+        description="Public key (PEM file) on the worker to verify signatures with; [audit] of wherry.toml by default.",
     )
-    memory: str = Field(default="128MiB", description="Budget for reading bytes.")
+    memory: str = Field(default="128MiB", description="Memory budget for data in flight.")
     tracking_uri: str | None = Field(
         default=None, description="MLflow tracking store; an embedded one by default."
     )
@@ -60,20 +63,20 @@ class AuditSpec(BaseModel):
     )
     fail_on: Literal["error", "native-not-run", "warning", "never"] = Field(
         default="error",
-        description="Which findings end the flow as Failed; `native-not-run`: errors, and samples that could not be "
+        description="Findings that end the flow as Failed; `native-not-run`: errors, and samples that could not be "
         "loaded on this worker.",
     )
 
 
 @flow(name="audit", flow_run_name="audit {spec.scope} {spec.level}", result_serializer="json")
 def audit(spec: AuditSpec = AuditSpec()) -> dict[str, Any]:  # noqa: B008  frozen
-    """Audit, publish the report, and tell what is wrong.
+    """Audit checkpoints, publish the report and notify of findings.
 
     Returns:
         The JSON form of the report.
 
     Raises:
-        MismatchError: there are findings on which the flow is to fail.
+        MismatchError: the audit has findings that `fail_on` selects.
     """
     with ending("audit", "wherry audit could not be done") as end:
         done = audit_task(list(spec.roots) if spec.scope == "roots" else spec.scope, **_chosen(spec))

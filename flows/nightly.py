@@ -1,4 +1,4 @@
-"""The nightly flow: over all routes, convert what lies there and is not in the ledger.
+"""The nightly flow: for all routes, convert the checkpoints that are not in the ledger yet.
 
 discover → subtract → fan out → one summary. Each checkpoint is a task of its own with the steps of the convert flow in
 it; what fails or vanishes is a row of the summary and stops nothing. Where a conversion to several targets fails, each
@@ -34,19 +34,28 @@ from wherry.tasks.ending import ending
 
 
 class NightlySpec(BaseModel):
-    """What a night does; the one parameter of the flow, and its form in the Prefect UI."""
+    """What a nightly run converts; the only parameter of the flow, and its form in the Prefect UI."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     config: str | None = Field(
-        default=None, description="The wherry.toml; WHERRY_CONFIG, ./wherry.toml or the home's by default."
+        default=None,
+        description="Path of wherry.toml; WHERRY_CONFIG, ./wherry.toml or the one in WHERRY_HOME by default.",
     )
-    env: str | None = Field(default=None, description="Environment [env.NAME] of it; WHERRY_ENV by default.")
-    routes: tuple[str, ...] = Field(default=(), description="Names of routes; all by default.")
-    dry_run: bool = Field(default=False, description="Only say what is to do: count, bytes, hours.")
-    go: bool = Field(default=False, description="Convert on a route's first night too, however much waits.")
+    env: str | None = Field(
+        default=None, description="Environment [env.NAME] of wherry.toml; WHERRY_ENV by default."
+    )
+    routes: tuple[str, ...] = Field(default=(), description="Names of the routes to apply; all by default.")
+    dry_run: bool = Field(
+        default=False, description="Only report what would be converted: count, bytes, hours."
+    )
+    go: bool = Field(
+        default=False,
+        description="Convert even on the first night of a route, however many checkpoints are waiting.",
+    )
     retry_failed: bool = Field(
-        default=False, description="Try again what failed for good with the same files."
+        default=False,
+        description="Retry conversions that failed permanently, although their files are the same.",
     )
 
 
@@ -60,7 +69,7 @@ def _named() -> str:
 
 @flow(name="nightly-convert", flow_run_name=_named, result_serializer="json", validate_parameters=True)
 def nightly(spec: NightlySpec = _ALL) -> Any:
-    """Convert what the routes ask for and the ledger does not have.
+    """Convert what the routes ask for and the ledger does not have yet.
 
     Returns:
         JSON values: `counts`, `plans` for each route, `outcomes` for each checkpoint and `skipped` routes.
@@ -88,7 +97,7 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
 
 @task(name="checkpoint", result_serializer="json", cache_policy=NO_CACHE, task_run_name="{source}")
 def checkpoint(source: str, arguments: dict[str, Any], notes: list[dict[str, Any]]) -> int:
-    """Convert one checkpoint as its route says, and note in the ledger that it is made.
+    """Convert one checkpoint as its route states, and record that in the ledger.
 
     Args:
         source: the checkpoint; names the run.
