@@ -74,7 +74,7 @@ def _declared(keys: dict[str, int], stacked: str, unrolled: str) -> dict[str, ob
         },
         "systems": {
             SYSTEM: {
-                "about": "as it is, with layers stacked or apart",
+                "about": "unchanged, with layers stacked or separate",
                 "formats": [],
                 "forms": {"scan_layers": ["true", "false"], "param_scan_axis": ["1", "0"]},
                 "stacks": {

@@ -221,14 +221,14 @@ def _by_name(location: Location) -> bool:
 
 
 REWRITES: dict[str, Rewrite] = {
-    "merge": Rewrite("make one committed item of the databases that a killed save did not merge", _merge),
-    "commit": Rewrite("mark an item as committed that was killed just before that", _commit),
+    "merge": Rewrite("merge the databases of a killed save into one committed item", _merge),
+    "commit": Rewrite("commit an item whose save was killed just before its commit", _commit),
     "unbox": Rewrite(
-        "drop the last part `value` or `raw_value` of key paths (linen boxes, NNX variables)", _unbox
+        "remove the last part `value` or `raw_value` of key paths (linen boxes, NNX variables)", _unbox
     ),
     "box": Rewrite(
         "append `value` to key paths",
         _box,
-        "patterns of printed key paths, by commas, such as params/*/kernel; all arrays by default",
+        "comma-separated patterns of printed key paths, such as params/*/kernel; all arrays by default",
     ),
 }
