@@ -236,7 +236,7 @@ def benchmark() -> str:
     table = text.partition("do not edit.\n\n")[2].split("## Every process")[0]
     shown = table.replace("(bench-results.svg)", "(../infra/bench-results.svg)").rstrip()
     shown = re.sub(r"^Not reached:\n\n((?:- .*\n)+)", in_one_line, shown, flags=re.MULTILINE)
-    return f"\n{shown}\n\nEvery process by itself is in `infra/bench-results.md`.\n" if text else ""
+    return f"\n{shown}\n\n`infra/bench-results.md` lists every process.\n" if text else ""
 
 
 def in_one_line(missed: re.Match[str]) -> str:
