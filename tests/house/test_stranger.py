@@ -1,7 +1,7 @@
 """Tasks of a new contributor, done in a copy of the tree with the examples of docs/develop.md.
 
-README's section on the architecture names the files of each task. A task must get by with these, three at most, and what
-it adds must work.
+README's section on the architecture names the files of each task. A task must get by with these, three at most, and
+what it adds must work.
 """
 
 from __future__ import annotations

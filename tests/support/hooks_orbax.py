@@ -1,4 +1,4 @@
-"""Orbax CheckpointManager: an event for each step, posted when Orbax has committed it."""
+"""Orbax CheckpointManager: sends an event for each step when Orbax has committed it."""
 
 import jax
 import orbax.checkpoint as ocp
@@ -7,7 +7,7 @@ import wherry
 
 
 def wherry_manager(root, **options):
-    """A CheckpointManager that tells Prefect of every step; `options` are those of CheckpointManagerOptions."""
+    """A CheckpointManager that announces every step to Prefect; `options` are those of CheckpointManagerOptions."""
 
     def committed():
         if jax.process_index() == 0:
