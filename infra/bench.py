@@ -30,12 +30,12 @@ INFRA = Path(__file__).resolve().parent
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _PART = 0.22  # of the checkpoint: one of the shards that it is cut into anew
 _ABOUT = f"""\
-Measures wherry beside the real tools that do the same, and beside a copy that hashes the same bytes.
+Benchmark wherry against existing tools that do the same, and against a copy that hashes the same bytes.
 
-It makes a synthetic bfloat16 checkpoint in the shapes of a Llama with {LAYERS} layers, in the containers of each
-system by the system's own library, runs every row in a process of its own, and writes medians, ratios and whether
-they are reached to infra/bench-results.md, .json and .svg. Exit code 1 means that a requirement was not reached or
-could not be measured. With the default size it needs 50 GB of disk, and about five minutes a round.
+The benchmark creates a synthetic bfloat16 checkpoint with the shapes of a Llama with {LAYERS} layers, in the container
+of each system with the library of that system, runs every row in its own process, and writes medians, ratios and
+whether they reach their targets to infra/bench-results.md, .json and .svg. Exit code 1 means that a target was not
+reached or could not be measured. The default size needs 50 GB of disk and about five minutes per round.
 """
 
 
@@ -44,19 +44,19 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         prog="infra/bench", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--size", type=parse_size, default=NOMINAL, help="bytes of the checkpoint (default: 2.2GB)"
+        "--size", type=parse_size, default=NOMINAL, help="size of the checkpoint (default: 2.2GB)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="how often each row runs (default: 5)")
-    parser.add_argument("--rows", default="", metavar="WORDS", help="only rows whose name contains this")
-    parser.add_argument("--list", action="store_true", help="list the rows and stop")
+    parser.add_argument("--rounds", type=int, default=5, help="number of runs of each row (default: 5)")
     parser.add_argument(
-        "--scratch", type=Path, metavar="DIR", help="where the data lies (default: .bench/ here)"
+        "--rows", default="", metavar="WORDS", help="run only rows whose name contains this text"
     )
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
     parser.add_argument(
-        "--results", type=Path, default=INFRA, metavar="DIR", help="where the results are written"
+        "--scratch", type=Path, metavar="DIR", help="folder for the data (default: .bench/ here)"
     )
+    parser.add_argument("--results", type=Path, default=INFRA, metavar="DIR", help="folder for the results")
     parser.add_argument("--keep", action="store_true", help="do not delete the inputs at the end")
-    parser.add_argument("--fresh", action="store_true", help="make the virtual environment anew")
+    parser.add_argument("--fresh", action="store_true", help="recreate the virtual environment")
     return parser.parse_args(words)
 
 

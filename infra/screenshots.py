@@ -60,8 +60,10 @@ class Page:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="of the demo; it is told there first, where it was not")
-    parser.add_argument("pictures", type=Path, help="where the pictures go")
+    parser.add_argument(
+        "folder", type=Path, help="folder of the demo, which runs there first if it has not yet"
+    )
+    parser.add_argument("pictures", type=Path, help="folder for the pictures")
     asked = parser.parse_args()
     folder = asked.folder.resolve()
     demo.settle(folder)
