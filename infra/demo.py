@@ -72,10 +72,10 @@ def told(folder: Path) -> bool:
 def systems(folder: Path) -> None:
     import wherry
 
-    tell.title("1. Two training systems leave checkpoints behind")
+    tell.title("1. Two training systems have saved checkpoints")
     site.prepare(folder)
     tell.rows((one.format, one.uri) for one in wherry.discover(folder / "runs"))
-    tell.title("2. What goes where: wherry.toml")
+    tell.title("2. The routes: wherry.toml")
     tell.block(site.WHERRY_TOML)
 
 
@@ -83,7 +83,7 @@ def nightly() -> bool:
     from wherry.flows.nightly import nightly as flow
 
     tell.title(
-        "3. The nightly flow converts, verifies and registers what is new (embedded stores and servers start)"
+        "3. The nightly flow converts, verifies and registers new checkpoints (embedded servers start)"
     )
     tell.versions(())  # makes MLflow's store, which would take most of the night
     state = flow(return_state=True)
@@ -98,7 +98,7 @@ def nightly() -> bool:
 
 
 def promote() -> bool:
-    tell.title("4. Promotion reads every byte again, judges the policy, and moves candidate to champion")
+    tell.title("4. The promotion reads every byte again, checks the policy, and makes the candidate the champion")
     done = _promoted(_standing(), "champion")
     if isinstance(done, dict):
         tell.promotion(done)
@@ -110,7 +110,7 @@ def promote() -> bool:
 def use(folder: Path) -> bool:
     from wherry.flows.convert import ConvertSpec, TargetSpec, convert_checkpoint
 
-    tell.title(f"5. Two more teams want {CHAMPION}: PyTorch's form and Flax's, made from one read")
+    tell.title(f"5. Two more teams need {CHAMPION}, as PyTorch and as Flax; the source is read once")
     models = folder / "models"
     flax = TargetSpec(
         target=str(models / f"{site.FLAX_MODEL}.msgpack"), to="flax-msgpack", model_name=site.FLAX_MODEL
@@ -131,7 +131,7 @@ def use(folder: Path) -> bool:
 def damage(folder: Path) -> None:
     from wherry.ledger.resolve import resolve_model
 
-    tell.title("6. A bit flips on disk, in the champion")
+    tell.title("6. A bit of the champion flips on disk")
     tell.flipped(site.flip(folder, resolve_model(CHAMPION).uri), site.DAMAGED, site.LEAF)
 
 
@@ -140,7 +140,7 @@ def audit(folder: Path) -> bool:
     from wherry.flows.audit import AuditSpec
     from wherry.flows.audit import audit as flow
 
-    tell.title("7. The audit flow reads every byte that the ledger knows of, and fails")
+    tell.title("7. The audit flow reads every byte of the checkpoints in the ledger, and fails")
     evidence = folder / "evidence" / f"audit-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.zip"
     state = flow(AuditSpec(level="digest", bundle=str(evidence)), return_state=True)
     tell.ended(state)
@@ -152,12 +152,12 @@ def refuse() -> bool:
     """Whether the promotion was refused, as it must."""
     from wherry.errors import MismatchError
 
-    tell.title("8. Promotion refuses it")
+    tell.title("8. The promotion is refused")
     done = _promoted(CHAMPION, "production")
     if isinstance(done, MismatchError):
         tell.refusal(done)
     else:
-        tell.failed("it was promoted although its bytes are not what was registered")
+        tell.failed("it was promoted although its bytes differ from the registered ones")
     return isinstance(done, MismatchError)
 
 
@@ -169,7 +169,7 @@ def ask(folder: Path) -> None:
     product = f"models:/{site.TORCH_MODEL}@candidate"
     tell.title(f"9. Where did it come from? (wherry lineage why {product})")
     tell.block(render_why(why(product)))
-    tell.title(f"10. What is concerned by the damage? (wherry lineage impact {CHAMPION})")
+    tell.title(f"10. What does the damage affect? (wherry lineage impact {CHAMPION})")
     tell.block(render_impact(impact(CHAMPION)))
     (folder / "lineage.html").write_text(page(show(CHAMPION)), encoding="utf-8")
 
@@ -212,7 +212,7 @@ def timed(folder: Path, story: Callable[[Path], bool]) -> int:
     seconds = time.monotonic() - started
     absent = " and ".join(name for name in ("torch", "jax") if find_spec(name) is None)
     tell.title(
-        f"All of this took {seconds:.0f} s and lies in {folder}" + (f"; without {absent}" * bool(absent))
+        f"The demo took {seconds:.0f} s; its files are in {folder}" + (f"; without {absent}" * bool(absent))
     )
     return 0 if good else 1
 

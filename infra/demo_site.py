@@ -28,7 +28,7 @@ JAX_MODEL, SERVING_MODEL = "minilm-jax", "minilm-serving"
 TORCH_MODEL, FLAX_MODEL = "minilm-torch", "minilm-flax"
 DAMAGED, LEAF, BIT = "embeddings.word_embeddings.weight", 7, 0b0001_0000
 WHERRY_TOML = f"""\
-# What goes where, as what. Relative paths count from this file's folder.
+# Routes: which checkpoints are converted, to what, and where. Paths are relative to the folder of this file.
 [routes.pretrained]                     # Hugging Face models, for the JAX team
 root = "runs/huggingface"
 min_age = 0                             # the demo does not wait for files to settle

@@ -90,11 +90,11 @@ def versions(names: Iterable[str]) -> None:
             aliases = f" ({', '.join(one.aliases)})" if one.aliases else ""
             digest = one.tags["wherry.checkpoint_digest"][:12]
             rows([(one.name, f"version {one.version}{aliases}, checkpoint {digest}")])
-            rows([("  lies at", one.tags["wherry.uri"])])
+            rows([("  URI", one.tags["wherry.uri"])])
 
 
 def promotion(done: dict[str, Any]) -> None:
-    outcome = "it was there already" if done["already"] else f"before it was {done['replaced'] or 'nobody'}"
+    outcome = "it was there already" if done["already"] else f"before, it was {done['replaced'] or 'none'}"
     rows([
         ("promoted", f"{done['name']} version {done['version']} is {done['alias']}; {outcome}"),
         ("verified", f"at level {done['level']}: every byte was read again"),
@@ -108,7 +108,7 @@ def flipped(done: Flip, tensor: str, leaf: int) -> None:
         ("file", done.file),
         ("offset", f"{done.offset:,}, in leaf {leaf} of {tensor}"),
         ("byte", f"{done.before:08b} → {done.after:08b}"),
-        ("traces", "none: size and modification time are what they were"),
+        ("traces", "none: size and modification time are unchanged"),
     ])  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def findings(evidence: Path) -> None:
     with zipfile.ZipFile(evidence) as bundle:
         report = json.loads(bundle.read("report.json"))
     counts = report["counts"]
-    rows([("looked at", f"{counts['checkpoints']} checkpoints, {counts['read']} read byte for byte")])
+    rows([("audited", f"{counts['checkpoints']} checkpoints, {counts['read']} of them read completely")])
     for one in report["findings"]:
         if one["severity"] != "error":
             continue
@@ -163,11 +163,11 @@ def refusal(error: WherryError) -> None:
 def how_to_look(folder: Path) -> None:
     """The commands that open both UIs and ask further, exactly as they can be pasted."""
     tools = Path(sys.executable).parent
-    title(f"The flow runs, in Prefect's UI at http://127.0.0.1:{PREFECT_PORT}")
+    title(f"To see the flow runs, start the Prefect UI at http://127.0.0.1:{PREFECT_PORT}")
     print("  " + command(prefect_settings(PREFECT_PORT), prefect_server(tools, PREFECT_PORT)))
-    title(f"The model versions, in MLflow's UI at http://127.0.0.1:{MLFLOW_PORT}")
+    title(f"To see the model versions, start the MLflow UI at http://127.0.0.1:{MLFLOW_PORT}")
     print("  " + command({}, mlflow_server(tools, MLFLOW_PORT)))
-    title("Ask further")
+    title("More commands")
     home = {"WHERRY_HOME": os.environ["WHERRY_HOME"], "WHERRY_CONFIG": os.environ["WHERRY_CONFIG"]}
     for words in ("routes check", "audit --level digest", "lineage stale", "ledger check"):
         print("  " + command(home, [str(tools / "wherry"), *words.split()]))
