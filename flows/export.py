@@ -1,9 +1,9 @@
-"""The post-training export: what a training has committed is converted, verified, registered and recorded at once.
+"""The post-training export: convert, verify, register and record a checkpoint as soon as training has committed it.
 
 `wherry emit URI`, the hooks to paste and `wherry.export` post the event `wherry.checkpoint.committed`, which starts
-this flow with the checkpoint as its source. The routes say what is made of it; explicit targets take their place. A
-checkpoint that no route takes ends the flow as Completed, with the reasons: an event may tell of anything. Whatever is
-missed here, the nightly run finds.
+this flow with the checkpoint as its source. The routes state its targets; explicit targets replace them. A checkpoint
+that no route takes ends the flow as Completed, with the reasons, because an event may be about anything. The nightly
+run finds every checkpoint that is missed here.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""serve: the deployments of a `prefect.yaml`, carried out by this process; no work pool, no worker.
+"""serve: run the deployments of a `prefect.yaml` from this process, without a work pool or a worker.
 
 For a laptop or a single machine: schedules, triggers and limits are those of the file. Runs are child processes of
 this one, which stops taking up new ones at Ctrl-C or SIGTERM and pauses the schedules.
@@ -40,7 +40,7 @@ _KNOWN = {
 
 
 def deployments(file: Path) -> list[RunnerDeployment]:
-    """What a `prefect.yaml` deploys, for `prefect.serve`; its work pools are passed over.
+    """The deployments of a `prefect.yaml`, for `prefect.serve`; its work pools are ignored.
 
     Raises:
         NotFoundError: there is no such file.
@@ -51,7 +51,7 @@ def deployments(file: Path) -> list[RunnerDeployment]:
 
 
 def serve(file: Path, *, limit: int = 2) -> None:
-    """Carry out the deployments of a file until stopped.
+    """Serve the deployments of a file until stopped.
 
     Args:
         file: the `prefect.yaml`.

@@ -98,7 +98,9 @@ def nightly() -> bool:
 
 
 def promote() -> bool:
-    tell.title("4. The promotion reads every byte again, checks the policy, and makes the candidate the champion")
+    tell.title(
+        "4. The promotion reads every byte again, checks the policy, and makes the candidate the champion"
+    )
     done = _promoted(_standing(), "champion")
     if isinstance(done, dict):
         tell.promotion(done)

@@ -35,7 +35,7 @@ _FACTS = (
 
 
 def asset_events(receipt: dict[str, Any]) -> None:
-    """Tell Prefect that a conversion made an asset of another one; call it in a flow, after the conversion.
+    """Report to Prefect that a conversion derived one asset from another; call it in a flow, after the conversion.
 
     Prefect not taking it is no reason to fail a conversion that is done: that is logged.
 

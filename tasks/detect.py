@@ -1,4 +1,4 @@
-"""detect, as a task: what lies at a URI, and whether it is whole."""
+"""detect, as a task: the format of a checkpoint, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wherry.tasks.common import STEP, run_logger
 
 @task(name="detect", **STEP)
 def detect(uri: str, **which: Any) -> dict[str, Any]:
-    """Detect what lies at a URI; returns the JSON form of the detection, whatever its verdict.
+    """Detect the checkpoint at a URI; returns the JSON form of the detection, for every verdict.
 
     Args:
         uri: a checkpoint, step or run.

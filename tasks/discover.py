@@ -13,7 +13,7 @@ from wherry.tasks.common import STEP, run_logger
 
 @task(name="discover", **STEP)
 def discover(root: str) -> list[dict[str, Any]]:
-    """Find the checkpoints below a root; what is passed over is logged.
+    """Find the checkpoints below a root; skipped paths are logged.
 
     Returns:
         The JSON form of a detection each.

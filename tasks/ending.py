@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[engine.Ending]:
-    """Tell and note how a flow run ends; around all that the flow does. See `wherry.watch.ending`.
+    """Report and record how a flow run ends; wraps the whole flow. See `wherry.watch.ending`.
 
     It is no task: where the server itself is the trouble, that must not keep the message from going out.
 

@@ -1,4 +1,4 @@
-"""export, as a task: what the routes of `wherry.toml` make of one checkpoint that a training has just committed."""
+"""export, as a task: the targets that the routes state for a checkpoint that training has just committed."""
 
 from __future__ import annotations
 

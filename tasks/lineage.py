@@ -1,4 +1,4 @@
-"""lineage, as a task: make sure that the ledger has the conversion, and say what it knows of the checkpoint."""
+"""lineage, as a task: make sure that the ledger contains the conversion, and return the lineage of the checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wherry.tasks.common import STEP, run_logger
 
 @task(name="lineage", **STEP)
 def lineage(receipt: dict[str, Any]) -> dict[str, Any]:
-    """Record a conversion where that has not been done, and return its lineage.
+    """Record a conversion if it is not recorded yet, and return its lineage.
 
     `convert` commits even where the ledger cannot be written; here, where a retry is possible, that is a failure.
 

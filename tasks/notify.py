@@ -13,7 +13,7 @@ from wherry.errors import UsageError
 
 
 def tell(name: str, title: str, text: str) -> None:
-    """Hand a message to a notification block.
+    """Send a message to a notification block.
 
     Args:
         name: of the block, as `slack-webhook/team`.

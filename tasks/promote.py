@@ -1,4 +1,4 @@
-"""promote, as tasks: verify a registered checkpoint, judge it, move an alias; and back."""
+"""promote, as tasks: verify a registered checkpoint, check the policy, move an alias; and roll back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 @task(name="promote", **STEP)
 def promote(subject: str, **chosen: Any) -> dict[str, Any]:
-    """Promote a checkpoint or model version; fails where bytes or policy say no.
+    """Promote a checkpoint or model version; fails if the verification or the policy does not pass.
 
     Args:
         subject: a model URI or a checkpoint's URI.

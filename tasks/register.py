@@ -1,4 +1,4 @@
-"""register, as a task: give a converted checkpoint its version in the model registry."""
+"""register, as a task: create a model version for a converted checkpoint in the registry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def register(
     registry_uri: str | None = None,
     tags: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Register a checkpoint by reference; the same checkpoint and name give the same version, however often.
+    """Register a checkpoint by reference; the same checkpoint and name always give the same version.
 
     Returns:
         The fields of the registration.

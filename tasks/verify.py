@@ -1,4 +1,4 @@
-"""verify, as a task: is the checkpoint whole and what was recorded? The outcome goes to the ledger."""
+"""verify, as a task: is the checkpoint complete, and does it match the record? The ledger records the outcome."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wherry.verifier.verify import verified
 def verify(
     uri: str, level: str = "present", against: str | None = None, family_file: str | None = None
 ) -> dict[str, Any]:
-    """Verify a checkpoint, and fail where it does not pass.
+    """Verify a checkpoint; fails if it does not pass.
 
     Args:
         uri: the checkpoint.
