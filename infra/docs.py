@@ -174,7 +174,7 @@ def pools_table() -> str:
         (f"`{pool['name']}`", pool["type"], str(pool["concurrency_limit"]), pool["description"])
         for pool in pools
     ]
-    return table(("work pool", "type", "runs at a time", "what for"), rows)
+    return table(("work pool", "type", "concurrent runs", "description"), rows)
 
 
 def deployments_table() -> str:
@@ -183,7 +183,7 @@ def deployments_table() -> str:
     rows = [
         (f"`{flow_name(row)}/{row['name']}`", starts(row), limit(row), row["description"]) for row in entries
     ]
-    return table(("deployment", "starts", "at a time", "what it does"), rows)
+    return table(("deployment", "starts", "concurrent runs", "description"), rows)
 
 
 def flow_name(entry: dict[str, Any]) -> str:
@@ -202,13 +202,15 @@ def starts(entry: dict[str, Any]) -> str:
     """What starts a deployment, in words."""
     schedules = [f"`{row['cron']}` {row['timezone']}" for row in entry.get("schedules", [])]
     events = [f"event `{name}`" for row in entry.get("triggers", []) for name in row["expect"]]
-    return ", ".join(schedules + events) or "by hand"
+    return ", ".join(schedules + events) or "manually"
 
 
 def limit(entry: dict[str, Any]) -> str:
     """How many runs of a deployment there are at a time, and what happens to one more."""
     stated = entry["concurrency_limit"]
-    more = {"CANCEL_NEW": "others skip", "ENQUEUE": "others wait"}[stated["collision_strategy"]]
+    more = {"CANCEL_NEW": "further runs are skipped", "ENQUEUE": "further runs wait"}[
+        stated["collision_strategy"]
+    ]
     return f"{stated['limit']}, {more}"
 
 

@@ -13,6 +13,8 @@ def wherry_manager(root, **options):
         if jax.process_index() == 0:
             wherry.emit(f"{root}/{manager.latest_step()}", strict=False)
 
-    told = ocp.AsyncOptions(post_finalization_callback=committed)
-    manager = ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(async_options=told, **options))
+    async_options = ocp.AsyncOptions(post_finalization_callback=committed)
+    manager = ocp.CheckpointManager(
+        root, options=ocp.CheckpointManagerOptions(async_options=async_options, **options)
+    )
     return manager
