@@ -19,39 +19,42 @@ from wherry.watch.ending import Ending
 
 
 class AuditSpec(BaseModel):
-    """What to audit; the one parameter of the flow, and its form in the Prefect UI."""
+    """What to audit; the only parameter of the flow, and its form in the Prefect UI."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     scope: Literal["registered", "all", "roots"] = Field(
-        default="all", description="What model versions point at, all that the ledger knows, or `roots`."
+        default="all",
+        description="What to audit: checkpoints of model versions, all in the ledger, or those below `roots`.",
     )
     roots: tuple[str, ...] = Field(
         default=(),
-        description="With scope `roots`: folders or URIs; lists unconverted checkpoints and unknown files, too.",
+        description="Folders or URIs for scope `roots`; lists unconverted checkpoints and unknown files too.",
     )
     level: Literal["present", "digest"] = Field(
-        default="present", description="Read metadata, or every byte."
+        default="present", description="Read only metadata, or every byte."
     )
     sample: str | None = Field(
         default=None,
-        description="At level `digest`: how many are read, a number or a share such as 10%; the oldest proof first.",
+        description="At level `digest`: number or percentage (10%) of checkpoints to read, oldest proof first.",
     )
     native_sample: int = Field(
-        default=0, ge=0, description="How many the target's own library restores on this worker."
+        default=0,
+        ge=0,
+        description="Number of checkpoints to restore with the target system's own library on this worker.",
     )
-    as_of: str | None = Field(default=None, description="Date or time; the ledger counts as it was then.")
+    as_of: str | None = Field(default=None, description="Date or time; audit against the ledger as of then.")
     bundle: str | None = Field(
-        default=None, description="File or folder on the worker for the evidence; none by default."
+        default=None, description="File or folder on the worker to write the evidence to; none by default."
     )
     anchor: str | None = Field(
-        default=None, description="Hash of a statement kept elsewhere that the ledger must contain."
+        default=None, description="Hash of a statement, stored elsewhere, that the ledger must contain."
     )
     key: str | None = Field(
         default=None,
-        description="Public key (PEM file) on the worker that signatures must fit; [audit] of wherry.toml by default.",
+        description="Public key (PEM file) on the worker to verify signatures with; [audit] of wherry.toml by default.",
     )
-    memory: str = Field(default="128MiB", description="Budget for reading bytes.")
+    memory: str = Field(default="128MiB", description="Memory budget for data in flight.")
     tracking_uri: str | None = Field(
         default=None, description="MLflow tracking store; an embedded one by default."
     )
@@ -60,7 +63,7 @@ class AuditSpec(BaseModel):
     )
     fail_on: Literal["error", "native-not-run", "warning", "never"] = Field(
         default="error",
-        description="Which findings end the flow as Failed; `native-not-run`: errors, and samples that could not be "
+        description="Findings that end the flow as Failed; `native-not-run`: errors, and samples that could not be "
         "loaded on this worker.",
     )
 

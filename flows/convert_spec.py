@@ -18,9 +18,7 @@ _FORMATS = ["safetensors", "huggingface", "orbax", "dcp", "maxtext", "t5x", "fla
 class _TargetFields(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    target: str = Field(
-        description="URI or path of exactly what shall be written; with `into`, the run folder."
-    )
+    target: str = Field(description="URI or path of the checkpoint to write; with `into`, of the run folder.")
     to: str = Field(
         description="Target format, a name or alias; `wherry formats` lists them.", examples=_FORMATS
     )
@@ -29,9 +27,7 @@ class _TargetFields(BaseModel):
 class TargetSpec(_TargetFields):
     """One target: location, format, and all options that the files do not determine."""
 
-    model_name: str | None = Field(
-        default=None, description="Registered model in MLflow; not registered by default."
-    )
+    model_name: str | None = Field(default=None, description="Registered model in MLflow; none by default.")
 
     @property
     def asked(self) -> TargetRequest:
@@ -45,7 +41,7 @@ class _Source(TargetSpec):
         description="URI or path of a checkpoint, a step folder or a run folder (its newest step)."
     )
     further: tuple[TargetSpec, ...] = Field(
-        default=(), description="Further targets, made from the same read of the source."
+        default=(), description="Further targets; the source is read once for all of them."
     )
 
 
@@ -55,15 +51,15 @@ class _Conversion(_Source):
 
 
 class ConvertSpec(_Conversion):
-    """What to convert; the one parameter of the flow, and its form in the Prefect UI."""
+    """What to convert; the only parameter of the flow, and its form in the Prefect UI."""
 
     read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
     verify: VerifyLevel = Field(
         default="present",
-        description="Level of the verification of the committed target; `digest` reads it again.",
+        description="Verification level of the committed target; `digest` reads it again.",
     )
     meta: dict[str, str] = described("form", ConvertRequest, "meta")
-    alias: str | None = Field(default=None, description="Alias to set on the model version.")
+    alias: str | None = Field(default=None, description="Alias of the model version.")
     tags: dict[str, str] = Field(default={}, description="Tags of the model version.")
     tracking_uri: str | None = Field(
         default=None, description="MLflow tracking store; an embedded one by default."

@@ -26,33 +26,34 @@ from wherry.tasks.verify import verify
 
 
 class ExportSpec(BaseModel):
-    """What to export; the one parameter of the flow, and its form in the Prefect UI."""
+    """What to export; the only parameter of the flow, and its form in the Prefect UI."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: str = Field(description="URI or path of the checkpoint that was committed, or of its run.")
-    routes: tuple[str, ...] = Field(
-        default=(), description="Names of routes that may take it; all by default."
-    )
+    source: str = Field(description="URI or path of the committed checkpoint, or of its run.")
+    routes: tuple[str, ...] = Field(default=(), description="Names of the routes to apply; all by default.")
     targets: tuple[TargetSpec, ...] = Field(
-        default=(), description="What to make of it, in place of what the routes state."
+        default=(), description="Targets to convert to, instead of those of the routes."
     )
     register_source: str | None = Field(
         default=None,
-        description="Register the checkpoint itself as this model: for what training exported ready for use.",
+        description="Register the checkpoint itself as this model, if training exported it ready for use.",
     )
     alias: str | None = Field(
-        default=None, description="Alias of the registered versions, as candidate; the route's by default."
+        default=None,
+        description="Alias of the registered versions, for example candidate; that of the route by default.",
     )
-    config: str | None = Field(default=None, description="The wherry.toml; the worker's own by default.")
+    config: str | None = Field(
+        default=None, description="Path of wherry.toml; that of the worker by default."
+    )
     env: str | None = Field(
-        default=None, description="Environment of the wherry.toml; WHERRY_ENV by default."
+        default=None, description="Environment [env.NAME] of wherry.toml; WHERRY_ENV by default."
     )
 
 
 @flow(name="post-training-export", flow_run_name="export {spec.source}", result_serializer="json")
 def export(spec: ExportSpec) -> dict[str, Any]:
-    """Carry out the routes, or the targets that are named, for one checkpoint.
+    """Convert one checkpoint by its routes, or to the given targets.
 
     Returns:
         JSON values: `source`; in `routes` the decision of each route; in `conversions` the result of

@@ -34,19 +34,28 @@ from wherry.tasks.ending import ending
 
 
 class NightlySpec(BaseModel):
-    """What a night does; the one parameter of the flow, and its form in the Prefect UI."""
+    """What a nightly run converts; the only parameter of the flow, and its form in the Prefect UI."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     config: str | None = Field(
-        default=None, description="The wherry.toml; WHERRY_CONFIG, ./wherry.toml or the home's by default."
+        default=None,
+        description="Path of wherry.toml; WHERRY_CONFIG, ./wherry.toml or the one in WHERRY_HOME by default.",
     )
-    env: str | None = Field(default=None, description="Environment [env.NAME] of it; WHERRY_ENV by default.")
-    routes: tuple[str, ...] = Field(default=(), description="Names of routes; all by default.")
-    dry_run: bool = Field(default=False, description="Only say what is to do: count, bytes, hours.")
-    go: bool = Field(default=False, description="Convert on a route's first night too, however much waits.")
+    env: str | None = Field(
+        default=None, description="Environment [env.NAME] of wherry.toml; WHERRY_ENV by default."
+    )
+    routes: tuple[str, ...] = Field(default=(), description="Names of the routes to apply; all by default.")
+    dry_run: bool = Field(
+        default=False, description="Only report what would be converted: count, bytes, hours."
+    )
+    go: bool = Field(
+        default=False,
+        description="Convert even on the first night of a route, however many checkpoints are waiting.",
+    )
     retry_failed: bool = Field(
-        default=False, description="Try again what failed for good with the same files."
+        default=False,
+        description="Retry conversions that failed permanently, although their files are the same.",
     )
 
 

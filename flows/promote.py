@@ -19,30 +19,31 @@ from wherry.tasks.promote import rollback as rollback_task
 
 
 class PromoteSpec(BaseModel):
-    """What to promote; the one parameter of the flow, and its form in the Prefect UI."""
+    """What to promote; the only parameter of the flow, and its form in the Prefect UI."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     subject: str | None = Field(
         default=None,
-        description="Model URI (models:/NAME@candidate, models:/NAME/VERSION) or a checkpoint's URI.",
+        description="Model URI (models:/NAME@candidate, models:/NAME/VERSION) or URI of a checkpoint.",
     )
     name: str | None = Field(
-        default=None, description="Registered model; needed for a checkpoint's URI and for a rollback."
+        default=None, description="Registered model; required for the URI of a checkpoint and for a rollback."
     )
     to_alias: str = Field(
-        default="champion", description="Alias to give; the version that has it becomes `previous`."
+        default="champion", description="Alias to set; the version that had it becomes `previous`."
     )
     rollback: bool = Field(
-        default=False, description="Instead, give the alias of `name` back to the version that had it before."
+        default=False,
+        description="Instead of promoting, give the alias of `name` back to the version that had it before.",
     )
     level: str = Field(
         default="",
-        description="Level of the verification; by default `digest` to promote and `present` to roll back.",
+        description="Verification level; by default `digest` to promote and `present` to roll back.",
     )
-    policy: Policy = Field(default=Policy(), description="Gates that it must pass.")
+    policy: Policy = Field(default=Policy(), description="Policy that the checkpoint must pass.")
     policy_name: str | None = Field(
-        default=None, description="In place of `policy`, the one of this name in wherry.toml."
+        default=None, description="Name of a policy in wherry.toml, instead of `policy`."
     )
     tracking_uri: str | None = Field(
         default=None, description="MLflow tracking store; an embedded one by default."
@@ -50,7 +51,7 @@ class PromoteSpec(BaseModel):
     registry_uri: str | None = Field(
         default=None, description="MLflow registry; the tracking store by default."
     )
-    to_registry_uri: str | None = Field(default=None, description="Another registry to promote into.")
+    to_registry_uri: str | None = Field(default=None, description="Promote into this other MLflow registry.")
 
     @model_validator(mode="after")
     def _says_what(self) -> Self:

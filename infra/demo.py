@@ -83,7 +83,7 @@ def nightly() -> bool:
     from wherry.flows.nightly import nightly as flow
 
     tell.title(
-        "3. The nightly flow converts, verifies and registers what is new (embedded stores and servers start)"
+        "3. The nightly flow converts, verifies and registers new checkpoints (embedded servers start)"
     )
     tell.versions(())  # creates MLflow's store, which would take most of the time of the nightly run
     state = flow(return_state=True)
@@ -131,7 +131,7 @@ def use(folder: Path) -> bool:
 def damage(folder: Path) -> None:
     from wherry.ledger.resolve import resolve_model
 
-    tell.title("6. A bit flips on disk, in the champion")
+    tell.title("6. A bit of the champion flips on disk")
     tell.flipped(site.flip(folder, resolve_model(CHAMPION).uri), site.DAMAGED, site.LEAF)
 
 

@@ -163,9 +163,9 @@ def refusal(error: WherryError) -> None:
 def how_to_look(folder: Path) -> None:
     """Print the commands that open both UIs and query further, ready to paste."""
     tools = Path(sys.executable).parent
-    title(f"The flow runs, in Prefect's UI at http://127.0.0.1:{PREFECT_PORT}")
+    title(f"To see the flow runs, start the Prefect UI at http://127.0.0.1:{PREFECT_PORT}")
     print("  " + command(prefect_settings(PREFECT_PORT), prefect_server(tools, PREFECT_PORT)))
-    title(f"The model versions, in MLflow's UI at http://127.0.0.1:{MLFLOW_PORT}")
+    title(f"To see the model versions, start the MLflow UI at http://127.0.0.1:{MLFLOW_PORT}")
     print("  " + command({}, mlflow_server(tools, MLFLOW_PORT)))
     title("Further queries")
     home = {"WHERRY_HOME": os.environ["WHERRY_HOME"], "WHERRY_CONFIG": os.environ["WHERRY_CONFIG"]}

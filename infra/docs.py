@@ -174,7 +174,7 @@ def pools_table() -> str:
         (f"`{pool['name']}`", pool["type"], str(pool["concurrency_limit"]), pool["description"])
         for pool in pools
     ]
-    return table(("work pool", "type", "runs at a time", "what for"), rows)
+    return table(("work pool", "type", "concurrent runs", "description"), rows)
 
 
 def deployments_table() -> str:
@@ -183,7 +183,7 @@ def deployments_table() -> str:
     rows = [
         (f"`{flow_name(row)}/{row['name']}`", starts(row), limit(row), row["description"]) for row in entries
     ]
-    return table(("deployment", "starts", "at a time", "what it does"), rows)
+    return table(("deployment", "starts", "concurrent runs", "description"), rows)
 
 
 def flow_name(entry: dict[str, Any]) -> str:
@@ -202,13 +202,15 @@ def starts(entry: dict[str, Any]) -> str:
     """Text about what starts a deployment."""
     schedules = [f"`{row['cron']}` {row['timezone']}" for row in entry.get("schedules", [])]
     events = [f"event `{name}`" for row in entry.get("triggers", []) for name in row["expect"]]
-    return ", ".join(schedules + events) or "by hand"
+    return ", ".join(schedules + events) or "manually"
 
 
 def limit(entry: dict[str, Any]) -> str:
     """The limit of concurrent runs of a deployment, and what happens to further runs."""
     stated = entry["concurrency_limit"]
-    more = {"CANCEL_NEW": "others skip", "ENQUEUE": "others wait"}[stated["collision_strategy"]]
+    more = {"CANCEL_NEW": "further runs are skipped", "ENQUEUE": "further runs wait"}[
+        stated["collision_strategy"]
+    ]
     return f"{stated['limit']}, {more}"
 
 
@@ -236,7 +238,7 @@ def benchmark() -> str:
     table = text.partition("do not edit.\n\n")[2].split("## Every process")[0]
     shown = table.replace("(bench-results.svg)", "(../infra/bench-results.svg)").rstrip()
     shown = re.sub(r"^Not reached:\n\n((?:- .*\n)+)", in_one_line, shown, flags=re.MULTILINE)
-    return f"\n{shown}\n\nEvery process by itself is in `infra/bench-results.md`.\n" if text else ""
+    return f"\n{shown}\n\n`infra/bench-results.md` lists every process.\n" if text else ""
 
 
 def in_one_line(missed: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from wherry.tasks.common import STEP, progress_artifact, run_logger
 
 @task(name="audit", **STEP)
 def audit(scope: str | list[str], **chosen: Any) -> dict[str, Any]:
-    """Audit; findings are results, not failures.
+    """Audit checkpoints; findings are results, not failures.
 
     Args:
         scope: `registered`, `all`, or roots.

@@ -21,13 +21,13 @@ _PAIRS = (
 _PROBES = ("row", "measured", "required", "peak MB", "anonymous MB", "reached")
 _RUNS = ("process", "input", "GB", "s", "least – most", "work s", "CPU s", "peak MB", "anonymous MB", "value")
 _NOTES = """\
-Each process runs by itself, in turn with all others, {rounds} times; times are medians, memory is the highest of all
-rounds, over the process tree. *s* is the whole process, start of the interpreter and imports included, until its
-output is durable (what a peer writes is synced within its time). *ratio* is the peer's time divided by ours: first
-`wherry --verify none`, which digests every byte, as no peer does; then the default, which also reads everything back
-from storage, and of which half of the required ratio is asked. *floor* copies the same bytes durably and hashes them.
-*peak* is resident memory, mapped file pages included; *anonymous* is the part that no file backs. The source lies in
-the page cache before each run.
+Each process runs alone, in turn with all others, {rounds} times; times are medians, memory is the maximum over all
+rounds and the process tree. *s* is the wall time of the process, with interpreter start and imports, until its output
+is durable (the output of a peer is synced within its time). *ratio* is the time of the peer divided by that of wherry:
+first with `--verify none`, which computes digests of every byte, as no peer does; then with the default, which also
+reads everything back from storage and has half the required ratio. *floor* copies the same bytes durably and hashes
+them. *peak* is resident memory, including mapped file pages; *anonymous* is the part without a file behind it. The
+source is in the page cache before each run.
 """
 
 

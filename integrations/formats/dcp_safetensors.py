@@ -73,7 +73,7 @@ def _open(location: Location, detection: Detection) -> Opened:
 FORMATS = (
     Format(
         name="dcp-safetensors",
-        title="PyTorch DCP in safetensors, pieces",
+        title="PyTorch DCP, safetensors shards",
         detect=_detect,
         open=_open,
         create=None,

@@ -117,7 +117,7 @@ def _require_all(wanted: list[str], names: list[str], location: Location) -> Non
 FORMATS = (
     Format(
         name="meta-consolidated",
-        title="Meta's Llama files",
+        title="Meta Llama, consolidated files",
         detect=_detect,
         open=_open,
         create=None,

@@ -72,13 +72,13 @@ def _create(staging: Location, manifest: Manifest, _options: Options) -> NpzWrit
 FORMATS = (
     Format(
         name="npz",
-        title="numpy .npz archive",
+        title="NumPy .npz archive",
         detect=_detect,
         open=_open,
         create=_create,
         holds=Holds(dtypes=WRITABLE, depth=1),
         single_file=True,
-        loaded_by="numpy 2.4 (bfloat16 as V2: view it as ml_dtypes.bfloat16)",
+        loaded_by="numpy 2.4 (bfloat16 as V2; view it as ml_dtypes.bfloat16)",
         version=lambda _manifest, _options: STORED,
     ),
 )

@@ -149,7 +149,7 @@ def _kind(tree: PickleTree) -> Kind:
 FORMATS = (
     Format(
         name="numpy-pickle",
-        title="pickle of numpy arrays",
+        title="Pickle of NumPy arrays",
         detect=_detect,
         open=_open,
         create=None,

@@ -83,7 +83,7 @@ def _create(staging: Location, manifest: Manifest, options: Options) -> Safetens
 FORMATS = (
     Format(
         name="safetensors",
-        title="safetensors, one file",
+        title="safetensors file",
         detect=_detect,
         open=_open,
         create=_create,

@@ -31,7 +31,7 @@ from wherry.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = "    sign: str | None = option("
-ADDED = '    pace: int | None = option(None, "How many at a time.", metavar="N", decides=True)\n'
+ADDED = '    pace: int | None = option(None, "Maximum number at a time.", metavar="N", decides=True)\n'
 ASK = """
 import json, sys
 import click, wherry
@@ -109,7 +109,7 @@ def test_an_option_is_added_by_one_line(copy, source, tmp_path):
     assert found["command"].endswith("--set join=. --pace 3")
     assert found["decides"]
     assert found["export"] == 5
-    assert found["route"] == "How many at a time."
+    assert found["route"] == "Maximum number at a time."
     assert found.get("form", found["route"]) == found["route"]
     assert found.get("request", 6) == 6
 

@@ -1,7 +1,7 @@
 """Tasks of a new contributor, done in a copy of the tree with the examples of docs/develop.md.
 
-README's section on the house names the files of each task. A task must get by with these, three at most, and what it
-adds must work.
+README's section on the architecture names the files of each task. A task must get by with these, three at most, and
+what it adds must work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TENSORS = {"w": np.arange(12, dtype="f4").reshape(3, 4), "größe": np.ones(5, d
 
 def tasks():
     """Task → the files that README names for it."""
-    rows = re.findall(r"^\| \[(.*?)\]\(.*?\) \| (.*?) \|", section("The house"), re.MULTILINE)
+    rows = re.findall(r"^\| \[(.*?)\]\(.*?\) \| (.*?) \|", section("Architecture"), re.MULTILINE)
     return {task: re.findall(r"`(.*?)`", files) for task, files in rows}
 
 

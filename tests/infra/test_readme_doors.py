@@ -120,7 +120,7 @@ def test_every_link_leads_somewhere(page):
 def test_a_link_that_leads_nowhere_is_seen():
     assert broken("README.md", "docs/nowhere.md") == "no such file"
     assert broken("README.md", "#nowhere") == "no such heading"
-    assert broken("docs/README.md", "../README.md#the-house") == ""
+    assert broken("docs/README.md", "../README.md#architecture") == ""
     assert broken("docs/README.md", "../../README.md") == "no such file"
 
 
@@ -279,6 +279,6 @@ def test_the_times_of_the_automations():
 
 
 def test_every_flow_tells_how_it_ended():
-    assert "every flow tells" in PAGES["platform"]
+    assert "every flow reports" in PAGES["platform"]
     for name in re.findall(r"^\| `([\w-]+)/[\w-]+` \|", PAGES["reference/deployments"], re.MULTILINE):
         assert any(f'ending("{name}"' in path.read_text() for path in (ROOT / "flows").glob("*.py")), name

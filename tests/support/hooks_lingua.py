@@ -1,4 +1,4 @@
-"""Lingua: an event for its own checkpoint and an export to Hugging Face, in `apps/main/train.py`.
+"""Lingua: sends an event for its own checkpoint and exports to Hugging Face, in `apps/main/train.py`.
 
 Behind `saved = checkpoint.save(model, optimizer, train_state, args, device_mesh=world_mesh)` write
 `if saved: handle = after_save(checkpoint, model, train_state, args)`, on all ranks: each gives its shards.
@@ -10,7 +10,7 @@ import wherry
 
 
 def after_save(checkpoint, model, train_state, args):
-    """Tell of the checkpoint, and export the live model in the background."""
+    """Announce the checkpoint, and export the live model in the background."""
     folder = f"{checkpoint.path}/{train_state.step:010d}"
     if not dist.is_initialized() or dist.get_rank() == 0:
         wherry.emit(folder, step=train_state.step, strict=False)

@@ -1,4 +1,4 @@
-"""MaxText: parameters for serving, beside its own checkpoints; one line in `train_loop`.
+"""MaxText: exports parameters for serving, next to its own checkpoints; one line in `train_loop`.
 
 Behind `checkpointing.maybe_save_checkpoint(checkpoint_manager, state, config, data_iterator, step)` write
 `export_for_serving(state, config, step)`. The two options say what MaxText does not store; see `wherry layouts llama`.

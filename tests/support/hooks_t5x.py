@@ -16,7 +16,7 @@ class ExportAction(trainer.BaseAction):
         self.handle = None
 
     def run(self, train_state, metrics_by_task):
-        """What T5X calls: the train state, and metrics by task."""
+        """Called by T5X with the train state and the metrics by task."""
         step = int(train_state.step)
         self.handle = wherry.export(
             train_state.state_dict(),

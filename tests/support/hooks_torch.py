@@ -1,4 +1,4 @@
-"""A plain torch loop, sharded (FSDP2) or not: saved in the background, taken up again where it stopped."""
+"""A plain torch loop, sharded (FSDP2) or not: saves in the background and resumes from the newest step."""
 
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -6,7 +6,7 @@ import wherry
 
 
 def train(model, optimizer, batches, root, every=2):
-    """Train; started again, it goes on behind the newest step that was committed."""
+    """Train; a restarted run resumes after the newest committed step."""
     store = wherry.Store(root, to="dcp", options={"join": "."})
     begun = store.latest() or 0
     if begun:
@@ -24,6 +24,6 @@ def train(model, optimizer, batches, root, every=2):
 
 
 def state_of(model, optimizer):
-    """Weights and moments by the names of the parameters, whatever the sharding."""
+    """Weights and moments by parameter name, regardless of the sharding."""
     weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optim": moments}

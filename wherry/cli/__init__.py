@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from wherry.errors import WherryError
 
 EXIT_CODES = """\b
-Exit codes: 0 done · 2 usage · 3 not found · 4 not a checkpoint, unsupported or ambiguous
-5 incomplete or corrupt · 6 hostile · 7 cannot be represented, or something unmatched
-8 the target exists or is in use · 9 intact data differs from what was expected
-10 storage failed · 11 a needed extra is not installed
-12 done, but not recorded or not registered · 70 a bug in wherry · 130 interrupted"""
+Exit codes: 0 success · 2 usage error · 3 not found · 4 not a checkpoint, unsupported or ambiguous
+5 incomplete or corrupt · 6 hostile · 7 not representable in the target, or unmatched
+8 target exists or is in use · 9 mismatch: intact data differs from what was expected
+10 storage error · 11 missing extra · 12 done, but not recorded or not registered
+70 internal error: a bug in wherry · 130 interrupted"""
 _VERDICT_CODES = {
     "ok": 0,
     "incomplete": 5,
@@ -74,10 +74,10 @@ _HELP = ["-h", "--help"]
 @click.group(epilog=EXIT_CODES, context_settings={"help_option_names": _HELP, "max_content_width": 100})
 @click.version_option(__version__, prog_name="wherry")
 @click.option(
-    DEBUG, is_flag=True, expose_value=False, help=f"Show the traceback of an error; {DEBUG_ENV}=1 too."
+    DEBUG, is_flag=True, expose_value=False, help=f"Show the traceback of an error, as {DEBUG_ENV}=1 does."
 )
 def cli() -> None:
-    """Carry model checkpoints from one training system to another and prove that nothing was lost."""
+    """Convert model checkpoints between training systems and prove that nothing was lost."""
 
 
 @cli.command()
@@ -98,7 +98,7 @@ def discover(root: str, json_: bool, **which: Any) -> None:
 @chosen
 @as_json
 def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
-    """Say what lies at URI, and why."""
+    """Detect the format and version of the checkpoint at URI, with the evidence."""
     from wherry.cli import console
     from wherry.formats.detect import detect_source
     from wherry.ledger.open import named
@@ -110,10 +110,14 @@ def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
 
 @cli.command()
 @click.argument("uri")
-@click.option("--sha256", is_flag=True, help="Hash each tensor's canonical bytes as a whole.")
+@click.option("--sha256", is_flag=True, help="Compute the SHA-256 of each tensor's canonical bytes.")
 @click.option("--digest", is_flag=True, help="Compute the tensor digests.")
-@click.option("--write", is_flag=True, help="Leave the digests in a sidecar beside it, for registering it.")
-@click.option("--pickles", is_flag=True, help="List instead what every pickle at URI wants to import.")
+@click.option(
+    "--write",
+    is_flag=True,
+    help="Write the digests to a sidecar of the checkpoint, so that it can be registered.",
+)
+@click.option("--pickles", is_flag=True, help="Instead, list what each pickle at URI would import.")
 @memory
 @quiet
 @chosen
@@ -121,7 +125,7 @@ def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
 def inspect(
     uri: str, json_: bool, quiet: bool, pickles: bool, given: dict[str, Any], **arguments: Any
 ) -> None:
-    """List what the checkpoint at URI holds."""
+    """List the contents of the checkpoint at URI."""
     from wherry.cli import console
     from wherry.cli.inspect import show_pickles
     from wherry.verifier.inspect import inspect_source
@@ -142,7 +146,7 @@ def inspect(
 @requesting(*CONVERSION, planned=True)
 @as_json
 def plan(source: str, target: str, to: str, json_: bool, given: dict[str, Any]) -> None:
-    """Say what converting SOURCE to TARGET would do; write nothing."""
+    """Show what converting SOURCE to TARGET would do, without writing anything."""
     from wherry.cli import console
     from wherry.converter.plan import plan_request
 
@@ -153,9 +157,11 @@ def plan(source: str, target: str, to: str, json_: bool, given: dict[str, Any]) 
 @cli.command()
 @click.argument("source")
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option("--to", required=True, multiple=True, metavar="FORMAT", help="Format, once for each TARGET.")
+@click.option(
+    "--to", required=True, multiple=True, metavar="FORMAT", help="Target format; once for each TARGET."
+)
 @requesting(*CONVERSION)
-@click.option("--dry-run", is_flag=True, help="The same as `wherry plan`.")
+@click.option("--dry-run", is_flag=True, help="Only show the plan, like `wherry plan`.")
 @quiet
 @as_json
 def convert(
@@ -167,9 +173,10 @@ def convert(
     dry_run: bool,
     given: dict[str, Any],
 ) -> None:
-    """Convert SOURCE, verify the result, commit it in one step and record the lineage.
+    """Convert SOURCE, verify the result, commit it and record the lineage.
 
-    With several targets the source is read once: `wherry convert SRC --to orbax A --to hf B`.
+    A target is committed in one step. With several targets, the source is read once:
+    `wherry convert SRC --to orbax A --to hf B`.
     """
     from wherry.cli import console
     from wherry.converter.convert import convert_all
@@ -194,15 +201,19 @@ def convert(
 @click.argument("uri")
 @click.option("--level", default="present", show_default=True,
               type=click.Choice(["structure", "present", "digest", "roundtrip", "native", "logits"]),
-              help="How far to look; up to digest each level includes those before it.")  # fmt: skip
-@click.option("--against", metavar="URI", help="Another checkpoint whose tensors it must equal.")
-@click.option("--family-file", metavar="FILE", help="What declared the family when it was made of that one.")
+              help="Verification level; up to digest, each level includes those before it.")  # fmt: skip
+@click.option("--against", metavar="URI", help="Checkpoint that must have the same tensors.")
+@click.option(
+    "--family-file",
+    metavar="FILE",
+    help="Family file that was used to convert the --against checkpoint to URI.",
+)
 @memory
 @quiet
 @chosen
 @as_json
 def verify(uri: str, json_: bool, quiet: bool, given: dict[str, Any], **arguments: Any) -> None:
-    """Say whether the checkpoint at URI is whole and holds what was recorded."""
+    """Verify that the checkpoint at URI is complete and matches what was recorded."""
     from wherry.cli import console
     from wherry.verifier.verify import verify_source
 
@@ -216,7 +227,7 @@ def verify(uri: str, json_: bool, quiet: bool, given: dict[str, Any], **argument
 @click.argument("name", required=False)
 @as_json
 def formats(name: str | None, json_: bool) -> None:
-    """List the formats, or what the format NAME holds and which options it takes."""
+    """List the formats, or show what the format NAME can hold and its options."""
     from wherry.cli import console_formats as console
     from wherry.formats.registry import find_format, formats
 
@@ -228,10 +239,10 @@ def formats(name: str | None, json_: bool) -> None:
 
 @cli.command()
 @click.argument("root")
-@click.option("--dry-run", is_flag=True, help="Only list.")
+@click.option("--dry-run", is_flag=True, help="List the staging areas without removing them.")
 @as_json
 def clean(root: str, dry_run: bool, json_: bool) -> None:
-    """Remove what killed conversions left below ROOT."""
+    """Remove the staging areas that killed conversions left below ROOT."""
     from wherry.cli import console
     from wherry.staging.clean import clean
 
@@ -241,7 +252,7 @@ def clean(root: str, dry_run: bool, json_: bool) -> None:
 @cli.command()
 @as_json
 def doctor(json_: bool) -> None:
-    """Say what is installed, reachable and writable."""
+    """Check what is installed, reachable and writable."""
     from wherry.cli import console
     from wherry.watch.doctor import diagnose
 

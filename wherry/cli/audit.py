@@ -23,36 +23,40 @@ _SHOWN = 50  # findings on a terminal
 
 @click.command()
 @click.argument("roots", nargs=-1, metavar="[ROOT]...")
-@click.option("--registered", is_flag=True, help="Only what model versions point at.")
+@click.option("--registered", is_flag=True, help="Audit only the checkpoints that model versions point at.")
 @click.option(
     "--level",
     type=click.Choice(["present", "digest"]),
     default="present",
     show_default=True,
-    help="Read metadata, or every byte.",
+    help="Read only metadata, or every byte.",
 )
-@click.option("--sample", metavar="N|P%", help="Read so many, those with the oldest proof first.")
+@click.option(
+    "--sample", metavar="N|P%", help="Read only this many checkpoints, those with the oldest proof first."
+)
 @click.option(
     "--native",
     "native_sample",
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="Let the target's own library restore so many.",
+    help="Restore this many checkpoints with the target system's own library.",
 )
-@click.option("--as-of", metavar="DATE", help="The ledger counts as it was then.")
+@click.option("--as-of", metavar="DATE", help="Audit against the ledger as of this date.")
 @click.option(
-    "--bundle", metavar="FILE", help="Write the evidence: a file, or a folder for a file named by the time."
+    "--bundle", metavar="FILE", help="Write the evidence to this file, or to a new file in this folder."
 )
-@click.option("--markdown", "markdown_", metavar="FILE", help="Write the report as Markdown.")
-@click.option("--anchor", metavar="HASH|FILE", help="An anchor kept elsewhere that the ledger must contain.")
+@click.option("--markdown", "markdown_", metavar="FILE", help="Write the report to this file as Markdown.")
+@click.option("--anchor", metavar="HASH|FILE", help="Anchor, stored elsewhere, that the ledger must contain.")
 @click.option("--tracking-uri", help="MLflow tracking store; embedded SQLite by default.")
 @click.option("--registry-uri", help="MLflow registry; the tracking store by default.")
 @click.option(
-    "--key", metavar="PUBLIC", help="Public key (PEM) that signatures must fit; [audit] of wherry.toml."
+    "--key",
+    metavar="PUBLIC",
+    help="Public key (PEM) to verify signatures with; [audit] of wherry.toml by default.",
 )
-@click.option("--no-record", is_flag=True, help="Write nothing to the ledger.")
-@click.option("--check", metavar="BUNDLE", help="Check such evidence, offline, instead.")
+@click.option("--no-record", is_flag=True, help="Do not record the audit in the ledger.")
+@click.option("--check", metavar="BUNDLE", help="Instead, check evidence that --bundle wrote, offline.")
 @memory
 @quiet
 @as_json
@@ -66,9 +70,10 @@ def audit(
     json_: bool,
     **arguments: Any,
 ) -> None:
-    """Say whether all checkpoints that the ledger knows (below each ROOT) are there and what was recorded.
+    """Check that the checkpoints in the ledger exist and match what was recorded.
 
-    Below roots also list what was never converted and files that belong to nothing.
+    With ROOT, check only those below each ROOT, and also list checkpoints that were never converted and files that
+    belong to no checkpoint.
     """  # fmt: skip
     from wherry.auditor.audit import audit as look
     from wherry.auditor.bundle import check_bundle
@@ -90,12 +95,17 @@ def audit(
 
 @click.command()
 @click.argument("roots", nargs=-1, metavar="[ROOT]...")
-@click.option("--out", metavar="FILE", help="Write it in one step, for a node exporter's textfile collector.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="Write the metrics to this file in one step, for a node exporter's textfile collector.",
+)
 @as_json
 def metrics(roots: Sequence[str], out: str | None, json_: bool) -> None:
-    """Print numbers for Prometheus: converted, failed, bytes, age of the oldest unconverted below each ROOT.
+    """Print metrics for Prometheus.
 
-    Without roots, those of the routes in wherry.toml count.
+    The metrics are counts of conversions and failures, bytes, and the age of the oldest unconverted checkpoint below
+    each ROOT; without ROOT, below the roots of the routes in wherry.toml.
     """
     from wherry.cli import console
     from wherry.watch.metrics import measure, text, write

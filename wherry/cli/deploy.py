@@ -21,10 +21,12 @@ _json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
 @click.command()
 @click.argument("file", type=_path, default=_FILE)
-@click.option("--pools", type=_path, help="Folder of the work pools; `pools` beside FILE by default.")
-@click.option("--automations", type=_path, help="Their file; `automations.yaml` beside FILE by default.")
-@click.option("--pool", metavar="NAME", help="One work pool for all deployments of FILE.")
-@click.option("--notify", metavar="TYPE/NAME", help="Prefect notification block that alerts go to.")
+@click.option("--pools", type=_path, help="Folder of the work pools; `pools` next to FILE by default.")
+@click.option(
+    "--automations", type=_path, help="File of the automations; `automations.yaml` next to FILE by default."
+)
+@click.option("--pool", metavar="NAME", help="Use this work pool for all deployments in FILE.")
+@click.option("--notify", metavar="TYPE/NAME", help="Prefect notification block that receives alerts.")
 @click.option(
     "--limit", "limits", multiple=True, metavar="NAME=SLOTS", help="Global concurrency limit to set."
 )
@@ -38,9 +40,9 @@ def deploy(
     limits: Sequence[str],
     json_: bool,
 ) -> None:
-    """Make or update work pools, limits, deployments and automations as FILE says.
+    """Create or update work pools, limits, deployments and automations in Prefect.
 
-    FILE is a prefect.yaml, infra/prefect.yaml by default; the server is that of PREFECT_API_URL.
+    FILE is a prefect.yaml, by default infra/prefect.yaml. PREFECT_API_URL names the server.
     """
     from wherry.core.services import service
 
@@ -66,9 +68,12 @@ def deploy(
 
 @click.command()
 @click.argument("file", type=_path, default=_FILE)
-@click.option("--limit", default=2, show_default=True, help="Runs at a time.")
+@click.option("--limit", default=2, show_default=True, help="Maximum number of concurrent runs.")
 def serve(file: Path, limit: int) -> None:
-    """Carry out the deployments of FILE in this process, without a work pool, until stopped."""
+    """Serve the deployments in FILE from this process, without a work pool.
+
+    The process runs until it is stopped.
+    """
     from wherry.core.services import service
 
     service("serve").serve(file, limit=limit)
@@ -77,10 +82,13 @@ def serve(file: Path, limit: int) -> None:
 @click.command()
 @click.argument("targets", nargs=-1)
 @click.option("--pool-type", type=click.Choice(["process", "docker", "kubernetes"]), required=True,
-              help="Where it would run.")  # fmt: skip
+              help="Type of the work pool.")  # fmt: skip
 @_json
 def preflight(targets: Sequence[str], pool_type: str, json_: bool) -> None:
-    """Say whether workers of a type could keep TARGETS, the ledger and the MLflow stores safe."""
+    """Check that workers of a pool type would write to storage that outlives them.
+
+    Checks TARGETS, the ledger and the MLflow stores. The disk of a container is lost with the container.
+    """
     from dataclasses import asdict
 
     from wherry.watch import preflight as engine
@@ -108,10 +116,13 @@ def _slots(word: str) -> tuple[str, int]:
 @click.argument("uri")
 @click.option("--event", default="wherry.checkpoint.committed", show_default=True, help="Name of the event.")
 @click.option("--step", type=int, help="Training step.")
-@click.option("--api", metavar="URL", help="Base URL of the server's API; PREFECT_API_URL by default.")
+@click.option("--api", metavar="URL", help="Base URL of the Prefect API; PREFECT_API_URL by default.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON.")
 def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -> None:
-    """Tell a Prefect server that URI was committed; deployments with that trigger take it up."""
+    """Send Prefect the event that the checkpoint at URI was committed.
+
+    The event starts the deployments that have it as a trigger.
+    """
     from wherry.core.emit import emit as post
 
     try:

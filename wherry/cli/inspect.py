@@ -9,10 +9,10 @@ from wherry.cli.options import as_json
 
 @click.command()
 @click.argument("family", required=False)
-@click.option("--family-file", metavar="FILE", help="Declare or change a model family (TOML).")
+@click.option("--family-file", metavar="FILE", help="TOML file that declares or changes a model family.")
 @as_json
 def layouts(family: str | None, family_file: str | None, json_: bool) -> None:
-    """Print the layouts of FAMILY in all systems side by side; without FAMILY, list the families."""
+    """List the families, or show the layouts of FAMILY in all systems side by side."""
     from wherry.cli import console
     from wherry.view.system import table
 

@@ -24,27 +24,30 @@ SCHEMA = 1
 _ALTERED, _CUT = 5, 9  # exit codes of an altered chain, and of one without the anchor
 _LEAST = 16  # minimum hex digits of a hash that identify a statement
 _named = click.option(
-    "--ledger", "url", metavar="URL", help="SQLAlchemy URL; WHERRY_LEDGER or the home's by default."
+    "--ledger",
+    "url",
+    metavar="URL",
+    help="SQLAlchemy URL of the ledger; WHERRY_LEDGER or the one in WHERRY_HOME by default.",
 )
 
 
 @click.group()
 def ledger() -> None:
-    """Look after the ledger: the one source of truth of the lineage."""
+    """Manage the ledger, the single source of truth for lineage."""
 
 
 @ledger.command()
 @click.option(
     "--anchor",
     metavar="FILE|HASH",
-    help="What `ledger anchor` printed before: it must still be in the chain.",
+    help="Earlier output of `wherry ledger anchor`; the chain must still contain it.",
 )
 @_named
 @as_json
 def check(anchor: str | None, url: str | None, json_: bool) -> None:
-    """Recompute the chain and every row that it tells; name the first that was altered.
+    """Recompute the hash chain and every row, and report the first altered row.
 
-    Ends with 5 where a row was altered, with 9 where the anchor is not in the chain.
+    Exits with 5 if a row was altered, with 9 if the anchor is not in the chain.
     """
     from wherry.cli import console
     from wherry.ledger.record import check_chain, open_ledger
@@ -72,7 +75,10 @@ def check(anchor: str | None, url: str | None, json_: bool) -> None:
 @ledger.command()
 @_named
 def anchor(url: str | None) -> None:
-    """Print number, hash and time of the last statement as JSON, to be kept where nobody can alter it."""
+    """Print the number, hash and time of the last statement as JSON.
+
+    Store the output where nobody can alter it.
+    """
     from wherry.cli import console
     from wherry.ledger.record import head, open_ledger
 
@@ -84,10 +90,10 @@ def anchor(url: str | None) -> None:
 @_named
 @as_json
 def migrate(url: str | None, json_: bool) -> None:
-    """Bring a ledger to the schema of this version; statements stay as they are.
+    """Migrate a ledger to the schema of this version; statements do not change.
 
-    A SQLite ledger is migrated whenever it is opened; a shared one only by this. Older versions of wherry cannot use
-    it afterwards.
+    A SQLite ledger is migrated whenever it is opened, a shared ledger only by this command. Older versions of wherry
+    cannot use the ledger afterwards.
     """
     from wherry.cli import console
     from wherry.ledger.database import schema_of
@@ -100,16 +106,16 @@ def migrate(url: str | None, json_: bool) -> None:
 
 @ledger.command()
 @click.argument("roots", nargs=-1, required=True, metavar="ROOT...")
-@click.option("--no-registry", is_flag=True, help="Do not ask MLflow for registrations.")
-@click.option("--tracking-uri", help="MLflow tracking store; as for `wherry register`.")
-@click.option("--registry-uri", help="MLflow registry; as for `wherry register`.")
+@click.option("--no-registry", is_flag=True, help="Do not read registrations from MLflow.")
+@click.option("--tracking-uri", help="MLflow tracking store, as for `wherry register`.")
+@click.option("--registry-uri", help="MLflow registry, as for `wherry register`.")
 @_named
 @as_json
 def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: bool, **stores: Any) -> None:
-    """Write a new ledger from what lies beside the checkpoints below each ROOT, and from MLflow's tags.
+    """Create a new ledger from the sidecars below each ROOT and from the tags in MLflow.
 
     The new chain begins with a statement of what was recovered and what was not. A ledger that has statements is
-    never written: move it away first.
+    never overwritten: move it away first.
     """
     from wherry.cli import console
     from wherry.ledger.rebuild import rebuild
@@ -138,9 +144,9 @@ def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: boo
 @_named
 @as_json
 def record_(uris: Sequence[str], url: str | None, json_: bool) -> None:
-    """Record each committed checkpoint from its sidecar, where a conversion or copy could not.
+    """Record committed checkpoints in the ledger from their sidecars.
 
-    What the ledger has already is left as it is.
+    Use it after a conversion or copy that could not record its result. Existing entries of the ledger do not change.
     """
     from wherry.cli import console
     from wherry.ledger.outcomes import record_sidecar
@@ -181,10 +187,10 @@ def _said(anchored: int | None, statements: int) -> str:
 
 @click.command()
 @click.argument("projection", required=False, metavar="[NAME]")
-@click.option("--again", is_flag=True, help="From the first statement on.")
+@click.option("--again", is_flag=True, help="Start again from the first statement.")
 @as_json
 def deliver(projection: str | None, *, again: bool, json_: bool) -> None:
-    """Hand the ledger's statements on to NAME (by default, to all that are configured)."""
+    """Send the statements of the ledger to NAME, by default to all configured destinations."""
     from wherry.cli import console
     from wherry.ledger import deliver as outbox
 
@@ -204,12 +210,15 @@ def deliver(projection: str | None, *, again: bool, json_: bool) -> None:
 @click.argument("uri")
 @click.option("--key", required=True, metavar="FILE", help="Private key (PEM; P-256, P-384 or P-521).")
 @click.option(
-    "--out", metavar="FILE", help="Where the signature goes; in or beside the checkpoint by default."
+    "--out", metavar="FILE", help="File to write the signature to; in or next to the checkpoint by default."
 )
 @quiet
 @as_json
 def sign(uri: str, key: str, out: str | None, *, quiet: bool, json_: bool) -> None:
-    """Sign every file of the checkpoint at URI, as `model_signing verify key` accepts it."""
+    """Sign every file of the checkpoint at URI.
+
+    `model_signing verify key` accepts the signature.
+    """
     from wherry.cli import console
     from wherry.core.services import service
 
@@ -225,12 +234,12 @@ def sign(uri: str, key: str, out: str | None, *, quiet: bool, json_: bool) -> No
 @click.argument("uri")
 @click.option("--key", required=True, metavar="FILE", help="Public key (PEM).")
 @click.option(
-    "--signature", metavar="FILE", help="Where the signature lies, if not in or beside the checkpoint."
+    "--signature", metavar="FILE", help="Signature file, if it is not in or next to the checkpoint."
 )
 @quiet
 @as_json
 def verify_signature(uri: str, key: str, signature: str | None, *, quiet: bool, json_: bool) -> None:
-    """Say whether the checkpoint at URI is what was signed."""
+    """Verify the checkpoint at URI against its signature."""
     from wherry.cli import console
     from wherry.core.services import service
 

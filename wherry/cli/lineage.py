@@ -11,23 +11,21 @@ from wherry.cli.options import as_json
 from wherry.core.units import short
 from wherry.errors import storage_error
 
-_ABOUT = "X is a URI, a digest (8 hex digits or more) or models:/NAME@ALIAS."
+_ABOUT = "X is a URI, a digest (at least 8 hex digits) or models:/NAME@ALIAS."
 _STALE_CODE = 9  # intact data differs from what was expected
 
 
 @click.group()
 def lineage() -> None:
-    """Ask where a checkpoint came from and what was made of it."""
+    """Show where a checkpoint came from and what was derived from it."""
 
 
 @lineage.command("show", epilog=_ABOUT)
 @click.argument("x")
-@click.option(
-    "--html", "html_file", metavar="FILE", help="Write a page to look at and search; needs no network."
-)
+@click.option("--html", "html_file", metavar="FILE", help="Write a searchable HTML page that works offline.")
 @as_json
 def show_(x: str, html_file: str | None, json_: bool) -> None:
-    """Print the tree up and down from X."""
+    """Print the ancestors and descendants of X as a tree."""
     from wherry.cli import console
     from wherry.lineage.lineage import show
 
@@ -46,7 +44,7 @@ def show_(x: str, html_file: str | None, json_: bool) -> None:
 @click.argument("x")
 @as_json
 def why_(x: str, json_: bool) -> None:
-    """Say what produced X: every conversion above it, with options, software and proof."""
+    """Show what produced X: every conversion above it, with options, software and proof."""
     from wherry.cli import console
     from wherry.lineage.answers import render_why, why
 
@@ -58,7 +56,7 @@ def why_(x: str, json_: bool) -> None:
 @click.argument("x")
 @as_json
 def impact_(x: str, json_: bool) -> None:
-    """Say what was derived from X, and which model versions and places are concerned."""
+    """List what was derived from X, and the model versions and places that are affected."""
     from wherry.cli import console
     from wherry.lineage.answers import impact, render_impact
 
@@ -68,12 +66,16 @@ def impact_(x: str, json_: bool) -> None:
 
 @lineage.command("stale", epilog=_ABOUT)
 @click.argument("x", required=False)
-@click.option("--config", metavar="FILE", help="The routes; found as in `wherry routes` by default.")
+@click.option(
+    "--config",
+    metavar="FILE",
+    help="The wherry.toml with the routes; found as for `wherry routes` by default.",
+)
 @as_json
 def stale_(x: str | None, config: str | None, json_: bool) -> None:
-    """List what converting again would give differently; only X and what it became, or everything.
+    """List converted checkpoints that would come out differently if converted again.
 
-    Ends with 9 where something is stale.
+    With X, list only X and what was derived from it. Exits with 9 if something is stale.
     """
     from wherry.cli import console
     from wherry.lineage.stale import SCHEMA, stale

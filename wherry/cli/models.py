@@ -37,16 +37,20 @@ def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> No
 
 @click.command()
 @click.argument("subject")
-@click.option("--rollback", is_flag=True, help="SUBJECT is a registered model: give the alias back.")
-@click.option("--name", help="Registered model, where SUBJECT is a checkpoint's URI.")
-@click.option("--to", "alias", default="champion", show_default=True, metavar="ALIAS", help="Alias to give.")
+@click.option(
+    "--rollback",
+    is_flag=True,
+    help="SUBJECT is a registered model; give the alias back to its previous version.",
+)
+@click.option("--name", help="Registered model, if SUBJECT is the URI of a checkpoint.")
+@click.option("--to", "alias", default="champion", show_default=True, metavar="ALIAS", help="Alias to set.")
 @click.option("--policy", metavar="NAME|FILE",
-              help="Gates that it must pass: a policy of wherry.toml, or a TOML or JSON file.")  # fmt: skip
+              help="Policy that it must pass: a name in wherry.toml, or a TOML or JSON file.")  # fmt: skip
 @click.option("--level", type=click.Choice(["structure", "present", "digest"]),
-              help="Level of the verification: digest to promote, present to roll back, by default.")  # fmt: skip
+              help="Verification level; by default digest to promote, present to roll back.")  # fmt: skip
 @_tracking
 @_registry
-@click.option("--to-registry-uri", help="Another MLflow registry to promote into.")
+@click.option("--to-registry-uri", help="Promote into this other MLflow registry.")
 @memory
 @quiet
 @as_json
@@ -62,9 +66,10 @@ def promote(
     quiet: bool,
     **arguments: Any,
 ) -> None:
-    """Read SUBJECT again, judge it by the policy and give it an alias; what had it becomes `previous`.
+    """Verify SUBJECT again, check it against the policy and set an alias on it.
 
-    SUBJECT is models:/NAME@ALIAS, models:/NAME/VERSION or, with --name, a checkpoint's URI.
+    The version that had the alias becomes `previous`. SUBJECT is models:/NAME@ALIAS, models:/NAME/VERSION
+    or, with --name, the URI of a checkpoint.
     """
     from wherry.cli import console
     from wherry.models.promote import promote as carry_out
@@ -90,7 +95,7 @@ def promote(
 @_registry
 @as_json
 def resolve(model: str, json_: bool, **arguments: Any) -> None:
-    """Print where the checkpoint lies that MODEL means.
+    """Print the URI of the checkpoint that MODEL refers to.
 
     MODEL is models:/NAME@ALIAS, models:/NAME/VERSION or wherry://sha256/DIGEST.
     """
@@ -113,9 +118,9 @@ def resolve(model: str, json_: bool, **arguments: Any) -> None:
 @quiet
 @as_json
 def fetch(uri: str, target: str, json_: bool, quiet: bool, **arguments: Any) -> None:
-    """Copy the checkpoint at URI to TARGET and prove the copy by the recorded digests.
+    """Copy the checkpoint at URI to TARGET and verify the recorded digests.
 
-    URI may be models:/NAME@ALIAS. An interrupted copy is taken up again.
+    URI may be models:/NAME@ALIAS. An interrupted copy is resumed.
     """
     from wherry.cli import console
     from wherry.models.fetch import fetch as copy

@@ -70,7 +70,7 @@ def requesting(
 
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
 memory = _click(next(one for one in options_of(ConvertRequest) if one.name == "memory"))
-quiet = click.option("--quiet", is_flag=True, help="No progress bar.")
+quiet = click.option("--quiet", is_flag=True, help="Do not show a progress bar.")
 chosen = requesting(SourceRequest)
 CONVERSION = (TargetRequest, SourceRequest, ConvertRequest)
 
@@ -78,9 +78,9 @@ CONVERSION = (TargetRequest, SourceRequest, ConvertRequest)
 def walking(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that filter the checkpoints of a walk."""
     for option in (
-        click.option("--newest", is_flag=True, help="Of each run only the newest complete step."),
+        click.option("--newest", is_flag=True, help="List only the newest complete step of each run."),
         click.option("--min-age", type=click.FloatRange(0), default=0.0, metavar="SECONDS",
-                     help="Pass over what changed more recently and does not prove that it is committed."),
+                     help="Skip what changed within the last SECONDS and is not proven to be committed."),
     ):  # fmt: skip
         function = option(function)
     return function

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 @click.argument("source")
 @click.argument("target", required=False)
 @click.option("--as", "as_", required=True, metavar="NAME[=VALUE]",
-              help="What to make of it; `wherry formats FORMAT` lists the names.")  # fmt: skip
+              help="Rewrite to apply; `wherry formats FORMAT` lists them.")  # fmt: skip
 @click.option("--in-place", is_flag=True, help="Replace files of SOURCE itself; each is kept as FILE.before.")
-@click.option("--dry-run", is_flag=True, help="Only look at everything, and say what would be done.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check everything and show what would be done, without writing."
+)
 @requesting(RewriteRequest, SourceRequest, order=("verify", "if_exists", "meta", "lineage", "memory", *ORDER))
 @quiet
 @as_json
@@ -29,9 +31,10 @@ def rewrite(
     source: str, target: str | None, as_: str, in_place: bool, dry_run: bool, json_: bool, quiet: bool,
     given: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Make TARGET of SOURCE by changing its small files alone; tensor bytes go over as they are.
+    """Create TARGET from SOURCE by changing only its small files.
 
-    Files share their storage with the source where the file system can (reflink), else they are copied.
+    Tensor bytes do not change. Files share their storage with the source where the file system supports it (reflink);
+    otherwise they are copied.
     """
     from wherry.cli import console
     from wherry.converter.rewrite import carry_out, plan_rewrite

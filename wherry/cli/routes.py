@@ -22,7 +22,7 @@ def _located(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--env", metavar="NAME", help="Environment [env.NAME]; WHERRY_ENV by default."),
         click.option("--config", metavar="FILE",
-                     help="The wherry.toml; WHERRY_CONFIG, ./wherry.toml or the home's by default."),
+                     help="Path of wherry.toml; WHERRY_CONFIG, ./wherry.toml or the one in WHERRY_HOME by default."),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -30,15 +30,18 @@ def _located(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def routes() -> None:
-    """Say what goes where, as what: the routes of wherry.toml."""
+    """Check and explain the routes of wherry.toml.
+
+    A route states which checkpoints are converted, to which formats, and where the results are written.
+    """
 
 
 @routes.command("check")
 @_located
-@click.option("--reach", is_flag=True, help="Look at paths on object stores too.")
+@click.option("--reach", is_flag=True, help="Check paths in object stores too.")
 @as_json
 def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) -> None:
-    """Check the configuration: every field, format, option, family and file that a route names."""
+    """Check every field, format, option, family and file in the configuration."""
     from wherry.routes.check import check
     from wherry.routes.routes import load_config
 
@@ -62,7 +65,7 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
 @_located
 @as_json
 def routes_explain(uri: str, config: str | None, env: str | None, json_: bool) -> None:
-    """Say which routes take the checkpoint at URI, and what they make of it."""
+    """Show which routes take the checkpoint at URI, and which targets they convert it to."""
     from wherry.routes.routes import explain, load_config
 
     rows = explain(uri, load_config(config, env))
@@ -78,14 +81,14 @@ def routes_explain(uri: str, config: str | None, env: str | None, json_: bool) -
 
 @click.group("config")
 def config_group() -> None:
-    """Ask for the configuration."""
+    """Show the configuration."""
 
 
 @config_group.command("show")
 @_located
 @as_json
 def config_show(config: str | None, env: str | None, json_: bool) -> None:
-    """Print each setting with its value and where the value comes from; secrets are masked."""
+    """Print each setting with its value and the origin of the value; secrets are masked."""
     from wherry.routes.routes import load_config
 
     loaded = load_config(config, env)
@@ -103,9 +106,17 @@ def config_show(config: str | None, env: str | None, json_: bool) -> None:
 @click.command()
 @click.argument("names", nargs=-1, metavar="[ROUTE]...")
 @_located
-@click.option("--dry-run", is_flag=True, help="Only say what is to do: count, bytes, hours.")
-@click.option("--go", is_flag=True, help="Convert on a route's first night too, however much waits.")
-@click.option("--retry-failed", is_flag=True, help="Try again what failed for good with the same files.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be converted: count, bytes, hours.")
+@click.option(
+    "--go",
+    is_flag=True,
+    help="Convert even on the first night of a route, however many checkpoints are waiting.",
+)
+@click.option(
+    "--retry-failed",
+    is_flag=True,
+    help="Retry conversions that failed permanently, although their files are the same.",
+)
 @as_json
 def nightly(
     names: tuple[str, ...],
@@ -116,7 +127,10 @@ def nightly(
     go: bool,
     retry_failed: bool,
 ) -> None:
-    """Convert what the routes ask for and the ledger does not have; without Prefect, as the flow does it."""
+    """Convert what the routes ask for and the ledger does not have yet.
+
+    Does the same as the Prefect flow, without Prefect.
+    """
     from wherry.config.config import in_force
     from wherry.routes.night import run_night
     from wherry.routes.report import failure, markdown
@@ -141,15 +155,20 @@ def nightly(
 @click.command()
 @click.argument("names", nargs=-1, metavar="[ROUTE]...")
 @click.option(
-    "--config", metavar="FILE", help="The wherry.toml; WHERRY_CONFIG, ./wherry.toml or the home's by default."
+    "--config",
+    metavar="FILE",
+    help="Path of wherry.toml; WHERRY_CONFIG, ./wherry.toml or the one in WHERRY_HOME by default.",
 )
 @click.option("--env", metavar="NAME", help="Environment [env.NAME]; WHERRY_ENV by default.")
-@click.option("--yes", is_flag=True, help="Remove; without it only say what would be removed.")
+@click.option(
+    "--yes", is_flag=True, help="Remove them; without this option, only list what would be removed."
+)
 @as_json
 def prune(names: tuple[str, ...], config: str | None, env: str | None, yes: bool, json_: bool) -> None:
-    """Remove converted checkpoints that the retention of their route does not keep (a dry run without --yes).
+    """Remove converted checkpoints that the retention of their route does not keep.
 
-    Never a source, a version with an alias, the only copy, or what a running job reads.
+    Without --yes this is a dry run. Never removes a source, a model version with an alias, the only copy of a
+    checkpoint, or the input of a running job.
     """
     from wherry.config.config import in_force
     from wherry.routes.prune import prune

@@ -1,8 +1,8 @@
 """The schema of `wherry.toml`: every setting and every field of a route, with its type, default and meaning.
 
-A route states everything that an unattended run needs: where to look for checkpoints, which of them to convert, to
-what, and how to verify, name and keep the results. It holds no credentials: each storage library finds its own, and a
-Prefect block keeps the address of a webhook.
+A route states everything that an unattended run needs: where to search for checkpoints, which of them to convert, to
+what, and how the results are verified, named and kept. Credentials are not settings: each storage library finds its
+own, and a Prefect block keeps the address of a webhook.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Selection = Annotated[str, AfterValidator(_chosen)]
 
 
 class Section(BaseModel):
-    """A table of the file; an unknown field is an error."""
+    """A part of the file; an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,18 +61,18 @@ class Section(BaseModel):
 class _Target(Section):
     format: str = Field(description="Target format, a name or alias; `wherry formats` lists them.")
     uri: Template = Field(
-        description="What is written, with the fields {run} {step} {format} {name} {route} {family} {kind}; "
-        "{step|final} states what stands for an unknown one. A relative path counts from the file's folder."
+        description="URI to write, with the fields {run} {step} {format} {name} {route} {family} {kind}; "
+        "{step|final} gives a default for an unknown field. A relative path is relative to the folder of wherry.toml."
     )
     into: bool = described("route", TargetRequest, "into")
     options: dict[str, Option] = described("route", TargetRequest, "options")
 
 
 class TargetRule(_Target):
-    """One target that a route makes of each checkpoint."""
+    """One target of a route."""
 
     model: Template | None = Field(
-        default=None, description="Registered model of this target; the route's by default."
+        default=None, description="Registered model of this target; that of the route by default."
     )
 
     def at(self, uri: str) -> TargetRequest:
@@ -81,13 +81,19 @@ class TargetRule(_Target):
 
 
 class Retention(Section):
-    """Which of the checkpoints that a route made are kept; one that any rule keeps is kept. No rule keeps all."""
+    """Which converted checkpoints of a route are kept. One that any rule keeps is kept; without rules, all are."""
 
-    keep_last: int | None = Field(default=None, ge=1, description="The newest steps of each run.")
-    keep_best: int | None = Field(default=None, ge=1, description="The best steps of each run by `metric`.")
-    metric: str | None = Field(default=None, description="For `keep_best`, as in `best(METRIC)`.")
-    highest: bool = Field(default=False, description="For `keep_best`: more is better.")
-    keep_days: float | None = Field(default=None, gt=0, description="What was made within so many days.")
+    keep_last: int | None = Field(
+        default=None, ge=1, description="Number of newest steps to keep of each run."
+    )
+    keep_best: int | None = Field(
+        default=None, ge=1, description="Number of best steps to keep of each run, by `metric`."
+    )
+    metric: str | None = Field(default=None, description="Metric for `keep_best`, as in `best(METRIC)`.")
+    highest: bool = Field(default=False, description="For `keep_best`: whether higher values are better.")
+    keep_days: float | None = Field(
+        default=None, gt=0, description="Keep what was converted within this many days."
+    )
 
     @model_validator(mode="after")
     def _stated(self) -> Retention:
@@ -103,55 +109,61 @@ class Retention(Section):
 
 @with_options("route", SourceRequest, ConvertRequest)
 class Route(Section):
-    """What goes where, as what."""
+    """A rule: which checkpoints are converted, to what, and where the results are written."""
 
     name: str = Field(
-        pattern=r"^[\w.-]+$", description="The name of its table: letters, digits, `_`, `-` and `.`."
+        pattern=r"^[\w.-]+$",
+        description="Name of the route and its table: letters, digits, `_`, `-` and `.`.",
     )
-    root: str = Field(min_length=1, description="Folder or URI below which checkpoints are looked for.")
+    root: str = Field(min_length=1, description="Folder or URI to search for checkpoints.")
     runs: tuple[str, ...] = Field(
-        default=(), description="Patterns of the runs that count, as t5x-*; all by default."
+        default=(), description="Patterns of runs to include, for example t5x-*; all by default."
     )
-    formats: tuple[str, ...] = Field(
-        default=(), description="Formats of the sources that count; all by default."
-    )
-    source_format: str | None = Field(
-        default=None, description="Format of the sources, where none is detected."
-    )
+    formats: tuple[str, ...] = Field(default=(), description="Source formats to include; all by default.")
+    source_format: str | None = Field(default=None, description="Source format, if none is detected.")
     select: Selection = Field(
-        default="latest", description="latest, best(METRIC[, min|max]), every N, all or since DATE."
+        default="latest",
+        description="Steps to convert: latest, best(METRIC[, min|max]), every N, all or since DATE.",
     )
     min_age: Duration = Field(
         default=900.0,
-        description="Seconds (or 15m) of rest before a checkpoint without commit marker counts.",
+        description="Minimum age, in seconds or as 15m, of a checkpoint that has no commit marker.",
     )
-    max_items: int | None = Field(default=None, ge=1, description="Checkpoints in one run of the flow.")
-    max_bytes: Size | None = Field(default=None, description="Bytes of sources in one run of the flow.")
+    max_items: int | None = Field(
+        default=None, ge=1, description="Maximum number of checkpoints in one flow run."
+    )
+    max_bytes: Size | None = Field(default=None, description="Maximum size of the sources in one flow run.")
     first_night: Literal["estimate", "convert"] = Field(
         default="estimate",
-        description="Where more than `first_night_items` wait and none was ever converted: say count, bytes and "
-        "hours and stop, or convert.",
+        description="If more than `first_night_items` checkpoints wait and none was ever converted: only report count, "
+        "bytes and hours (estimate), or convert.",
     )
-    first_night_items: int = Field(default=20, ge=0, description="See `first_night`.")
+    first_night_items: int = Field(default=20, ge=0, description="Threshold for `first_night`.")
     opaque: tuple[str, ...] = described("route", SourceRequest, "opaque")
     ignore: tuple[Literal["values", "empties", "companions"], ...] = described(
         "route", ConvertRequest, "ignore"
     )
-    targets: tuple[TargetRule, ...] = Field(min_length=1, description="What is made of each, from one read.")
+    targets: tuple[TargetRule, ...] = Field(
+        min_length=1, description="Targets of each checkpoint; the source is read once for all of them."
+    )
     memory: Size | None = Field(
-        default=None, description="Budget of what is in flight; the setting by default."
+        default=None, description="Memory budget for data in flight; the setting `memory` by default."
     )
     read_back: bool = Field(default=True, description="Read every byte of a target back before the commit.")
-    verify: VerifyLevel = Field(default="present", description="Level of the verification after the commit.")
+    verify: VerifyLevel = Field(default="present", description="Verification level after the commit.")
     model: Template | None = Field(
-        default=None, description="Registered model in MLflow, as {run}; none by default."
+        default=None, description="Registered model in MLflow, for example {run}; none by default."
     )
-    alias: str | None = Field(default=None, description="Alias to set on the model version.")
+    alias: str | None = Field(default=None, description="Alias of the model version.")
     tags: dict[str, str] = Field(default={}, description="Tags of the model version.")
     meta: dict[str, str] = described("route", ConvertRequest, "meta")
     sign: str | None = described("route", ConvertRequest, "sign")
-    concurrency: int = Field(default=2, ge=1, description="Checkpoints of this route at a time.")
-    retention: Retention = Field(default=Retention(), description="What `wherry prune` keeps.")
+    concurrency: int = Field(
+        default=2,
+        ge=1,
+        description="Maximum number of checkpoints of this route that are converted at the same time.",
+    )
+    retention: Retention = Field(default=Retention(), description="Checkpoints that `wherry prune` keeps.")
 
     @property
     def selection(self) -> Select:
@@ -180,38 +192,44 @@ class Route(Section):
 
 
 class MlflowSettings(Section):
-    """Where model versions go."""
+    """Where model versions are registered."""
 
-    tracking_uri: str | None = Field(default=None, description="Store of the runs.")
-    registry_uri: str | None = Field(default=None, description="Registry; where the runs go by default.")
+    tracking_uri: str | None = Field(default=None, description="MLflow tracking store.")
+    registry_uri: str | None = Field(
+        default=None, description="MLflow registry; the tracking store by default."
+    )
 
 
 class NotifySettings(Section):
-    """Who is told of what the flows did."""
+    """Who is notified of how flows ended."""
 
-    webhook: str | None = Field(default=None, description="URL that takes a JSON POST; a secret.")
-    block: str | None = Field(default=None, description="Prefect notification block, as slack-webhook/team.")
-    on: Literal["failure", "always", "never"] = Field(default="failure", description="When to tell.")
+    webhook: str | None = Field(default=None, description="URL that receives a JSON POST request; a secret.")
+    block: str | None = Field(
+        default=None, description="Prefect notification block, for example slack-webhook/team."
+    )
+    on: Literal["failure", "always", "never"] = Field(default="failure", description="When to notify.")
 
 
 class OpenlineageSettings(Section):
-    """Where OpenLineage events go."""
+    """Where OpenLineage events are sent."""
 
-    target: str | None = Field(default=None, description="File (JSON lines) or http URL; none by default.")
+    target: str | None = Field(default=None, description="File (JSON lines) or HTTP URL; none by default.")
     namespace: str = Field(default="wherry", description="Namespace of the jobs.")
 
 
 class MetricsSettings(Section):
-    """Where Prometheus finds the counters."""
+    """Where metrics for Prometheus are written."""
 
-    file: str | None = Field(default=None, description="Text file for the node exporter's collector.")
+    file: str | None = Field(
+        default=None, description="File for the textfile collector of the node exporter."
+    )
 
 
 class AuditSettings(Section):
-    """What an audit asks for besides the ledger."""
+    """What an audit uses besides the ledger."""
 
     key: str | None = Field(
-        default=None, description="Public key (PEM file) that the signatures of checkpoints must fit."
+        default=None, description="Public key (PEM file) to verify the signatures of checkpoints with."
     )
 
 
@@ -219,25 +237,27 @@ class ChildSettings(Section):
     """Limits of the processes that wherry starts: native and logits checks, and `prefect deploy`."""
 
     timeout: Duration | None = Field(
-        default=None, description="Wall time, as 2h; 15 min and more for large checkpoints by default."
+        default=None,
+        description="Wall-time limit, for example 2h; by default 15 min, more for large checkpoints.",
     )
     memory: Size | None = Field(
-        default=None, description="Resident memory; 4 GiB and 6 times the checkpoint by default."
+        default=None,
+        description="Limit of resident memory; by default 4 GiB plus 6 times the size of the checkpoint.",
     )
 
 
 class Settings(Section):
-    """Everything that holds for all routes."""
+    """Settings for all routes."""
 
     ledger: str | None = Field(
-        default=None, description="SQLAlchemy URL; a SQLite file in the home by default."
+        default=None, description="SQLAlchemy URL of the ledger; a SQLite file in WHERRY_HOME by default."
     )
-    memory: Size = Field(default="128MiB", description="Budget of what is in flight.")
+    memory: Size = Field(default="128MiB", description="Memory budget for data in flight.")
     shared_paths: tuple[str, ...] = Field(
-        default=(), description="Folders that all workers see at the same path."
+        default=(), description="Folders that all workers mount at the same path."
     )
     links: tuple[Folder, ...] = Field(
-        default=(), description="Folders into which links of checkpoints may lead; absolute."
+        default=(), description="Folders that links in checkpoints may point to; absolute paths."
     )
     mlflow: MlflowSettings = MlflowSettings()
     notify: NotifySettings = NotifySettings()
@@ -246,12 +266,13 @@ class Settings(Section):
     child: ChildSettings = ChildSettings()
     audit: AuditSettings = AuditSettings()
     concurrency: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default={}, description="Store → conversions at a time over all flows: file, gs-BUCKET, s3-BUCKET."
+        default={},
+        description="Store (file, gs-BUCKET, s3-BUCKET) → maximum number of concurrent conversions over all flows.",
     )
-    policy: dict[str, dict[str, Any]] = Field(default={}, description="Policies of promotion by name.")
+    policy: dict[str, dict[str, Any]] = Field(default={}, description="Promotion policies by name.")
 
 
 class Contents(Settings):
     """The whole file for one environment: the settings and the routes."""
 
-    routes: dict[str, Route] = Field(default={}, description="The routes by name.")
+    routes: dict[str, Route] = Field(default={}, description="Routes by name.")

@@ -46,7 +46,7 @@ NONE = "none"
 SCAN = "scan"
 
 
-_KEPT = "Kept with the checkpoint, in its manifest."
+_KEPT = "Metadata to store in the manifest of the checkpoint."
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +66,20 @@ class SourceRequest:
 
     uri: str
     format: str | None = option(
-        None, "Source format, where detection would not decide so.", spelled="--from", metavar="FORMAT",
-        form="Format of the source, where detection would not decide.", route=None, planned=True,
+        None, "Source format; overrides detection.", spelled="--from", metavar="FORMAT", route=None, planned=True,
     )  # fmt: skip
     step: int | None = option(
         None, "Step of the run; the newest complete one by default.", route=None, planned=True,
-        form="Step of a run; its newest complete step by default.",
+        form="Step of a run; the newest complete step by default.",
     )  # fmt: skip
     item: str | None = option(
         None, "Item of the step.", metavar="NAME", route=None, form="Item of a step.", planned=True
     )
     opaque: tuple[str, ...] = option(
-        (), "Read around objects of the class NAME (package.module.Class) in pickles; nothing is called.",
+        (), "Accept objects of the class NAME (package.module.Class) in pickles as opaque values; nothing is called.",
         spelled="--allow-opaque", metavar="NAME",
-        form="Classes in pickles that may pass unread, as package.module.Class.",
-        route="Classes in pickles that may pass unread.", planned=True,
+        form="Classes (package.module.Class) to accept in pickles as opaque values.",
+        route="Classes (package.module.Class) to accept in pickles as opaque values.", planned=True,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -111,25 +110,23 @@ class LayoutRequest:
     """
 
     family: str | None = option(
-        None, "Model family, where detection would not decide so; `none` keeps the tree.", metavar="NAME",
-        route="Model family; `none` keeps the tree as it is.", decides=True, planned=True,
+        None, "Model family; overrides detection. `none` leaves the tree unchanged.", metavar="NAME",
+        route="Model family; `none` leaves the tree unchanged.", decides=True, planned=True,
     )  # fmt: skip
     family_file: str | None = option(
-        None, "Declare or change a model family (TOML).", metavar="FILE",
-        form="TOML file that declares or changes a model family.",
-        route="TOML file that declares or changes the family.", stated="file", decides=True, planned=True,
+        None, "TOML file that declares or changes a model family.", metavar="FILE", stated="file",
+        decides=True, planned=True,
     )  # fmt: skip
     config: str | None = option(
-        None, "The source's config (JSON), where none lies beside it.", metavar="FILE", stated="file",
+        None, "Model config (JSON) of the source, if there is none next to it.", metavar="FILE", stated="file",
         decides=True, planned=True,
     )  # fmt: skip
     dtype: str | None = option(
-        None, "Element type of the target's parameters.", metavar="DTYPE", decides=True, planned=True
+        None, "Data type of the target's parameters.", metavar="DTYPE", decides=True, planned=True
     )
     assets: str | None = option(
-        None, "Folder with tokenizer and the like for the target.", metavar="URI",
-        form="Folder or URI with tokenizer and the like for the target.",
-        route="Folder or URI with tokenizer and the like.", stated="place", decides=True, planned=True,
+        None, "Folder or URI with the tokenizer and other companion files for the target.", metavar="URI",
+        stated="place", decides=True, planned=True,
     )  # fmt: skip
 
     @property
@@ -158,25 +155,25 @@ class TargetRequest:
     uri: str
     to: str
     options: Mapping[str, Any] = option(
-        {}, "Option of the target format or of its layout; see `wherry formats NAME`, `wherry layouts`.",
+        {}, "Option of the target format or layout; see `wherry formats NAME` and `wherry layouts`.",
         spelled="--set", metavar="NAME=VALUE",
-        form="Options of the target format and its layout, as `--set` takes them.",
-        route="As `--set`: options of the format and its layout (scan_layers, rope, query_scale).",
+        form="Options of the target format and layout, as for `--set`.",
+        route="Options of the format and layout (scan_layers, rope, query_scale), as for `--set`.",
         stated="settings", decides=True, planned=True,
     )  # fmt: skip
     only: str | None = option(
-        None, "Carry the parameters alone.", choices=("params",), decides=True, planned=True
+        None, "Convert only the parameters.", choices=("params",), decides=True, planned=True
     )
     into: bool = option(
-        False, "TARGET is a run: make the step folder inside it.", stated="run",
-        form="The target is a run; make the step folder inside it.",
-        route="`uri` is a run: make the step folder inside it.",
+        False, "TARGET is a run folder; create the step folder inside it.", stated="run",
+        form="The target is a run folder; create the step folder inside it.",
+        route="`uri` is a run folder; create the step folder inside it.",
     )  # fmt: skip
     layout: LayoutRequest = field(default=PLAIN, metadata={"record": LayoutRequest})
     rename: tuple[str, ...] = option(
-        (), "Rename key paths: 'layers.{n}.w -> blocks/{n}/kernel'.", metavar="RULE",
+        (), "Rule that renames key paths: 'layers.{n}.w -> blocks/{n}/kernel'.", metavar="RULE",
         form="Rules that rename key paths: 'layers.{n}.w -> blocks/{n}/kernel'.",
-        route="Rules 'layers.{n}.w -> blocks/{n}/kernel'.", stated="", planned=True,
+        route="Rules that rename key paths: 'layers.{n}.w -> blocks/{n}/kernel'.", stated="", planned=True,
     )  # fmt: skip
 
     @property
@@ -206,32 +203,32 @@ class ConvertRequest:
     source: SourceRequest
     targets: tuple[TargetRequest, ...]
     ignore: tuple[str, ...] = option(
-        (), "Leave behind by name what the target cannot hold: values, empties, companions.", metavar="RULES",
-        choices=("values", "empties", "companions"), form="Leave behind what the target cannot hold.",
-        route="Leave behind what a target cannot hold.", decides=True, planned=True,
+        (), "What to leave out if the target cannot hold it: values, empties, companions (comma-separated).",
+        metavar="RULES", choices=("values", "empties", "companions"),
+        form="What to leave out if the target cannot hold it.", route="What to leave out if a target cannot hold it.",
+        decides=True, planned=True,
     )  # fmt: skip
     memory: str | int = option(
-        DEFAULT_MEMORY, "Budget for bytes in flight.", form="Budget of what is in flight.",
-        route="Budget of what is in flight; the setting by default.", stated="", planned=True,
+        DEFAULT_MEMORY, "Memory budget for data in flight.", stated="", planned=True,
     )  # fmt: skip
-    as_step: int | None = option(None, "Step to write, where the source states none.", route=None)
+    as_step: int | None = option(None, "Step number to write, if the source has none.", route=None)
     if_exists: str = option(
         "resume",
-        "Accept nothing at TARGET, anything that wherry wrote, or the result of this same conversion.",
+        "What to accept at TARGET: nothing, anything that wherry wrote, or the result of this same conversion.",
         choices=("fail", "skip", "resume"), route=None, stated="",
-        form="Accept nothing at the target, anything that wherry wrote, or the result of this conversion.",
+        form="What to accept at the target: nothing, anything that wherry wrote, or the result of this conversion.",
     )  # fmt: skip
     verify: str = option(
         "digest", "Read the target back before the commit.", choices=("digest", "none"), form=None, route=None,
         planned=True,
     )  # fmt: skip
     meta: Mapping[str, str] = option(
-        {}, "Keep in the manifest.", metavar="KEY=VALUE", form=_KEPT, route=_KEPT
+        {}, "Metadata to store in the manifest.", metavar="KEY=VALUE", form=_KEPT, route=_KEPT
     )
     sign: str | None = option(
         None, "Sign each target with this private key (PEM).", metavar="KEY", stated="",
-        form="File with the private key that signs the target.",
-        route="File with the private key that signs the targets.",
+        form="Private key file (PEM) for signing the target.",
+        route="Private key file (PEM) for signing the targets.",
     )  # fmt: skip
     lineage: bool = option(
         True, "Do not record the conversion in the ledger.", spelled="--no-lineage", form=None, route=None, stated=""
@@ -274,13 +271,13 @@ class RewriteRequest:
     target: str | None
     as_: str
     in_place: bool = False
-    verify: str = _same("verify", "Read every tensor at both ends and compare.")
+    verify: str = _same("verify", "Read every tensor of source and target and compare them.")
     if_exists: str = _same(
         "if_exists",
-        "Accept nothing at TARGET, anything that wherry wrote, or the result of this same rewrite.",
+        "What to accept at TARGET: nothing, anything that wherry wrote, or the result of this same rewrite.",
     )
     meta: Mapping[str, str] = _same("meta")
-    lineage: bool = _same("lineage", "Do not record it in the ledger.")
+    lineage: bool = _same("lineage", "Do not record the rewrite in the ledger.")
     memory: str | int = _same("memory")
 
 

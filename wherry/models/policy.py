@@ -42,35 +42,40 @@ _NAME = re.compile(r"[\w-]+")
 
 
 class Policy(BaseModel):
-    """The gates of a promotion; gates that are left out always pass."""
+    """The gates of a promotion; a gate that is left out lets everything pass."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     level: Literal["structure", "present", "digest"] = Field(
-        default="digest", description="Lowest level at which the promotion itself verifies the bytes."
+        default="digest", description="Lowest level at which the promotion itself verifies the checkpoint."
     )
     recorded: tuple[Level, ...] = Field(
-        default=(), description="Levels that the ledger must have a passed verification of."
+        default=(), description="Levels at which the ledger must contain a passed verification."
     )
     max_error: float | None = Field(
         default=None,
         ge=0,
-        description="Largest error that values may carry; 0 admits only what is lossless all the way up.",
+        description="Largest permitted error of values; 0 requires that all conversions were lossless.",
     )
     optimizer: Literal["any", "present", "absent"] = Field(
-        default="any", description="Whether the optimizer's state must be there, or must not."
+        default="any", description="Whether optimizer state must be present or absent."
     )
     companions: tuple[str, ...] = Field(
-        default=(), description="Patterns of companion files; each must match one that is there."
+        default=(), description="Patterns of companion files; each must match an existing file."
     )
     extra_companions: bool = Field(
-        default=False, description="Admit companion files that were not recorded with the checkpoint."
+        default=False, description="Permit companion files that were not recorded with the checkpoint."
     )
-    max_age_days: float | None = Field(default=None, gt=0, description="Oldest conversion that is admitted.")
-    signature: str | None = Field(default=None, description="Public key (PEM file) that must have signed it.")
+    max_age_days: float | None = Field(
+        default=None, gt=0, description="Maximum age of the conversion in days."
+    )
+    signature: str | None = Field(
+        default=None,
+        description="Public key (PEM file); the checkpoint must have a signature that it verifies.",
+    )
     approvers: tuple[str, ...] = Field(
         default=(),
-        description="Users of whom one must promote; the registry's server must authenticate them.",
+        description="Users who may promote; the server of the registry must authenticate them.",
     )
 
 

@@ -30,12 +30,12 @@ OLD_VARIABLE = "raw_value"
 COLLECTION = "params"
 # Options of every target, in the order in which `--set` lists them.
 FORM_OPTIONS = {
-    "boxed": "linen partition boxes: `false` drops the last part `value` of key paths, `true` appends it where axis "
-    "names are known; or patterns of the key paths that get it, by commas",
+    "boxed": "linen partition boxes: `false` removes the last part `value` of key paths, `true` appends it where axis "
+    "names are known; or comma-separated patterns of the key paths to append it to",
     "nnx": "NNX variables: the last part of every key path, `value` (Flax 0.9 and later), `raw_value` (0.8) or `none`",
-    "unnest": "linen collections whose names leave the key paths, by commas, for example `params,batch_stats`",
-    "nest": "collection of each array: `params`, or `batch_stats:*/mean,*/var;params:*`; the first pattern counts",
-    "rename": "rules by `;`, for example `layers.{n}.w -> blocks/{n}/kernel; model/{rest*} -> params/{rest*}`",
+    "unnest": "comma-separated linen collections to remove from key paths, for example `params,batch_stats`",
+    "nest": "collection of each array: `params`, or `batch_stats:*/mean,*/var;params:*`; the first match applies",
+    "rename": "rules separated by `;`, such as `layers.{n}.w -> blocks/{n}/kernel; model/{rest*} -> params/{rest*}`",
 }
 
 

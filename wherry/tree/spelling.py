@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 CUT_OPTIONS = {
-    "split": "separator at which one-part key paths become a tree, for example `.`",
-    "join": "separator with which key paths become one part, for example `.`",
+    "split": "separator at which one-part key paths are split into a tree, for example `.`",
+    "join": "separator with which key paths are joined into one part, for example `.`",
 }
 RENAMED = "renamed"  # in a receipt's options: what a rewrite renamed, printed key path → new one
 NAMES = "names"  # in a manifest's origin: the requested forms, and every key path that they changed

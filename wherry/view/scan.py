@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from wherry.layout.copies import StoredTensor
 
 ARROW = "->"
-HELP = (
-    "layers stacked or taken apart by pattern, `layers_{layers} -> layers:0` or `layers:0 -> layers_{layers}`"
-)
+HELP = "rule that stacks or unstacks layers: `layers_{layers} -> layers:0` or `layers:0 -> layers_{layers}`"
 _BRACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _STACKED = re.compile(r"([^{}]+):([01])")
 _LAYER = "layer"  # name of the axis in the family of a tree

@@ -187,25 +187,25 @@ _EVENTS = ("registration", "promotion", "rollback", "deletion", "audit")
 
 # metric → (type, help text).
 HELP: dict[str, tuple[str, str]] = {
-    "wherry_conversions_total": ("counter", "Conversions in the ledger, by format of the result."),
-    "wherry_conversion_bytes_total": ("counter", "Tensor bytes that conversions read and wrote."),
+    "wherry_conversions_total": ("counter", "Conversions in the ledger, by format of the target."),
+    "wherry_conversion_bytes_total": ("counter", "Tensor bytes read and written by conversions."),
     "wherry_conversion_seconds_total": ("counter", "Wall time of conversions."),
     "wherry_failures_total": ("counter", "Failed conversions, verifications and runs in the ledger."),
-    "wherry_events_total": ("counter", "Other statements of the ledger, by kind."),
-    "wherry_last_conversion_timestamp_seconds": ("gauge", "When the last conversion finished."),
-    "wherry_last_run_timestamp_seconds": ("gauge", "When a flow last ended."),
-    "wherry_last_success_timestamp_seconds": ("gauge", "When a flow last ended without any failure."),
-    "wherry_last_run_ok": ("gauge", "Whether the last run of a flow had no failure."),
-    "wherry_last_run_count": ("gauge", "What the last run of a flow did, by outcome."),
+    "wherry_events_total": ("counter", "Other statements in the ledger, by kind."),
+    "wherry_last_conversion_timestamp_seconds": ("gauge", "Time at which the last conversion finished."),
+    "wherry_last_run_timestamp_seconds": ("gauge", "Time at which a flow last ended."),
+    "wherry_last_success_timestamp_seconds": ("gauge", "Time at which a flow last ended without a failure."),
+    "wherry_last_run_ok": ("gauge", "Whether the last run of a flow ended without a failure."),
+    "wherry_last_run_count": ("gauge", "Counts of the last run of a flow, by outcome."),
     "wherry_audit_findings": ("gauge", "Findings of the last audit, by severity."),
-    "wherry_unconverted": ("gauge", "Checkpoints that wait for conversion."),
-    "wherry_unconverted_bytes": ("gauge", "Bytes of the checkpoints that wait."),
+    "wherry_unconverted": ("gauge", "Checkpoints that are not converted yet."),
+    "wherry_unconverted_bytes": ("gauge", "Bytes of the checkpoints that are not converted yet."),
     "wherry_oldest_unconverted_age_seconds": (
         "gauge",
-        "Time since the oldest waiting checkpoint was written.",
+        "Time since the oldest unconverted checkpoint was written.",
     ),
-    "wherry_root_reachable": ("gauge", "Whether the root of a route could be read."),
-    "wherry_ledger_statements": ("gauge", "Length of the ledger's chain."),
+    "wherry_root_reachable": ("gauge", "Whether the root of a route could be searched for checkpoints."),
+    "wherry_ledger_statements": ("gauge", "Number of statements in the ledger."),
 }
 
 

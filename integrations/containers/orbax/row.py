@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 STEP_ITEM = "default"
 OPTIONS = {
-    "zarr": Option("2", "version of zarr", ("2", "3")),
-    "ocdbt": Option(default=True, help="one OCDBT database rather than one folder per array"),
-    "compression": Option("none", "how chunks are compressed", ("none", "zstd")),
+    "zarr": Option("2", "zarr version", ("2", "3")),
+    "ocdbt": Option(default=True, help="write one OCDBT database instead of one folder per array"),
+    "compression": Option("none", "compression of chunks", ("none", "zstd")),
     "chunks": Option("auto", partition.HELP),
 }
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region
     from wherry.storage.location import Location
 
-METADATA_FORMAT = Option("pt", "the `format` word of `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
+METADATA_FORMAT = Option("pt", "value of `format` in `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
 
 
 class _TensorPlace(NamedTuple):

@@ -130,8 +130,12 @@ def _pickle_globals() -> Collection[tuple[str, str]]:
 
 
 OPTIONS = {
-    "shard_size": Option("2GB", "largest size of one .distcp file, for example 500MB"),
-    "for_torch": Option("default", f"`{WIDEST}`: readable by torch 2.0 to 2.15", ("default", WIDEST)),
+    "shard_size": Option("2GB", "maximum size of a .distcp file, for example 500MB"),
+    "for_torch": Option(
+        "default",
+        f"for torch 2.3 to 2.15, or with `{WIDEST}` for torch 2.0 to 2.15",
+        ("default", WIDEST),
+    ),
 }
 FORMATS = (
     Format(

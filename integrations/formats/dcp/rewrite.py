@@ -200,8 +200,8 @@ def _info(out: PickleWriter, state: dict[str, Any]) -> None:
 
 REWRITES: dict[str, Rewrite] = {
     "for-torch": Rewrite(
-        "rewrite `.metadata` so that older torch can read it (a save of torch 2.15 in 2.3 to 2.14)",
+        "write `.metadata` again so that older torch can read it (saves of torch 2.15 in torch 2.3 to 2.14)",
         _for_torch,
-        "2.3 (the default: torch 2.0 to 2.15) or default (torch 2.3 to 2.15)",
+        "2.3 (the default; read by torch 2.0 to 2.15) or default (read by torch 2.3 to 2.15)",
     ),
 }

@@ -165,7 +165,7 @@ FORMATS = (
     ),
     Format(
         name="flax-gda",
-        title="Flax msgpack file with a folder of arrays",
+        title="Flax msgpack file with separate array files",
         detect=_detect_with_arrays,
         open=open_with_arrays,
         create=None,

@@ -181,7 +181,7 @@ FORMATS = (
         aliases=("hf",),
         commit_members=("model.safetensors.index.json", "model.safetensors"),
         options={
-            "max_shard_size": Option("5GB", "largest size of one file, for example 200MB"),
+            "max_shard_size": Option("5GB", "maximum size of a file, for example 200MB"),
             "metadata_format": METADATA_FORMAT,
         },
         loaded_by="transformers 5, safetensors 0.8",

@@ -229,7 +229,7 @@ FORMATS = (
                 "false", "`true` writes a step that Lingua can resume from, with moments and train states"
             ),
         },
-        loaded_by="Lingua 437d680, by its calls of torch 2.13",
+        loaded_by="Lingua 437d680; tested with its calls to torch 2.13",
         version=lambda manifest, _options: _version([one.name for one in manifest.companions]),
         step_folder=folder.step_name,
         prepare=_prepare,
@@ -253,7 +253,7 @@ FORMATS = (
         ),
         refines=("torch-zip",),
         commit_members=(CONSOLIDATED,),
-        loaded_by="Lingua 437d680, by its calls of torch 2.13",
+        loaded_by="Lingua 437d680; tested with its calls to torch 2.13",
         version=lambda _manifest, _options: _CONSOLIDATED_VERSION,
         prepare=_prepare_consolidated,
         adapt=deep,

@@ -224,10 +224,10 @@ def _by_name(location: Location) -> bool:
 
 
 REWRITES: dict[str, Rewrite] = {
-    "merge": Rewrite("merge the process databases of a killed save into one committed item", _merge),
-    "commit": Rewrite("mark an item as committed whose save was killed just before the commit", _commit),
+    "merge": Rewrite("merge the databases of a killed save into one committed item", _merge),
+    "commit": Rewrite("commit an item whose save was killed just before its commit", _commit),
     "unbox": Rewrite(
-        "drop the last part `value` or `raw_value` of key paths (linen boxes, NNX variables)", _unbox
+        "remove the last part `value` or `raw_value` of key paths (linen boxes, NNX variables)", _unbox
     ),
     "box": Rewrite(
         "append `value` to key paths",

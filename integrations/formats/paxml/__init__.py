@@ -99,12 +99,12 @@ FORMATS = (
         commit_members=(layout.COMMITTED, metadata.FILE),
         options={
             "version": Option(
-                "1.1", "checkpoint version: 1.1 (a folder for each array) or 1.2 (OCDBT)", ("1.1", "1.2")
+                "1.1", "checkpoint version: 1.1 (one folder per array) or 1.2 (OCDBT)", ("1.1", "1.2")
             ),
             "compression": Option("none", "compression of chunks", ("none", "zstd")),
-            "chunks": Option("auto", "extent of a chunk: auto (4 to 8 MiB), whole, or a number of MiB"),
+            "chunks": Option("auto", "chunk size: auto (4 to 8 MiB), whole, or a number of MiB"),
         },
-        loaded_by="paxml 1.4.0 with orbax-checkpoint 0.5.9 (its PaxCheckpointHandler, run by hand)",
+        loaded_by="paxml 1.4.0 with orbax-checkpoint 0.5.9 (its PaxCheckpointHandler, called directly)",
         version=version,
         step_folder=lambda step: f"checkpoint_{step:08d}",
         prepare=prepare,

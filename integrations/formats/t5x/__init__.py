@@ -163,7 +163,7 @@ def legacy_version(manifest: Manifest, _options: Options) -> str:
     return format_version(layout.NEWEST_VERSION, arrays=arrays)
 
 
-_CHUNKS = Option("auto", "extent of a chunk: auto (4 to 8 MiB), whole, or a number of MiB")
+_CHUNKS = Option("auto", "chunk size: auto (4 to 8 MiB), whole, or a number of MiB")
 
 FORMATS = (
     Format(
@@ -182,12 +182,12 @@ FORMATS = (
             ),
             "inline": Option(
                 "auto",
-                "tensors to store in the msgpack file: auto (up to 64 KiB, none of `target`), none, all",
+                "which tensors to store in the msgpack file: auto (up to 64 KiB, none of `target`), none, all",
                 ("auto", "none", "all"),
             ),
             "chunks": _CHUNKS,
         },
-        loaded_by="T5X from 2021-06 (version 3), by its on-disk contract: flax 0.12.8 and tensorstore 0.1.86",
+        loaded_by="T5X from 2021-06 (version 3); tested with flax 0.12.8 and tensorstore 0.1.86",
         version=legacy_version,
         step_folder=layout.step_folder,
         prepare=prepared,
@@ -202,7 +202,7 @@ FORMATS = (
         refines=("orbax", "flax-msgpack"),
         commit_members=(orbax_layout.COMMITTED,),
         options={
-            "ocdbt": Option(default=True, help="one OCDBT database instead of one folder per array"),
+            "ocdbt": Option(default=True, help="write one OCDBT database instead of one folder per array"),
             "compression": Option("none", "compression of chunks", ("none", "zstd")),
             "chunks": _CHUNKS,
         },
