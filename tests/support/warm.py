@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,28 +46,28 @@ class Warm:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [*line, str(theirs.fileno()), *modules], env=env, cwd=folder, pass_fds=[theirs.fileno()]
+                [*line, str(theirs.fileno()), *modules],
+                env={**env, "OPENBLAS_NUM_THREADS": "1"},  # a process with threads cannot be forked safely
+                cwd=folder,
+                pass_fds=[theirs.fileno()],
             )
 
     def run(
         self, module: str, words: Sequence[str | bytes], *, cwd: str, env: Mapping[str, str], text: str = ""
     ) -> tuple[int, bytes, bytes]:
         """Run a module as `python -m` does; its exit code, standard output and standard error."""
-        files = [tempfile.TemporaryFile() for _ in range(3)]
-        try:
+        request = {"module": module, "words": [*map(_sent, words)], "cwd": _sent(cwd)}
+        request["env"] = {_sent(name): _sent(value) for name, value in env.items()}
+        with ExitStack() as stack:
+            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
             files[0].write(text.encode())
             files[0].seek(0)
-            request = {"module": module, "words": [*map(_sent, words)], "cwd": _sent(cwd)}
-            request["env"] = {_sent(name): _sent(value) for name, value in env.items()}
             socket.send_fds(self._socket, [json.dumps(request).encode()], [file.fileno() for file in files])
             answer = self._socket.recv(100)
             assert answer, "the waiting process has ended"
             for file in files:
                 file.seek(0)
             return int(answer), files[1].read(), files[2].read()
-        finally:
-            for file in files:
-                file.close()
 
     def close(self) -> None:
         self._socket.close()
