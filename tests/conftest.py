@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.corpus import CORPUS, PRESENT, needs
+from tests.support.memory_files import memory_folder
 from tests.support.skips import NO_CORPUS
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(_FOREIGN) and name not in _KEPT]:
         del os.environ[name]
     _bound_memory()
-    home = tempfile.TemporaryDirectory(prefix="wherry-tests-", ignore_cleanup_errors=True)
+    home = _home()
     config.add_cleanup(home.cleanup)
     os.environ |= {
         "PREFECT_HOME": f"{home.name}/prefect",
@@ -65,30 +66,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def wherry_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+def wherry_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A ledger and registry of its own for every test that has no `own_home`, beside and not inside its `tmp_path`."""
     if "own_home" in request.fixturenames:
-        return Path(os.environ["WHERRY_HOME"])
-    home = request.getfixturevalue("tmp_path_factory").mktemp("wherry-home")
-    monkeypatch.setenv("WHERRY_HOME", str(home))
-    return home
+        yield Path(os.environ["WHERRY_HOME"])
+        return
+    with _home() as home:
+        monkeypatch.setenv("WHERRY_HOME", home)
+        yield Path(home)
+
+
+def _home() -> tempfile.TemporaryDirectory[str]:
+    """A folder for ledgers and registries, in memory: databases sync at each commit."""
+    return tempfile.TemporaryDirectory(prefix="wherry-home-", dir=memory_folder(), ignore_cleanup_errors=True)
 
 
 @pytest.fixture(scope="module")
-def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
+def own_home() -> Iterator[pytest.MonkeyPatch]:
     """One ledger and registry for a module that asks for it: MLflow takes seconds to make the tables of a new one.
 
     Yields what a module can set more variables by.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WHERRY_HOME", str(tmp_path_factory.mktemp("home")))
+    with _home() as home, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WHERRY_HOME", home)
         for name in ("WHERRY_LEDGER", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
             patch.delenv(name, raising=False)
         yield patch
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def server() -> Iterator[None]:
     """One temporary Prefect server for all tests that run flows; they bear the marker `server`.
 
     It takes 14 s to come up, a flow run 2 s. Runs, artifacts and events of other tests are there too: ask for those
@@ -97,8 +104,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     pytest.importorskip("prefect", reason="prefect is not installed")
     from prefect.testing.utilities import prefect_test_harness
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+    with _home() as home, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", home)
         with prefect_test_harness(server_startup_timeout=180):
             yield
 

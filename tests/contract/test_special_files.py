@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.formats import cases, place
+from tests.support.warm import Warm
 from wherry.formats.registry import find_format, formats
 from wherry.testing import samples, writers
 
@@ -38,6 +38,8 @@ OURS = ("huggingface", "safetensors")  # with companions, in a folder and as one
 WRITTEN = [
     name for name, row in formats().items() if row.create is not None and (name in OURS or not cases(name))
 ]
+ROOT = Path(__file__).parents[2]
+MODULES = ("wherry.converter.convert", "wherry.verifier.verify", "tensorstore", "zstandard")
 SECONDS = 20
 MEMORY = 400 << 20
 HOW_MANY = pytest.mark.parametrize("every", ["kinds", pytest.param("every", marks=pytest.mark.slow)])
@@ -45,9 +47,17 @@ BARRED = ("fifo", "zeros", "unix_socket", "outside")
 ENDS = {3, 4, 5, 6}
 
 
+@pytest.fixture(scope="module")
+def warm():
+    """The program that tries the verbs is a process of each test, forked from one that has imported wherry."""
+    made = Warm([sys.executable, "-m", "tests.support.warm"], os.environ, MODULES, os.fspath(ROOT))
+    yield made
+    made.close()
+
+
 @HOW_MANY
 @pytest.mark.parametrize("case", CORPUS_CASES)
-def test_special_files_in_what_the_systems_wrote(case, tmp_path, every):
+def test_special_files_in_what_the_systems_wrote(case, tmp_path, every, warm):
     source = place(case)
     whole = tmp_path / "copy"
     top = (
@@ -56,19 +66,19 @@ def test_special_files_in_what_the_systems_wrote(case, tmp_path, every):
         else source
     )
     shutil.copytree(top, whole)
-    check(whole / source.relative_to(top), tmp_path, every)
+    check(whole / source.relative_to(top), tmp_path, every, warm)
 
 
 @HOW_MANY
 @pytest.mark.parametrize("name", WRITTEN)
-def test_special_files_in_what_we_write(name, tmp_path, every):
+def test_special_files_in_what_we_write(name, tmp_path, every, warm):
     spot = writers.staging_place(tmp_path)
     writers.make(samples.sample(find_format(name), large=False), spot)
-    check(Path(spot.path).rename(tmp_path / "copy"), tmp_path, every)
+    check(Path(spot.path).rename(tmp_path / "copy"), tmp_path, every, warm)
 
 
-def check(checkpoint: Path, tmp_path: Path, every: str) -> None:
-    rows = told(checkpoint, tmp_path, every)
+def check(checkpoint: Path, tmp_path: Path, every: str, warm: Warm) -> None:
+    rows = told(checkpoint, tmp_path, every, warm)
     without = {(row["file"], row["verb"]): row["code"] for row in rows if row["kind"] == "absent"}
     assert without
     first = max(row["memory"] for row in rows if row["kind"] == "whole")
@@ -91,15 +101,15 @@ def allowed(row: dict, without: int, *, alone: bool) -> set[int]:
     return {without, *ENDS} | ({0, 7} if row["kind"] == "sparse" else set())
 
 
-def told(checkpoint: Path, tmp_path: Path, every: str) -> list[dict]:
+def told(checkpoint: Path, tmp_path: Path, every: str, warm: Warm) -> list[dict]:
     work = tmp_path / "work"
     work.mkdir()
-    command = [sys.executable, "-m", "tests.support.special_files", str(checkpoint), str(work), every]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=580, env=dict(os.environ)
+    words = [str(checkpoint), str(work), every]
+    code, output, errors = warm.run(
+        "tests.support.special_files", words, cwd=os.fspath(ROOT), env=dict(os.environ)
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    assert code == 0, errors.decode()[-4000:]
+    return [json.loads(line) for line in output.splitlines()]
 
 
 def test_the_lists_hold_every_format_that_is_read():

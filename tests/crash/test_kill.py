@@ -1,5 +1,6 @@
 """Killed at any moment, a conversion leaves nothing that wherry or Orbax takes for a finished checkpoint."""
 
+import atexit
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,35 +16,19 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from tests.support.warm import Warm
 from wherry.errors import TargetInUseError
 
-# The child kills itself at the N-th call of any function that changes the file system.
-CHILD = """
-import os, sys
-source, target, to, fatal_call = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-import wherry
-from wherry.staging import staging
-from wherry.converter.convert import convert
-from pathlib import Path
-calls = 0
-def deadly(function):
-    def wrapper(*arguments, **options):
-        global calls
-        calls += 1
-        if calls == fatal_call:
-            os.kill(os.getpid(), 9)
-        return function(*arguments, **options)
-    return wrapper
-for module, names in ((os, ("fsync", "fdatasync", "pwrite", "mkdir", "rename", "link", "unlink")),
-                      (staging, ("rename_without_replacing", "sync_folder"))):
-    for name in names:
-        setattr(module, name, deadly(getattr(module, name)))
-import wherry.mover.output, wherry.runtime.threads
-wherry.runtime.threads.worker_count = lambda: 1  # one thread and no clock: every run makes the same calls
-wherry.mover.output._GROUP_SECONDS, wherry.mover.output._GROUP_BYTES = 1e9, 3 << 20
-convert(source, target, to=to, lineage=False)
-print(calls)
-"""
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def waiting():
+    """A process from which those that kill themselves are forked: it has imported wherry."""
+    line = [sys.executable, "-m", "tests.support.warm"]
+    made = Warm(line, os.environ, ["wherry.converter.convert", "tensorstore"], os.fspath(ROOT))
+    atexit.register(made.close)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +44,10 @@ def source(tmp_path_factory):
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-c", CHILD, *map(str, arguments)], capture_output=True, text=True, check=False
+    code, output, errors = waiting().run(
+        "tests.support.killed", [*map(str, arguments)], cwd=os.fspath(ROOT), env=os.environ
     )
+    return subprocess.CompletedProcess(arguments, code, output.decode(), errors.decode())
 
 
 def orbax_steps(run_folder):

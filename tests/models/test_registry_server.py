@@ -28,6 +28,7 @@ def server(tmp_path_factory, own_home):
     config.write_text(
         f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{folder / 'auth.db'}\n"
         "admin_username = admin\nauthorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+        "auth_cache_ttl_seconds = 600\n"  # hashing the password takes 0.2 s at each request
     )
     secrets = {
         "MLFLOW_AUTH_CONFIG_PATH": str(config),

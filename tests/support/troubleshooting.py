@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.formats import CORPUS, place
 from tests.support.readme import PAGES
+from tests.support.warm_command import WarmCommands
 
+WAITING = WarmCommands()
+atexit.register(WAITING.close)
 SECTION = PAGES["troubleshooting"]
 marks = [
     pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder"),
@@ -71,9 +73,7 @@ def run(commands, codes=(0,)):
     for command in commands:
         words = shlex.split(command)
         assert words[0] == "wherry"
-        done = subprocess.run(
-            [sys.executable, "-m", "wherry.cli", *words[1:]], capture_output=True, text=True, check=False
-        )
+        done = WAITING(*words[1:])
         assert done.returncode in codes, f"{command}\n{done.stdout}{done.stderr}"
         printed += done.stdout
     return printed

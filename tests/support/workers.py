@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 # Folders whose tests share a server.
 TOGETHER = ("tests/flows/",)
-# What takes longer than a minute, the longest first: begun last, one of them would keep one worker waiting.
+# What takes longer than half a minute, about the longest first: begun last, one of them would keep one worker waiting.
 LONG = (
-    "test_native_attacks", "test_fencing", "test_crash", "test_contract", "test_special_files", "test_names", "flows",
-    "test_storage_faults", "test_demo", "test_end_to_end", "test_kill", "test_durability", "test_families_directions",
+    "test_contract", "test_fencing", "flows", "test_native_attacks", "test_special_files", "test_crash",
+    "test_storage_faults", "test_spill", "test_end_to_end", "test_families_directions", "test_names", "test_demo",
+    "test_registry_server", "test_durability", "test_systems", "test_native", "test_readme", "test_troubleshooting",
+    "test_promote", "test_kill", "test_register_races",
 )  # fmt: skip
 
 

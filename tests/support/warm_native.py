@@ -1,0 +1,60 @@
+"""The children of the native level, forked from processes that have imported the libraries already.
+
+They stand in for `wherry.runtime.child.run` where a test asks what a library does with a checkpoint. What a child
+imports, finds beside it, inherits and may use is tested with real ones: tests/runtime/test_child.py, and one of each
+loader in tests/verifier/test_native_attacks.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.warm import Warm
+from wherry.runtime import child
+from wherry.verifier.native import _VARIABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIBRARIES = {
+    "jax": ("wherry.integrations.native.with_jax", "jax.numpy", "flax.serialization", "orbax.checkpoint"),
+    "torch": (
+        *("wherry.integrations.native.with_torch", "wherry.integrations.native.with_dcp", "safetensors.torch"),
+        *("wherry.integrations.native.logits", "transformers.models.llama.modeling_llama"),
+    ),
+}  # fmt: skip
+
+
+class WarmLoaders(dict[str, Warm]):
+    """A waiting process for each kind of library, started when it is first needed."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, kind: str) -> Warm:
+        env = child.environment({**_VARIABLES, "HF_HOME": self._folder})
+        self[kind] = Warm(child.command("tests.support.warm"), env, LIBRARIES[kind], self._folder)
+        return self[kind]
+
+    def run(self, module, words=(), *, purpose, limits, text="", variables=None):
+        """As `child.run`, without limits."""
+        kind = "jax" if ".with_jax:" in json.loads(text).get("function", "") else "torch"
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            env = child.environment(variables or {})
+            code, output, errors = self[kind].run(module, words, cwd=folder, env=env, text=text)
+        return child.ChildResult(code, output.decode(), errors.decode(errors="replace"))
+
+
+@pytest.fixture(scope="session")
+def warm_loaders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmLoaders]:
+    """One waiting process for each kind of library, for all tests of a worker."""
+    loaders = WarmLoaders(os.fspath(tmp_path_factory.mktemp("warm")))
+    yield loaders
+    for one in loaders.values():
+        one.close()
