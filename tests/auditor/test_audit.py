@@ -49,7 +49,7 @@ def test_a_flipped_bit_is_named_with_tensor_leaf_cure_and_what_was_made_of_it(tm
     report = audit(level="digest")
     found = only(report, "altered")
     assert (found.uri, found.path, found.leaf) == (first.target.uri, "step", 0)
-    assert "(leaf 0), in the 4 MiB from byte 0" in found.what
+    assert "(first difference in leaf 0), in the 4 MiB from byte 0" in found.what
     assert found.cure.startswith(f"move it away and convert again: wherry convert {first.source.uri} ")
     [affected] = found.affected
     assert affected.checkpoint_digest == second.target.checkpoint_digest

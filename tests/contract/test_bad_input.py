@@ -160,7 +160,7 @@ def test_damaged_orbax(orbax, tmp_path, damage):
 
 def test_uncommitted_orbax(orbax, tmp_path):
     left = orbax.rename(orbax.with_name("orbax.orbax-checkpoint-tmp-3"))
-    assert "never committed" in refused(left, tmp_path / "to" / "out", 5)
+    assert "not committed" in refused(left, tmp_path / "to" / "out", 5)
 
 
 def test_empty_orbax_step(orbax, tmp_path):

@@ -57,7 +57,7 @@ def test_what_prefect_does_not_take_is_logged(monkeypatch, caplog):
     monkeypatch.setattr(assets, "materialize", lambda *_, **__: lambda function: function)
     with caplog.at_level(logging.WARNING, "wherry"):
         asset_events(receipt("/a", "/b"))
-    assert "the asset was not recorded by Prefect: the server is gone" in caplog.text
+    assert "could not record the asset in Prefect: the server is gone" in caplog.text
 
 
 @pytest.mark.server

@@ -128,9 +128,9 @@ def test_a_forged_manifest_below_the_stated_digest_is_refused(candidate, client,
     assert isinstance(done.exception, MismatchError)
     assert done.exception.exit_code == 9
     said = (
-        "the manifest beside it was altered"
+        "digest mismatch in the sidecar: its manifest was altered"
         if verb == "register"
-        else "another checkpoint than the registered"
+        else "the checkpoint at this location is not the registered"
     )
     assert said in str(done.exception)
     assert held(client, name) == {"candidate": "1"}
@@ -156,7 +156,7 @@ def test_a_manifest_that_is_forged_after_it_was_resolved_is_refused(candidate, c
 
 def test_rollback_restores_the_alias_again_and_again(candidate, client, name, tmp_path):
     wherry.promote(f"models:/{name}@candidate")
-    with pytest.raises(NotFoundError, match="no version that was champion before"):
+    with pytest.raises(NotFoundError, match=f"no previous version of alias champion of {name}"):
         wherry.rollback(name)
     for number in ("2", "3"):
         wherry.register(converted(tmp_path / number), name, alias="candidate")

@@ -65,7 +65,7 @@ def emit(
         if strict:
             raise
         logging.getLogger("wherry.emit").warning(
-            "no event was sent for %s: %s; the nightly run finds the checkpoint", uri, error
+            "could not send the event for %s: %s; the nightly run finds the checkpoint", uri, error
         )
         return ""
 

@@ -56,29 +56,32 @@ class Sidecar:
 
 
 def sidecar_location(location: Location) -> Location:
-    """The location of the sidecar of a checkpoint."""
-    entry = location.entry
-    if entry is not None and entry.is_dir:
-        return location.join(FOLDER_NAME)
-    return location.parent.join(sidecar_name(location.name))
+    """The location of the sidecar of a checkpoint: in its folder, or beside its file."""
+    return _beside(location, FOLDER_NAME)
 
 
 def sidecar_name(file: str) -> str:
     """The name of the sidecar beside a file."""
-    return f"{'.' if step_number(file) is not None else ''}{file}.{FOLDER_NAME}"
+    return _name_beside(file, FOLDER_NAME)
 
 
 def signature_location(location: Location) -> Location:
     """The location of the signature of a checkpoint: beside its sidecar."""
-    entry = location.entry
-    if entry is not None and entry.is_dir:
-        return location.join(SIGNATURE_NAME)
-    return location.parent.join(signature_name(location.name))
+    return _beside(location, SIGNATURE_NAME)
 
 
 def signature_name(file: str) -> str:
     """The name of the signature beside a file."""
-    return f"{'.' if step_number(file) is not None else ''}{file}.{SIGNATURE_NAME}"
+    return _name_beside(file, SIGNATURE_NAME)
+
+
+def _beside(location: Location, name: str) -> Location:
+    in_folder = location.entry is not None and location.entry.is_dir
+    return location.join(name) if in_folder else location.parent.join(_name_beside(location.name, name))
+
+
+def _name_beside(file: str, name: str) -> str:
+    return f"{'.' if step_number(file) is not None else ''}{file}.{name}"
 
 
 def read_sidecar(location: Location) -> Sidecar | None:

@@ -72,7 +72,7 @@ def _look(glimpse: Glimpse) -> FoundItem | None:
     if item is not None:
         return _found_item(glimpse, item)
     if layout.uncommitted(glimpse.location.name):
-        return _remains(glimpse, "the folder name has the suffix of an uncommitted save")
+        return _remains(glimpse, "not committed: the folder name has the suffix of a save in progress")
     return _found_step(glimpse)
 
 

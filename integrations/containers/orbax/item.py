@@ -125,7 +125,7 @@ def require_whole(location: Location, item: layout.OrbaxItem | None) -> None:
     """
     if any(layout.uncommitted(name) for name in (location.name, location.parent.name)):
         raise IncompleteError(
-            "the folder name has the suffix of an uncommitted save",
+            "not committed: the folder name has the suffix of a save in progress",
             uri=location.uri,
             cure=" or ".join(filter(None, ["use another step", rewrite_command(location, item)])),
         )
