@@ -135,7 +135,7 @@ def render_why(found: Why) -> str:
     """The result of `why` as plain text."""
     lines = [title(found.nodes[found.root]), *(f"  {line}" for line in facts(found.nodes[found.root]))]
     for step in found.steps:
-        lines += [f"{'  ' * (step.distance - 1)}made from {title(found.nodes[step.edge.source])}"]
+        lines += [f"{'  ' * (step.distance - 1)}converted from {title(found.nodes[step.edge.source])}"]
         lines += [f"{'  ' * step.distance}{line}" for line in _told_of(step)]
         lines += [f"{'  ' * step.distance}{line}" for line in facts(found.nodes[step.edge.source])]
     origins = ", ".join(short(digest) for digest in found.origins)
