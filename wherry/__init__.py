@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     Store = RunStore
     resolve = resolve_model
     detect = detect_named
-    open = open_named  # noqa: A001  the door's word, as in DESIGN
+    open = open_named  # noqa: A001  the public name
 
 
 _DOOR = {
