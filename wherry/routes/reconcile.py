@@ -116,7 +116,10 @@ def todo(
         work = _work(route, candidate, targets, known, exists, passed, retry_failed=retry_failed)
         works += [work] if work is not None else []
     taken, waiting = _within_limits(route, works)
-    passed += [Omission(work.source.found.uri, "waiting", "over the limits of one night") for work in waiting]
+    passed += [
+        Omission(work.source.found.uri, "waiting", "exceeds the limits of one nightly run")
+        for work in waiting
+    ]
     return Todo(
         route.name,
         taken,
