@@ -84,7 +84,9 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
             runner=partial(_as_tasks, config),
             on_plan=_log_plan,
         )
-        create_markdown_artifact(markdown(report), key="wherry-nightly", description="Summary of the night")
+        create_markdown_artifact(
+            markdown(report), key="wherry-nightly", description="Summary of the nightly run"
+        )
         end.counts = dict(report.counts)
         end.silent = spec.dry_run or report.left_to_another
         error = failure(report)

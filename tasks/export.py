@@ -43,7 +43,7 @@ def routed(
     rows = [_row(chosen[one.route], one, read.settings) for one in found]
     for row in rows:
         run_logger().info(
-            "route %s %s: %s", row["route"], "takes it" if row["spec"] else "leaves it", row["reason"]
+            "route %s %s: %s", row["route"], "takes it" if row["spec"] else "does not take it", row["reason"]
         )
     return rows
 

@@ -21,7 +21,7 @@ milliseconds and imports neither prefect, mlflow, torch nor jax.
     wherry.resolve("models:/model@champion").uri           # URI of a version; every function accepts models:/… too
     wherry.fetch("models:/model@champion", target)         # FetchReport: copy and verify the digests
     wherry.export(state, target, to="orbax")               # Export; from a live training state, in the background
-    wherry.emit(uri)                                       # tell Prefect that a checkpoint was committed
+    wherry.emit(uri)                                       # announce a committed checkpoint to Prefect
     wherry.Store(root)                                     # save, restore, latest, best of one training run
 """
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     Store = RunStore
     resolve = resolve_model
     detect = detect_named
-    open = open_named  # noqa: A001  the door's word, as in DESIGN
+    open = open_named  # noqa: A001  the public name
 
 
 _DOOR = {

@@ -180,7 +180,7 @@ class MismatchError(WherryError):
 class StorageError(WherryError, OSError):
     """The storage failed (full, read-only, unreachable), or a child process failed (timeout, memory limit, killed).
 
-    `retryable` says whether a retry can help.
+    `retryable` states whether a retry can help.
     """
 
     exit_code = 10

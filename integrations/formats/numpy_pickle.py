@@ -87,7 +87,9 @@ def _open(location: Location, detection: Detection) -> Opened:
         root, end = load(data, replace(NUMPY_RULES, opaque=location.opaque), location.uri)
         if end != len(data):
             raise CorruptError(
-                f"{len(data) - end} extra bytes after the pickle", uri=location.uri, cure="restore the file"
+                f"{len(data) - end} trailing bytes after the pickle",
+                uri=location.uri,
+                cure="restore the file",
             )
     tree = plant(root, end, PickledArray)
     arrays: dict[KeyPath, PickledArray] = tree.tensors

@@ -78,6 +78,6 @@ def _require(leaf: Leaf, made: Any, sharding: Any) -> None:
     wanted = f"{leaf.dtype} {leaf.shape}"
     if found != wanted or prng_of(made) != leaf.prng:
         cure = "set JAX_ENABLE_X64=1" if (leaf.dtype or "").endswith("64") else None
-        raise MismatchError(f"expected {wanted}, but JAX made {found}", path=leaf.name, cure=cure)
+        raise MismatchError(f"expected {wanted}, but JAX created {found}", path=leaf.name, cure=cure)
     if sharding is not None and not made.sharding.is_equivalent_to(sharding, made.ndim):
-        raise MismatchError(f"expected sharding {sharding}, but JAX made {made.sharding}", path=leaf.name)
+        raise MismatchError(f"expected sharding {sharding}, but JAX created {made.sharding}", path=leaf.name)

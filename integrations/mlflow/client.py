@@ -168,7 +168,9 @@ def _translated(code: str, message: str, uri: str) -> WherryError:
     if code == "INVALID_PARAMETER_VALUE":
         return UsageError(f"MLflow rejected the request: {message}", uri=uri)
     if code == ABSENT:
-        return NotFoundError(message, uri=uri, cure="register the checkpoint with `wherry register URI`")
+        return NotFoundError(
+            message, uri=uri, cure="register the checkpoint: `wherry register URI --name NAME`"
+        )
     transient = code in _TRANSIENT
     return StorageError(
         f"MLflow returned {code}: {message}",

@@ -234,7 +234,7 @@ def _names(location: Location, ignored: tuple[str, ...] = _IGNORED) -> list[str]
     """The files to sign, sorted by name; `.` for a checkpoint that is one file."""
     entry = location.entry
     if entry is None:
-        raise NotFoundError("checkpoint not found", uri=location.uri)
+        raise NotFoundError("checkpoint not found", uri=location.uri, cure="check the path")
     if not entry.is_dir:
         return ["."]
     prefixes = tuple(f"{name}/" for name in ignored)

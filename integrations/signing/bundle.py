@@ -184,7 +184,7 @@ def _require_signed(
         public.verify(signature, _pre_authenticated(payload), ec.ECDSA(_hash_for(public)))
     except InvalidSignature as error:
         raise MismatchError(
-            "signature mismatch: made by another key, or altered",
+            "signature mismatch: it is by another key, or was altered",
             uri=uri,
             cure="get the signer's public key; do not use the checkpoint until its signature is valid",
         ) from error

@@ -15,7 +15,7 @@ from wherry.storage.stores import locate
 
 TREE = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, WherryError)]
 
-# class → exit code, as DESIGN and docs/reference/exit-codes.md list them.
+# class → exit code, as docs/reference/exit-codes.md lists them.
 CODES = {
     "UsageError": 2, "NotFoundError": 3, "NotACheckpointError": 4, "UnsupportedError": 4, "AmbiguousError": 4,
     "DamagedError": 5, "IncompleteError": 5, "CorruptError": 5, "HostileError": 6, "UnrepresentableError": 7,

@@ -173,7 +173,7 @@ def test_the_hooks_are_the_files_that_test_hooks_runs(name):
 
 def test_the_exit_codes_of_an_audit():
     codes = {kind.exit_code for kind in KINDS.values() if kind.severity == "error"}
-    said = PAGES["audit"].partition("`audit` ends with ")[2].partition(";")[0]
+    said = PAGES["audit"].partition("`audit` exits with ")[2].partition(";")[0]
     assert {int(number) for number in re.findall(r"\b\d+\b", said)} == codes
 
 

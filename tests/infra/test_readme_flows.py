@@ -168,7 +168,7 @@ def test_the_trial_and_the_questions(here):
     assert "wherry_conversions_total" in Path("wherry.prom").read_text()
     assert Path("models/small/1000/huggingface/model.safetensors").is_file()
     asked = carried_out(AUDITOR[0])
-    assert "made from" in asked["lineage why models:/small@candidate"]
+    assert "converted from" in asked["lineage why models:/small@candidate"]
     assert "derived checkpoints: 1" in asked["lineage impact runs/t5x/small/checkpoint_1000"]
     assert "<html" in Path("lineage.html").read_text()
     assert json.loads(Path("anchor.json").read_text())["seq"] > 0

@@ -72,7 +72,7 @@ def test_the_command_ends_with_12_and_its_cure_records(source, tmp_path, broken)
     cured = pasted(done.stderr)
     assert (cured.returncode, cured.stdout) == (0, f"{tmp_path / 'out'}: recorded\n"), cured.stderr
     assert edges(tmp_path / "out") == [1]
-    assert pasted(done.stderr).stdout == f"{tmp_path / 'out'}: the ledger had it already\n"
+    assert pasted(done.stderr).stdout == f"{tmp_path / 'out'}: already recorded\n"
 
 
 def test_json_has_the_whole_receipt_and_the_error(source, tmp_path, broken):

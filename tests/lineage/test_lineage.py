@@ -59,8 +59,8 @@ def test_source_and_target_are_two_nodes_with_one_weights_digest(converted):
 def test_down_from_the_source_and_by_digest(converted, source):
     for asked in (source, converted.source.checkpoint_digest[:8], converted.source.checkpoint_digest):
         text = render(show(asked))
-        assert "became" in text
-        assert "came from" not in text
+        assert "converted to" in text
+        assert "converted from" not in text
         assert converted.target.uri in text
 
 
@@ -70,7 +70,7 @@ def test_render_draws_up_and_down(converted, source, tmp_path):
     text = render(show(converted.target.uri))
     lines = text.splitlines()
     assert lines[0].startswith(f"{converted.target.checkpoint_digest[:12]} orbax")
-    up, down = lines.index("came from"), lines.index("became")
+    up, down = lines.index("converted from"), lines.index("converted to")
     assert lines[up + 1].startswith(f"└─ {converted.source.checkpoint_digest[:12]} safetensors")
     assert lines[down + 1].startswith(f"└─ {last.target.checkpoint_digest[:12]} safetensors")
     assert "verified at level digest: ok" in text

@@ -32,7 +32,7 @@ def test_why_goes_up_to_the_first_known_source(chain):
     assert found.steps[1].how["software"]["wherry"] == wherry.__version__
     text = render_why(found)
     assert "compression=zstd" in text
-    assert f"no source is known of {chain.first.source.checkpoint_digest[:12]}" in text
+    assert f"no known source: {chain.first.source.checkpoint_digest[:12]}" in text
     code, output = run(lineage_commands, "why", chain.second.target.uri, "--json")
     assert code == 0
     assert [step["distance"] for step in json.loads(output)["steps"]] == [1, 2]

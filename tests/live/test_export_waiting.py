@@ -167,7 +167,7 @@ def test_a_folder_on_another_host_is_named_before_the_copy(folder, as_rank, monk
     assert isinstance(error, StorageError)
     assert "export folder not found" in error.what
     assert "spool=" in error.cure
-    assert "could not tell the other processes" in caplog.text
+    assert "could not notify the other processes" in caplog.text
     assert not folder.exists()
 
 

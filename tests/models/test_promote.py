@@ -147,7 +147,9 @@ def test_a_manifest_that_is_forged_after_it_was_resolved_is_refused(candidate, c
         return found
 
     monkeypatch.setattr(promotion, "resolve_model", resolved_then_forged)
-    with pytest.raises(MismatchError, match="the manifest beside it is not the registered one") as failure:
+    with pytest.raises(
+        MismatchError, match="the manifest of the checkpoint is not the registered one"
+    ) as failure:
         wherry.promote(f"models:/{name}@candidate")
     assert (failure.value.exit_code, failure.value.uri) == (9, candidate.target.uri)
     assert held(client, name) == {"candidate": "1"}

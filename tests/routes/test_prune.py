@@ -138,7 +138,7 @@ def test_what_is_read_or_written_or_altered_stays(night, tmp_path):
     assert actions(said) == {1: "keep", 2: "keep", 3: "remove", 4: "keep", 5: "keep"}
     assert actions(done) == {1: "keep", 2: "keep", 3: "removed", 4: "keep", 5: "keep"}
     assert "running job" in reason_of(done, 1)
-    assert "not those that wherry wrote" in reason_of(done, 2)
+    assert "have changed since wherry wrote them" in reason_of(done, 2)
 
 
 def test_a_step_of_a_run_goes_as_a_whole(night, tmp_path):

@@ -96,7 +96,7 @@ def test_every_verb_takes_the_name_and_records_it(tmp_path, locale, kind, warm_c
     assert run("resolve", "models:/m@candidate").strip() == uri_of(target)
     run("promote", "models:/m@candidate", "--quiet")
     run("fetch", "models:/m@champion", folder + b"/copy")
-    assert run("ledger", "record", target) == f"{uri_of(target)}: the ledger had it already\n"
+    assert run("ledger", "record", target) == f"{uri_of(target)}: already recorded\n"
     run("sign", target, "--key", private)
     run("verify-signature", target, "--key", public)
     run("routes", "explain", folder + b"/run/checkpoint-1")

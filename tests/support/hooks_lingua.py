@@ -1,7 +1,7 @@
 """Lingua: sends an event for its own checkpoint and exports to Hugging Face, in `apps/main/train.py`.
 
-Behind `saved = checkpoint.save(model, optimizer, train_state, args, device_mesh=world_mesh)` write
-`if saved: handle = after_save(checkpoint, model, train_state, args)`, on all ranks: each gives its shards.
+After `saved = checkpoint.save(model, optimizer, train_state, args, device_mesh=world_mesh)` add
+`if saved: handle = after_save(checkpoint, model, train_state, args)`, on all ranks: each provides its shards.
 """
 
 import torch.distributed as dist

@@ -1,7 +1,7 @@
 """MaxText: exports parameters for serving, next to its own checkpoints; one line in `train_loop`.
 
-Behind `checkpointing.maybe_save_checkpoint(checkpoint_manager, state, config, data_iterator, step)` write
-`export_for_serving(state, config, step)`. The two options say what MaxText does not store; see `wherry layouts llama`.
+After `checkpointing.maybe_save_checkpoint(checkpoint_manager, state, config, data_iterator, step)` add
+`export_for_serving(state, config, step)`. The options state what MaxText does not store; see `wherry layouts llama`.
 """
 
 import wherry

@@ -62,11 +62,11 @@ def test_what_is_no_rule(rule):
 
 
 def test_pieces_end_at_dots_and_slashes():
-    with pytest.raises(UsageError, match="matches no key path"):
+    with pytest.raises(UsageError, match="matches no remaining key path"):
         one("layers.{n}.w -> blocks/{n}", "layers.0.sub.w")
-    with pytest.raises(UsageError, match="matches no key path"):
+    with pytest.raises(UsageError, match="matches no remaining key path"):
         one("{n} -> x/{n}", "a/b")
-    with pytest.raises(UsageError, match="matches no key path"):
+    with pytest.raises(UsageError, match="matches no remaining key path"):
         one("a{n} -> x{n}", "a")
 
 
@@ -181,7 +181,7 @@ def test_mixed_boxes():
         (["a", "b"], {"nest": "params:a"}, UnrepresentableError, "b"),
         (["a"], {"nest": "params:*;stats:*"}, UsageError, "stats"),
         (["a", "b"], {"rename": ["a -> b"]}, UnrepresentableError, "key collision"),
-        (["a"], {"rename": ["b -> c"]}, UsageError, "matches no key path"),
+        (["a"], {"rename": ["b -> c"]}, UsageError, "matches no remaining key path"),
     ],
 )
 def test_what_a_form_refuses(paths, options, error, words):

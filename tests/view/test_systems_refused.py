@@ -100,7 +100,7 @@ def test_what_is_asked_for(model, tmp_path):
         model,
         "maxtext",
         UsageError,
-        "unknown option scan_layer for format maxtext",
+        "unknown option 'scan_layer' for format maxtext",
         "scan_layers",
         options={"scan_layer": "true"},
     )

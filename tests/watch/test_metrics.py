@@ -61,10 +61,10 @@ def test_a_run_that_is_missing_shows_by_the_last_success():
 
 def test_at_its_end_a_flow_writes_the_file_and_fails_over_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("WHERRY_METRICS", str(tmp_path / "wherry.prom"))
-    assert after_run("export", ok=True, counts={"converted": 1}) == "noted"
+    assert after_run("export", ok=True, counts={"converted": 1}) == "recorded"
     assert 'wherry_last_run_ok{flow="export"} 1' in (tmp_path / "wherry.prom").read_text()
     monkeypatch.setenv("WHERRY_METRICS", str(tmp_path / "none" / "wherry.prom"))
-    assert after_run("export", ok=True, counts={}).startswith("not noted: storage failed")
+    assert after_run("export", ok=True, counts={}).startswith("not recorded: storage failed")
     assert "was not recorded for the metrics" in caplog.text
 
 

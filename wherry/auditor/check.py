@@ -122,7 +122,7 @@ def check(bundle: str, anchor: str | None = None) -> CheckReport:
 def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -> None:
     index = _json(archive, INDEX)
     if index["schema"] > SCHEMA:
-        checked.say(f"{INDEX}: unsupported schema {index['schema']}; use a newer wherry")
+        checked.say(f"{INDEX}: unsupported schema {index['schema']}; upgrade wherry")
         return
     _check_files(archive, index["files"], checked)
     if checked.problems:

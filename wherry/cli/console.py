@@ -255,7 +255,7 @@ def show_verification(verification: Verification, *, json_: bool) -> None:
     if (seen := verification.native) is not None:
         click.echo(f"  method: {seen.evidence}; devices: {seen.devices}")
     for failure in verification.failed:
-        click.echo(f"  {failure.path}: {failure.reason}")
+        click.echo(f"  {failure.path}: {failure.reason}" if failure.path else f"  {failure.reason}")
 
 
 def show_registration(registration: Registration, *, json_: bool) -> None:

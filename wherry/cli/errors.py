@@ -40,7 +40,7 @@ def is_debugging(words: Sequence[str]) -> bool:
 def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
     """Any exception as an error with a cure."""
     if isinstance(error, click.ClickException):
-        return UsageError(error.format_message(), cure="see `wherry --help`")
+        return _of_click(error)
     if isinstance(error, click.Abort):  # click raises it for Ctrl-C, and for an unexpected EOFError
         cause = error.__cause__
         return as_ours(cause, words) if isinstance(cause, EOFError) else interrupted()
@@ -51,6 +51,14 @@ def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
     return wherry_error(
         error, cure=f"report the traceback that this command prints: {shlex.join(['wherry', DEBUG, *shown])}"
     )
+
+
+def _of_click(error: click.ClickException) -> UsageError:
+    """An error of click in the form of ours: in lower case, without a full stop, with the help of its command."""
+    text = error.format_message().removesuffix(".")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context is not None else "wherry"
+    return UsageError(text[:1].lower() + text[1:], cure=f"see `{command} --help`")
 
 
 def _was_printing(error: OSError) -> bool:

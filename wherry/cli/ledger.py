@@ -170,13 +170,13 @@ def _anchor(text: str) -> Anchor:
     try:
         data = json.loads(Path(text).read_text(encoding="utf-8"))
         return Anchor(str(data["hash"]), int(data["seq"]))
-    except OSError as error:
-        raise storage_error(error, text) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"invalid anchor {text!r}: expected a hash of at least {_LEAST} hex digits, or a file",
             cure="give the file or the hash that `wherry ledger anchor` printed",
         ) from error
+    except OSError as error:
+        raise storage_error(error, text) from error
 
 
 def _said(anchored: int | None, statements: int) -> str:

@@ -131,7 +131,7 @@ def matched_targets(
     unknown = sorted(further - set[str]().union(*taken.values()))
     if unknown:
         raise UsageError(
-            f"unknown option {', '.join(unknown)} for format {' and '.join(formats)}",
+            f"unknown option {', '.join(map(repr, unknown))} for format {' and '.join(formats)}",
             cure=f"run `wherry formats {formats[0]}` to list its options",
         )
     return [

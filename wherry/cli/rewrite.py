@@ -75,7 +75,7 @@ def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
         ("plan digest", rewriting.digest),
     ])  # fmt: skip
     for old, new in rewriting.renamed.items():
-        click.echo(f"  {old} becomes {new}")
+        click.echo(f"  {old} → {new}")
 
 
 def _show_rewritten(done: Rewritten, *, json_: bool) -> None:

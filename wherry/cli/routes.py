@@ -127,7 +127,7 @@ def nightly(
     go: bool,
     retry_failed: bool,
 ) -> None:
-    """Convert what the routes ask for and the ledger does not have yet.
+    """Convert the unconverted checkpoints that the routes select.
 
     Does the same as the Prefect flow, without Prefect.
     """

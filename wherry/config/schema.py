@@ -127,7 +127,7 @@ class Route(Section):
     )
     min_age: Duration = Field(
         default=900.0,
-        description="Minimum age, in seconds or as 15m, of a checkpoint that has no commit marker.",
+        description="Minimum age, in seconds or as 15m, of a checkpoint that has no commit member.",
     )
     max_items: int | None = Field(
         default=None, ge=1, description="Maximum number of checkpoints in one flow run."

@@ -104,7 +104,7 @@ def require_template(text: str) -> str:
         if name not in FIELDS:
             raise UsageError(
                 f"unknown field {{{name}}} in {text!r}",
-                cure=f"use one of {', '.join(f'{{{field}}}' for field in FIELDS)}",
+                cure=f"choose one of: {', '.join(f'{{{field}}}' for field in FIELDS)}",
             )
     if set("{}") & set(_FIELD.sub("", text)):
         raise UsageError(f"unmatched brace in {text!r}", cure="write fields as {run}")

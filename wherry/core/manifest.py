@@ -122,7 +122,7 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
     try:
         if data["schema"] > SCHEMA:
             raise CorruptError(
-                f"unsupported manifest schema {data['schema']}", uri=uri, cure="use a newer wherry"
+                f"unsupported manifest schema {data['schema']}", uri=uri, cure="upgrade wherry"
             )
         rows: list[JsonObject] = data["tensors"]
         specs = [_tensor_from_json(row) for row in rows]

@@ -146,7 +146,7 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         CorruptError: it is not a receipt, or this version of wherry does not support its schema.
     """
     if data.get("schema", 0) > SCHEMA:
-        raise CorruptError(f"unsupported receipt schema {data['schema']}", uri=uri, cure="use a newer wherry")
+        raise CorruptError(f"unsupported receipt schema {data['schema']}", uri=uri, cure="upgrade wherry")
     try:
         fields = {name: value for name, value in data.items() if name != "schema"}
         fields["source"] = CheckpointRef(**fields["source"])

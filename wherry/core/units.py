@@ -28,7 +28,7 @@ def parse_size(text: str | int) -> int:
         raise UsageError(f"invalid size {text!r}", cure="write for example 128MiB, 2GB or a number of bytes")
     size = int(float(found.group(1)) * _FACTORS[found.group(2).lower()])
     if size <= 0:
-        raise UsageError(f"invalid size {text!r}: it must be positive")
+        raise UsageError(f"invalid size {text!r}: it must be positive", cure="write for example 128MiB")
     return size
 
 

@@ -62,7 +62,7 @@ def load_family(name: str) -> Family:
         UsageError: the name is unknown.
     """
     if name not in families():
-        raise UsageError(f"unknown family {name!r}", cure=f"choose among {', '.join(families())}")
+        raise UsageError(f"unknown family {name!r}", cure=f"choose one of: {', '.join(families())}")
     return family_of(_extended(_parsed(_FOLDER / f"{name}.toml")), f"family {name}")
 
 
@@ -200,7 +200,7 @@ def _require_known(one: System, other: System, given: Mapping[str, str], asked: 
 
 
 def _known(system: System) -> str:
-    return f"choose among its options: {', '.join([*system.forms, *system.conventions]) or 'none'}"
+    return f"choose one of its options: {', '.join([*system.forms, *system.conventions]) or 'none'}"
 
 
 def side_by_side(family: Family) -> dict[str, dict[str, list[str]]]:

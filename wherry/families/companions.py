@@ -171,7 +171,7 @@ def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
         wrong = contradictions(tell(system, config, name), system, sizes)
         if wrong:
             raise MismatchError(
-                f"{name} beside the source contradicts it: {wrong[0]}",
+                f"{name} next to the source contradicts it: {wrong[0]}",
                 uri=checkpoint.uri,
                 cure="remove the file, or replace it with the config of this model",
             )
@@ -268,7 +268,7 @@ def _tokenizer(checkpoint: Checkpoint, names: list[str], files: Mapping[str, byt
 def _lacking(projected: Projection, names: list[str]) -> list[str]:
     if any(matches(name, _TOKENIZERS) for name in names):
         return []
-    text = f"no tokenizer found beside the source: {projected.system.name} needs one; pass its folder with --assets"
+    text = f"no tokenizer found next to the source: {projected.system.name} needs one; pass its folder with --assets"
     return [text]
 
 

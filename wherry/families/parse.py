@@ -171,5 +171,5 @@ def _no_others(row: Mapping[str, Any], known: set[str], where: str) -> None:
     if unknown:
         raise UsageError(
             f"{where}: unknown field {', '.join(sorted(unknown))}",
-            cure=f"choose among {', '.join(sorted(known))}",
+            cure=f"choose one of: {', '.join(sorted(known))}",
         )

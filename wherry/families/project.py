@@ -182,7 +182,7 @@ def _checked(system: System, given: Mapping[str, str]) -> Mapping[str, str]:
             options = {key: "|".join(form.choices) for key, form in system.forms.items()}
             raise UsageError(
                 f"invalid form {name}={choice} for system {system.name}",
-                cure="choose among "
+                cure="choose one of: "
                 + (", ".join(f"{key}={text}" for key, text in options.items()) or "none"),
             )
     return given

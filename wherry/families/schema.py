@@ -252,6 +252,6 @@ class Family:
         if name not in self.systems:
             raise UsageError(
                 f"family {self.name} has no layouts for {name}",
-                cure=f"choose among {', '.join(self.systems)}",
+                cure=f"choose one of: {', '.join(self.systems)}",
             )
         return self.systems[name]

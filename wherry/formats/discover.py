@@ -78,7 +78,7 @@ def walk(
 ) -> Iterator[Detection]:
     """The checkpoints below a location; see `discover`."""
     if location.entry is None:
-        raise NotFoundError("file or folder not found", uri=location.uri)
+        raise NotFoundError("file or folder not found", uri=location.uri, cure="check the path")
     return _Walk(formats(), on_skip or _ignore, min_age, newest=newest).below(Glimpse(location))
 
 

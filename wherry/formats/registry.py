@@ -112,5 +112,8 @@ def _typed(name: str, value: Any, default: Any) -> Any:
         try:
             return int(value)
         except ValueError:
-            raise UsageError(f"invalid value for option {name}: {value!r}; expected an integer") from None
+            raise UsageError(
+                f"invalid value for option {name}: {value!r}; expected an integer",
+                cure=f"write for example {name}=8",
+            ) from None
     return None if value is None else str(value)

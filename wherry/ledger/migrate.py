@@ -78,7 +78,7 @@ def _rows(told: BareStatement) -> list[tuple[Table, dict[str, Any]]]:
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
             f"invalid statement {told.seq}: {error!r}",
-            cure="restore the ledger from a backup, or run `wherry ledger rebuild`",
+            cure="restore the ledger from a backup, or run `wherry ledger rebuild ROOT`",
         ) from error
 
 

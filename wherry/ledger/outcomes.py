@@ -41,7 +41,7 @@ RECORDED = "recorded"
 REFUSED = "not recorded: "  # prefix of the reason
 LEFT_OUT = "left out by request"
 _LATE = "recorded now; the ledger did not have it"
-_HAD = "the ledger had it already"
+_HAD = "already recorded"
 
 
 def record(receipt: Receipt) -> Receipt:

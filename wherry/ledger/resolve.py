@@ -154,7 +154,7 @@ def _placed(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
     raise NotFoundError(
         f"checkpoint {short(asked.digest)} not found at any known location: {', '.join(tried) or 'none is known'}",
         uri=asked.uri,
-        cure="restore the checkpoint; run `wherry lineage show` to see what it was made of",
+        cure="restore the checkpoint; run `wherry lineage show` to see what it was converted from",
         stage="resolve",
     )
 

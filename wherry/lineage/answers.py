@@ -135,11 +135,11 @@ def render_why(found: Why) -> str:
     """The result of `why` as plain text."""
     lines = [title(found.nodes[found.root]), *(f"  {line}" for line in facts(found.nodes[found.root]))]
     for step in found.steps:
-        lines += [f"{'  ' * (step.distance - 1)}made from {title(found.nodes[step.edge.source])}"]
+        lines += [f"{'  ' * (step.distance - 1)}converted from {title(found.nodes[step.edge.source])}"]
         lines += [f"{'  ' * step.distance}{line}" for line in _told_of(step)]
         lines += [f"{'  ' * step.distance}{line}" for line in facts(found.nodes[step.edge.source])]
     origins = ", ".join(short(digest) for digest in found.origins)
-    lines.append(f"no source is known of {origins}" if origins else "no origin: the conversions form a cycle")
+    lines.append(f"no known source: {origins}" if origins else "no origin: the conversions form a cycle")
     return "\n".join(lines)
 
 
@@ -147,7 +147,7 @@ def render_impact(found: Impact) -> str:
     """The result of `impact` as plain text."""
     lines = [title(found.nodes[found.root]), *(f"  {line}" for line in facts(found.nodes[found.root]))]
     for step in found.steps:
-        lines += [f"{'  ' * (step.distance - 1)}became {title(found.nodes[step.edge.target])}"]
+        lines += [f"{'  ' * (step.distance - 1)}converted to {title(found.nodes[step.edge.target])}"]
         lines += [
             f"{'  ' * step.distance}{line}"
             for line in (how(step.edge), *facts(found.nodes[step.edge.target]))

@@ -122,7 +122,7 @@ def _by_digest(ledger: Ledger, text: str) -> str | None:
     if len(found) > 1:
         raise AmbiguousError(
             f"ambiguous digest prefix {text}: it matches {len(found)} checkpoints",
-            cure=f"choose one: {', '.join(short(digest) for digest in found)}",
+            cure=f"choose one of: {', '.join(short(digest) for digest in found)}",
             stage="lineage",
         )
     return found[0] if found else None

@@ -240,7 +240,7 @@ def _by_options(row: ConversionRecord, source_format: str) -> Iterator[Reason]:
     if _is_plain(row) and not isinstance(plans[0], WherryError):
         yield Reason(PLAN_CHANGED, f"the same request gives another plan than on {row.time}")
     elif row.software and row.software != __version__:
-        yield Reason(OLDER_WHERRY, f"it was made by wherry {row.software}; this is {__version__}")
+        yield Reason(OLDER_WHERRY, f"it was converted by wherry {row.software}; this is {__version__}")
 
 
 def _is_plain(row: ConversionRecord) -> bool:

@@ -21,7 +21,7 @@ def render(tree: LineageTree) -> str:
     """The tree as plain text."""
     root = tree.nodes[tree.root]
     lines = [title(root), *(f"  {line}" for line in facts(root))]
-    for headline, up in (("came from", True), ("became", False)):
+    for headline, up in (("converted from", True), ("converted to", False)):
         edges = defaultdict[str, "list[Edge]"](list)
         for edge in tree.edges:
             edges[edge.target if up else edge.source].append(edge)

@@ -199,7 +199,7 @@ def _report(folder: Path | None, processes: Any, error: BaseException) -> None:
         else:
             leave_failure(folder, range(1, processes.count), str(error))
     except OSError as failure:
-        log.warning("could not tell the other processes why the export failed: %s", failure)
+        log.warning("could not notify the other processes that the export failed: %s", failure)
 
 
 def _give(shot: Snapshot, manifest: Manifest, folder: Path, processes: Any, patience: float) -> Receipt:
@@ -253,7 +253,7 @@ def _tell(folder: Path | None, others: range, receipt: Receipt | None, failure: 
     try:
         put_outcome(folder, others, receipt and receipt.to_json(), "" if receipt else failure)
     except OSError as error:
-        log.warning("could not tell the other processes the outcome of the export: %s", error)
+        log.warning("could not notify the other processes of the outcome of the export: %s", error)
 
 
 def _checkpoint(

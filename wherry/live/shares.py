@@ -194,7 +194,7 @@ def await_outcome(folder: Path, rank: int, *, patience: float) -> dict[str, Any]
         (folder / f"seen-{rank}").touch()
         _remove_read(folder)
     except OSError as error:  # the outcome is the same; at worst rank 0 waits a little longer
-        log.debug("could not tell process 0 that its outcome was read: %s", error)
+        log.debug("could not notify process 0 that its outcome was read: %s", error)
     if found["error"]:
         raise WherryError(f"process 0 failed: {found['error']}", cure="check the log of process 0")
     return found["receipt"]

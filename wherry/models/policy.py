@@ -139,8 +139,9 @@ def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
+        fault = "unknown gate" if first["type"] == "extra_forbidden" else first["msg"]
         raise UsageError(
-            f"{origin}: {where}: {first['msg']}",
+            f"{origin}: {where}: {fault}",
             cure=f"the gates are: {', '.join(Policy.model_fields)}",
             stage="promote",
         ) from error

@@ -326,7 +326,7 @@ def proved(
     sidecar = read_sidecar(locate(found.uri))
     if sidecar is None or proved_digest(sidecar) != found.checkpoint_digest:
         raise MismatchError(
-            f"digest mismatch: the manifest beside it is not the registered one, {found.checkpoint_digest}",
+            f"digest mismatch: the manifest of the checkpoint is not the registered one, {found.checkpoint_digest}",
             uri=found.uri,
             cure="restore the checkpoint from a backup, or register it as a new version",
             stage="promote",

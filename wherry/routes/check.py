@@ -182,7 +182,7 @@ def _require_options(rule: TargetRule) -> None:
     unknown = [name for name in asked.settings if name not in {*row.options, *TREE_OPTIONS, *layout}]
     if unknown and asked.layout.family_file is None:
         raise UsageError(
-            f"unknown option {', '.join(unknown)} for format {row.name}",
+            f"unknown option {', '.join(map(repr, unknown))} for format {row.name}",
             cure=f"run `wherry formats {row.name}` to list its options",
         )
 

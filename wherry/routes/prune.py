@@ -165,7 +165,7 @@ def _protected(
     if one.done.target_uri in read:
         return "a running job reads it"
     if not _is_unchanged(one.done.target_uri, one.done.format, _place_mark(one.node, one.done.target_uri)):
-        return "its files are not those that wherry wrote"
+        return "its files have changed since wherry wrote them"
     strange = strangers(one.note.committed, one.done.target_uri, one.done.format)
     if strange:
         return f"its folder also holds {strange[0]}, which is not part of it"

@@ -116,7 +116,10 @@ def todo(
         work = _work(route, candidate, targets, known, exists, passed, retry_failed=retry_failed)
         works += [work] if work is not None else []
     taken, waiting = _within_limits(route, works)
-    passed += [Omission(work.source.found.uri, "waiting", "over the limits of one night") for work in waiting]
+    passed += [
+        Omission(work.source.found.uri, "waiting", "exceeds the limits of one nightly run")
+        for work in waiting
+    ]
     return Todo(
         route.name,
         taken,
@@ -180,7 +183,7 @@ def _standing(
         request = known.requests.get(one.place)
         if request is None:  # the note is the last record that a night writes about a target
             return "new", "committed, but verification or registration did not finish"
-        changed = "the route has changed since it was made; remove the target, or choose another one"
+        changed = "the route has changed since the conversion; remove the target, or choose another one"
         return ("done", "made") if request == one.request else ("stale", changed)
     if done is not None and done.gone is not None:
         return "pruned", f"removed at {done.gone}"
@@ -188,7 +191,10 @@ def _standing(
         return "new", "its target no longer exists"
     before = known.by_target.get(one.place)
     if there and before is not None and before.source_uri == candidate.found.uri:
-        return "stale", "the source has changed since it was made; remove the target, or choose another one"
+        return (
+            "stale",
+            "the source has changed since the conversion; remove the target, or choose another one",
+        )
     return "new", "new"
 
 

@@ -159,7 +159,7 @@ def markdown(report: NightReport) -> str:
     lines += [f"- **{name}**: {number}" for name, number in report.counts.items()] or [
         "There was nothing to do."
     ]
-    lines += [f"- route {name} was skipped: another night works on it" for name in report.skipped]
+    lines += [f"- route {name} was skipped: another nightly run is converting it" for name in report.skipped]
     lines += ["", "| route | waiting | size | hours | tonight |", "|---|---|---|---|---|"]
     for plan in report.plans:
         size = show_size(plan.todo.nbytes)
@@ -180,7 +180,7 @@ def markdown(report: NightReport) -> str:
     rows += [
         (one.came, one.source, str(one.error and one.error.what)) for one in report.outcomes if _odd(one)
     ]
-    return "\n".join([*lines, *_table("Passed over", ("why", "where", "reason"), rows)]) + "\n"
+    return "\n".join([*lines, *_table("Left out", ("why", "where", "reason"), rows)]) + "\n"
 
 
 def _told(errors: list[tuple[str | None, WherryError]]) -> list[tuple[str, ...]]:

@@ -116,7 +116,7 @@ def chosen_routes(config: Config, names: Iterable[str] = ()) -> tuple[Route, ...
     if missing or not known:
         what = f"unknown route {missing[0]!r}" if missing else "the configuration has no routes"
         cure = (
-            f"choose one of {', '.join(known)}"
+            f"choose one of: {', '.join(known)}"
             if known
             else "add routes to wherry.toml; infra/wherry.toml is an example"
         )

@@ -172,7 +172,7 @@ def _best(
             tell(Omission(found.uri, "no score", error.what))
             continue
         if value is None:
-            tell(Omission(found.uri, "no score", f"no file beside it states {chosen.metric}"))
+            tell(Omission(found.uri, "no score", f"no file next to it states {chosen.metric}"))
             continue
         verdict = examine(route.place(found.uri), found)
         if verdict.verdict == "ok":

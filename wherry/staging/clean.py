@@ -62,9 +62,11 @@ def clean(
     """
     location = locate(root)
     if not location.store.capabilities.local:
-        raise UsageError("only local folders have staging areas to clean", uri=location.uri)
+        raise UsageError(
+            "only local folders have staging areas to clean", uri=location.uri, cure="pass a local folder"
+        )
     if location.entry is None:
-        raise NotFoundError("folder not found", uri=location.uri)
+        raise NotFoundError("folder not found", uri=location.uri, cure="check the path")
     with storage_errors(location.uri):
         looked = [_look(area, min_age) for area in sorted(_areas(Path(location.path)))]
         areas = [area for area in looked if area]

@@ -89,7 +89,11 @@ class Staging:
             UsageError: the target's storage is read-only.
         """
         if not target.store.capabilities.create_only_put:
-            raise UsageError(f"{target.store.protocol}:// is read-only", uri=target.uri)
+            raise UsageError(
+                f"{target.store.protocol}:// is read-only",
+                uri=target.uri,
+                cure="choose a local folder, gs:// or s3://",
+            )
         self.target = target
         self.discarded: str | None = None
         self._error: BaseException | None = None

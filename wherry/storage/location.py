@@ -173,7 +173,7 @@ class Location:
             raise HostileError(
                 f"a file name in the data points outside its folder: {name!r}",
                 uri=self.uri,
-                cure="do not use this checkpoint; it was made or altered to reach other files",
+                cure="do not use this checkpoint; it was created or altered to reach other files",
             )
         return self.join(name)
 

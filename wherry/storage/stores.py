@@ -294,7 +294,7 @@ def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) ->
 
 def _located(text: str) -> Location:
     if not text:
-        raise UsageError("empty URI")
+        raise UsageError("empty URI", cure="pass a path or a storage URI")
     if text.startswith(("models:/", "wherry://")):
         raise UsageError(
             f"{text} is a model URI; expected a path or a storage URI",

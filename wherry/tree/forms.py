@@ -135,7 +135,7 @@ def _unnested(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     if absent or not collections:
         raise UsageError(
             f"unnest={asked}: collection not found: {', '.join(absent) or '(none named)'}",
-            cure=f"choose among {', '.join(sorted(roots))}",
+            cure=f"choose one of: {', '.join(sorted(roots))}",
         )
     outside = [path for path in leaves.every if path[:1] == path or path[0] not in collections]
     if outside:
@@ -207,7 +207,7 @@ def _boxed(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
     chosen = leaves.named if word == "true" else _matching(leaves.tensors, word)
     if not chosen:
         raise UsageError(
-            f"boxed={asked}: cannot tell which arrays are partitioned: the checkpoint stores no axis names",
+            f"boxed={asked}: cannot determine which arrays are partitioned: the checkpoint stores no axis names",
             cure="state them with --set axes=FILE, or name the key paths: --set 'boxed=params/*/kernel'",
         )
     return {path: (*path, BOX) for path in chosen - _wrapped_tensors(leaves, BOX)}

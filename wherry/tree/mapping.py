@@ -129,7 +129,7 @@ def _checked_rules(ignore: Iterable[str]) -> frozenset[str]:
     unknown = rules - set(RULES)
     if unknown:
         raise UsageError(
-            f"unknown rule {', '.join(sorted(unknown))}", cure=f"choose among {', '.join(RULES)}"
+            f"unknown rule {', '.join(sorted(unknown))}", cure=f"choose one of: {', '.join(RULES)}"
         )
     return rules
 

@@ -121,7 +121,7 @@ def renamed(paths: Iterable[KeyPath], rules: Sequence[Rule]) -> dict[KeyPath, Ke
     for rule in rules:
         if rule.text not in used:
             raise UsageError(
-                f"rename rule {rule.text!r} matches no key path that an earlier rule left",
+                f"rename rule {rule.text!r} matches no remaining key path",
                 cure="run `wherry inspect` to list the key paths; rules are applied in the order given",
             )
     return names

@@ -172,7 +172,7 @@ def _put_new(place: Location, data: bytes) -> None:
         sync_folder(target.parent)
     except FileExistsError as error:
         raise TargetExistsError(
-            "another process wrote the sidecar at the same time", uri=place.uri
+            "another process wrote the sidecar at the same time", uri=place.uri, cure="run the command again"
         ) from error
     except OSError as error:
         raise storage_error(error, place.uri) from error

@@ -95,8 +95,8 @@ def _require_options(asked: Mapping[str, str], source: System, target: System, r
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise UsageError(
-            f"unknown option {', '.join(unknown)} for format {row.name} and its layout",
-            cure=f"choose among {', '.join(dict.fromkeys(known)) or 'none'}",
+            f"unknown option {', '.join(map(repr, unknown))} for format {row.name} and its layout",
+            cure=f"choose one of: {', '.join(dict.fromkeys(known)) or 'none'}",
         )
 
 
@@ -201,6 +201,6 @@ def _systems(
         raise UnrepresentableError(
             f"family {family.name} has no system with checkpoints of format {lacking}",
             uri=checkpoint.uri,
-            cure=f"choose among {', '.join(sorted(family.systems))}, or declare others with --family-file",
+            cure=f"choose one of: {', '.join(sorted(family.systems))}, or declare others with --family-file",
         )
     return None

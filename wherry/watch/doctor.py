@@ -136,7 +136,7 @@ def _ledger() -> Diagnosis:
     except WherryError as error:
         return Diagnosis("ledger", "broken", error.what, error.cure)
     if chain.altered is not None:
-        cure = "restore the file from a backup, or move it away and run `wherry ledger rebuild`"
+        cure = "restore the file from a backup, or move it away and run `wherry ledger rebuild ROOT`"
         return Diagnosis("ledger", "broken", f"{uri}: {chain.altered}", cure)
     return Diagnosis(
         "ledger", "ok", f"{uri}: {chain.statements} statements, chain intact, head {short(chain.head)}"

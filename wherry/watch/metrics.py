@@ -97,15 +97,15 @@ def after_run(flow: str, *, ok: bool, counts: Mapping[str, int]) -> str:
     """Call `note_run` and `publish` at the end of a flow; their errors do not fail the flow.
 
     Returns:
-        `noted`, or why not; the reason is logged as a warning too.
+        `recorded`, or why not; the reason is logged as a warning too.
     """
     try:
         note_run(flow, ok=ok, counts=counts)
         publish()
     except WherryError as error:
         _log.warning("the end of the run was not recorded for the metrics: %s", error)
-        return f"not noted: {error.what}"
-    return "noted"
+        return f"not recorded: {error.what}"
+    return "recorded"
 
 
 def text(samples: Iterable[MetricSample]) -> str:

@@ -86,7 +86,7 @@ def unshared(places: Mapping[str, str], pool_type: str, shared: Collection[str])
     """
     if pool_type not in POOL_TYPES:
         raise UsageError(
-            f"unknown work pool type {pool_type!r}", cure=f"choose one of {', '.join(POOL_TYPES)}"
+            f"unknown work pool type {pool_type!r}", cure=f"choose one of: {', '.join(POOL_TYPES)}"
         )
     return [] if POOL_TYPES[pool_type] else list(_kept(places, shared))
 

@@ -141,7 +141,7 @@ def _extent(head: bytes, uri: str, name: str) -> tuple[int, int]:
     raise UnsupportedError(
         f"unsupported .npy version {head[6]}.{head[7]} in {name}",
         uri=uri,
-        cure="use a newer version of wherry",
+        cure="upgrade wherry",
     )
 
 

@@ -1,4 +1,4 @@
-"""Writes a folder around one Orbax item: the item first, then the small files around it, the commit marker last."""
+"""Writes a folder around one Orbax item: the item first, then the small files around it, the commit member last."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def survey(uri: str | os.PathLike[str]) -> list[Stream]:
     location = locate(uri)
     entry = location.stat()
     if entry is None:
-        raise NotFoundError("file or folder not found", uri=location.uri)
+        raise NotFoundError("file or folder not found", uri=location.uri, cure="check the path")
     if not entry.is_dir:
         return list(survey_file(location, location.name))
     return [stream for file in location.walk() for stream in survey_file(location.join(file.name), file.name)]

@@ -166,7 +166,7 @@ def checked_key(key: Any) -> Any:
         raise UnsupportedError("unsupported dict key of type float in the pickle")
     raise HostileError(
         f"unsafe key of type {type(key).__name__} in the pickle: its hash could take unlimited time",
-        cure="do not use this file; it was made to hang programs",
+        cure="do not use this file; it was created to hang programs",
     )
 
 

@@ -146,7 +146,7 @@ def _header_bytes(location: Location, size: int) -> bytes:
         )
     if length > size - 8:
         raise _corrupt(
-            f"safetensors file is truncated: its header has {length} bytes, the file {size}", location.uri
+            f"safetensors file is truncated: expected at least {8 + length} bytes, got {size}", location.uri
         )
     data = location.read(8, 8 + length)
     if len(data) != length or not data.startswith(b"{"):
@@ -196,7 +196,7 @@ def _slot(name: str, fields: Any, uri: str) -> HeaderEntry:
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if type(dtype) is not str or dtype not in BITS:
         raise UnsupportedError(
-            f"unknown safetensors dtype {str(dtype)[:40]!r}", uri=uri, path=render((name,))
+            f"unsupported safetensors dtype {str(dtype)[:40]!r}", uri=uri, path=render((name,))
         )
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:  # noqa: PLR2004
         raise _corrupt("invalid shape or data_offsets: expected non-negative integers", uri, name)

@@ -87,7 +87,7 @@ def read_contents(location: Location) -> DcpContents:
     marks = metadata_names(names)
     if not marks:
         raise IncompleteError(
-            "missing .metadata: the save was never committed",
+            "file not found: .metadata; the save was never committed",
             uri=location.uri,
             cure="use another checkpoint; data files cannot be read without .metadata",
         )

@@ -1,6 +1,6 @@
 """The index of a DCP checkpoint: its tensors and their chunks, and the item and file of each chunk.
 
-`.metadata` is one pickle of a `Metadata` object and the commit marker; with `use_collectives=False` (torch 2.9) each
+`.metadata` is one pickle of a `Metadata` object and the commit member; with `use_collectives=False` (torch 2.9) each
 rank writes `__<rank>.metadata` instead, and the index is their union. Attributes: `state_dict_metadata` {name →
 TensorStorageMetadata | BytesStorageMetadata}, `storage_data` {MetadataIndex → _StorageInfo}, `planner_data` {name →
 nested path} (missing or None if names are already flat), `storage_meta` (2.4), `version` (2.9). The state of

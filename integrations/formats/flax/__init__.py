@@ -87,7 +87,7 @@ def _detect_with_arrays(glimpse: Glimpse) -> Detection | None:
         return _remains(glimpse)
     if not glimpse.is_file or not (_points_elsewhere(glimpse) or _has_arrays_beside(glimpse)):
         return None
-    seen = "placeholders of arrays that are stored in a folder beside the file"
+    seen = "placeholders of arrays that are stored in a folder next to the file"
     return _detection(glimpse, "flax-gda", VERSION_WITH_ARRAYS, seen)
 
 
@@ -113,7 +113,9 @@ def _remains(glimpse: Glimpse) -> Detection | None:
     if owner != location.name and location.parent.join(owner).exists():
         return _half(glimpse, f"the folder has only the arrays of ../{owner}; open that file")
     if owner != location.name and names.numbered(owner):
-        return _half(glimpse, f"missing file ../{owner}, which these arrays belong to; flax renames it last")
+        return _half(
+            glimpse, f"file not found: ../{owner}, which these arrays belong to; flax renames it last"
+        )
     unfinished = {name for name in glimpse.entries if names.temporary(name.removesuffix(names.ARRAYS_SUFFIX))}
     pairs = {name for name in unfinished if name + names.ARRAYS_SUFFIX in unfinished}
     if not pairs or unfinished != set(glimpse.entries):

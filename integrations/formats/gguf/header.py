@@ -130,7 +130,9 @@ def _place(
             )
         end = offset + spec.nbytes
         if base + end > cursor.end:
-            raise cursor.corrupt(f"tensor {name!r} ends at {base + end}, but the file has {cursor.end} bytes")
+            raise cursor.corrupt(
+                f"truncated in tensor {name!r}: expected {base + end} bytes, got {cursor.end}"
+            )
         header.specs[spec.path] = spec
         header.places[spec.path] = (Extent(location, base + offset, spec.nbytes),)
     header.types = [TYPES[number] for number in sorted({row[2] for row in rows})]
@@ -139,7 +141,7 @@ def _place(
 def _spec(name: str, shape: tuple[int, ...], number: int, cursor: _Cursor) -> TensorSpec:
     if number not in TYPES:
         raise UnsupportedError(
-            f"unknown ggml type {number} of tensor {name!r}", uri=cursor.uri, cure="use a newer wherry"
+            f"unknown ggml type {number} of tensor {name!r}", uri=cursor.uri, cure="upgrade wherry"
         )
     kind = TYPES[number]
     dtype = _PLAIN.get(kind, f"ggml:{kind}")

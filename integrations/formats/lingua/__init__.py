@@ -127,8 +127,8 @@ def _prepare(manifest: Manifest, options: Options) -> Manifest:
 def _require_companion(manifest: Manifest) -> None:
     if PARAMS not in [companion.name for companion in manifest.companions]:
         raise UnrepresentableError(
-            f"missing {PARAMS}: Lingua requires it beside the source's tensors",
-            cure=f"put Lingua's {PARAMS} (from the run, or written for this model) beside them; to convert only the "
+            f"missing {PARAMS}: Lingua requires it next to the source's tensors",
+            cure=f"put Lingua's {PARAMS} (from the run, or written for this model) next to them; to convert only the "
             "tensors, choose the target format dcp or torch-zip",
         )
 

@@ -98,7 +98,7 @@ def require_params(location: Location) -> None:
         raise UnrepresentableError(
             f"{PARAMS} of the source is not a Lingua configuration: missing {', '.join(lacking)}",
             uri=location.uri,
-            cure=f"put Lingua's {PARAMS} (from the run, or written for this model) beside the source's tensors",
+            cure=f"put Lingua's {PARAMS} (from the run, or written for this model) next to the source's tensors",
         )
 
 

@@ -1,7 +1,7 @@
 """Rewrites of an Orbax item that change only metadata: merge, commit, box and unbox.
 
     merge     the databases of a killed save become one committed item
-    commit    an item that lacks only its final name or commit marker gets it
+    commit    an item that lacks only its final name or commit member gets it
     unbox     …/kernel/value  →  …/kernel      (linen boxes, NNX variables)
     box       …/kernel        →  …/kernel/value
 
@@ -75,7 +75,7 @@ def _commit(location: Location, detection: Detection, _value: str | None) -> Cha
 def _committing(
     location: Location, detection: Detection, finish: Callable[[Location], None], made: tuple[str, ...]
 ) -> Change:
-    """An item with commit markers in place of the files of a killed save."""
+    """An item with commit members in place of the files of a killed save."""
     try:
         opened = open_item(location, detection, uncommitted=True)
     except IncompleteError as error:

@@ -65,7 +65,7 @@ def noted(location: Location, metadata: JsonObject) -> JsonObject | None:
     beside = file.get("arrays") if file is not None else None
     if file is not None and file.get("version", 0) > _VERSION:
         raise CorruptError(
-            f"unsupported version {file['version']} of {FILE}", uri=location.uri, cure="use a newer wherry"
+            f"unsupported version {file['version']} of {FILE}", uri=location.uri, cure="upgrade wherry"
         )
     for rows, name in ((inside, TREE), (beside, FILE)):
         if rows is not None and not isinstance(rows, dict):

@@ -91,7 +91,7 @@ def _remains(glimpse: Glimpse) -> Detection | None:
         writer="t5x",
         step=layout.step_of(glimpse.location.name),
         verdict="incomplete",
-        reason=f"missing {layout.MSGPACK}, which T5X writes last, beside {len(arrays)} arrays of parameters",
+        reason=f"missing {layout.MSGPACK}, which T5X writes last, next to {len(arrays)} arrays of parameters",
         evidence=(Evidence(arrays[0], "an array with a name in T5X's form"),),
     )
 
@@ -138,7 +138,7 @@ def _remains_of_item(glimpse: Glimpse) -> Detection | None:
         writer="t5x",
         step=layout.step_of(glimpse.location.name),
         verdict="incomplete",
-        reason=f"missing {layout.MSGPACK} or {orbax_layout.TREE} beside {len(arrays)} arrays of parameters",
+        reason=f"missing {layout.MSGPACK} or {orbax_layout.TREE} next to {len(arrays)} arrays of parameters",
         evidence=(Evidence(arrays[0], "an array with a name in T5X's form"),),
     )
 

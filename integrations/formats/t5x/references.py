@@ -150,7 +150,7 @@ def _checked_name(name: str, path: KeyPath, uri: str) -> str:
             f"a path in the data points outside its folder: {name!r}",
             uri=uri,
             path=render(path),
-            cure="do not use this checkpoint; it was made or altered to reach other files",
+            cure="do not use this checkpoint; it was created or altered to reach other files",
         )
     return "/".join(parts)
 
