@@ -183,9 +183,11 @@ def _jax_bytes(array: Any) -> memoryview:
 def _of_torch(spec: TensorSpec, value: Any) -> tuple[Box, ...]:
     if value.is_meta or value.layout is not sys.modules["torch"].strided:
         raise UnrepresentableError(
-            f"unsupported {value.layout} tensor on device {value.device}",
+            "a tensor on the meta device has no data"
+            if value.is_meta
+            else f"unsupported layout {value.layout}",
             path=spec.name,
-            cure="convert it to a dense tensor, or remove it from the state",
+            cure="convert it to a dense tensor with data, or remove it from the state",
         )
     if hasattr(value, "placements"):
         return _dtensor_boxes(spec, value)

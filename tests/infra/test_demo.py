@@ -23,7 +23,7 @@ from wherry.storage.stores import locate
 TENSOR = "embeddings.word_embeddings.weight"
 CHAPTERS = (
     "1. Two training systems", "2. The routes", "3. The nightly flow", "4. Promotion reads", "5. Two more teams",
-    "6. A bit flips", "7. The audit flow", "8. Promotion refuses", "9. Where did it come from",
+    "6. A bit of the champion flips", "7. The audit flow", "8. Promotion refuses", "9. Where did it come from",
     "10. What is affected",
 )  # fmt: skip
 

@@ -153,5 +153,5 @@ def test_a_missing_python_is_said_clearly(monkeypatch: pytest.MonkeyPatch, tmp_p
     old.write_text("#!/bin/sh\necho 3.9\n")
     old.chmod(0o755)
     monkeypatch.setenv("WHERRY_PYTHON", str(old))
-    with pytest.raises(SystemExit, match=r"no Python >= 3\.11.*\n.*WHERRY_PYTHON"):
+    with pytest.raises(SystemExit, match=r"Python >= 3\.11 .* not found.*\n.*WHERRY_PYTHON"):
         environment.find_python()

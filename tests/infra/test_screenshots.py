@@ -58,7 +58,7 @@ def test_a_page_without_the_words_is_no_picture(tmp_path, screenshots):
     url = (tmp_path / "page.html").as_uri()
     good, bad = screenshots.Page("good", url, ("one",)), screenshots.Page("bad", url, ("two",))
     assert size_of(screenshots.take([good], tmp_path, patience=10)[0]) == good.size
-    with pytest.raises(SystemExit, match="'two' is not on"):
+    with pytest.raises(SystemExit, match="'two' not found on"):
         screenshots.take([bad], tmp_path, patience=1)
     assert not (tmp_path / "bad.png").exists()
 

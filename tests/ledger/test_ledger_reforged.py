@@ -324,4 +324,7 @@ def test_evidence_whose_extract_was_forged(recorded, what):
 
     problems = check_bundle(rewritten(bundle, forge)).problems
     number = 3 if what == "body" else 2
-    assert problems[0] == f"ledger.jsonl: statement {number}: it does not continue the one before it"
+    assert (
+        problems[0]
+        == f"ledger.jsonl: statement {number}: it does not contain the hash of the statement before it"
+    )

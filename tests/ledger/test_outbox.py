@@ -182,7 +182,7 @@ def test_a_server_that_refuses_or_sends_elsewhere_is_an_error(source, tmp_path, 
 def test_a_server_that_is_not_there_is_an_error(source, tmp_path, monkeypatch):
     monkeypatch.setenv("WHERRY_OPENLINEAGE", "http://127.0.0.1:9")
     assert wherry.convert(source, tmp_path / "orbax", to="orbax").lineage == "recorded"
-    assert "cannot be reached" in deliver.deliver()[0].failed
+    assert "cannot connect to the OpenLineage server" in deliver.deliver()[0].failed
 
 
 def test_the_command_says_what_was_delivered(source, tmp_path, events, capsys, monkeypatch):

@@ -151,9 +151,9 @@ def test_a_digest_is_found_by_the_registry_alone(receipt, name, monkeypatch, tmp
 
 def test_what_was_deleted_says_so_and_an_alias_protects(receipt, name, stores):
     mlflow = service("mlflow")
-    with pytest.raises(UsageError, match="is champion"):
+    with pytest.raises(UsageError, match="has the alias champion"):
         mlflow.mark_deleted(name, "1", by="prune", reason="keep_last", **stores)
-    with pytest.raises(UsageError, match="is champion"):
+    with pytest.raises(UsageError, match="has the alias champion"):
         mlflow.unregister(name, "1", **stores)
     rows = [row for row in mlflow.registered(**stores) if row.name == name]
     assert [(row.version, row.aliases) for row in rows] == [("1", ("champion",))]

@@ -235,11 +235,11 @@ def test_a_night_of_ten_thousand_is_subtracted_quickly(one):
     way, found, _place = one
     many = [replace(found, fingerprint=str(number)) for number in range(10_000)]
     rows = [converted(item, "/out/a/checkpoint-1.safetensors") for item in many]
-    start = time.monotonic()
+    start = time.process_time()
     noted = {"/out/a/checkpoint-1.safetensors": _request(way)}
     rest = todo(way, many, knowing(*rows, requests=noted), exists=lambda _uri: True)
     assert not rest.works
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_known_reads_notes_of_the_ledger():

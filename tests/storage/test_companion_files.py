@@ -70,7 +70,7 @@ def test_pieces_are_the_file(tmp_path, length):
 
 def test_a_sparse_companion_fills_no_disk(tmp_path, long):
     os.truncate(long / "data.jsonl", (32 << 30) + 1)
-    with pytest.raises(HostileError, match="at most 34,359,738,368"):
+    with pytest.raises(HostileError, match="exceeds the limit of 34,359,738,368"):
         wherry.convert(long, tmp_path / "to" / "out", to="orbax")
     assert not (tmp_path / "to").exists()
 

@@ -22,7 +22,9 @@ def model(*, tied=False) -> dict:
     }
     state = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     output = "output.tied_module.weight" if tied else "output.weight"
-    return state | {output: state["tok_embeddings.weight"].clone() if tied else torch.randn(12, 8, generator=generator)}
+    return state | {
+        output: state["tok_embeddings.weight"].clone() if tied else torch.randn(12, 8, generator=generator)
+    }
 
 
 def optimizer(parameters) -> dict:

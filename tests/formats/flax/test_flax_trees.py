@@ -213,7 +213,7 @@ def test_boxes_that_contradict_are_refused():
     manifest = Manifest({spec.path: spec})
     with pytest.raises(MismatchError, match="shape"):
         boxed({"w": np.zeros(3)}, manifest)
-    with pytest.raises(MismatchError, match="other names"):
+    with pytest.raises(MismatchError, match="boxed with other axis names"):
         boxed({"w": nn.LogicallyPartitioned(np.zeros((2, 3)), ("mlp", "embed"))}, manifest)
     kept = boxed({"w": nn.LogicallyPartitioned(np.zeros((2, 3)), ("embed", "mlp"))}, manifest)
     assert kept["w"].names == ("embed", "mlp")

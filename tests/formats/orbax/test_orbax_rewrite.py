@@ -66,7 +66,7 @@ def test_a_killed_save_with_its_temporary_name(tmp_path):
     case = "defect-orbax-unmerged-ocdbt"
     source = copied(case, tmp_path)
     temporary = source.rename(source.parent / f"{source.name}.orbax-checkpoint-tmp")
-    with pytest.raises(UnsupportedError, match="never committed"):
+    with pytest.raises(UnsupportedError, match="name of an uncommitted save"):
         merge(temporary, in_place=True)
     merge(temporary, tmp_path / "merged")
     assert sha256(hashes(tmp_path / "merged")) == wanted_hashes(case)
@@ -96,7 +96,7 @@ def test_a_save_that_was_never_merged_is_not_marked_as_committed(tmp_path):
     two_process_item(tmp_path / "item", support.sample())
     with pytest.raises(UsageError, match="never merged") as caught:
         wherry.rewrite(tmp_path / "item", tmp_path / "committed", as_="commit")
-    assert caught.value.cure == "--as merge"
+    assert caught.value.cure == "pass --as merge"
     assert not (tmp_path / "committed").exists()
 
 

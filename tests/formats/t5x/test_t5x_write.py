@@ -186,7 +186,7 @@ def test_parameters_without_the_state(tmp_path, dot_files):
 
 @pytest.mark.parametrize("form", ["t5x-legacy", "t5x-orbax"])
 def test_the_name_states_the_true_step(source, tmp_path, form):
-    with pytest.raises(UsageError, match="step 8"):
+    with pytest.raises(UsageError, match="step mismatch: 8 in"):
         convert(source, tmp_path / "checkpoint_8", form)
     assert not (tmp_path / "checkpoint_8").exists()
     wherry.convert(source, tmp_path / "run", to=form, into=True, lineage=False)
