@@ -229,7 +229,7 @@ def test_torch_states(tmp_path):
 
 
 @pytest.mark.parametrize(("make", "words"), [
-    (lambda torch: torch.ones(3, device="meta"), "on device meta"),
+    (lambda torch: torch.ones(3, device="meta"), "on the meta device has no data"),
     (lambda torch: torch.eye(3).to_sparse(), "sparse"),
     (lambda torch: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "qint8"),
 ])  # fmt: skip

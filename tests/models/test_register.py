@@ -123,7 +123,7 @@ def test_a_failure_keeps_the_version_of_others(receipt, client, name):
 def test_without_a_sidecar_there_is_no_identity(receipt, name, tmp_path):
     with pytest.raises(NotFoundError, match="no digests are recorded for this checkpoint") as failure:
         wherry.register(tmp_path / "source.safetensors", name)
-    assert f"wherry inspect {tmp_path / 'source.safetensors'} --digest --write" in (failure.value.cure or "")
+    assert f"wherry inspect --digest --write {tmp_path / 'source.safetensors'}" in (failure.value.cure or "")
     wherry.inspect(tmp_path / "source.safetensors", digest=True, write=True)
     done = wherry.register(tmp_path / "source.safetensors", name)
     assert (done.created, done.checkpoint_digest) == (True, receipt.source.checkpoint_digest)
