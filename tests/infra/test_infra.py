@@ -155,3 +155,15 @@ def test_a_missing_python_is_said_clearly(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("WHERRY_PYTHON", str(old))
     with pytest.raises(SystemExit, match=r"Python >= 3\.11 .* not found.*\n.*WHERRY_PYTHON"):
         environment.find_python()
+
+
+def test_an_active_environment_is_not_its_own_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment that is created again with its own Python would delete that Python first."""
+    environment = load("environment", monkeypatch)
+    active = tmp_path / "bin"
+    active.mkdir()
+    for name in ("python3", "python3.11"):
+        (active / name).symlink_to(Path(sys.executable).resolve())
+    monkeypatch.delenv("WHERRY_PYTHON", raising=False)
+    monkeypatch.setenv("PATH", str(active))
+    assert Path(environment.find_python()) == Path(sys.executable).resolve()
