@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -15,9 +16,6 @@ from packaging.utils import canonicalize_name
 
 from tests.support.infra import INFRA, ROOT, load
 from tests.support.readme import DEPLOY, commands
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(line.split("==") for line in (INFRA / "constraints.txt").read_text().splitlines())
