@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ("tests.support.crash_fixtures",)
 
-EXPIRY = 0.1  # a run that is not stopped is seen to live in the process table, whatever its beats
+EXPIRY = 0.1  # of a stopped owner; a living one is found in the process table, whatever its heartbeats
 FEW = 7  # moments of a case
 STEPS = (*PLACES, "fcntl:flock", "os:lseek")  # the last: copies of areas
 SHORT = ("safetensors", "huggingface", "orbax")
@@ -109,12 +109,13 @@ def test_one_that_was_stopped_never_commits_the_work_of_another(
 ):
     wanted = wanted_of(source, folder / "counted" / to, to, options, verify=verify, places=STEPS)
     total = sum(children.run(wanted).calls.values())
-    moments, resumed = moments_in(folder, total, most), 0
+    moments, resumed, committed = moments_in(folder, total, most), 0, 0
     for number in moments:
         target = folder / str(number) / to
         mine = replace(wanted, target=str(target), expiry=EXPIRY)
         stopped = children.run(replace(mine, act="stop", number=number))
         assert stopped.stopped
+        committed += target.exists()
         moves = recorded_moves(target)
         second = children.run(mine)
         if moves and second.receipt and not second.receipt["already"]:
@@ -124,6 +125,7 @@ def test_one_that_was_stopped_never_commits_the_work_of_another(
         assert_one_won([first, second], target, undisturbed[to])
         shutil.rmtree(target.parent)
     assert resumed
+    assert committed, "no run was stopped after its commit"
     record_property("interleavings", len(moments))
 
 
@@ -160,14 +162,17 @@ def test_one_that_was_stopped_while_it_took_over_is_taken_over_itself(
 @pytest.mark.parametrize("to", ["safetensors", "huggingface"])
 def test_names_alone_fence_where_the_file_system_has_no_locks(source, undisturbed, children, tmp_path, to):
     wanted = order(source, tmp_path / "counted" / to, to, places=STEPS, locks=False)
-    total = sum(children.run(wanted).calls.values())
+    total, committed = sum(children.run(wanted).calls.values()), 0
     for number in spread(total, 9):
         target = tmp_path / str(number) / to
         mine = replace(wanted, target=str(target), expiry=EXPIRY)
         stopped = children.run(replace(mine, act="stop", number=number))
+        assert stopped.stopped
+        committed += target.exists()
         second = children.run(mine)
         first = children.resume(stopped)
         assert_one_won([first, second], target, undisturbed[to])
+    assert committed, "no run was stopped after its commit"
 
 
 def test_a_clock_that_is_ahead_takes_over_no_living_lease(source, undisturbed, children, tmp_path):

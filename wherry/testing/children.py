@@ -44,7 +44,8 @@ class Order:
         places: the functions whose calls count.
         workers: threads of the mover; None for its default.
         verify: argument of `wherry.convert`.
-        expiry: seconds after which a lease without a heartbeat expires; None for the default.
+        expiry: seconds after which a lease without a heartbeat expires; None for the default. The heartbeat keeps its
+            interval: its calls would count too, and a living owner is found in the process table.
         locks: whether the file system supports `flock`.
         ahead: seconds by which the clock of the child is ahead.
     """
@@ -226,7 +227,6 @@ def _surround(order: Order, stack: ExitStack) -> None:
     stack.enter_context(small_steps(order.workers))
     if order.expiry is not None:
         stack.enter_context(replaced("wherry.staging.lease_watch:EXPIRY_SECONDS", order.expiry))
-        stack.enter_context(replaced("wherry.staging.lease:_HEARTBEAT_SECONDS", order.expiry / 6))
     if not order.locks:
         stack.enter_context(replaced("fcntl:flock", failing(errno.ENOLCK)))
     if order.ahead:
