@@ -164,7 +164,8 @@ def _awaited(child: int, reading: int, after: float | None) -> Outcome:
     """Wait for a child; its report is read while it is written."""
     deadline, report = time.monotonic() + (after or 0), b""
     while True:
-        if select.select([reading], [], [], 0.01)[0]:
+        pause = 0.01 if after is None else min(0.01, max(deadline - time.monotonic(), 0))
+        if select.select([reading], [], [], pause)[0]:
             data = os.read(reading, 1 << 16)
             report += data
             if not data:
@@ -177,7 +178,7 @@ def _awaited(child: int, reading: int, after: float | None) -> Outcome:
             while data := os.read(reading, 1 << 16):
                 report += data
             break
-        if after is not None and time.monotonic() > deadline:
+        if after is not None and time.monotonic() >= deadline:
             os.kill(child, signal.SIGKILL)
             after = None
     return Outcome(killed=True) if os.WIFSIGNALED(status) else Outcome(killed=False, **json.loads(report))
