@@ -1,8 +1,8 @@
 """Two writers of one target: at whatever moment one is stopped, one of them wins, and nothing wrong is ever visible.
 
 Run A is stopped before a call that changes the file system; run B takes the target over and runs to its end; A is
-continued. The short version takes samples of the moments, half as many on a disk, where a sync takes its time; the
-slow one takes all of them on each file system.
+continued. The short version takes samples of the moments, half as many on a disk, where a sync takes its time, if there
+is a tmpfs; the slow one takes all of them on each file system.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -26,7 +25,7 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from tests.support.crash import complete, convert, order, spread
-from tests.support.memory_files import MEMORY_FILES
+from tests.support.memory_files import memory_folder, temporary_folder
 from wherry.testing.faults import PLACES
 
 if TYPE_CHECKING:
@@ -64,15 +63,16 @@ def folder(request, tmp_path):
     if request.param == "disk":
         yield tmp_path
         return
-    if not os.path.ismount(MEMORY_FILES):
-        pytest.skip("there is no tmpfs")
-    with tempfile.TemporaryDirectory(dir=MEMORY_FILES) as made:
+    if memory_folder() is None:
+        pytest.skip("there is no tmpfs with room")
+    with temporary_folder("crash") as made:
         yield Path(made)
 
 
 def moments_in(folder, total, most):
-    """The moments that are tried: on a disk half of the few."""
-    half = most <= FEW and MEMORY_FILES not in folder.parents
+    """The moments that are tried: on a disk half of the few, if a tmpfs has all of them."""
+    memory = memory_folder()
+    half = most <= FEW and memory is not None and memory not in folder.parents
     return spread(total, (most + 1) // 2 if half else most)
 
 
