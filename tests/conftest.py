@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import resource
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.corpus import CORPUS, PRESENT, needs
-from tests.support.memory_files import memory_folder
+from tests.support.memory_files import remove_abandoned, temporary_folder
 from tests.support.skips import NO_CORPUS
 
 if TYPE_CHECKING:
+    import tempfile
     from collections.abc import Iterator
 
 _FOREIGN = ("PREFECT_", "MLFLOW_", "WHERRY_", "OPENLINEAGE_", "AWS_", "GOOGLE_")
@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(_FOREIGN) and name not in _KEPT]:
         del os.environ[name]
     _bound_memory()
+    remove_abandoned()
     home = _home()
     config.add_cleanup(home.cleanup)
     os.environ |= {
@@ -78,7 +79,7 @@ def wherry_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def _home() -> tempfile.TemporaryDirectory[str]:
     """A folder for ledgers and registries, in memory: databases sync at each commit."""
-    return tempfile.TemporaryDirectory(prefix="wherry-home-", dir=memory_folder(), ignore_cleanup_errors=True)
+    return temporary_folder("home")
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.memory_files import memory_folder
+from tests.support.memory_files import memory_folder, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,10 +21,9 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
     The slow forms, which try every moment, are made on a disk; tests/crash/test_fencing.py tries both.
     """
-    memory = memory_folder()
     quick = request.path.stem in IN_MEMORY and request.node.get_closest_marker("slow") is None
-    if memory is None or not quick:
+    if not quick or memory_folder() is None:
         yield tmp_path
         return
-    with tempfile.TemporaryDirectory(prefix="wherry-crash-", dir=memory) as folder:
+    with temporary_folder("crash") as folder:
         yield Path(folder)

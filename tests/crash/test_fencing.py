@@ -1,8 +1,8 @@
 """Two writers of one target: at whatever moment one is stopped, one of them wins, and nothing wrong is ever visible.
 
 Run A is stopped before a call that changes the file system; run B takes the target over and runs to its end; A is
-continued. The short version takes samples of the moments, half as many on a disk, where a sync takes its time; the
-slow one takes all of them on each file system.
+continued. The short version takes samples of the moments, half as many on a disk, where a sync takes its time, if there
+is a tmpfs; the slow one takes all of them on each file system.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -26,7 +25,7 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from tests.support.crash import complete, convert, order, spread
-from tests.support.memory_files import MEMORY_FILES
+from tests.support.memory_files import memory_folder, temporary_folder
 from wherry.testing.faults import PLACES
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ("tests.support.crash_fixtures",)
 
-EXPIRY = 0.1  # a run that is not stopped is seen to live in the process table, whatever its beats
+EXPIRY = 0.1  # of a stopped owner; a living one is found in the process table, whatever its heartbeats
 FEW = 7  # moments of a case
 STEPS = (*PLACES, "fcntl:flock", "os:lseek")  # the last: copies of areas
 SHORT = ("safetensors", "huggingface", "orbax")
@@ -64,15 +63,16 @@ def folder(request, tmp_path):
     if request.param == "disk":
         yield tmp_path
         return
-    if not os.path.ismount(MEMORY_FILES):
-        pytest.skip("there is no tmpfs")
-    with tempfile.TemporaryDirectory(dir=MEMORY_FILES) as made:
+    if memory_folder() is None:
+        pytest.skip("there is no tmpfs with room")
+    with temporary_folder("crash") as made:
         yield Path(made)
 
 
 def moments_in(folder, total, most):
-    """The moments that are tried: on a disk half of the few."""
-    half = most <= FEW and MEMORY_FILES not in folder.parents
+    """The moments that are tried: on a disk half of the few, if a tmpfs has all of them."""
+    memory = memory_folder()
+    half = most <= FEW and memory is not None and memory not in folder.parents
     return spread(total, (most + 1) // 2 if half else most)
 
 
@@ -109,12 +109,13 @@ def test_one_that_was_stopped_never_commits_the_work_of_another(
 ):
     wanted = wanted_of(source, folder / "counted" / to, to, options, verify=verify, places=STEPS)
     total = sum(children.run(wanted).calls.values())
-    moments, resumed = moments_in(folder, total, most), 0
+    moments, resumed, committed = moments_in(folder, total, most), 0, 0
     for number in moments:
         target = folder / str(number) / to
         mine = replace(wanted, target=str(target), expiry=EXPIRY)
         stopped = children.run(replace(mine, act="stop", number=number))
         assert stopped.stopped
+        committed += target.exists()
         moves = recorded_moves(target)
         second = children.run(mine)
         if moves and second.receipt and not second.receipt["already"]:
@@ -124,6 +125,7 @@ def test_one_that_was_stopped_never_commits_the_work_of_another(
         assert_one_won([first, second], target, undisturbed[to])
         shutil.rmtree(target.parent)
     assert resumed
+    assert committed, "no run was stopped after its commit"
     record_property("interleavings", len(moments))
 
 
@@ -160,14 +162,17 @@ def test_one_that_was_stopped_while_it_took_over_is_taken_over_itself(
 @pytest.mark.parametrize("to", ["safetensors", "huggingface"])
 def test_names_alone_fence_where_the_file_system_has_no_locks(source, undisturbed, children, tmp_path, to):
     wanted = order(source, tmp_path / "counted" / to, to, places=STEPS, locks=False)
-    total = sum(children.run(wanted).calls.values())
+    total, committed = sum(children.run(wanted).calls.values()), 0
     for number in spread(total, 9):
         target = tmp_path / str(number) / to
         mine = replace(wanted, target=str(target), expiry=EXPIRY)
         stopped = children.run(replace(mine, act="stop", number=number))
+        assert stopped.stopped
+        committed += target.exists()
         second = children.run(mine)
         first = children.resume(stopped)
         assert_one_won([first, second], target, undisturbed[to])
+    assert committed, "no run was stopped after its commit"
 
 
 def test_a_clock_that_is_ahead_takes_over_no_living_lease(source, undisturbed, children, tmp_path):

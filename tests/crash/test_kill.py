@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,29 @@ def test_killed_at_every_change_of_the_file_system(source, tmp_path, to, name):
     assert sum(survived) <= 3
 
 
+def areas(folder):
+    """The names of the staging areas in a folder; each run gives its area a name of its own."""
+    return {path.name for path in folder.glob(".wherry-8.*-*") if path.is_dir()}
+
+
+def started(command, folder):
+    """A run whose staging area exists by now, unless it has ended already."""
+    before = areas(folder)
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: areas(folder) - before or child.poll() is not None, pause=0.001)
+    return child
+
+
+def staged_seconds(command, folder):
+    """How long the staging area of an undisturbed run exists."""
+    child = started(command, folder)
+    appeared = time.monotonic()
+    wait_for(lambda: not areas(folder), pause=0.001)
+    usual = time.monotonic() - appeared
+    assert child.wait(20) == 0
+    return usual
+
+
 @pytest.mark.parametrize("to", ["orbax", "hf"])
 def test_killed_at_random_moments_then_run_again(source, tmp_path, to):
     command = [
@@ -102,12 +126,20 @@ def test_killed_at_random_moments_then_run_again(source, tmp_path, to):
         to,
         "--no-lineage",
     ]
+    usual, left = staged_seconds(command, tmp_path), 0
     for seed in range(4):
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(random.Random(seed).uniform(0.2, 1.2))
+        # A finished target would leave this run nothing to do.
+        shutil.rmtree(tmp_path / "8", ignore_errors=True)
+        child = started(command, tmp_path)
+        time.sleep(random.Random(seed).uniform(0, usual))
         child.kill()
         child.wait()
         assert_nothing_half_done(tmp_path, tmp_path / "8")
+        if areas(tmp_path):
+            left += 1
+        else:
+            usual /= 2  # the run ended first: the machine may be faster now
+    assert left, "no kill came while the staging area existed"
     subprocess.run(command, check=True, capture_output=True)
     assert wherry.verify(tmp_path / "8", level="digest").ok
 
@@ -215,11 +247,11 @@ def test_a_cancelled_fetch_keeps_what_it_copied(source, tmp_path, stop):
     assert sorted(os.listdir(tmp_path)) == ["copy", "made"]
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=20, pause=0.01):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def test_a_changed_source_is_not_resumed(tmp_path):

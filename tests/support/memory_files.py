@@ -6,7 +6,10 @@ A sync costs 5 to 10 ms on a disk and nothing in memory; everything else is alik
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 MEMORY_FILES = Path("/dev/shm")
@@ -18,3 +21,36 @@ def memory_folder() -> Path | None:
     if not os.path.ismount(MEMORY_FILES) or not os.access(MEMORY_FILES, os.W_OK):
         return None
     return MEMORY_FILES if shutil.disk_usage(MEMORY_FILES).free >= _LEAST_FREE else None
+
+
+def temporary_folder(kind: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder in memory, or on a disk where there is no memory for it; its name shows which process made it."""
+    prefix = f"wherry-{kind}-{_pid_namespace()}-{os.getpid()}-"
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=memory_folder(), ignore_cleanup_errors=True)
+
+
+def remove_abandoned() -> None:
+    """Remove the temporary folders of processes that have ended: a process that is killed leaves its own."""
+    name = re.compile(rf"wherry-(?:home|crash)-{_pid_namespace()}-(\d{{1,9}})-\w+")
+    for parent in {MEMORY_FILES, Path(tempfile.gettempdir())}:
+        for path in parent.glob("wherry-*"):
+            found = name.fullmatch(path.name)
+            if found and not _exists(int(found[1])):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _pid_namespace() -> int:
+    """The namespace of process IDs, which containers that share a folder may not share; 0 without /proc."""
+    with suppress(OSError):
+        return Path("/proc/self/ns/pid").stat().st_ino
+    return 0
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True

@@ -44,7 +44,8 @@ class Order:
         places: the functions whose calls count.
         workers: threads of the mover; None for its default.
         verify: argument of `wherry.convert`.
-        expiry: seconds after which a lease without a heartbeat expires; None for the default.
+        expiry: seconds after which a lease without a heartbeat expires; None for the default. The heartbeat keeps its
+            interval: its calls would count too, and a living owner is found in the process table.
         locks: whether the file system supports `flock`.
         ahead: seconds by which the clock of the child is ahead.
     """
@@ -163,7 +164,8 @@ def _awaited(child: int, reading: int, after: float | None) -> Outcome:
     """Wait for a child; its report is read while it is written."""
     deadline, report = time.monotonic() + (after or 0), b""
     while True:
-        if select.select([reading], [], [], 0.01)[0]:
+        pause = 0.01 if after is None else min(0.01, max(deadline - time.monotonic(), 0))
+        if select.select([reading], [], [], pause)[0]:
             data = os.read(reading, 1 << 16)
             report += data
             if not data:
@@ -176,7 +178,7 @@ def _awaited(child: int, reading: int, after: float | None) -> Outcome:
             while data := os.read(reading, 1 << 16):
                 report += data
             break
-        if after is not None and time.monotonic() > deadline:
+        if after is not None and time.monotonic() >= deadline:
             os.kill(child, signal.SIGKILL)
             after = None
     return Outcome(killed=True) if os.WIFSIGNALED(status) else Outcome(killed=False, **json.loads(report))
@@ -226,7 +228,6 @@ def _surround(order: Order, stack: ExitStack) -> None:
     stack.enter_context(small_steps(order.workers))
     if order.expiry is not None:
         stack.enter_context(replaced("wherry.staging.lease_watch:EXPIRY_SECONDS", order.expiry))
-        stack.enter_context(replaced("wherry.staging.lease:_HEARTBEAT_SECONDS", order.expiry / 6))
     if not order.locks:
         stack.enter_context(replaced("fcntl:flock", failing(errno.ENOLCK)))
     if order.ahead:
