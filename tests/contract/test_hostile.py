@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pickle
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import wherry
 from tests.support import hostile
-from tests.support.corpus import needs, needs_corpus
+from tests.support.corpus import PREFIX, needs, needs_corpus
 from tests.support.formats import CORPUS, expected, home, place
-from tests.support.imitations import PREFIX, imitations, table
+from tests.support.imitations import Imitation, imitations, made, table
 from wherry.errors import HostileError, MismatchError, UsageError, WherryError
 from wherry.formats.pin import take_pin
 from wherry.integrations.containers.pickle.survey import survey
@@ -151,6 +153,38 @@ def test_what_is_made_here_is_as_hostile_as_that_of_the_corpus(case, tmp_path, m
     ]
     known = {name for name in wanted[0] ^ wanted[1] if name.startswith("torch.")}
     assert wanted[0] ^ wanted[1] == (known if "-dcp-" in case else set())
+
+
+def unpacked(path: Path) -> bytes:
+    """The bytes of a file, or of all in a folder, with those of the members of an archive."""
+    if path.is_dir():
+        return b"".join(unpacked(one) for one in sorted(path.rglob("*")) if one.is_file())
+    data = [path.read_bytes()]
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                # Flags or a checksum that its bytes do not fit: those are not compressed.
+                with contextlib.suppress(zipfile.BadZipFile, RuntimeError, NotImplementedError):
+                    data.append(archive.read(name))
+    return b"".join(data)
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_must_not_create_the_marker_names_it(case):
+    """Otherwise a payload that ran would go unseen."""
+    named = hostile.MARKER.encode() in unpacked(place(case))
+    assert expected(case)["must_not_create"] == [hostile.MARKER] * named
+
+
+def test_a_maker_that_fails_says_the_same_to_the_next_test(monkeypatch):
+    def cannot(_home):
+        raise KeyError("the library has moved")
+
+    row = Imitation("none", "ok", cannot)
+    monkeypatch.setattr("tests.support.imitations.table", lambda: {"made-cannot": row})
+    for _ in range(2):
+        with pytest.raises(KeyError, match="the library has moved"):
+            made("made-cannot")
 
 
 def test_every_hostile_file_of_the_corpus_is_made_here(corpus):

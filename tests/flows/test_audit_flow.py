@@ -85,7 +85,7 @@ def test_a_container_whose_ledger_dies_with_it_is_refused(team, monkeypatch):
     state = audit(AuditSpec(), return_state=True)
     error = state.result(raise_on_failure=False)
     assert isinstance(error, UsageError)
-    assert " pool: ledger sqlite" in error.what
+    assert "not shared with the workers of a kubernetes pool: ledger sqlite" in error.what
     assert "WHERRY_LEDGER" in TOLD[0][0]
 
 

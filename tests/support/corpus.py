@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import imitations
 from tests.support.skips import CORPUS, NO_CORPUS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+PREFIX = "made-"  # of the cases that `imitations` makes, which is imported where one is asked for
 PRESENT = (CORPUS / "INDEX.json").is_file()
 needs_corpus = pytest.mark.skipif(not PRESENT, reason=NO_CORPUS)
 
@@ -25,8 +25,8 @@ needs_corpus = pytest.mark.skipif(not PRESENT, reason=NO_CORPUS)
 @cache
 def expected(case: str) -> dict[str, Any]:
     """What is known of a case, read once: not to be changed."""
-    if case.startswith(imitations.PREFIX):
-        return imitations.made(case)[1]
+    if case.startswith(PREFIX):
+        return _made(case)[1]
     return json.loads((CORPUS / case / "expected.json").read_text())
 
 
@@ -48,9 +48,15 @@ def cases(*formats: str, verdicts: tuple[str, ...] | None = ("ok", "ok-but-alter
 
 def home(case: str) -> Path:
     """The folder that the URIs of a case are relative to."""
-    if case.startswith(imitations.PREFIX):
-        return imitations.made(case)[0]
+    if case.startswith(PREFIX):
+        return _made(case)[0]
     return CORPUS / case / "checkpoint"
+
+
+def _made(case: str) -> tuple[Path, dict[str, Any]]:
+    from tests.support.imitations import made
+
+    return made(case)
 
 
 def place(case: str) -> Path:
@@ -64,7 +70,7 @@ def either(*rows: Any) -> list[Any]:
     return [
         pytest.param(
             *(row if isinstance(row, tuple) else (row,)),
-            marks=() if name.startswith(imitations.PREFIX) else needs_corpus,
+            marks=() if name.startswith(PREFIX) else needs_corpus,
         )
         for name, row in zip(names, rows, strict=True)
     ]

