@@ -26,6 +26,9 @@ if how == "hang":
 if how == "orphan":
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
+if how == "places":
+    import warm_early
+    print(warm_early.PLACE, os.environ["WHERRY_HOME"])
 print(how, len("".join(words)))
 """
 
@@ -33,8 +36,9 @@ print(how, len("".join(words)))
 @pytest.fixture
 def warm(tmp_path):
     (tmp_path / "warm_program.py").write_text(PROGRAM)
+    (tmp_path / "warm_early.py").write_text("import os; PLACE = os.environ.get('WHERRY_HOME')")
     line = [sys.executable, "-m", "tests.support.warm"]
-    made = Warm(line, {**os.environ, "PYTHONPATH": str(tmp_path)}, [], os.fspath(ROOT))
+    made = Warm(line, {**os.environ, "PYTHONPATH": str(tmp_path)}, ["warm_early"], os.fspath(ROOT))
     yield made
     made.close()
 
@@ -104,3 +108,8 @@ def test_an_answer_to_another_run_is_refused(warm, monkeypatch):
 
 def test_a_long_command_line_arrives_whole(warm):
     assert run(warm, "long", "x" * 3_000_000) == (0, b"long 3000000\n", b"")
+
+
+def test_what_is_imported_early_does_not_know_the_places_of_the_first_test(warm):
+    code, output, _errors = run(warm, "places")
+    assert (code, output.decode().splitlines()[0]) == (0, f"None {os.environ['WHERRY_HOME']}")

@@ -34,6 +34,10 @@ _PR_SET_PDEATHSIG = 1
 _MESSAGE = 100  # bytes of a message, at most
 _GRACE = 10  # seconds in which the waiting process ends by itself
 
+_PLACES = frozenset(
+    {"WHERRY_HOME", "WHERRY_LEDGER", "WHERRY_CONFIG", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"}
+)
+
 
 class Warm:
     """Starts processes by forking one that has imported modules; close it in the end.
@@ -43,7 +47,8 @@ class Warm:
 
     Args:
         line: how to start the waiting process; the number of a socket and the modules are appended.
-        env: its environment; what modules read when they are imported is read there.
+        env: its environment, less the places of the test that starts it; what modules read when they are imported is
+            read there.
         modules: what it imports.
         folder: where it stands.
     """
@@ -52,7 +57,8 @@ class Warm:
         self, line: Sequence[str], env: Mapping[str, str], modules: Sequence[str], folder: str | None = None
     ) -> None:
         self._line, self._modules, self._folder = line, modules, folder
-        self._env = {**env, "OPENBLAS_NUM_THREADS": "1"}  # a process with threads cannot be forked safely
+        self._env = {name: value for name, value in env.items() if name not in _PLACES}
+        self._env["OPENBLAS_NUM_THREADS"] = "1"  # a process with threads cannot be forked safely
         self._serial = 0
         self._start()
 
