@@ -106,7 +106,7 @@ def told(checkpoint: Path, tmp_path: Path, every: str, warm: Warm) -> list[dict]
     work.mkdir()
     words = [str(checkpoint), str(work), every]
     code, output, errors = warm.run(
-        "tests.support.special_files", words, cwd=os.fspath(ROOT), env=dict(os.environ)
+        "tests.support.special_files", words, cwd=os.fspath(ROOT), env=dict(os.environ), seconds=580
     )
     assert code == 0, errors.decode()[-4000:]
     return [json.loads(line) for line in output.splitlines()]

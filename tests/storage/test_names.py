@@ -1,7 +1,8 @@
 """Names of files that are not ASCII, or no text at all, under locales that know UTF-8 and under those that do not.
 
 An interpreter that does not know UTF-8 starts anew in UTF-8 mode. Some verbs are started as users start them; the
-others, thirty of which would import wherry and MLflow again each, are forked from a process in UTF-8 mode.
+others, thirty of which would import wherry and MLflow again each, are forked from a process in the mode that they would
+end up in.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ LOCALES = {
     "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     "UTF-8": {"LC_ALL": "C.UTF-8"},
 }
+ANEW = {"C": {"PYTHONUTF8": "1"}, "UTF-8": {}}  # what wherry sets where it starts anew
 STARTED = ("discover", "detect", "plan", "convert")  # as processes of their own
 NAMES = {"text": "mü 模".encode(), "bytes": b"m\xff\xfe"}
 CONFIG = b"""
@@ -71,7 +73,7 @@ def test_every_verb_takes_the_name_and_records_it(tmp_path, locale, kind, warm_c
 
     def run(*words, code=0):
         alone = words[0] in STARTED
-        done = command(*words, env=env) if alone else warm_command(*words, env={**env, "PYTHONUTF8": "1"})
+        done = command(*words, env=env) if alone else warm_command(*words, env=env | ANEW[locale])
         assert done.returncode == code, f"{words}: {done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
         return done.stdout

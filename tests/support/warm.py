@@ -10,32 +10,45 @@ wrong tool where the start itself is tested: what is imported, from where, and w
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_REQUEST = 1 << 20  # bytes of a request, at most
+_PR_SET_PDEATHSIG = 1
+_MESSAGE = 100  # bytes of a message, at most
+_GRACE = 10  # seconds in which the waiting process ends by itself
+
+_PLACES = frozenset(
+    {"WHERRY_HOME", "WHERRY_LEDGER", "WHERRY_CONFIG", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"}
+)
 
 
 class Warm:
     """Starts processes by forking one that has imported modules; close it in the end.
 
+    A run that is interrupted, or does not end in time, is killed with its process group, and so is the process that
+    forked it; the next run starts both anew.
+
     Args:
         line: how to start the waiting process; the number of a socket and the modules are appended.
-        env: its environment; what modules read when they are imported is read there.
+        env: its environment, less the places of the test that starts it; what modules read when they are imported is
+            read there.
         modules: what it imports.
         folder: where it stands.
     """
@@ -43,35 +56,80 @@ class Warm:
     def __init__(
         self, line: Sequence[str], env: Mapping[str, str], modules: Sequence[str], folder: str | None = None
     ) -> None:
+        self._line, self._modules, self._folder = line, modules, folder
+        self._env = {name: value for name, value in env.items() if name not in _PLACES}
+        self._env["OPENBLAS_NUM_THREADS"] = "1"  # a process with threads cannot be forked safely
+        self._serial = 0
+        self._start()
+
+    def _start(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [*line, str(theirs.fileno()), *modules],
-                env={**env, "OPENBLAS_NUM_THREADS": "1"},  # a process with threads cannot be forked safely
-                cwd=folder,
+                [*self._line, str(theirs.fileno()), *self._modules],
+                env=self._env,
+                cwd=self._folder,
                 pass_fds=[theirs.fileno()],
             )
 
     def run(
-        self, module: str, words: Sequence[str | bytes], *, cwd: str, env: Mapping[str, str], text: str = ""
+        self,
+        module: str,
+        words: Sequence[str | bytes],
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        text: str = "",
+        seconds: float = 300,
     ) -> tuple[int, bytes, bytes]:
-        """Run a module as `python -m` does; its exit code, standard output and standard error."""
+        """Run a module as `python -m` does; its exit code, standard output and standard error.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end within so many seconds, and was killed.
+        """
         request = {"module": module, "words": [*map(_sent, words)], "cwd": _sent(cwd)}
         request["env"] = {_sent(name): _sent(value) for name, value in env.items()}
         with ExitStack() as stack:
-            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
-            files[0].write(text.encode())
-            files[0].seek(0)
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [file.fileno() for file in files])
-            answer = self._socket.recv(100)
-            assert answer, "the waiting process has ended"
+            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(4)]
+            for file, data in zip(files, (json.dumps(request), text), strict=False):
+                file.write(data.encode())
+                file.seek(0)
+            code = self._answer([file.fileno() for file in files], module, seconds)
             for file in files:
                 file.seek(0)
-            return int(answer), files[1].read(), files[2].read()
+            return code, files[2].read(), files[3].read()
+
+    def _answer(self, files: list[int], module: str, seconds: float) -> int:
+        """The exit code of the process that a request describes."""
+        if self._process.poll() is not None:
+            self.close()
+            self._start()
+        self._serial += 1
+        try:
+            self._socket.settimeout(seconds)
+            socket.send_fds(self._socket, [str(self._serial).encode()], files)
+            answer = self._socket.recv(_MESSAGE)
+            assert answer, "the waiting process has ended"
+            serial, code = map(int, answer.split())
+            assert serial == self._serial, "the answer is that of another run"
+        except TimeoutError:
+            self.close()
+            raise subprocess.TimeoutExpired(module, seconds) from None
+        except BaseException:
+            self.close()
+            raise
+        return code
 
     def close(self) -> None:
+        """End the waiting process, which kills what it has forked and is still waiting for."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._process.wait(60)
+        try:
+            self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def _sent(word: str | bytes) -> str:
@@ -90,23 +148,41 @@ def serve(number: int, modules: Sequence[str]) -> None:
     gc.freeze()
     with socket.socket(fileno=number) as requests:
         while True:
-            data, files, _flags, _address = socket.recv_fds(requests, _REQUEST, 3)
-            if not data:
+            serial, files, _flags, _address = socket.recv_fds(requests, _MESSAGE, 4)
+            if not serial:
                 return
-            child = os.fork()
+            parent, child = os.getpid(), os.fork()
             if child == 0:
-                _be(json.loads(data), files, requests)
+                _be(files, requests, parent)
             for file in files:
                 os.close(file)
-            _pid, status = os.waitpid(child, 0)
-            requests.send(str(os.waitstatus_to_exitcode(status)).encode())
+            code = _wait(child, requests)
+            requests.send(b"%s %d" % (serial, code))
 
 
-def _be(request: dict, files: list[int], requests: socket.socket) -> None:
+def _wait(child: int, requests: socket.socket) -> int:
+    """The exit code of a child, which is killed with its process group once the other side has closed."""
+    ended = os.pidfd_open(child)
+    ready, _, _ = select.select([ended, requests], [], [])
+    os.close(ended)
+    if requests in ready:
+        with suppress(ProcessLookupError):  # it has no group of its own yet
+            os.killpg(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+        sys.exit()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _be(files: list[int], requests: socket.socket, parent: int) -> None:
     """Be the process that a request describes; does not return."""
     os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
     requests.close()
-    for number, file in enumerate(files):
+    with os.fdopen(files[0], "rb") as file:
+        request = json.load(file)
+    for number, file in enumerate(files[1:]):
         os.dup2(file, number)
         os.close(file)
     os.chdir(_received(request["cwd"]))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[2]
 _AT_START = ("LC_", "LANG", "PYTHON")  # what an interpreter reads when it starts
+_SECONDS = 120  # as `command`
 _OURS = (
     *("wherry.cli", "wherry.converter.convert", "wherry.ledger.record", "wherry.verifier.verify"),
     *("sqlalchemy.dialects.sqlite", "tensorstore", "zstandard"),
@@ -44,7 +45,9 @@ class WarmCommands(dict[tuple[tuple[str, str], ...], Warm]):
             line = [sys.executable, "-m", "tests.support.warm"]
             self[key] = Warm(line, whole, self._modules, os.fspath(_ROOT))
         plain = [word if isinstance(word, bytes) else str(word) for word in words]
-        code, output, errors = self[key].run("wherry.cli", plain, cwd=str(Path.cwd()), env=whole)
+        code, output, errors = self[key].run(
+            "wherry.cli", plain, cwd=str(Path.cwd()), env=whole, seconds=_SECONDS
+        )
         said = (data.decode("utf-8", "surrogateescape") for data in (output, errors))
         return subprocess.CompletedProcess(plain, code, *said)
 

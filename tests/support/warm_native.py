@@ -43,11 +43,13 @@ class WarmLoaders(dict[str, Warm]):
         return self[kind]
 
     def run(self, module, words=(), *, purpose, limits, text="", variables=None):
-        """As `child.run`, without limits."""
+        """As `child.run`, without a limit of memory; one that exceeds its time fails the test."""
         kind = "jax" if ".with_jax:" in json.loads(text).get("function", "") else "torch"
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             env = child.environment(variables or {})
-            code, output, errors = self[kind].run(module, words, cwd=folder, env=env, text=text)
+            code, output, errors = self[kind].run(
+                module, words, cwd=folder, env=env, text=text, seconds=limits.seconds
+            )
         return child.ChildResult(code, output.decode(), errors.decode(errors="replace"))
 
 

@@ -129,9 +129,9 @@ def checkpoint(request, samples_by_format, tmp_path, monkeypatch, marker):
 
 
 @pytest.fixture
-def forked(request, monkeypatch):
+def forked(request, attack, monkeypatch):
     """Children are forked from processes that have imported the library; does not reach attacks that need more."""
-    if request.getfixturevalue("attack") != "code":
+    if attack not in ("code", "architecture"):
         monkeypatch.setattr(child, "run", request.getfixturevalue("warm_loaders").run)
 
 
@@ -162,6 +162,28 @@ def test_the_payload_runs_where_it_is_unpickled(marker):
 
     pickle.loads(pickle.dumps(Payload(marker)))
     assert marker.exists()
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("attack", ["none"])
+def test_the_payload_runs_where_a_forked_child_unpickles_it(marker, tmp_path):
+    import pickle
+
+    (tmp_path / "payload").write_bytes(pickle.dumps(Payload(marker)))
+    limits = child.Limits(60, 1 << 30)
+    done = child.run("pickle", [str(tmp_path / "payload")], purpose="test", limits=limits, text="{}")
+    assert done.code == 0, done.errors
+    assert marker.exists()
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("level", ["native", "logits"])
+@pytest.mark.parametrize("attack", ["none"])
+@pytest.mark.parametrize("name", ["huggingface"])
+def test_a_forked_child_passes_a_sound_model(name, level, checkpoint, marker):
+    report = wherry.verify(checkpoint, level=level, against=checkpoint if level == "logits" else None)
+    assert report.verdict == "ok"
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("name", ATTACKS)
