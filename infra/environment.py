@@ -71,7 +71,9 @@ def find_python() -> str:
     for name in (chosen,) if chosen else (*_CANDIDATES, sys.executable):
         path = shutil.which(name)
         if path and _python_version(path) >= OLDEST:
-            return os.path.realpath(path)  # not that of an active environment, which may be about to be replaced
+            return os.path.realpath(
+                path
+            )  # not that of an active environment, which may be about to be replaced
     wanted = "{}.{}".format(*OLDEST)
     raise SystemExit(
         "Python >= {} with the modules venv and ensurepip not found{}.\n"
