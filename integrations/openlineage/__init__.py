@@ -164,8 +164,7 @@ def _subjects(statement: Statement) -> list[dict[str, Any]]:
     """The checkpoint that a statement is about; statements of schema 1 have only its digest."""
     body = statement.body
     if body.get("subject"):
-        subject = _reference(body["subject"])
-        return [described(subject, {})]
+        return [described(_reference(body["subject"]), {})]
     digest = body.get("checkpoint_digest")
     return [{"namespace": "wherry://sha256", "name": digest}] if digest else []
 

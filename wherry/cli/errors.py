@@ -56,7 +56,7 @@ def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
 def _of_click(error: click.ClickException) -> UsageError:
     """An error of click in the form of ours: in lower case, without a full stop, with the help of its command."""
     text = error.format_message().removesuffix(".")
-    context = error.ctx if isinstance(error, click.UsageError) else None
+    context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "wherry"
     return UsageError(text[:1].lower() + text[1:], cure=f"see `{command} --help`")
 

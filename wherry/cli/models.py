@@ -131,33 +131,20 @@ def fetch(uri: str, target: str, json_: bool, quiet: bool, **arguments: Any) -> 
 
 
 def _show_fetched(done: FetchReport, *, json_: bool) -> None:
-    from wherry.cli import console
     from wherry.core.units import show_seconds, show_size
 
-    if json_:
-        console.print_json(done.to_json())
-        return
-    if done.already:
-        click.echo("the copy already exists; verified, nothing was copied")
-    console.print_rows([
+    _show(done, "the copy already exists; verified, nothing was copied", [
         ("source", done.source),
         ("copy", done.uri),
         ("checkpoint", done.checkpoint_digest),
         ("files", f"{done.files:,}, {show_size(done.nbytes)} in {show_seconds(done.seconds)}"),
         ("resumed", show_size(done.resumed_bytes) if done.resumed_bytes else ""),
         ("lineage", done.lineage),
-    ])  # fmt: skip
+    ], json_=json_)  # fmt: skip
 
 
 def _show_promotion(done: Promotion, *, json_: bool) -> None:
-    from wherry.cli import console
-
-    if json_:
-        console.print_json(done.to_json())
-        return
-    if done.already:
-        click.echo("the alias is already set; nothing was changed")
-    console.print_rows([
+    _show(done, "the alias is already set; nothing was changed", [
         ("model", f"{done.name} version {done.version}"),
         ("alias", done.alias),
         ("replaced", f"version {done.replaced}" if done.replaced else "nothing"),
@@ -167,6 +154,20 @@ def _show_promotion(done: Promotion, *, json_: bool) -> None:
         ("by", done.by),
         ("registry", done.registry),
         ("page", done.page),
-    ])  # fmt: skip
-    for gate in done.gates:
+    ], json_=json_)  # fmt: skip
+    for gate in [] if json_ else done.gates:
         click.echo(f"  {gate.gate}: required {gate.asked}, found {gate.found}")
+
+
+def _show(
+    done: FetchReport | Promotion, already: str, rows: Sequence[tuple[str, str | None]], *, json_: bool
+) -> None:
+    """Print a report as JSON or as rows, after a sentence if nothing had to be done."""
+    from wherry.cli import console
+
+    if json_:
+        console.print_json(done.to_json())
+        return
+    if done.already:
+        click.echo(already)
+    console.print_rows(rows)

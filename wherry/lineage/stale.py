@@ -137,8 +137,7 @@ def _has_source(row: ConversionRecord) -> bool:
 def _below(about: str | os.PathLike[str]) -> set[str]:
     from wherry.lineage.answers import impact
 
-    found = impact(about)
-    return set(found.nodes)
+    return set(impact(about).nodes)
 
 
 def _routes(config: str | None) -> tuple[Route, ...]:

@@ -222,8 +222,7 @@ def _region_bytes(spec: TensorSpec, data: bytes, region: Region) -> bytes:
         return data[span.start : span.stop]
     import numpy as np
 
-    array = np.frombuffer(data, dtypes.numpy_dtype(spec.dtype)).reshape(spec.shape)
-    return array[region].tobytes()
+    return np.frombuffer(data, dtypes.numpy_dtype(spec.dtype)).reshape(spec.shape)[region].tobytes()
 
 
 def _contiguous(spec: TensorSpec, region: Region) -> bool:

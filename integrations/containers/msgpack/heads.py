@@ -210,8 +210,7 @@ def file_source(location: Location) -> MessageSource:
         NotFoundError: the file does not exist.
     """
     entry = location.stat()
-    size = entry.size if entry is not None else 0
-    return MessageSource(location.read, size, location.uri)
+    return MessageSource(location.read, entry.size if entry is not None else 0, location.uri)
 
 
 def bytes_source(data: bytes, uri: str = "") -> MessageSource:

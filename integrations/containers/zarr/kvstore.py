@@ -191,5 +191,4 @@ def _first_sentence(text: str) -> str:
 
 def read_whole(array: Any, region: tuple[slice, ...]) -> Any:
     """Elements of a region as a C-order array; raises what tensorstore raises."""
-    part = array[region] if region else array
-    return part.read(order="C").result()
+    return (array[region] if region else array).read(order="C").result()

@@ -92,8 +92,7 @@ def read_contents(location: Location) -> DcpContents:
             cure="use another checkpoint; data files cannot be read without .metadata",
         )
     with uncollected():
-        index = read_index([location.join(name) for name in marks])
-        return _contents(location, index, names, marks)
+        return _contents(location, read_index([location.join(name) for name in marks]), names, marks)
 
 
 def _contents(
