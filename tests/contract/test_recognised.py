@@ -117,7 +117,7 @@ def test_plain_gguf_converts(tmp_path):
 @pytest.mark.parametrize(
     ("data", "error", "word"),
     [
-        (gguf([("w", (5,), 0, b"\0" * 12)]), CorruptError, "ends at"),
+        (gguf([("w", (5,), 0, b"\0" * 12)]), CorruptError, "truncated in tensor 'w': expected"),
         (gguf([("w", (2, 33), 2, b"\0" * 100)]), CorruptError, "whole blocks"),
         (gguf([("w", (2,), 99, b"\0" * 100)]), UnsupportedError, "type 99"),
         (gguf([("w", (1,), 0, b"\0" * 4), ("w", (1,), 0, b"\0" * 4)]), HostileError, "duplicated"),
