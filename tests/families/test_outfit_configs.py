@@ -178,8 +178,9 @@ run_name:
         "mlp_activations": ["silu", "linear"], "decoder_block": "llama2", "normalization_layer_epsilon": 1e-5,
         "scan_layers": True, "run_name": None,
     }  # fmt: skip
-    with pytest.raises(UsageError, match="line 2"):
+    with pytest.raises(UsageError, match="line 2") as failure:
         parse_config("a.yml", b"a: 1\n  - b\n")
+    assert str(failure.value).count("line 2") == str(failure.value).count("cure:") == 1
 
 
 def test_yaml_is_a_number_to_others():
