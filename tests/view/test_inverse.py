@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.families import LLAMA, made
 from wherry.core.request import LayoutRequest
+from wherry.errors import AmbiguousError
 from wherry.families import load_family
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -50,3 +51,14 @@ def test_a_value_that_is_off_by_more_than_the_bound_is_found(narrowed):
     file.write_bytes(data.replace(raw, values.tobytes()))
     reasons = [one.reason for one in roundtrip(narrowed).failed if one.path == NAME]
     assert any("its values differ by up to" in reason for reason in reasons)
+
+
+def test_a_conversion_with_a_config_from_elsewhere_is_checked(narrowed, tmp_path):
+    """Without its config nothing states how many heads the source has."""
+    wide = narrowed[0]
+    config = (wide / "config.json").rename(tmp_path / "config.json")
+    target = tmp_path / "maxtext" / "0"
+    with pytest.raises(AmbiguousError):
+        wherry.convert(wide, target, to="maxtext", wish=LayoutRequest(family="llama"))
+    wherry.convert(wide, target, to="maxtext", wish=LayoutRequest(family="llama", config=str(config)))
+    assert wherry.verify(target, level="roundtrip", against=wide).ok
