@@ -185,11 +185,12 @@ def test_a_clock_that_is_ahead_takes_over_no_living_lease(source, undisturbed, c
 
     def beat():
         count = 0
-        while not over.wait(0.1):
-            count += 1
-            lease.write_text(json.dumps({**owner, "beat": count}))
+        with lease.open("r+b", buffering=0) as file:
+            while not over.wait(0.1):
+                count += 1
+                os.pwrite(file.fileno(), json.dumps({**owner, "beat": f"{count:012}"}).encode(), 0)
 
-    lease.write_text(json.dumps(owner))
+    lease.write_text(json.dumps({**owner, "beat": f"{0:012}"}))
     before = time.time() - 40
     os.utime(lease, (before, before))
     heart = threading.Thread(target=beat)
