@@ -75,6 +75,15 @@ def test_raw_to_flat_moves_are_two_leaves(monkeypatch):
     assert largest_move(spec, [spec], raw=True) == 10
 
 
+def test_a_pass_that_only_hashes_reads_regions_in_larger_parts():
+    """Where the runs of a region lie far apart, half the part means twice as many reads."""
+    spec = TensorSpec(("t",), (move.DECODED_BYTES * 2,), "int8")
+    hashed = [one.span.nbytes for one in moves_of(spec, (), raw=False, regions=True)]
+    carried = [one.span.nbytes for one in moves_of(spec, [spec], raw=False, regions=True)]
+    assert hashed == [move.DECODED_BYTES] * 2
+    assert set(carried) == {move.RAW_BYTES}
+
+
 def test_a_tensor_without_elements_needs_no_move():
     spec = TensorSpec(("t",), (3, 0), "int8")
     assert list(moves_of(spec, [spec], raw=True)) == []

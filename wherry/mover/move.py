@@ -104,7 +104,7 @@ def moves_of(
         for start in range(0, source.nbytes, RAW_BYTES):
             yield Move(source.path, Span(start, min(start + RAW_BYTES, source.nbytes)), None)
         return
-    limit = RAW_BYTES if raw or regions else DECODED_BYTES
+    limit = RAW_BYTES if raw or (regions and targets) else DECODED_BYTES  # larger parts: fewer and longer runs
     decoded = [] if raw or source.chunks is None else [source.chunks]
     grid = common_grid(source.shape, [*decoded, *grids])
     if grids and decoded and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
