@@ -165,3 +165,42 @@ def test_an_active_environment_is_not_its_own_base(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("WHERRY_PYTHON", raising=False)
     monkeypatch.setenv("PATH", str(active))
     assert Path(environment.find_python()) == Path(sys.executable).resolve()
+
+
+def test_uv_installs_from_where_pip_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = load("environment", monkeypatch)
+    listing = (
+        ":env:.cert='/ca.crt'\n:env:.find-links='/mine'\nglobal.find-links='/wheels'\n"
+        "global.extra-index-url='https://a/simple https://b/simple'\n"
+    )
+    settings = environment.pip_settings(listing)
+    assert settings == {
+        "cert": "/ca.crt",
+        "find-links": "/mine",
+        "extra-index-url": "https://a/simple https://b/simple",
+    }
+    assert environment.uv_options(settings) == [
+        "--find-links", "/mine", "--index", "https://a/simple", "--index", "https://b/simple",
+        "--index-strategy", "unsafe-best-match",
+    ]  # fmt: skip
+    assert environment.uv_options({}) == []
+
+
+def test_pip_installs_where_uv_cannot_do_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = load("environment", monkeypatch)
+    assert environment.uv_options({"no-binary": ":all:"}) is None
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    for script, said in (
+        ("exit 1", "uv cannot be installed"),
+        (
+            "[ $3 = install ] || echo \"global.proxy='https://proxy'\"",
+            "uv has no option for one of pip's settings",
+        ),
+    ):
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        assert environment._uv(tmp_path) == []
+        assert said in capsys.readouterr().out
