@@ -147,13 +147,13 @@ def random_bytes(spec: TensorSpec, generator: random.Random) -> bytes:
     """Random canonical bytes of a tensor, each element valid for its dtype."""
     raw = generator.randbytes(spec.nbytes)
     if spec.dtype == "bool":
-        return bytes(byte & 1 for byte in raw)
+        return raw.translate(bytes(byte & 1 for byte in range(256)))
     narrow = _narrow_bits(spec.dtype)
     if narrow is None:
         return raw
     most = 1 << narrow
-    signed = spec.dtype.startswith("int")
-    return bytes((byte % most - (most >> 1 if signed else 0)) & 0xFF for byte in raw)
+    least = most >> 1 if spec.dtype.startswith("int") else 0
+    return raw.translate(bytes((byte % most - least) & 0xFF for byte in range(256)))
 
 
 def _narrow_bits(dtype: str) -> int | None:
