@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support.libraries import held, loaded
-from tests.support.model_systems import CONTENTS, MAKERS
+from tests.support.model_files import MAKERS
+from tests.support.model_systems import CONTENTS
 from tests.support.systems import carry
 from wherry.core.request import LayoutRequest
 
