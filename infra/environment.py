@@ -38,7 +38,10 @@ _UV_OPTIONS = {
     "find-links": "--find-links",
     "constraint": "--constraint",
 }
-_NOT_FOR_UV = {"cert", "default-timeout", "timeout", "disable-pip-version-check", "retries", "no-input"}
+_NOT_FOR_UV = {
+    "cert", "timeout", "default-timeout", "retries", "no-input", "progress-bar", "disable-pip-version-check",
+    "root-user-action", "break-system-packages",
+}  # fmt: skip
 _PROBE = "import ensurepip, venv, sys; print('%d.%d' % sys.version_info[:2])"
 
 
