@@ -104,7 +104,8 @@ def moves_of(
         for start in range(0, source.nbytes, RAW_BYTES):
             yield Move(source.path, Span(start, min(start + RAW_BYTES, source.nbytes)), None)
         return
-    limit = RAW_BYTES if raw or (regions and targets) else DECODED_BYTES  # larger parts: fewer and longer runs
+    # Where only digests are wanted, larger regions are read in fewer and longer runs.
+    limit = RAW_BYTES if raw or (regions and targets) else DECODED_BYTES
     decoded = [] if raw or source.chunks is None else [source.chunks]
     grid = common_grid(source.shape, [*decoded, *grids])
     if grids and decoded and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
