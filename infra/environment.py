@@ -166,7 +166,7 @@ def _pip(folder: Path) -> list[str]:
 
 
 def _uv(folder: Path) -> list[str]:
-    """The command of uv, which needs a quarter of pip's time; empty if uv cannot be installed or used."""
+    """The command of uv, which needs less than a third of pip's time; empty if uv cannot be installed or used."""
     if subprocess.run([*_pip(folder), f"uv=={pinned('uv')}"], check=False, capture_output=True).returncode:
         say("uv cannot be installed; installing with pip")
         return []
@@ -185,12 +185,18 @@ def _uv(folder: Path) -> list[str]:
 
 
 def pip_settings(listing: str) -> dict[str, str]:
-    """Settings by name, from what `pip config list` prints: variables of the environment come first, and win."""
-    settings: dict[str, str] = {}
-    for line in listing.splitlines():
-        name, _, value = line.partition("=")
-        settings.setdefault(name.rpartition(".")[2], str(ast.literal_eval(value)))
-    return settings
+    """The settings of pip for an installation by name, from what `pip config list` prints.
+
+    The section of the command overrides the global one, and a variable of the environment overrides both.
+    """
+    found = dict(line.split("=", 1) for line in listing.splitlines())
+    sections = ("global.", "install.", ":env:.")
+    return {
+        key[len(section) :]: str(ast.literal_eval(value))
+        for section in sections
+        for key, value in found.items()
+        if key.startswith(section)
+    }
 
 
 def uv_options(settings: dict[str, str]) -> list[str] | None:
@@ -217,10 +223,12 @@ def _must(command: list[str]) -> None:
 def compile_rooms(python: Path) -> None:
     """Compile wherry to bytecode, as an installer does for packages, but not for a checkout.
 
-    Without it, and where Python writes no bytecode itself, every process compiles what it imports.
+    Without it, and where Python writes no bytecode itself, every process compiles what it imports. A module that cannot
+    be compiled is skipped: whatever imports it shows the error.
     """
     rooms = [str(ROOT / room) for room in ROOMS]
-    _must([str(python), "-m", "compileall", "-q", "-j", "0", *rooms])
+    command = [str(python), "-m", "compileall", "-q", "-j", "0", *rooms]
+    subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
 
 
 def pinned(package: str) -> str:

@@ -170,12 +170,14 @@ def test_an_active_environment_is_not_its_own_base(monkeypatch: pytest.MonkeyPat
 def test_uv_installs_from_where_pip_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = load("environment", monkeypatch)
     listing = (
-        ":env:.cert='/ca.crt'\n:env:.find-links='/mine'\nglobal.find-links='/wheels'\n"
+        ":env:.cert='/ca.crt'\n:env:.find-links='/mine'\nglobal.find-links='/wheels'\ninstall.find-links='/other'\n"
+        "global.timeout='9'\ninstall.timeout='60'\nlist.format='json'\n"
         "global.extra-index-url='https://a/simple https://b/simple'\n"
     )
     settings = environment.pip_settings(listing)
     assert settings == {
         "cert": "/ca.crt",
+        "timeout": "60",
         "find-links": "/mine",
         "extra-index-url": "https://a/simple https://b/simple",
     }
@@ -204,3 +206,15 @@ def test_pip_installs_where_uv_cannot_do_the_same(
         python.chmod(0o755)
         assert environment._uv(tmp_path) == []
         assert said in capsys.readouterr().out
+
+
+def test_wherry_is_compiled_but_for_what_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All steps of `infra/test` run even if one fails, so a syntax error must not end it before."""
+    environment = load("environment", monkeypatch)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    for room in environment.ROOMS:
+        (tmp_path / room).mkdir()
+    (tmp_path / "wherry" / "sound.py").write_text("x = 1\n")
+    (tmp_path / "wherry" / "broken.py").write_text("x = (\n")
+    environment.compile_rooms(Path(sys.executable))
+    assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["sound"]

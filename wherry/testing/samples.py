@@ -152,8 +152,8 @@ def random_bytes(spec: TensorSpec, generator: random.Random) -> bytes:
     if narrow is None:
         return raw
     most = 1 << narrow
-    least = most >> 1 if spec.dtype.startswith("int") else 0
-    return raw.translate(bytes((byte % most - least) & 0xFF for byte in range(256)))
+    offset = most >> 1 if spec.dtype.startswith("int") else 0
+    return raw.translate(bytes((byte % most - offset) & 0xFF for byte in range(256)))
 
 
 def _narrow_bits(dtype: str) -> int | None:
