@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.settings import mlflow_tracking_uri
+from wherry.core.algorithms import digest_uri
 from wherry.errors import MismatchError, NotFoundError
 from wherry.integrations.mlflow.promote import promoting
 from wherry.integrations.mlflow.read import find_digest, look_up
@@ -59,7 +60,7 @@ def _registered(body: Mapping[str, Any], stores: Mapping[str, str]) -> bool:
     if find_digest(digest, name=name, **stores) is not None:
         return False
     try:
-        uri = resolve_model(f"wherry://sha256/{digest}", **stores).uri
+        uri = resolve_model(digest_uri(digest), **stores).uri
         sidecar = read_sidecar(locate(uri))
     except (NotFoundError, MismatchError) as error:
         _log.warning("%s version %s was not restored: %s", name, body["version"], error.what)

@@ -13,21 +13,24 @@ import urllib.request
 from base64 import b64encode
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry.core.algorithms import labelled
 from wherry.core.emit import opener
 from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.integrations.mlflow.aliases import aliases
-from wherry.integrations.mlflow.client import Stores, opened, quoted
-from wherry.integrations.mlflow.versions import lowest
-from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
+from wherry.integrations.mlflow.client import Stores, opened
+from wherry.integrations.mlflow.versions import lowest, versions
+from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, WEIGHTS_TAG
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 _PAGE = 1000
+_DIGEST_TAGS = (DIGEST_TAG, WEIGHTS_TAG, "wherry.source_digest")
 _TIMEOUT_SECONDS = 30
 _OK, _REFUSED = 200, (401, 403)  # statuses of HTTP
 
@@ -54,11 +57,16 @@ def registered(tracking_uri: str, registry_uri: str) -> Iterator[RegisteredVersi
             found = client.search_model_versions(max_results=_PAGE, page_token=token)
             for row in found:
                 if DIGEST_TAG in row.tags:
-                    number = str(row.version)
-                    yield RegisteredVersion(row.name, number, row.tags, named.get((row.name, number), ()))
+                    yield _registered(row, named.get((row.name, str(row.version)), ()))
             token = found.token
             if not token:
                 return
+
+
+def _registered(row: ModelVersion, named: tuple[str, ...]) -> RegisteredVersion:
+    """A version with the algorithm in its digests, which the tags of old versions lack."""
+    tags = {key: labelled(value) if key in _DIGEST_TAGS else value for key, value in row.tags.items()}
+    return RegisteredVersion(row.name, str(row.version), tags, named)
 
 
 def look_up(
@@ -81,7 +89,7 @@ def look_up(
                 else f"promote a version: wherry promote URI --name {name}",
             )
         row = client.get_model_version(name, number)
-        return RegisteredVersion(row.name, str(row.version), row.tags, _of(named, str(row.version)))
+        return _registered(row, _of(named, str(row.version)))
 
 
 def find_digest(
@@ -92,12 +100,10 @@ def find_digest(
         if name is not None:
             row = lowest(client, name, digest)
         else:
-            rows = client.search_model_versions(f"tags.`{DIGEST_TAG}` = {quoted(digest)}")
-            row = min(rows, key=lambda row: (row.name, int(row.version)), default=None)
+            row = min(versions(client, digest), key=lambda row: (row.name, int(row.version)), default=None)
         if row is None:
             return None
-        number = str(row.version)
-        return RegisteredVersion(row.name, number, row.tags, _of(aliases(client, row.name), number))
+        return _registered(row, _of(aliases(client, row.name), str(row.version)))
 
 
 def unregister(name: str, version: str, *, tracking_uri: str, registry_uri: str) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from mlflow.entities import LoggedModelInput, LoggedModelOutput
 from mlflow.exceptions import MlflowException
 
+from wherry.core.algorithms import spellings
 from wherry.integrations.mlflow.client import ATTEMPT_TAG, EXISTS, EXPERIMENT, absent_is_fine, quoted
 from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
 from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file
@@ -117,8 +118,10 @@ def _source_model(
     client: MlflowClient, experiment: str, source: CheckpointRef, attempt: str, recorded: RunRecord
 ) -> str:
     """The logged model of a source; an existing one is reused, so that all its derived versions share it."""
-    wanted = f"tags.`{DIGEST_TAG}` = {quoted(source.checkpoint_digest)}"
-    found: list[LoggedModel] = list(client.search_logged_models([experiment], filter_string=wanted))
+    wanted = [f"tags.`{DIGEST_TAG}` = {quoted(one)}" for one in spellings(source.checkpoint_digest)]
+    found: list[LoggedModel] = [
+        model for one in wanted for model in client.search_logged_models([experiment], filter_string=one)
+    ]
     if found:
         return str(min(found, key=lambda model: model.creation_timestamp).model_id)
     tags = {

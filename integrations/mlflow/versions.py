@@ -11,7 +11,7 @@ creating and searching leaves a duplicate above the winner; the next caller that
 if it is old and has no alias.
 
 An MLflow server refuses local paths as source, but accepts a custom scheme. Local checkpoints are therefore registered
-as `wherry://sha256/<checkpoint digest>`, with the path in the tag `wherry.uri`.
+as `wherry://<algorithm>/<checkpoint digest>`, with the path in the tag `wherry.uri`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from mlflow.exceptions import MlflowException
 
+from wherry.core.algorithms import digest_uri, spellings
 from wherry.errors import StorageError
 from wherry.integrations.mlflow.aliases import aliases, exclusive, moved, set_tag, tagged
 from wherry.integrations.mlflow.client import (
@@ -127,13 +128,17 @@ def registering(
 
 def lowest(client: MlflowClient, name: str, digest: str) -> ModelVersion | None:
     """The lowest version of the model with this checkpoint digest."""
-    return min(_versions(client, name, digest), key=lambda version: int(version.version), default=None)
+    return min(versions(client, digest, name), key=lambda version: int(version.version), default=None)
 
 
-def _versions(client: MlflowClient, name: str, digest: str) -> list[ModelVersion]:
-    return list(
-        client.search_model_versions(f"name = {quoted(name)} and tags.`{DIGEST_TAG}` = {quoted(digest)}")
-    )
+def versions(client: MlflowClient, digest: str, name: str | None = None) -> list[ModelVersion]:
+    """The versions with this checkpoint digest, of one model or of all; old tags are without its algorithm."""
+    model = "" if name is None else f"name = {quoted(name)} and "
+    return [
+        version
+        for one in spellings(digest)
+        for version in client.search_model_versions(f"{model}tags.`{DIGEST_TAG}` = {quoted(one)}")
+    ]
 
 
 def _settled(
@@ -201,7 +206,7 @@ def _duplicates(client: MlflowClient, name: str, digest: str, winner: ModelVersi
     last = time.time() - _STALE_SECONDS
     return [
         version
-        for version in _versions(client, name, digest)
+        for version in versions(client, digest, name)
         if int(version.version) > int(winner.version)
         and version.creation_timestamp / 1000 < last
         and ATTEMPT_TAG in version.tags
@@ -260,7 +265,7 @@ def _ensure_model(client: MlflowClient, name: str) -> None:
 
 def _our_tags(sidecar: Sidecar, uri: str) -> dict[str, str]:
     subject, receipt = sidecar.checkpoint, sidecar.receipt
-    by_digest = f"wherry://sha256/{subject.checkpoint_digest}"
+    by_digest = digest_uri(subject.checkpoint_digest)
     tags = {
         DIGEST_TAG: subject.checkpoint_digest,
         WEIGHTS_TAG: subject.weights_digest,
@@ -297,4 +302,4 @@ def _source(sidecar: Sidecar, uri: str, registry_uri: str) -> str:
         return location.uri
     if location.store.capabilities.local and sqlite_file(registry_uri) is not None:
         return Path(location.path).as_uri()
-    return f"wherry://sha256/{sidecar.checkpoint.checkpoint_digest}"
+    return digest_uri(sidecar.checkpoint.checkpoint_digest)

@@ -12,7 +12,6 @@ devices shard by shard, replicas once, and its digest is compared. Output of the
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.algorithms import algorithm_of, new_hash
 from wherry.core.digest import LEAF, tensor_digest
 from wherry.core.keypath import render
 from wherry.core.manifest import from_json
@@ -116,10 +116,10 @@ def _difference(pair: Pair, manifest: Manifest) -> str | None:
         return f"expected {spec.dtype} {spec.shape}, but the library loaded {leaf.dtype} {leaf.shape}"
     if spec.path not in manifest.digests:
         return "no digest recorded"
-    data = fetched(leaf)
-    view = memoryview(as_bytes(data))
-    found = (hashlib.sha256(view[at : at + LEAF]).digest() for at in range(0, len(view), LEAF))
-    same = tensor_digest(replace(spec, path=()), found) == manifest.digests[spec.path]
+    recorded = manifest.digests[spec.path]
+    algorithm, view = algorithm_of(recorded), memoryview(as_bytes(fetched(leaf)))
+    found = (new_hash(algorithm, view[at : at + LEAF]).digest() for at in range(0, len(view), LEAF))
+    same = tensor_digest(replace(spec, path=()), found, algorithm) == recorded
     return None if same else "digest mismatch: the array on the devices differs from the recorded digest"
 
 

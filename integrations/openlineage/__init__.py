@@ -27,6 +27,7 @@ from wherry.integrations.openlineage.datasets import (
     SPEC,
     described,
     facet,
+    identified,
     lineage_of_tensors,
     named,
     schema_of,
@@ -166,7 +167,7 @@ def _subjects(statement: Statement) -> list[dict[str, Any]]:
     if body.get("subject"):
         return [described(_reference(body["subject"]), {})]
     digest = body.get("checkpoint_digest")
-    return [{"namespace": "wherry://sha256", "name": digest}] if digest else []
+    return [identified(digest)] if digest else []
 
 
 def _run(statement: Statement, engine: str | None = None) -> dict[str, Any]:

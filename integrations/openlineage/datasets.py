@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.algorithms import algorithm_of, digits_of
 from wherry.core.keypath import render
 from wherry.errors import UsageError
 from wherry.storage.stores import locate
@@ -52,6 +53,11 @@ def named(uri: str) -> dict[str, Any]:
     return {"namespace": f"{location.store.protocol}://{bucket}", "name": path or "/"}
 
 
+def identified(digest: str) -> dict[str, str]:
+    """A checkpoint's name that does not depend on its place: its digest, in the namespace of the algorithm."""
+    return {"namespace": f"wherry://{algorithm_of(digest)}", "name": digits_of(digest)}
+
+
 def described(
     reference: CheckpointRef, tensors: dict[str, Any], *, size: int | None = None
 ) -> dict[str, Any]:
@@ -63,7 +69,7 @@ def described(
         size: bytes written, for an output.
     """
     name = named(reference.uri)
-    alias = {"namespace": "wherry://sha256", "name": reference.checkpoint_digest, "type": "CHECKPOINT"}
+    alias = {**identified(reference.checkpoint_digest), "type": "CHECKPOINT"}
     layer = "file" if name["namespace"] == "file" else name["namespace"].partition("://")[0]
     facets = {
         "version": facet("DatasetVersionDatasetFacet", "1-0-1", datasetVersion=reference.checkpoint_digest),
@@ -86,7 +92,7 @@ def schema_of(sidecar: Sidecar | None) -> dict[str, Any]:
         {
             "name": spec.name,
             "type": f"{spec.dtype}[{','.join(map(str, spec.shape))}]",
-            **({"description": f"sha256 tensor digest {digests[path]}"} if path in digests else {}),
+            **({"description": f"tensor digest {digests[path]}"} if path in digests else {}),
         }
         for path, spec in sorted(sidecar.manifest.tensors.items())
     ]

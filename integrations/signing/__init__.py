@@ -8,9 +8,10 @@ hashes the files as they are on disk, in one pass, after checking that they matc
 On-disk facts (model_signing 1.1.1, DSSE 1.0, in-toto Statement v1, Sigstore bundle 0.3):
 - The file is a Sigstore bundle in JSON whose DSSE envelope holds the statement; `hint` is the SHA-256 of the public
   key's PEM text. There is no transparency log.
-- The predicate `https://model_signing/signature/v1.0` lists each file with its SHA-256, sorted by name; a model that
-  is one file is the resource `.`. The subject's digest is the SHA-256 over these digests in that order. Verifiers
-  ignore further members of the predicate; wherry's own member, `wherry`, binds the checkpoint's digests.
+- The predicate `https://model_signing/signature/v1.0` lists each file with its hash, sorted by name; a model that is
+  one file is the resource `.`. `hash_type` names the algorithm, `sha256` or `blake3` here. The subject's digest is the
+  SHA-256 over these hashes in that order. Verifiers ignore further members of the predicate; wherry's own member,
+  `wherry`, binds the checkpoint's digests.
 - A verifier takes every file that `ignore_paths` does not name, so an added file is detected too.
 - Keys are P-256, P-384 or P-521, with SHA-256, SHA-384 or SHA-512.
 
@@ -19,12 +20,13 @@ A key that is encrypted needs `WHERRY_SIGNING_PASSWORD`.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.digests import digest_choice
+from wherry.core.algorithms import labelled, new_hash
 from wherry.core.progress import Meter
 from wherry.core.units import short
 from wherry.errors import MismatchError, NotFoundError, storage_error
@@ -36,6 +38,7 @@ from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from wherry.core.progress import OnProgress
     from wherry.storage.location import Location
@@ -49,6 +52,7 @@ _IGNORED = (
     ".gitignore",
     SIGNATURE_NAME,
 )  # model_signing ignores the first four too
+_DIGESTS = ("checkpoint_digest", "weights_digest")
 _READ = 4 << 20
 _THREADS = 4
 
@@ -113,14 +117,15 @@ def sign(
     location = _resolved(uri)
     identity = _identity(location)
     names = _names(location)
-    digests = _digests(location, names, progress)
+    algorithm = digest_choice(ledger=False).algorithm
+    digests = _digests(location, names, algorithm, progress)
     if _identity(location) != identity:
         raise MismatchError(
             "the checkpoint changed while it was being signed", uri=location.uri, cure="sign it again"
         )
     how = {
         "method": "files",
-        "hash_type": "sha256",
+        "hash_type": algorithm,
         "allow_symlinks": _has_links(location, names),
         "ignore_paths": [*_IGNORED],
     }
@@ -160,8 +165,9 @@ def verify(
     failed = [(name, "was added after signing") for name in present if name not in signed]
     failed += [(name, "is missing") for name in signed if name not in present]
     kept = [name for name in present if name in signed]
-    failed += [(n, "was altered") for n, d in _digests(location, kept, progress).items() if d != signed[n]]
-    identity = predicate.get(IDENTITY, {})
+    found = _digests(location, kept, predicate["serialization"]["hash_type"], progress)
+    failed += [(name, "was altered") for name, digest in found.items() if digest != signed[name]]
+    identity = _signed_identity(predicate)
     sidecar = read_sidecar(location) if identity else None
     if sidecar and sidecar.checkpoint.checkpoint_digest != identity.get("checkpoint_digest"):
         failed.append(("the sidecar", "has another checkpoint digest than the signed one"))
@@ -178,7 +184,7 @@ def identity(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) ->
         NotFoundError, CorruptError, MismatchError, UnsupportedError: as `verify`.
     """
     place = signature_location(_resolved(uri))
-    return opened(place, load_public_key(public_key)).get(IDENTITY, {})
+    return _signed_identity(opened(place, load_public_key(public_key)))
 
 
 def require(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> str:
@@ -227,7 +233,7 @@ def _identity(location: Location) -> dict[str, Any]:
             cure="run `wherry verify --level digest` to compare the bytes with the recorded digests",
         )
     names = ("checkpoint_digest", "weights_digest", "format", "format_version")
-    return {"schema": 1, **{name: getattr(known, name) for name in names}}
+    return {"schema": 2, **{name: getattr(known, name) for name in names}}
 
 
 def _names(location: Location, ignored: tuple[str, ...] = _IGNORED) -> list[str]:
@@ -255,17 +261,27 @@ def _has_links(location: Location, names: list[str]) -> bool:
     return local and any(Path(location.path, name).is_symlink() for name in names)
 
 
-def _digests(location: Location, names: list[str], progress: OnProgress | None) -> dict[str, str]:
-    """Name → SHA-256 of each file, read once, several files at a time."""
+def _signed_identity(predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """The checkpoint's digests; in signatures of schema 1 they are SHA-256 without their algorithm."""
+    return {
+        name: labelled(value) if name in _DIGESTS and isinstance(value, str) else value
+        for name, value in predicate.get(IDENTITY, {}).items()
+    }
+
+
+def _digests(
+    location: Location, names: list[str], algorithm: str, progress: OnProgress | None
+) -> dict[str, str]:
+    """Name → hash of each file, read once, several files at a time."""
     places = {name: location if name == "." else location.join(name) for name in names}
     total = sum(place.entry.size for place in places.values() if place.entry)
     meter = Meter("sign", total, progress)
     with threads.executor(_THREADS, "wherry-sign", numbers=False) as pool:
-        return dict(zip(names, pool.map(partial(_sha256, meter), places.values()), strict=True))
+        return dict(zip(names, pool.map(partial(_hash, meter, algorithm), places.values()), strict=True))
 
 
-def _sha256(meter: Meter, place: Location) -> str:
-    found, buffer, start = hashlib.sha256(), memoryview(bytearray(_READ)), 0
+def _hash(meter: Meter, algorithm: str, place: Location) -> str:
+    found, buffer, start = new_hash(algorithm), memoryview(bytearray(_READ)), 0
     size = place.entry.size if place.entry else 0
     try:
         while start < size:
@@ -279,4 +295,4 @@ def _sha256(meter: Meter, place: Location) -> str:
             start += count
     except OSError as error:
         raise storage_error(error, place.uri) from error
-    return found.hexdigest()
+    return found.digest().hex()

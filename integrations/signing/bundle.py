@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.algorithms import ALGORITHMS
 from wherry.errors import (
     CorruptError,
     MismatchError,
@@ -104,8 +105,8 @@ def sealed(
     Args:
         private: the key.
         name: name of the model.
-        digests: file → SHA-256, in the order of the list.
-        how: how the files were selected, in the form of the predicate.
+        digests: file → hash, in the order of the list.
+        how: how the files were selected and hashed, in the form of the predicate.
         identity: the checkpoint's digests; left out if empty.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -192,7 +193,9 @@ def _require_signed(
 
 def _require_consistent(statement: dict[str, Any], uri: str) -> None:
     rows = statement["predicate"]["resources"]
-    odd = next((row["algorithm"] for row in rows if row["algorithm"] != "sha256"), None)
+    algorithm = statement["predicate"]["serialization"]["hash_type"]
+    named = [algorithm, *(row["algorithm"] for row in rows)]
+    odd = next((one for one in named if one not in ALGORITHMS or one != algorithm), None)
     if odd is not None:
         raise UnsupportedError(
             f"unsupported hash algorithm {odd}", uri=uri, cure="verify it with model_signing"
@@ -204,7 +207,8 @@ def _require_consistent(statement: dict[str, Any], uri: str) -> None:
 
 
 def _statement(name: str, digests: Mapping[str, str], rest: Mapping[str, Any]) -> bytes:
-    rows = [{"name": key, "algorithm": "sha256", "digest": value} for key, value in digests.items()]
+    algorithm = rest["serialization"]["hash_type"]
+    rows = [{"name": key, "algorithm": algorithm, "digest": value} for key, value in digests.items()]
     subject = {"name": name, "digest": {"sha256": _root(digests.values())}}
     statement = {"_type": STATEMENT_TYPE, "subject": [subject], "predicateType": PREDICATE_TYPE}
     return json.dumps({**statement, "predicate": {**rest, "resources": rows}}).encode()

@@ -18,6 +18,7 @@ from wherry.auditor import check
 from wherry.auditor.audit import audit
 from wherry.auditor.bundle import check_bundle
 from wherry.cli.audit import audit as command
+from wherry.core.algorithms import ALGORITHMS, BLAKE3
 from wherry.core.digest import checkpoint_digest
 from wherry.core.manifest import Companion, Manifest, from_json
 from wherry.errors import NotFoundError, UsageError
@@ -58,13 +59,15 @@ def test_the_second_hand_computes_what_the_engine_computes(tmp_path):
     np.savez(tmp_path / "odd.npz", **{"a~b.c": np.ones(2), "plain": np.zeros((1, 3))})
     receipt = wherry.convert(tmp_path / "odd.npz", tmp_path / "odd", to="orbax")
     data = json.loads((tmp_path / "odd" / "wherry.json").read_text())
-    expected = checkpoint_digest(from_json(data["manifest"]), "orbax", receipt.target.format_version)
+    expected = checkpoint_digest(from_json(data["manifest"]), "orbax", receipt.target.format_version, BLAKE3)
     assert check.checkpoint_digest(data["manifest"], data["checkpoint"]) == expected
     full = Manifest(
         {}, values={("step",): 7, ("a", "b/c"): "é"}, empties={("n",): "none"}, companions=(Companion("x", 1, "00"),)
     )  # fmt: skip
-    reference = {"format": "orbax", "format_version": None}
-    assert check.checkpoint_digest(full.to_json(), reference) == checkpoint_digest(full, "orbax", None)
+    for algorithm in ALGORITHMS:
+        expected = checkpoint_digest(full, "orbax", None, algorithm)
+        reference = {"format": "orbax", "format_version": None, "checkpoint_digest": f"{algorithm}:"}
+        assert check.checkpoint_digest(full.to_json(), reference) == expected
     for path in [("a/b",), ("~", "", "~1"), ()]:
         assert check._parts(wherry.core.keypath.render(path)) == list(path)
 

@@ -6,16 +6,34 @@ import json
 import random
 import threading
 
+import blake3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wherry.core import digest
+from wherry.core.algorithms import (
+    ALGORITHMS,
+    BLAKE3,
+    SHA256,
+    algorithm_of,
+    digest_in,
+    digest_uri,
+    labelled,
+    spellings,
+)
 from wherry.core.digest import LeafHasher, checkpoint_digest, tensor_digest, weights_digest
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import TensorSpec
 
 LEAF = digest.LEAF
+HASHES = {BLAKE3: blake3.blake3, SHA256: hashlib.sha256}
+OLD = {
+    "tensor": "f017ef16effb8f3228b887988b5737d207c12d66e01749d5e0be4c4056ceb2d9",
+    "weights": "8293b2f558cf517d9059e47d3d9b26ea0b93c88052070cd757e3ed2e5d392a96",
+    "checkpoint": "7d676e4d1fa9cced620748d56860fc96b20bccf4fe096df814a9f2d17974e75a",
+}
+ANY = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 @pytest.fixture(autouse=True)
@@ -24,26 +42,34 @@ def small_leaves(monkeypatch):
     monkeypatch.setattr(digest, "LEAF", 64)
 
 
-def independent(spec, data):
+def independent(spec, data, algorithm):
     """The tensor digest as the docstring of wherry.core.digest words it, written a second time."""
-    leaves = [hashlib.sha256(data[start : start + 64]).hexdigest() for start in range(0, len(data), 64)]
+    new = HASHES[algorithm]
+    leaves = [new(data[start : start + 64]).hexdigest() for start in range(0, len(data), 64)]
     text = json.dumps([spec.dtype, list(spec.shape), leaves], separators=(",", ":"))
-    return hashlib.sha256(f"wherry tensor 1\n{text}".encode()).hexdigest()
+    found = new(b"wherry tensor 1\n" + text.encode())
+    return f"{algorithm}:{found.hexdigest()}"
 
 
 @settings(deadline=None)
-@given(size=st.integers(0, 400), cuts=st.lists(st.integers(0, 400), max_size=8), seed=st.integers(0, 99))
-def test_pieces_in_any_order_give_the_digest_of_the_definition(size, cuts, seed):
+@given(
+    size=st.integers(0, 400),
+    cuts=st.lists(st.integers(0, 400), max_size=8),
+    seed=st.integers(0, 99),
+    algorithms=st.sampled_from([(BLAKE3,), (SHA256,), (BLAKE3, SHA256), (SHA256, BLAKE3)]),
+)
+def test_pieces_in_any_order_give_the_digest_of_the_definition(size, cuts, seed, algorithms):
     data = random.Random(seed).randbytes(size)
     spec = TensorSpec(("t",), (size,), "uint8")
     bounds = sorted({0, size, *(cut for cut in cuts if cut < size)})
     pieces = list(itertools.pairwise(bounds))
     random.Random(seed).shuffle(pieces)
-    hasher = LeafHasher(spec)
+    hasher = LeafHasher(spec, algorithms)
     for start, stop in pieces:
         hasher.update(start, memoryview(data)[start:stop])
     assert hasher.done()
-    assert hasher.digest() == independent(spec, data)
+    for algorithm in algorithms:
+        assert hasher.digest(algorithm) == independent(spec, data, algorithm)
 
 
 def test_pieces_from_many_threads_give_the_same_digest():
@@ -51,7 +77,7 @@ def test_pieces_from_many_threads_give_the_same_digest():
     spec = TensorSpec(("t",), (len(data),), "uint8")
     starts = list(range(0, len(data), 37))
     random.Random(2).shuffle(starts)
-    hasher = LeafHasher(spec)
+    hasher = LeafHasher(spec, ALGORITHMS)
     threads = [
         threading.Thread(
             target=lambda part: [hasher.update(s, memoryview(data)[s : s + 37]) for s in part], args=(part,)
@@ -62,34 +88,40 @@ def test_pieces_from_many_threads_give_the_same_digest():
         thread.start()
     for thread in threads:
         thread.join()
-    assert hasher.digest() == independent(spec, data)
+    for algorithm in ALGORITHMS:
+        assert hasher.digest(algorithm) == independent(spec, data, algorithm)
 
 
 def test_a_missing_byte_is_never_digested_silently():
-    hasher = LeafHasher(TensorSpec(("t",), (100,), "uint8"))
+    hasher = LeafHasher(TensorSpec(("t",), (100,), "uint8"), (BLAKE3,))
     hasher.update(0, memoryview(bytes(99)))
     with pytest.raises(AssertionError, match="never hashed"):
-        hasher.digest()
+        hasher.digest(BLAKE3)
 
 
 def test_the_leaf_is_four_mebibytes():
     assert LEAF == 4 * 1024 * 1024
 
 
-def test_dtype_and_shape_count_the_key_path_does_not():
+@ANY
+def test_dtype_and_shape_count_the_key_path_does_not(algorithm):
     leaves = [b"x" * 32]
-    base = tensor_digest(TensorSpec(("a",), (4, 2), "int8"), leaves)
-    assert base == tensor_digest(TensorSpec(("b",), (4, 2), "int8"), leaves)
-    assert base != tensor_digest(TensorSpec(("a",), (2, 4), "int8"), leaves)
-    assert base != tensor_digest(TensorSpec(("a",), (4, 2), "uint8"), leaves)
+    base = tensor_digest(TensorSpec(("a",), (4, 2), "int8"), leaves, algorithm)
+    assert base == tensor_digest(TensorSpec(("b",), (4, 2), "int8"), leaves, algorithm)
+    assert base != tensor_digest(TensorSpec(("a",), (2, 4), "int8"), leaves, algorithm)
+    assert base != tensor_digest(TensorSpec(("a",), (4, 2), "uint8"), leaves, algorithm)
 
 
-def test_weights_digest_is_about_paths_and_content():
-    assert weights_digest({("a",): "1", ("b",): "2"}) == weights_digest({("b",): "2", ("a",): "1"})
-    assert weights_digest({("a", "b"): "1"}) != weights_digest({("a.b",): "1"})
+@ANY
+def test_weights_digest_is_about_paths_and_content(algorithm):
+    assert weights_digest({("a",): "1", ("b",): "2"}, algorithm) == weights_digest(
+        {("b",): "2", ("a",): "1"}, algorithm
+    )
+    assert weights_digest({("a", "b"): "1"}, algorithm) != weights_digest({("a.b",): "1"}, algorithm)
 
 
-def test_checkpoint_digest_covers_container_companions_and_leaves():
+@ANY
+def test_checkpoint_digest_covers_container_companions_and_leaves(algorithm):
     config, form = (Companion("config.json", 2, "00"),), ("huggingface", "single safetensors")
     base = Manifest({}, companions=config)
     variants = [
@@ -105,4 +137,45 @@ def test_checkpoint_digest_covers_container_companions_and_leaves():
         (Manifest({}, companions=config, empties={("s",): "none"}), *form),
         (Manifest({}, companions=config, empties={("s",): "dict"}), *form),
     ]
-    assert len({checkpoint_digest(*variant) for variant in variants}) == len(variants)
+    assert len({checkpoint_digest(*variant, algorithm) for variant in variants}) == len(variants)
+
+
+def test_sha256_digests_are_those_of_records_without_an_algorithm():
+    """Computed by the commit before digests had an algorithm."""
+    spec, leaf = TensorSpec(("w",), (3,), "float32"), hashlib.sha256(bytes(12)).digest()
+    tensor = tensor_digest(spec, [leaf], SHA256)
+    manifest = Manifest({("w",): spec}, digests={("w",): tensor}, companions=(Companion("c.json", 2, "00"),))
+    assert tensor == labelled(OLD["tensor"])
+    assert weights_digest(manifest.digests, SHA256) == labelled(OLD["weights"])
+    assert checkpoint_digest(manifest, "huggingface", None, SHA256) == labelled(OLD["checkpoint"])
+
+
+def test_a_digest_names_its_algorithm_and_bare_digits_are_sha256():
+    digits = "0123456789abcdef" * 4
+    assert labelled(digits) == f"sha256:{digits}"
+    assert labelled(f"blake3:{digits}") == f"blake3:{digits}"
+    assert labelled("") == ""
+    assert labelled("not a digest") == "not a digest"
+    assert (algorithm_of(f"blake3:{digits}"), algorithm_of(f"sha256:{digits}")) == (BLAKE3, SHA256)
+    assert spellings(f"sha256:{digits}") == (f"sha256:{digits}", digits)
+    assert spellings(f"blake3:{digits}") == (f"blake3:{digits}",)
+
+
+@ANY
+def test_a_digest_as_uri_and_back(algorithm):
+    found = f"{algorithm}:{'0123456789abcdef' * 4}"
+    assert digest_uri(found) == f"wherry://{algorithm}/{'0123456789abcdef' * 4}"
+    assert digest_in(digest_uri(found)) == found
+    for odd in (found, digest_uri(found)[:-1], f"{digest_uri(found)}0", f"wherry://md5/{'0' * 64}", ""):
+        assert digest_in(odd) is None
+
+
+def test_a_digest_of_another_algorithm_is_not_one_of_this_checkpoint():
+    """The algorithm of every tensor's digest counts, so that a record with one altered label is altered."""
+    digits = "0" * 64
+    assert weights_digest({("a",): f"blake3:{digits}"}, BLAKE3) != weights_digest(
+        {("a",): f"sha256:{digits}"}, BLAKE3
+    )
+    assert weights_digest({("a",): f"blake3:{digits}"}, SHA256) != weights_digest(
+        {("a",): f"sha256:{digits}"}, SHA256
+    )

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.core.algorithms import BLAKE3
 from wherry.core.tensorspec import Span
 from wherry.errors import NotFoundError
 from wherry.formats import registry
@@ -123,8 +124,8 @@ def test_a_plug_in_without_access_is_read_as_it_can_be(source, kind, expected, g
     access = checkpoint.reader.access(spec)
     assert (access.kind, access.gridded, access.computes) == (expected, gridded, computes)
     assert (
-        hash_checkpoint(checkpoint, memory=16 << 20).digests
-        == hash_checkpoint(source, memory=16 << 20).digests
+        hash_checkpoint(checkpoint, BLAKE3, memory=16 << 20).digests
+        == hash_checkpoint(source, BLAKE3, memory=16 << 20).digests
     )
     assert call is None or set(plain.calls) == {call}
     checkpoint.close()
@@ -262,8 +263,8 @@ def test_a_plug_in_that_names_the_protocol_as_its_base_inherits_no_empty_method(
     plain, checkpoint = seen(source, Named)
     assert checkpoint.reader.access(checkpoint.spec("w")).kind == "whole"
     assert (
-        hash_checkpoint(checkpoint, memory=16 << 20).digests
-        == hash_checkpoint(source, memory=16 << 20).digests
+        hash_checkpoint(checkpoint, BLAKE3, memory=16 << 20).digests
+        == hash_checkpoint(source, BLAKE3, memory=16 << 20).digests
     )
     assert set(plain.calls) == {"read"}
 
@@ -273,8 +274,8 @@ def test_what_can_be_filled_and_streamed_is_streamed_where_a_chunk_is_too_large(
     spec = replace(checkpoint.spec("w"), chunks=SHAPE)
     manifest = replace(source.manifest, tensors={spec.path: spec})
     checkpoint = Checkpoint(Opened(source.detection, manifest, plain))
-    small = hash_checkpoint(checkpoint, memory=16 << 20)
-    assert small.digests == hash_checkpoint(source, memory=16 << 20).digests
+    small = hash_checkpoint(checkpoint, BLAKE3, memory=16 << 20)
+    assert small.digests == hash_checkpoint(source, BLAKE3, memory=16 << 20).digests
     assert "stream" in plain.calls
 
 
@@ -290,8 +291,8 @@ def test_bytes_that_lie_raw_are_in_no_chunks(source):
     checkpoint = Checkpoint(Opened(source.detection, manifest, reader))
     assert not reader.access(spec).gridded
     assert (
-        hash_checkpoint(checkpoint, memory=16 << 20).digests
-        == hash_checkpoint(source, memory=16 << 20).digests
+        hash_checkpoint(checkpoint, BLAKE3, memory=16 << 20).digests
+        == hash_checkpoint(source, BLAKE3, memory=16 << 20).digests
     )
 
 

@@ -36,8 +36,8 @@ ROOMS: Mapping[str, str] = {
     "view": "errors core runtime storage formats tree layout families mover",
     "config": "errors core storage formats",
     "ledger": "errors version core storage formats config",
-    "converter": "errors version core runtime storage staging formats tree mover view ledger",
-    "verifier": "errors core runtime storage staging formats tree mover view ledger converter",
+    "converter": "errors version core runtime storage staging formats tree mover view config ledger",
+    "verifier": "errors core runtime storage staging formats tree mover view config ledger converter",
     "live": "errors core runtime storage staging formats tree mover view ledger converter",
     "models": "errors core storage staging formats mover config ledger converter verifier",
     "routes": "errors version core runtime storage staging formats tree families view config ledger converter"

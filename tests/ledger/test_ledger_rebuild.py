@@ -17,6 +17,8 @@ from wherry.lineage.answers import impact, why
 from wherry.models.register import register
 from wherry.storage.home import home
 
+KNOWN_BY_TAGS = f"blake3:{'f' * 64}"
+
 pytest_plugins = ["tests.support.lineage"]  # its fixtures
 
 
@@ -60,7 +62,7 @@ def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path
     shutil.copytree(tmp_path / "archive" / "orbax", tmp_path / "archive" / "copy")
     (tmp_path / "archive" / "last.npz.wherry.json").write_text("no sidecar any more")
     tags = {
-        "wherry.checkpoint_digest": "f" * 64,
+        "wherry.checkpoint_digest": KNOWN_BY_TAGS,
         "wherry.uri": "gs://bucket/model",
         "wherry.format": "orbax",
     }
@@ -72,7 +74,7 @@ def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path
 
     monkeypatch.setattr("wherry.core.services.service", lambda name: SimpleNamespace(registered=registered))
     done = rebuild([tmp_path / "archive"], tracking_uri="https://user:secret@models.example")
-    assert (done.conversions, done.places, done.partial) == (2, 3, ("f" * 64,))
+    assert (done.conversions, done.places, done.partial) == (2, 3, (KNOWN_BY_TAGS,))
     assert {row["reason"].split(":")[0] for row in done.unreadable} == {
         "invalid JSON in the sidecar",
         "the registry went away",
@@ -82,7 +84,7 @@ def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path
         chain.first.target.uri,
         *(str(tmp_path / "archive" / name) for name in ("orbax", "copy")),
     }
-    assert impact("f" * 64).versions == ("model version 2 in https://models.example",)
+    assert impact(KNOWN_BY_TAGS).versions == ("model version 2 in https://models.example",)
     with open_ledger() as ledger:
         assert "secret" not in "".join(one.text for one in statements(ledger))
         assert check_chain(ledger).altered is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ledger import REGISTRY, altered, conversion, digest, filled
+from wherry.core.units import short
 from wherry.errors import StorageError
 from wherry.ledger import schema as tables
 from wherry.ledger.record import Anchor, check_chain, head, open_ledger, record_conversion, record_event
@@ -46,7 +47,7 @@ TAMPERINGS = {
     "DELETE FROM statement WHERE seq = 2": "statement 3: statement 2 is missing",
     f"UPDATE edge SET source = '{digest('c')}' WHERE statement = 1": "edge",
     "UPDATE edge SET statement = 2 WHERE statement = 1": "edge",
-    "DELETE FROM edge WHERE statement = 3": f"edge {digest('c')[:12]} → {digest('d')[:12]}: the row is missing",
+    "DELETE FROM edge WHERE statement = 3": f"edge {short(digest('c'))} → {short(digest('d'))}: the row is missing",
     "UPDATE checkpoint SET nbytes = 1": "checkpoint",
     f"DELETE FROM checkpoint WHERE checkpoint_digest = '{digest('b')}'": "checkpoint",
     f"INSERT INTO checkpoint VALUES ('{ZERO}', '{ZERO}', 'npz', NULL, 'params', 1, 1, 1, 1)": "no statement records it",

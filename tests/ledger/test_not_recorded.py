@@ -205,7 +205,7 @@ def test_a_copy_of_a_sidecar_that_was_altered_is_not_recorded(source, tmp_path):
     file = tmp_path / "out" / "wherry.json"
     data = json.loads(file.read_text())
     data["manifest"]["step"] = 7
-    data["checkpoint"]["checkpoint_digest"] = "0" * 64
+    data["checkpoint"]["checkpoint_digest"] = f"blake3:{'0' * 64}"
     file.write_text(json.dumps(data))
     assert command("ledger", "record", tmp_path / "out").returncode == 9
     assert command("ledger", "record", source).returncode == 3

@@ -13,6 +13,7 @@ import wherry
 from tests.support.registry import converted, flip_a_bit, moved
 from wherry.cli import cli
 from wherry.config.settings import mlflow_tracking_uri
+from wherry.core.algorithms import digest_uri
 from wherry.core.services import service
 from wherry.errors import MismatchError, NotFoundError, UsageError
 from wherry.ledger.record import open_ledger, record_sighting
@@ -47,7 +48,7 @@ def forms(receipt, name):
     return [
         f"models:/{name}@champion",
         f"models:/{name}/1",
-        f"wherry://sha256/{receipt.target.checkpoint_digest}",
+        digest_uri(receipt.target.checkpoint_digest),
     ]
 
 
@@ -145,7 +146,7 @@ def test_damage_is_a_verdict_of_the_verbs_not_of_the_name(receipt, name):
 
 def test_a_digest_is_found_by_the_registry_alone(receipt, name, monkeypatch, tmp_path):
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'empty.db'}")
-    found = wherry.resolve(f"wherry://sha256/{receipt.target.checkpoint_digest}")
+    found = wherry.resolve(digest_uri(receipt.target.checkpoint_digest))
     assert found.uri == receipt.target.uri
 
 

@@ -11,6 +11,7 @@ import pytest
 import wherry
 from tests.support.lineage import run
 from wherry.cli.lineage import lineage as lineage_commands
+from wherry.core.algorithms import digest_uri
 from wherry.errors import NotFoundError
 from wherry.ledger.record import open_ledger, record_event, record_registration
 from wherry.lineage.answers import impact, render_impact, render_why, why
@@ -61,7 +62,7 @@ def test_a_round_trip_of_digests_ends(chain, safetensors_source, tmp_path):
 
 def test_a_model_uri_is_answered_by_its_digest(chain, monkeypatch):
     digest = chain.second.target.checkpoint_digest
-    assert why(f"wherry://sha256/{digest}").root == digest
+    assert why(digest_uri(digest)).root == digest
     monkeypatch.setattr(RESOLVE, "resolve_model", lambda text: SimpleNamespace(checkpoint_digest=digest))
     assert impact("models:/model@champion").root == digest
 

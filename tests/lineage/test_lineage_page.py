@@ -21,7 +21,7 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 def digest(key):
-    return hashlib.sha256(key.encode()).hexdigest()
+    return f"blake3:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def node(key, format_, uri, step=None, **more):

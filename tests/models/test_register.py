@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import wherry
+from wherry.core.algorithms import digest_uri
 from wherry.errors import MissingExtraError, NotFoundError, StorageError, UsageError
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
@@ -44,7 +45,7 @@ def test_a_version_points_at_the_bytes_and_carries_the_digests(receipt, client, 
         "wherry.version": wherry.__version__,
         "wherry.source_uri": receipt.source.uri,
         "wherry.source_digest": receipt.source.checkpoint_digest,
-        "wherry.fetch": f"wherry fetch wherry://sha256/{receipt.target.checkpoint_digest} TARGET",
+        "wherry.fetch": f"wherry fetch {digest_uri(receipt.target.checkpoint_digest)} TARGET",
     }
     assert version.tags["wherry.fetch"] in version.description
     assert expected.items() <= version.tags.items()
@@ -152,7 +153,7 @@ def test_a_store_that_cannot_be_opened_is_a_storage_error(receipt, name, tmp_pat
 
 def test_sources_as_registries_take_them(receipt):
     sidecar = SimpleNamespace(checkpoint=receipt.target)
-    by_digest = f"wherry://sha256/{receipt.target.checkpoint_digest}"
+    by_digest = digest_uri(receipt.target.checkpoint_digest)
     assert versions._source(sidecar, "/models/a", "sqlite:////m.db") == "file:///models/a"
     assert versions._source(sidecar, "/models/a", "http://127.0.0.1:5000") == by_digest
     assert versions._source(sidecar, "memory://models/a", "sqlite:////m.db") == by_digest

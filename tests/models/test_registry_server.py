@@ -11,6 +11,7 @@ import pytest
 
 import wherry
 from tests.support.registry import converted, flip_a_bit, mlflow_server
+from wherry.core.algorithms import digest_uri
 from wherry.core.services import service
 from wherry.errors import MismatchError, StorageError
 
@@ -71,7 +72,7 @@ def test_six_at_once_give_one_version(stores, tmp_path, capfd):
     assert shown[1] == f"{stores['registry_uri']}/#/models/six/versions/{shown[0]}"
     client = mlflow.MlflowClient(**stores)
     [version] = client.search_model_versions("name = 'six'")
-    assert version.source == f"wherry://sha256/{receipt.target.checkpoint_digest}"
+    assert version.source == digest_uri(receipt.target.checkpoint_digest)
     assert version.tags["wherry.uri"] == receipt.target.uri
     assert {file.path for file in client.list_artifacts(version.run_id)} == {"manifest.json", "receipt.json"}
     run = client.get_run(version.run_id)
@@ -89,7 +90,7 @@ def test_promoted_resolved_fetched_and_rolled_back(stores, tmp_path, everywhere)
         assert done.page == f"{stores['registry_uri']}/#/models/story/versions/{number}"
     found = wherry.resolve("models:/story@champion")
     assert found.uri == receipt.target.uri
-    assert wherry.resolve(f"wherry://sha256/{found.checkpoint_digest}").uri == found.uri
+    assert wherry.resolve(digest_uri(found.checkpoint_digest)).uri == found.uri
     copy = wherry.fetch("models:/story@champion", tmp_path / "copy")
     assert wherry.verify(copy.uri, level="digest").ok
     assert wherry.rollback("story").version == "1"
@@ -115,7 +116,7 @@ def test_from_an_embedded_registry_to_a_server(server, tmp_path):
     client = mlflow.MlflowClient(server, server)
     version = client.get_model_version_by_alias("carried", "champion")
     assert (done.registry, version.tags["team"]) == (server, "speech")
-    assert version.source == f"wherry://sha256/{receipt.target.checkpoint_digest}"
+    assert version.source == digest_uri(receipt.target.checkpoint_digest)
 
 
 def test_an_approver_is_whom_the_server_has_authenticated(server, stores, tmp_path, monkeypatch):

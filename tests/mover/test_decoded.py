@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from wherry.core.algorithms import BLAKE3
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
 from wherry.mover.decode import DecodedReader
@@ -39,7 +40,9 @@ def compressed(request, tmp_path):
 def decoded(request, compressed):
     """The decoded tensors of that checkpoint, of which the large one lies in a file or in memory."""
     soon = {("w",)} if request.param == "memory" else set()
-    with closing(DecodedReader(compressed[0].reader, soon=soon, hashing=True, stopped=Event())) as made:
+    with closing(
+        DecodedReader(compressed[0].reader, soon=soon, algorithms=(BLAKE3,), stopped=Event())
+    ) as made:
         yield made
 
 
@@ -53,8 +56,8 @@ def test_digests_are_those_of_a_pass_over_the_bytes(compressed, decoded):
     assert [one.path for one in checkpoint.manifest.tensors.values() if decoded.decodes(one)] == [("w",)]
     decoded.prepare(checkpoint.spec("w"))
     assert set(decoded.hashed) == (set() if grid == "2x3" else {("w",)})
-    assert all(hasher.digest() == expected[path] for path, hasher in decoded.hashed.items())
-    assert hash_checkpoint(seen, memory=64 << 20).digests == expected
+    assert all(hasher.digest(BLAKE3) == expected[path] for path, hasher in decoded.hashed.items())
+    assert hash_checkpoint(seen, BLAKE3, memory=64 << 20).digests == expected
 
 
 def test_a_region_is_that_of_the_tensor(compressed, decoded):
@@ -82,7 +85,7 @@ def test_a_stop_ends_decoding_between_two_pieces(compressed, decoded):
 def test_what_was_dropped_is_decoded_again(compressed, decoded):
     checkpoint, _grid, expected = compressed
     for _again in range(2):
-        assert hash_checkpoint(view(checkpoint, decoded), memory=64 << 20).digests == expected
+        assert hash_checkpoint(view(checkpoint, decoded), BLAKE3, memory=64 << 20).digests == expected
         decoded.drop([("w",)])
 
 

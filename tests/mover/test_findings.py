@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from wherry.core.algorithms import BLAKE3
 from wherry.mover.hashing import Failure, Hashes, compare
 
-FOUND = Hashes({("a",): "1", ("b", "c"): "2"}, {("a",): (b"x", b"y"), ("b", "c"): (b"x",)})
+FOUND = Hashes(BLAKE3, {("a",): "1", ("b", "c"): "2"}, {("a",): (b"x", b"y"), ("b", "c"): (b"x",)})
 
 
 def test_equal_digests_are_no_finding():

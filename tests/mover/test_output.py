@@ -6,6 +6,7 @@ import hashlib
 
 import pytest
 
+from wherry.core.algorithms import SHA256
 from wherry.core.digest import LEAF, LeafHasher
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import StorageError
@@ -60,7 +61,7 @@ def recorded(tmp_path):
 
 
 def test_a_move_waits_for_the_digests_of_all_its_leaves(tmp_path, storage, journal):
-    output, hasher = Output(storage, {SPEC.path: SPEC}, journal), LeafHasher(SPEC)
+    output, hasher = Output(storage, {SPEC.path: SPEC}, journal), LeafHasher(SPEC, (SHA256,))
     hashers = {SPEC.path: hasher}
     deliver(output, hasher, 0, CUT)
     output.settle(hashers)
@@ -78,7 +79,7 @@ def test_a_move_waits_for_the_digests_of_all_its_leaves(tmp_path, storage, journ
 
 
 def test_what_could_not_be_synced_is_never_recorded(tmp_path, storage, journal):
-    output, hasher = Output(storage, {SPEC.path: SPEC}, journal), LeafHasher(SPEC)
+    output, hasher = Output(storage, {SPEC.path: SPEC}, journal), LeafHasher(SPEC, (SHA256,))
     deliver(output, hasher, 0, LEAF)
     storage.error = StorageError("the disk failed", retryable=True)
     output.settle({SPEC.path: hasher})

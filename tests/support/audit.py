@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.converter.references import reference
+from wherry.core.algorithms import SHA256
 from wherry.core.digest import tensor_digest
 from wherry.core.receipt import CheckpointRef, Receipt, utc_now
 from wherry.formats.checkpoint import present_fingerprint
@@ -89,10 +90,10 @@ def taken_stock(path: Path, number: int) -> CheckpointRef:
     with wherry.open(path) as checkpoint:
         manifest, version = checkpoint.manifest, checkpoint.detection.format_version
         leaves = {spec: (hashlib.sha256(held[spec[0]].tobytes()).digest(),) for spec in manifest.tensors}
-        digests = {spec: tensor_digest(manifest.tensors[spec], leaf) for spec, leaf in leaves.items()}
+        digests = {spec: tensor_digest(manifest.tensors[spec], leaf, SHA256) for spec, leaf in leaves.items()}
         mark = present_fingerprint(checkpoint)
     manifest = manifest.with_digests(digests)
-    node = reference(str(path), "safetensors", version, manifest, mark)
+    node = reference(str(path), "safetensors", version, manifest, mark, SHA256)
     Path(sidecar_location(locate(path)).path).write_bytes(encode(Sidecar(manifest, node, None, leaves)))
     return node
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.postgres import new_database, postgres_server
+from wherry.core.algorithms import digits_of
 from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.ledger.cursors import delivered
 from wherry.ledger.record import (
@@ -28,7 +29,7 @@ _numbers = itertools.count()
 
 
 def digest(text):
-    return hashlib.sha256(text.encode()).hexdigest()
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def node(name, weights="w", **fields):
@@ -45,7 +46,7 @@ def node(name, weights="w", **fields):
 
 def conversion(source, target, **fields):
     return Receipt(
-        source=node(source), target=node(target), plan_digest=digest(f"{source}{target}"), **fields
+        source=node(source), target=node(target), plan_digest=digits_of(digest(f"{source}{target}")), **fields
     )
 
 

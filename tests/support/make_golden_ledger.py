@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+from wherry.core.algorithms import digits_of, labelled
 from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.ledger import record, schema
 
@@ -31,7 +32,7 @@ _CLOCKS = ("append", "cursors")  # the modules that look at the clock
 
 
 def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return labelled(hashlib.sha256(text.encode()).hexdigest())
 
 
 def node(name: str, format: str, *, step: int | None = None) -> CheckpointRef:
@@ -41,7 +42,7 @@ def node(name: str, format: str, *, step: int | None = None) -> CheckpointRef:
         format_version=None,
         checkpoint_digest=digest(name),
         weights_digest=digest(f"weights of {name[:3]}"),
-        fingerprint=digest(f"files of {name}"),
+        fingerprint=digits_of(digest(f"files of {name}")),
         kind="params",
         step=step,
         tensors=2,
@@ -50,11 +51,20 @@ def node(name: str, format: str, *, step: int | None = None) -> CheckpointRef:
     )
 
 
+def in_blake3(name: str) -> CheckpointRef:
+    """A checkpoint with digests of the other algorithm, which schema 3 brought."""
+    made = node(name, "dcp")
+    checkpoint, weights = (
+        f"blake3:{digits_of(one)}" for one in (made.checkpoint_digest, made.weights_digest)
+    )
+    return replace(made, checkpoint_digest=checkpoint, weights_digest=weights)
+
+
 def conversion(source: CheckpointRef, target: CheckpointRef, minute: int) -> Receipt:
     return Receipt(
         source=source,
         target=target,
-        plan_digest=digest(f"{source.uri} to {target.uri}"),
+        plan_digest=digits_of(digest(f"{source.uri} to {target.uri}")),
         options={"scan_layers": True},
         software={"wherry": "0.1.0"},
         started=f"2026-11-01T02:{minute:02}:00.000+00:00",
@@ -92,6 +102,8 @@ def fill(opened: record.Ledger) -> None:
     )  # seen again: it is the first run's place now
     if schema.SCHEMA > 1:
         fill_events(opened, hf, node("run-2-hf", "huggingface"))
+    if schema.SCHEMA > 2:
+        record.record_conversion(opened, conversion(hf, in_blake3("run-dcp"), 50))
 
 
 def fill_events(opened: record.Ledger, promoted: CheckpointRef, gone: CheckpointRef) -> None:

@@ -14,6 +14,7 @@ import wherry
 from tests.support.families import wanted_hashes
 from tests.support.formats import CORPUS, expected, place
 from tests.support.systems import carry, hashes
+from wherry.core.algorithms import BLAKE3
 from wherry.core.digest import weights_digest as weights_of
 from wherry.core.keypath import render
 from wherry.core.request import LayoutRequest
@@ -165,7 +166,7 @@ ROUTES = [
 def weights_digest(case):
     """Of everything in a case."""
     with wherry.open(place(case)) as source:
-        return weights_of(hash_checkpoint(source, memory=1 << 24).digests)
+        return weights_of(hash_checkpoint(source, BLAKE3, memory=1 << 24).digests, BLAKE3)
 
 
 @needs_corpus
@@ -244,7 +245,7 @@ def flip(file, offset):
 def forget(target, path):
     """Let the recorded digest be that of the changed tensor, so that only the source can tell."""
     with wherry.open(target) as made:
-        digest = hash_checkpoint(made, memory=1 << 24).digests[path]
+        digest = hash_checkpoint(made, BLAKE3, memory=1 << 24).digests[path]
     data = json.loads((target / "wherry.json").read_text())
     (row,) = (row for row in data["manifest"]["tensors"] if row["path"] == render(path))
     row["digest"] = digest

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wherry.auditor.bundle import anchor_hash, place_for, prepare_folder, record_of, write_bundle
 from wherry.auditor.bytes import check_signatures, load_some, read_all, required_key
+from wherry.auditor.check import record_name
 from wherry.auditor.cure import completed
 from wherry.auditor.places import PlaceAudit, look_at
 from wherry.auditor.registrations import RegistryContents, ask, compared
@@ -197,7 +198,7 @@ def _look(places: Sequence[PlaceRecord], found: LedgerState, records: Path | Non
 
 def _keeper(records: Path) -> Callable[[Sidecar], None]:
     def keep(sidecar: Sidecar) -> None:
-        (records / f"{sidecar.checkpoint.checkpoint_digest}.json").write_bytes(record_of(sidecar))
+        (records / record_name(sidecar.checkpoint.checkpoint_digest)).write_bytes(record_of(sidecar))
 
     return keep
 

@@ -101,7 +101,7 @@ def write_bundle(path: Path, report: AuditReport, markdown: str, records: Path, 
         path: path of the new file.
         report: the report.
         markdown: the report as Markdown.
-        records: a folder with `<checkpoint digest>.json` (`record_of`) of the checked checkpoints.
+        records: a folder with a file (`record_name`, `record_of`) for each checked checkpoint.
         ledger: the ledger, for the statements up to the report's anchor.
 
     Returns:

@@ -22,6 +22,7 @@ from wherry.auditor.places import PlaceAudit, about, troubled
 from wherry.auditor.report import Finding
 from wherry.config.settings import configured
 from wherry.converter.references import digested, reference
+from wherry.core.algorithms import algorithm_of
 from wherry.core.digest import LEAF
 from wherry.core.progress import Progress
 from wherry.core.services import service
@@ -217,10 +218,11 @@ def _without_sidecar(
     with open_checkpoint(row.uri, format=row.format) as checkpoint:
         manifest, gone = checkpoint.manifest, {piece.path for piece in checkpoint.reader.absent()}
         manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
-        found = hash_checkpoint(checkpoint, memory=memory, progress=progress, paths=list(manifest.tensors))
+        algorithm, paths = algorithm_of(row.checkpoint_digest), list(manifest.tensors)
+        found = hash_checkpoint(checkpoint, algorithm, memory=memory, progress=progress, paths=paths)
         beside = tuple(digested(checkpoint, one) for one in manifest.companions)
         full = manifest.with_digests(found.digests, beside)
-        node = reference(row.uri, subject.format, subject.format_version, full, "")
+        node = reference(row.uri, subject.format, subject.format_version, full, "", algorithm)
     if node.checkpoint_digest == row.checkpoint_digest:
         return
     part = "a companion file" if node.weights_digest == subject.weights_digest else "its tensors"

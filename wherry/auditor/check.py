@@ -7,21 +7,27 @@ that chain; and that every manifest has the digest under which its checkpoint wa
 storage, which the audit itself has checked. Compare the anchor with one kept elsewhere (`--anchor`): a chain that was
 rewritten completely is consistent, too.
 
-Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`; the code is repeated on purpose.
+Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`; the code is repeated on purpose, including
+BLAKE3, which is used if the package `blake3` is not installed. In bundles of schema 1 the digests of checkpoints are
+SHA-256 digits without their algorithm.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import sys
 import zipfile
 import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA = 2
 GENESIS = "0" * 64
 INDEX, REPORT, LEDGER, ANCHOR, MANIFESTS = (
     "index.json",
@@ -166,7 +172,7 @@ def _check_chain(archive: zipfile.ZipFile, checked: CheckReport) -> _ChainConten
             stated.digests.update(_digests(body))
             if row["kind"] == "registration":
                 named = f"{body['name']} version {body['version']}"
-                stated.versions.add((body["checkpoint_digest"], named))
+                stated.versions.add((_labelled(body["checkpoint_digest"]), named))
     return stated
 
 
@@ -199,14 +205,14 @@ def _check_row(
     stated: _ChainContents,
     checked: CheckReport,
 ) -> None:
-    digest = row["checkpoint_digest"]
+    digest = _labelled(row["checkpoint_digest"])
     checked.checkpoints += 1
     if digest not in stated.digests:
         checked.say(f"{REPORT}: no statement records checkpoint {digest} at {row['uri']}")
     for model in row["models"]:
         if (digest, model) not in stated.versions:
             checked.say(f"{REPORT}: no statement records checkpoint {digest} as {model}")
-    name = f"{MANIFESTS}{digest}.json"
+    name = f"{MANIFESTS}{record_name(row['checkpoint_digest'])}"
     if not row["manifest"]:
         return
     if name not in names:
@@ -229,15 +235,25 @@ def _check_counts(report: dict[str, Any], checked: CheckReport) -> None:
         checked.say(f"{REPORT}: it states ok={report['ok']}, but has {counted['error']} errors")
 
 
+def record_name(digest: str) -> str:
+    """The name of the file with the manifest of a checkpoint; not every file system takes a colon."""
+    return f"{digest.replace(':', '-')}.json"
+
+
 def checkpoint_digest(manifest: dict[str, Any], reference: dict[str, Any]) -> str:
     """The checkpoint digest of a manifest, as `wherry.core.digest.checkpoint_digest` computes it."""
+    algorithm = _labelled(reference["checkpoint_digest"]).partition(":")[0]
+    own = f"{algorithm}:"
     rows = sorted(
-        [_parts(tensor["path"]), tensor["digest"]] for tensor in manifest["tensors"] if tensor["digest"]
+        [_parts(tensor["path"]), _labelled(tensor["digest"]).removeprefix(own)]
+        for tensor in manifest["tensors"]
+        if tensor["digest"]
     )
-    return _sha256_of(
+    hash_of = _blake3_of if algorithm == "blake3" else _sha256_of
+    return own + hash_of(
         "checkpoint",
         {
-            "weights": _sha256_of("weights", rows),
+            "weights": hash_of("weights", rows),
             "format": reference["format"],
             "format_version": reference["format_version"],
             "values": manifest["values"],
@@ -254,9 +270,86 @@ def _parts(printed: str) -> list[str]:
     return ["" if part == "~2" else part.replace("~1", "/").replace("~0", "~") for part in printed.split("/")]
 
 
+def _labelled(digest: str) -> str:
+    """A digest with its algorithm."""
+    return digest if ":" in digest else f"sha256:{digest}"
+
+
 def _sha256_of(kind: str, value: object) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    return hashlib.sha256(f"wherry {kind} 1\n".encode() + text).hexdigest()
+    return hashlib.sha256(_text(kind, value)).hexdigest()
+
+
+def _blake3_of(kind: str, value: object) -> str:
+    try:
+        from blake3 import blake3  # ten thousand times as fast
+    except ImportError:
+        return _blake3(_text(kind, value)).hex()
+    return blake3(_text(kind, value)).hexdigest()
+
+
+def _text(kind: str, value: object) -> bytes:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return f"wherry {kind} 1\n".encode() + text.encode("utf-8", "backslashreplace")
+
+
+_IV = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)
+_ORDER = (2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)
+_MIXED = (
+    (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
+    (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14),
+)  # fmt: skip
+_ROUNDS, _BLOCK, _CHUNK, _WORD = 7, 64, 1024, 0xFFFFFFFF
+_CHUNK_START, _CHUNK_END, _PARENT, _ROOT = 1, 2, 4, 8
+
+
+def _blake3(data: bytes) -> bytes:
+    """BLAKE3 of bytes, in pure Python, written from its specification: 32 bytes."""
+    return _words(_tree(data, 0, _ROOT))
+
+
+def _tree(data: bytes, counter: int, flags: int) -> list[int]:
+    """The chaining value of a subtree: a chunk of up to 1 KiB, or two subtrees, the left one a full power of two."""
+    if len(data) <= _CHUNK:
+        return _leaf(data, counter, flags)
+    left = _CHUNK << (((len(data) - 1) // _CHUNK).bit_length() - 1)
+    halves = [*_tree(data[:left], counter, 0), *_tree(data[left:], counter + left // _CHUNK, 0)]
+    return _compress(_IV, halves, 0, _BLOCK, flags | _PARENT)
+
+
+def _leaf(data: bytes, counter: int, flags: int) -> list[int]:
+    value: Sequence[int] = _IV
+    starts = range(0, max(len(data), 1), _BLOCK)
+    for start in starts:
+        block = data[start : start + _BLOCK]
+        message = list(struct.unpack("<16I", block.ljust(_BLOCK, b"\0")))
+        mark = (_CHUNK_START if start == 0 else 0) | (_CHUNK_END | flags if start == starts[-1] else 0)
+        value = _compress(value, message, counter, len(block), mark)
+    return list(value)
+
+
+def _compress(value: Sequence[int], message: list[int], counter: int, length: int, flags: int) -> list[int]:
+    state = [*value, *_IV[:4], counter & _WORD, counter >> 32, length, flags]
+    for _round in range(_ROUNDS):
+        for place, (a, b, c, d) in enumerate(_MIXED):
+            _mix(state, a, b, c, d, message[2 * place], message[2 * place + 1])
+        message = [message[place] for place in _ORDER]
+    return [state[place] ^ state[place + 8] for place in range(8)]
+
+
+def _mix(state: list[int], a: int, b: int, c: int, d: int, first: int, second: int) -> None:
+    for word, one, two in ((first, 16, 12), (second, 8, 7)):
+        state[a] = (state[a] + state[b] + word) & _WORD
+        state[d] = _rotated(state[d] ^ state[a], one)
+        state[c] = (state[c] + state[d]) & _WORD
+        state[b] = _rotated(state[b] ^ state[c], two)
+
+
+def _rotated(word: int, places: int) -> int:
+    return (word >> places | word << (32 - places)) & _WORD
+
+
+def _words(value: list[int]) -> bytes:
+    return struct.pack("<8I", *value)
 
 
 def _digests(value: Any) -> set[str]:
@@ -266,7 +359,9 @@ def _digests(value: Any) -> set[str]:
     if not isinstance(value, dict):
         return set()
     own = value.get("checkpoint_digest")
-    return ({own} if isinstance(own, str) else set()).union(*(_digests(one) for one in value.values()))
+    return ({_labelled(own)} if isinstance(own, str) else set()).union(
+        *(_digests(one) for one in value.values())
+    )
 
 
 def _digest(file: IO[bytes], expected: int | None = None) -> str:

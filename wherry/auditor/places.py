@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.auditor.report import CheckpointAudit, Finding, gravity
-from wherry.core.digest import checkpoint_digest
 from wherry.core.keypath import render
 from wherry.core.units import short
 from wherry.errors import (
@@ -27,6 +26,7 @@ from wherry.errors import (
 from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.formats.detect import describe_absent
 from wherry.ledger.replay import READ, WRITTEN
+from wherry.ledger.resolve import proved_digest
 from wherry.storage.sidecar import Sidecar, read_sidecar, sidecar_location
 from wherry.storage.stores import is_live, locate
 
@@ -176,7 +176,7 @@ class _Look:
                 f"another checkpoint at this URI: expected {short(self.place.checkpoint_digest)}, "
                 f"got {short(stated.checkpoint_digest)}",
             )
-        computed = checkpoint_digest(sidecar.manifest, stated.format, stated.format_version)
+        computed = proved_digest(sidecar)
         if computed != stated.checkpoint_digest:
             yield about(
                 self.place,

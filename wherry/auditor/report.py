@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-SCHEMA = 1
+SCHEMA = 2  # reports of schema 1 have digests without their algorithm, which is SHA-256
 SEVERITIES = ("error", "warning", "note")
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 # setting → the environment variable that overrides the file; lists are separated as in PATH.
 VARIABLES = {
     "ledger": "WHERRY_LEDGER",
+    "digest": "WHERRY_DIGEST",
     "memory": "WHERRY_MEMORY",
     "shared_paths": "WHERRY_SHARED_PATHS",
     "links": "WHERRY_LINKS",

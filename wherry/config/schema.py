@@ -252,6 +252,11 @@ class Settings(Section):
     ledger: str | None = Field(
         default=None, description="SQLAlchemy URL of the ledger; a SQLite file in WHERRY_HOME by default."
     )
+    digest: Literal["blake3", "sha256"] | None = Field(
+        default=None,
+        description="Algorithm of new digests; by default that of the last conversion in the ledger. BLAKE3 in a new "
+        "ledger, SHA-256 on a host in FIPS mode.",
+    )
     memory: Size = Field(default="128MiB", description="Memory budget for data in flight.")
     shared_paths: tuple[str, ...] = Field(
         default=(), description="Folders that all workers mount at the same path."

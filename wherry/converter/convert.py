@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.digests import digest_choice
 from wherry.converter.command import stated
 from wherry.converter.if_exists import existing_result
 from wherry.converter.job import Job
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
+    from wherry.config.digests import DigestChoice
     from wherry.core.progress import OnProgress
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
@@ -175,14 +177,19 @@ def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) ->
 
 def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: RunContext) -> list[Job]:
     """Plan all targets; nothing is written."""
-    pin = take_pin(checkpoint)
-    jobs = [_job(checkpoint, target, request, running, pin) for target in request.targets]
+    pin, choice = take_pin(checkpoint), digest_choice(ledger=request.lineage)
+    jobs = [_job(checkpoint, target, request, running, pin, choice) for target in request.targets]
     _require_distinct(jobs)
     return [replace(job, group=_group(jobs)) for job in jobs]
 
 
 def _job(
-    checkpoint: Checkpoint, target: TargetRequest, request: ConvertRequest, running: RunContext, pin: Pin
+    checkpoint: Checkpoint,
+    target: TargetRequest,
+    request: ConvertRequest,
+    running: RunContext,
+    pin: Pin,
+    choice: DigestChoice,
 ) -> Job:
     row = find_format(target.to)
     committed, place = _places(locate(target.uri), row, checkpoint, target, request.as_step)
@@ -190,7 +197,7 @@ def _job(
     seen, plan = plan_target(checkpoint, row, replace(target, uri=place.uri), request)
     return Job(
         checkpoint=seen, plan=plan, row=row, target=place, committed=committed,
-        running=running, meta=request.meta, pin=pin, asked=stated(request, target),
+        running=running, meta=request.meta, pin=pin, choice=choice, asked=stated(request, target),
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import ExitStack
 
+    from wherry.config.digests import DigestChoice
     from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Companion, Manifest
@@ -53,6 +54,7 @@ class Job:
         running: when the run began, and the receiver of its progress.
         meta: metadata of the user to store with the checkpoint.
         pin: the source's files when the plan was made.
+        choice: the algorithm of the digests that are recorded.
         group: see Receipt.
         source_digests: of the source's tensors, if `checkpoint` is a view of it; otherwise the pass computes them.
         asked: the stated request; see `wherry.converter.command`.
@@ -66,9 +68,15 @@ class Job:
     running: RunContext
     meta: Mapping[str, str]
     pin: Pin
+    choice: DigestChoice
     group: str = ""
     source_digests: Mapping[KeyPath, str] | None = None
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm of the digests that are recorded."""
+        return self.choice.algorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,7 @@ class StagedJob:
         journal: the finished moves.
         companions: the companion files that were copied, with their digests.
         output: the receiver of the mover's bytes.
+        recorded: the sidecar of the source.
     """
 
     job: Job
@@ -90,10 +99,17 @@ class StagedJob:
     journal: Journal
     companions: tuple[Companion, ...]
     output: Output
+    recorded: Sidecar | None
 
 
-def stage(job: Job, stack: ExitStack) -> StagedJob:
-    """Open a job's staging area and writer, and resume an interrupted run; `stack` closes them.
+def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack: ExitStack) -> StagedJob:
+    """Open a job's staging area and writer, and resume an interrupted run.
+
+    Args:
+        job: the job.
+        algorithms: with which the pass hashes; the journal has leaves of all of them.
+        recorded: the sidecar of the source.
+        stack: closes the area and the writer.
 
     Raises:
         TargetInUseError: another run is writing the target.
@@ -103,6 +119,7 @@ def stage(job: Job, stack: ExitStack) -> StagedJob:
         "plan": job.plan.digest,
         "source": sha256_of("source", [present_fingerprint(job.checkpoint), job.pin.digest]),
         "target": job.committed.name,
+        "digest": " ".join(algorithms),
         "version": __version__,
     }
     staging = stack.enter_context(Staging(job.committed, sha256_of("run", header)[:8]))
@@ -118,7 +135,9 @@ def stage(job: Job, stack: ExitStack) -> StagedJob:
     writer = job.row.create(staged, job.plan.manifest, job.plan.options)
     stack.callback(writer.close)
     staging.sync_names()
-    return StagedJob(job, staging, staged, journal, companions, Output(writer, _by_source(job.plan), journal))
+    return StagedJob(
+        job, staging, staged, journal, companions, Output(writer, _by_source(job.plan), journal), recorded
+    )
 
 
 def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
@@ -143,7 +162,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     ):  # boxes and the source's identity read the source again
         boxed = _boxed(staged, ours)
         verification = _read_back(staged, ours) if job.plan.verify == "digest" else None
-        ours = Hashes({**ours.digests, **boxed.digests}, {**ours.leaves, **boxed.leaves})
+        ours = ours.joined(boxed)
         sidecar, receipt = _sidecar(staged, ours, hashes, verification)
     text = encode(sidecar)
     if not job.row.single_file:
@@ -183,10 +202,11 @@ def _boxed(staged: StagedJob, ours: Hashes) -> Hashes:
     job = staged.job
     boxed = {path: source for path, source in job.plan.pairs.items() if path not in ours.digests}
     if not boxed:
-        return Hashes({})
+        return Hashes(job.algorithm)
     with _opened(job, staged.staged) as written:
         found = hash_checkpoint(
             written,
+            job.algorithm,
             memory=job.plan.memory,
             progress=job.running.progress,
             paths=list(boxed),
@@ -209,6 +229,7 @@ def _read_back(staged: StagedJob, expected: Hashes) -> dict[str, Any]:
         _require_structure(job, written.manifest)
         found = hash_checkpoint(
             written,
+            job.algorithm,
             memory=job.plan.memory,
             progress=job.running.progress,
             stage="verify",
@@ -259,12 +280,14 @@ def _sidecar(
     with _opened(job, staged.staged) as written:
         local = job.target.store.capabilities.local
         mark = fingerprint(written.reader.members(), staged.staged, marks=local)
-    target = reference(job.target.uri, plan.to, plan.format_version, manifest, mark)
+    target = reference(job.target.uri, plan.to, plan.format_version, manifest, mark, job.algorithm)
     receipt = Receipt(
         source=source_reference(
             job.checkpoint.original,
+            staged.recorded,
             hashes.digests if job.source_digests is None else job.source_digests,
             staged.companions,
+            job.algorithm,
             plan.memory,
             staged.staging.spill,
         ),
@@ -281,7 +304,7 @@ def _sidecar(
         note=staged.staging.discarded or staged.journal.reason,
         verification=verification,
         lossless=not plan.lossy,
-        warnings=list(plan.notes),
+        warnings=[*plan.notes, *filter(None, [job.choice.note])],
         snippet=plan.snippet.replace("DST", job.target.uri),
         group=job.group,
         asked=dict(job.asked),

@@ -21,11 +21,14 @@ from wherry.mover.carrier import Carrier
 from wherry.mover.hashing import Hashes
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from wherry.core.receipt import Receipt
+    from wherry.storage.sidecar import Sidecar
 
 
 def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
@@ -54,25 +57,38 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
         if seen.is_view:
             stack.callback(seen.close)
         with blaming_changes(jobs[0].pin, seen.original):
-            staged = [stage(job, stack) for job in jobs]
-            hashes, own = _move(jobs, staged)
-            agree_with_source(seen.original, hashes if own is None else own)
+            recorded = read_sidecar(locate(seen.uri))
+            algorithms = _algorithms(jobs[0].algorithm, recorded)
+            staged = [stage(job, algorithms, recorded, stack) for job in jobs]
+            hashes, own = _move(jobs, staged, algorithms)
+            if recorded is not None:
+                agree_with_source(seen.original, recorded, (own or hashes)[recorded.algorithm])
+        algorithm = jobs[0].algorithm
         if own is not None:
-            staged = [replace(one, job=replace(one.job, source_digests=own.digests)) for one in staged]
-        return [_outcome(one, hashes) for one in staged]
+            staged = [
+                replace(one, job=replace(one.job, source_digests=own[algorithm].digests)) for one in staged
+            ]
+        return [_outcome(one, hashes[algorithm]) for one in staged]
+
+
+def _algorithms(chosen: str, recorded: Sidecar | None) -> tuple[str, ...]:
+    """The algorithms with which a pass hashes: the chosen one, and that of the source's record."""
+    return tuple(dict.fromkeys((chosen, chosen if recorded is None else recorded.algorithm)))
 
 
 def _outcome(staged: StagedJob, hashes: Hashes) -> Receipt | WherryError:
     taken = {source: hashes.digests[source] for source in staged.output.targets if source in hashes.digests}
-    mine = Hashes(taken, {source: hashes.leaves[source] for source in taken})
+    mine = Hashes(hashes.algorithm, taken, {source: hashes.leaves[source] for source in taken})
     try:
         return complete(staged, mine)
     except WherryError as error:
         return staged.staging.failed(error)
 
 
-def _move(jobs: list[Job], staged: list[StagedJob]) -> tuple[Hashes, Hashes | None]:
-    """The digests of the tensors that were read and, for a view, those of its original; else None."""
+def _move(
+    jobs: list[Job], staged: list[StagedJob], algorithms: tuple[str, ...]
+) -> tuple[Mapping[str, Hashes], Mapping[str, Hashes] | None]:
+    """The digests by algorithm of the tensors that were read and, for a view, those of its original; else None."""
     seen, memory, progress = jobs[0].checkpoint, jobs[0].plan.memory, jobs[0].running.progress
     moves = joint_moves([job.plan for job in jobs])
     specs = {path: spec for path, spec in seen.manifest.tensors.items() if path in moves.targets}
@@ -82,15 +98,15 @@ def _move(jobs: list[Job], staged: list[StagedJob]) -> tuple[Hashes, Hashes | No
         if seen.is_view:
             from wherry.view.groups import ViewPass
 
-            through = stack.enter_context(ViewPass(seen, specs, stopped, progress))
+            through = stack.enter_context(ViewPass(seen, specs, algorithms, stopped, progress))
         reader = through.reader if through else seen.reader
         source = stack.enter_context(Source(reader, pool, folder, ways=moves.ways, stopped=stopped))
         meter = Meter("convert", sum(spec.nbytes for spec in specs.values()), progress)
-        carrier = Carrier(source, specs, meter, tuple(one.output for one in staged))
+        carrier = Carrier(source, specs, meter, algorithms, tuple(one.output for one in staged))
         own = through.carry(carrier, moves) if through else None
         if not through:
             carrier.carry(moves)
     broken = [one.output.error for one in staged if one.output.error]
     if len(broken) == len(staged):
         raise broken[0]
-    return Hashes.of(specs, carrier.hashers), own
+    return {one: Hashes.of(specs, carrier.hashers, one) for one in algorithms}, own

@@ -50,6 +50,7 @@ class ProofRequest:
 
     Attributes:
         request: the request.
+        algorithm: of the digests that are recorded; those of the sidecar keep theirs if nothing is read.
         memory: budget in bytes.
         running: when the run began, and the receiver of its progress.
         asked: the stated request; see `wherry.converter.command`.
@@ -57,6 +58,7 @@ class ProofRequest:
     """
 
     request: RewriteRequest
+    algorithm: str
     memory: int
     running: RunContext
     asked: Mapping[str, Any]
@@ -90,12 +92,20 @@ def know(checkpoint: Checkpoint, wanted: ProofRequest) -> SourceFacts | None:
         MismatchError: it differs from its sidecar.
         DamagedError, StorageError: it cannot be read.
     """
-    hashes = _read(checkpoint, wanted, "digest") if wanted.digests else _recorded(checkpoint)
+    recorded = read_sidecar(locate(checkpoint.uri))
+    hashes = _hashes(checkpoint, recorded, wanted)
     if hashes is None:
         return None
-    agree_with_source(checkpoint, hashes)
     companions = _digested(checkpoint)
-    node = source_reference(checkpoint, hashes.digests, companions, wanted.memory, wanted.folder)
+    node = source_reference(
+        checkpoint,
+        recorded,
+        hashes.digests,
+        companions,
+        hashes.algorithm,
+        wanted.memory,
+        wanted.folder,
+    )
     return SourceFacts(hashes, companions, node)
 
 
@@ -134,7 +144,7 @@ def prove(
             return None
         expected = known.hashes.renamed({path: change.name(path) for path in known.hashes.digests})
         if wanted.digests:
-            _require_equal(_read(found, wanted, "verify"), expected, rewriting.target)
+            _require_equal(_read(found, expected.algorithm, wanted, "verify"), expected, rewriting.target)
             _require_companions(_digested(found), known.companions, rewriting.target)
         seconds = round(time.monotonic() - clock, 3)
         proof = {"level": "digest", "ok": True, "tensors": len(expected.digests), "seconds": seconds}
@@ -142,7 +152,9 @@ def prove(
         detection, manifest = found.detection, found.manifest
     origin = {**manifest.origin, **({"meta": dict(wanted.request.meta)} if wanted.request.meta else {})}
     manifest = replace(manifest, origin=origin).with_digests(expected.digests, known.companions)
-    node = reference(rewriting.target, detection.format, detection.format_version, manifest, mark)
+    node = reference(
+        rewriting.target, detection.format, detection.format_version, manifest, mark, expected.algorithm
+    )
     receipt = _receipt(known.reference, node, rewriting, wanted, proof if wanted.digests else None)
     return Sidecar(manifest, node, receipt, expected.leaves)
 
@@ -171,18 +183,28 @@ def open_written(written: Location, source: Detection, target: str) -> Checkpoin
     return Checkpoint(opened)
 
 
-def _read(checkpoint: Checkpoint, wanted: ProofRequest, stage: str) -> Hashes:
+def _hashes(checkpoint: Checkpoint, recorded: Sidecar | None, wanted: ProofRequest) -> Hashes | None:
+    if not wanted.digests:
+        return _recorded(checkpoint, recorded)
+    if recorded is not None:
+        known = _read(checkpoint, recorded.algorithm, wanted, "digest")
+        agree_with_source(checkpoint, recorded, known)
+        if recorded.algorithm == wanted.algorithm:
+            return known
+    return _read(checkpoint, wanted.algorithm, wanted, "digest")
+
+
+def _read(checkpoint: Checkpoint, algorithm: str, wanted: ProofRequest, stage: str) -> Hashes:
     return hash_checkpoint(
-        checkpoint, memory=wanted.memory, progress=wanted.running.progress, stage=stage, folder=wanted.folder
-    )
+        checkpoint, algorithm, memory=wanted.memory, progress=wanted.running.progress, stage=stage, folder=wanted.folder
+    )  # fmt: skip
 
 
-def _recorded(checkpoint: Checkpoint) -> Hashes | None:
+def _recorded(checkpoint: Checkpoint, sidecar: Sidecar | None) -> Hashes | None:
     """The digests of the sidecar, if the files still have its fingerprint; None otherwise."""
-    sidecar = read_sidecar(locate(checkpoint.uri))
     if sidecar is None or sidecar.checkpoint.fingerprint != present_fingerprint(checkpoint):
         return None
-    return Hashes(sidecar.manifest.digests, sidecar.leaves)
+    return Hashes(sidecar.algorithm, sidecar.manifest.digests, sidecar.leaves)
 
 
 def _digested(checkpoint: Checkpoint) -> tuple[Companion, ...]:

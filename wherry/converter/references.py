@@ -11,8 +11,6 @@ from wherry.errors import MismatchError
 from wherry.formats.checkpoint import present_fingerprint
 from wherry.formats.companions import digested
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,9 +19,12 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Companion, Manifest
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.storage.sidecar import Sidecar
 
 
-def reference(uri: str, name: str, version: str | None, manifest: Manifest, mark: str) -> CheckpointRef:
+def reference(
+    uri: str, name: str, version: str | None, manifest: Manifest, mark: str, algorithm: str
+) -> CheckpointRef:
     """The node of a checkpoint.
 
     Args:
@@ -32,13 +33,14 @@ def reference(uri: str, name: str, version: str | None, manifest: Manifest, mark
         version: the format's version of the layout.
         manifest: its contents, tensor and companion digests included.
         mark: its fingerprint.
+        algorithm: of its tensors' digests.
     """
     return CheckpointRef(
         uri=uri,
         format=name,
         format_version=version,
-        checkpoint_digest=checkpoint_digest(manifest, name, version),
-        weights_digest=weights_digest(manifest.digests),
+        checkpoint_digest=checkpoint_digest(manifest, name, version, algorithm),
+        weights_digest=weights_digest(manifest.digests, algorithm),
         fingerprint=mark,
         kind=manifest.kind,
         step=manifest.step,
@@ -50,8 +52,10 @@ def reference(uri: str, name: str, version: str | None, manifest: Manifest, mark
 
 def source_reference(
     checkpoint: Checkpoint,
+    recorded: Sidecar | None,
     digests: Mapping[KeyPath, str],
     companions: tuple[Companion, ...],
+    algorithm: str,
     memory: int,
     folder: Path | None = None,
 ) -> CheckpointRef:
@@ -63,35 +67,37 @@ def source_reference(
 
     Args:
         checkpoint: the source.
+        recorded: its sidecar.
         digests: source key path → tensor digest, of the carried tensors.
         companions: the copied companion files, with their digests.
+        algorithm: of the digests.
         memory: budget for reading tensors that were not carried.
         folder: for spill files; a temporary folder by default.
     """
     mark = present_fingerprint(checkpoint)
     detection, manifest = checkpoint.detection, checkpoint.manifest
-    recorded = read_sidecar(locate(checkpoint.uri))
     if recorded is not None:
         return replace(recorded.checkpoint, uri=detection.uri, fingerprint=mark)
     gone = {piece.path for piece in checkpoint.reader.absent()}
     manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
     rest = [path for path in manifest.tensors if path not in digests]
-    others = hash_checkpoint(checkpoint, memory=memory, paths=rest, folder=folder).digests if rest else {}
+    others = (
+        hash_checkpoint(checkpoint, algorithm, memory=memory, paths=rest, folder=folder).digests
+        if rest
+        else {}
+    )
     known = {companion.name: companion for companion in companions}
     beside = tuple(known.get(c.name) or digested(checkpoint, c) for c in manifest.companions)
     full = manifest.with_digests({**digests, **others}, beside)
-    return reference(detection.uri, detection.format, detection.format_version, full, mark)
+    return reference(detection.uri, detection.format, detection.format_version, full, mark, algorithm)
 
 
-def agree_with_source(checkpoint: Checkpoint, hashes: Hashes) -> None:
-    """Compare the digests of the source with its sidecar, if it has one.
+def agree_with_source(checkpoint: Checkpoint, recorded: Sidecar, hashes: Hashes) -> None:
+    """Compare the digests of the source, by its sidecar's algorithm, with its sidecar.
 
     Raises:
         MismatchError: they differ; the tensor is named.
     """
-    recorded = read_sidecar(locate(checkpoint.uri))
-    if recorded is None:
-        return
     known = recorded.manifest.digests
     failed = compare(hashes, {path: known[path] for path in hashes.digests if path in known}, recorded.leaves)
     if failed:

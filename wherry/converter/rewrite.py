@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.digests import digest_choice
 from wherry.converter.command import stated
 from wherry.converter.if_exists import existing_result
 from wherry.converter.in_place import changed, replace_sidecar
@@ -120,7 +121,13 @@ def carry_out(request: RewriteRequest, *, progress: OnProgress | None = None) ->
         raise UsageError(
             f"invalid value for verify: {request.verify!r}", cure=f"choose {' or '.join(VERIFY)}"
         )
-    wanted = ProofRequest(request, parse_size(request.memory), RunContext.begun(progress), stated(request))
+    wanted = ProofRequest(
+        request,
+        digest_choice(ledger=request.lineage).algorithm,
+        parse_size(request.memory),
+        RunContext.begun(progress),
+        stated(request),
+    )
     with _ready(request) as ready:
         there = None if request.in_place else _existing(ready, request.if_exists)
         done = there or (_in_place if request.in_place else _staged)(ready, wanted)

@@ -1,14 +1,18 @@
 """Digests: the hashes by which tensors and checkpoints are compared.
 
 - A **leaf** is 4 MiB of a tensor's canonical bytes (C order, little endian); the last one may be short.
-- The **tensor digest** is SHA-256 over dtype, shape and the SHA-256 of each leaf. It does not depend on the
-  container, shards or chunks, can be computed in parallel, and a mismatch names the damaged leaf.
-- The **weights digest** is SHA-256 over the sorted (key path, tensor digest) pairs: equality of content.
-- The **checkpoint digest** is SHA-256 over weights digest, format, format version, non-tensor leaves and
-  companion digests: identity. A change of container keeps the weights digest and changes the checkpoint digest.
+- The **tensor digest** is a hash over dtype, shape and the hash of each leaf. It does not depend on the container,
+  shards or chunks, can be computed in parallel, and a mismatch names the damaged leaf.
+- The **weights digest** is a hash over the sorted (key path, tensor digest) pairs: equality of content.
+- The **checkpoint digest** is a hash over weights digest, format, format version, non-tensor leaves and companion
+  digests: identity. A change of container keeps the weights digest and changes the checkpoint digest.
 
-All of them are printed as 64 hex digits. The text that is hashed for the last three is canonical JSON (sorted
-keys, no spaces, UTF-8) after a header line that names the kind and its version.
+All of them are computed with one algorithm, BLAKE3 or SHA-256, and printed as `blake3:` or `sha256:` with 64 hex digits
+(`wherry.core.algorithms`). The text that is hashed for the last three is canonical JSON (sorted keys, no spaces, UTF-8)
+after a header line that names the kind and its version. It contains digests without the name of the algorithm if that
+is the algorithm of the hash itself, so that SHA-256 digests are what they were.
+
+Companion files, plans, fingerprints and the ledger's chain are always hashed with SHA-256.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from wherry.core.algorithms import HASH_BYTES, HashState, new_hash
 from wherry.core.keypath import render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from typing_extensions import Buffer
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
@@ -43,7 +50,16 @@ def sha256_of(kind: str, value: object) -> str:
 
 def sha256_text(kind: str, text: bytes) -> str:
     """As `sha256_of`, for a value whose canonical JSON has been computed already."""
-    return hashlib.sha256(f"wherry {kind} 1\n".encode() + text).hexdigest()
+    return hashlib.sha256(_header(kind) + text).hexdigest()
+
+
+def _header(kind: str) -> bytes:
+    return f"wherry {kind} 1\n".encode()
+
+
+def _digest_of(algorithm: str, kind: str, value: object) -> str:
+    found = new_hash(algorithm, _header(kind) + canonical_json(value))
+    return f"{algorithm}:{found.digest().hex()}"
 
 
 def leaf_count(nbytes: int) -> int:
@@ -51,27 +67,40 @@ def leaf_count(nbytes: int) -> int:
     return -(-nbytes // LEAF)
 
 
-def tensor_digest(spec: TensorSpec, leaves: Iterable[bytes]) -> str:
+def tensor_digest(spec: TensorSpec, leaves: Iterable[bytes], algorithm: str) -> str:
     """Digest of one tensor.
 
     Args:
         spec: its dtype and shape are hashed, its key path is not.
-        leaves: the raw SHA-256 of each leaf in order.
+        leaves: the raw hash of each leaf in order.
+        algorithm: of the leaves and of the digest.
     """
-    return sha256_of("tensor", [spec.dtype, list(spec.shape), [leaf.hex() for leaf in leaves]])
+    return _digest_of(algorithm, "tensor", [spec.dtype, list(spec.shape), [leaf.hex() for leaf in leaves]])
 
 
-def weights_digest(digests: Mapping[KeyPath, str]) -> str:
+def weights_digest(digests: Mapping[KeyPath, str], algorithm: str) -> str:
     """Digest of the content: the same for any container that holds the same tensors under the same paths."""
-    return sha256_of("weights", [[list(path), digests[path]] for path in sorted(digests)])
+    own = f"{algorithm}:"
+    rows = [[list(path), digests[path].removeprefix(own)] for path in sorted(digests)]
+    return _digest_of(algorithm, "weights", rows)
 
 
-def checkpoint_digest(manifest: Manifest, format_name: str, format_version: str | None) -> str:
-    """Digest of the identity: content, container and companions."""
-    return sha256_of(
+def checkpoint_digest(
+    manifest: Manifest, format_name: str, format_version: str | None, algorithm: str
+) -> str:
+    """Digest of the identity: content, container and companions.
+
+    Args:
+        manifest: its contents, with the digests of its tensors.
+        format_name: its format.
+        format_version: the format's version of the layout.
+        algorithm: of the tensors' digests and of this one.
+    """
+    return _digest_of(
+        algorithm,
         "checkpoint",
         {
-            "weights": weights_digest(manifest.digests),
+            "weights": weights_digest(manifest.digests, algorithm).removeprefix(f"{algorithm}:"),
             "format": format_name,
             "format_version": format_version,
             "values": {render(path): value for path, value in manifest.values.items()},
@@ -81,26 +110,47 @@ def checkpoint_digest(manifest: Manifest, format_name: str, format_version: str 
     )
 
 
+class _Hashes:
+    """Running hashes of the same bytes with several algorithms."""
+
+    def __init__(self, algorithms: tuple[str, ...]) -> None:
+        self._states = [new_hash(one) for one in algorithms]
+
+    def update(self, data: Buffer, /) -> None:
+        for state in self._states:
+            state.update(data)
+
+    def digest(self) -> bytes:
+        return b"".join(state.digest() for state in self._states)
+
+
 class LeafHasher:
     """Hashes the leaves of one tensor from pieces that arrive in any order, from several threads.
 
     A piece that covers whole leaves is hashed without a copy. Where two pieces meet inside a leaf and the second one
     arrives first, its bytes (at most one leaf) are kept until the first one has been hashed.
+
+    Attributes:
+        spec: the tensor.
+        algorithms: with which each leaf is hashed: that of the record to make and, where it differs, that of the
+            record to compare with.
+        leaves: the hashes of each leaf, one after the other in the order of the algorithms; None until they are known.
     """
 
-    def __init__(self, spec: TensorSpec) -> None:
+    def __init__(self, spec: TensorSpec, algorithms: tuple[str, ...]) -> None:
         self.spec = spec
+        self.algorithms = algorithms
         self.leaves: list[bytes | None] = [None] * leaf_count(spec.nbytes)
         self._lock = threading.Lock()
-        self._open: dict[int, Any] = {}  # offset → SHA-256 state that has consumed its leaf up to there
+        self._open: dict[int, HashState] = {}  # offset → hash that has consumed its leaf up to there
         self._waiting: dict[int, bytes] = {}  # offset → bytes inside a leaf whose beginning is not hashed yet
 
     def preset(self, leaf: int, digest: bytes) -> None:
-        """Set a leaf's digest from the journal of an earlier run; its bytes are not needed then."""
+        """Set a leaf's hashes from the journal of an earlier run; its bytes are not needed then."""
         self.leaves[leaf] = digest
 
     def known(self, start: int, stop: int) -> dict[int, bytes] | None:
-        """The digests of all leaves that bytes [start, stop) touch; None while one of them is not complete."""
+        """The hashes of all leaves that bytes [start, stop) touch; None while one of them is not complete."""
         touched = range(start // LEAF, leaf_count(stop))
         found = {leaf: digest for leaf in touched if (digest := self.leaves[leaf]) is not None}
         return found if len(found) == len(touched) else None
@@ -118,18 +168,26 @@ class LeafHasher:
         """Whether every leaf has been hashed."""
         return all(leaf is not None for leaf in self.leaves)
 
-    def digest(self) -> str:
-        """Digest of the tensor; requires that every byte has been passed to `update`."""
+    def hashes(self, algorithm: str) -> tuple[bytes, ...]:
+        """The hash of every leaf by one of the algorithms; requires that every byte has been passed to `update`."""
+        place = self.algorithms.index(algorithm) * HASH_BYTES
         complete = [leaf for leaf in self.leaves if leaf is not None]
         if len(complete) != len(self.leaves):
             raise AssertionError(
                 f"{self.spec.name}: {len(self.leaves) - len(complete)} leaves were never hashed"
             )
-        return tensor_digest(self.spec, complete)
+        return tuple(leaf[place : place + HASH_BYTES] for leaf in complete)
+
+    def digest(self, algorithm: str) -> str:
+        """Digest of the tensor by one of the algorithms; requires that every byte has been passed to `update`."""
+        return tensor_digest(self.spec, self.hashes(algorithm), algorithm)
+
+    def _begin(self) -> HashState:
+        return new_hash(self.algorithms[0]) if len(self.algorithms) == 1 else _Hashes(self.algorithms)
 
     def _piece(self, offset: int, data: memoryview) -> None:
         if offset % LEAF == 0:
-            state = hashlib.sha256()
+            state = self._begin()
         else:
             with self._lock:
                 state = self._open.pop(offset, None)
@@ -139,7 +197,7 @@ class LeafHasher:
         state.update(data)
         self._continue(offset + len(data), state)
 
-    def _continue(self, offset: int, state: hashlib._Hash) -> None:  # pyright: ignore[reportPrivateUsage]
+    def _continue(self, offset: int, state: HashState) -> None:
         while offset % LEAF and offset != self.spec.nbytes:
             with self._lock:
                 data = self._waiting.pop(offset, None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wherry.core.algorithms import labelled
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.errors import CorruptError
@@ -19,7 +20,7 @@ from wherry.errors import CorruptError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA = 1
+SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
 Value: TypeAlias = str | int | float | bool | None
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -57,7 +58,7 @@ class Manifest:
         companions: files beside the tensors.
         custom: the container's own free metadata (Orbax custom_metadata, safetensors `__metadata__`).
         origin: who trained it and with what, where known; `--meta` adds to it.
-        digests: key path → tensor digest; complete or empty.
+        digests: key path → tensor digest with its algorithm, the same for all; complete or empty.
     """
 
     tensors: Mapping[KeyPath, TensorSpec]
@@ -137,7 +138,9 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
             custom=data["custom"],
             origin=data["origin"],
             digests={
-                spec.path: row["digest"] for spec, row in zip(specs, rows, strict=True) if row.get("digest")
+                spec.path: labelled(row["digest"])
+                for spec, row in zip(specs, rows, strict=True)
+                if row.get("digest")
             },
         )
     except (KeyError, TypeError, AttributeError) as error:

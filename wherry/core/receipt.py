@@ -8,14 +8,18 @@ It is stored in the target's sidecar, in the ledger and, as an artifact, in the 
 from __future__ import annotations
 
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from wherry.core.algorithms import algorithm_of, labelled
 from wherry.errors import CorruptError
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
 _REPORTED = ("wherry", "numpy", "ml_dtypes", "tensorstore", "fsspec")
 
 
@@ -48,6 +52,21 @@ class CheckpointRef:
     tensors: int = 0
     parameters: int = 0
     nbytes: int = 0
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm of its digests."""
+        return algorithm_of(self.checkpoint_digest)
+
+
+def reference_from_json(data: Mapping[str, Any]) -> CheckpointRef:
+    """Read the JSON form of a CheckpointRef, of any schema.
+
+    Raises:
+        TypeError, KeyError: it is not one.
+    """
+    digests = {name: labelled(data[name]) for name in ("checkpoint_digest", "weights_digest")}
+    return replace(CheckpointRef(**data), **digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +168,8 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         raise CorruptError(f"unsupported receipt schema {data['schema']}", uri=uri, cure="upgrade wherry")
     try:
         fields = {name: value for name, value in data.items() if name != "schema"}
-        fields["source"] = CheckpointRef(**fields["source"])
-        fields["target"] = CheckpointRef(**fields["target"])
+        fields["source"] = reference_from_json(fields["source"])
+        fields["target"] = reference_from_json(fields["target"])
         _require_tables(fields.get("options", {}), fields.get("asked", {}))
         return Receipt(**fields)
     except (KeyError, TypeError) as error:

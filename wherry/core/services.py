@@ -14,6 +14,7 @@ from wherry.errors import missing_extra
 # service → (module, package that it needs, extra of wherry that installs the package).
 _SERVICES: dict[str, tuple[str, str, str]] = {
     "settings": ("wherry.config.settings", "", ""),
+    "ledger": ("wherry.ledger.nodes", "", ""),
     "native": ("wherry.integrations.native", "jax", "jax"),
     "live": ("wherry.integrations.live.fill", "jax", "jax"),
     "mlflow": ("wherry.integrations.mlflow", "mlflow", "mlflow"),

@@ -70,5 +70,6 @@ def duration(text: str | float) -> float:
 
 
 def short(digest: str) -> str:
-    """The first 12 hex digits of a digest, for display."""
-    return digest[:12]
+    """The first 12 hex digits of a digest after its algorithm, for display."""
+    algorithm, colon, digits = digest.rpartition(":")
+    return f"{algorithm}{colon}{digits[:12]}"

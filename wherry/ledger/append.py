@@ -11,10 +11,12 @@ new tables with it. So it reads the bodies of all schemas:
   digest, and claims and sightings were rows without a statement.
 - Since schema 2 every body has the whole `subject`, and there are `claim`, `release`, `sighting`, `migration` (the
   contents of schema 1's rows that its statements lacked), `rebuild` and the events.
+- Since schema 3 the digests of checkpoints have their algorithm; before, all were SHA-256. `body_of` adds it.
 """
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from importlib import import_module
 from itertools import groupby
@@ -22,16 +24,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import select
 
+from wherry.core.algorithms import SHA256, labelled
 from wherry.core.digest import canonical_json, sha256_of, sha256_text
 from wherry.core.receipt import utc_now
 from wherry.ledger import schema as tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sqlalchemy import Connection, RowMapping, Table
 
 
+# Fields of bodies, at any depth, that hold digests of checkpoints.
+_DIGESTS = ("checkpoint_digest", "weights_digest")
+_WITHOUT_ALGORITHM = 2  # the last schema whose bodies have digests without their algorithm
 _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
 
 
@@ -63,9 +69,40 @@ def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
 
 
 def same_statement(connection: Connection, kind: str, body: Mapping[str, Any]) -> int | None:
-    """The number of an existing statement with the same kind and body; None if there is none."""
-    table, text = tables.statement.c, canonical_json(body).decode()
-    return connection.scalar(select(table.seq).where(table.content == content_of(kind, text)).limit(1))
+    """The number of an existing statement with the same kind and body, in any schema; None if there is none."""
+    table = tables.statement.c
+    texts = (canonical_json(one).decode() for one in (body, _as_before(body)))
+    contents = {content_of(kind, text) for text in texts}
+    return connection.scalar(select(table.seq).where(table.content.in_(contents)).limit(1))
+
+
+def _as_before(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a conversion as schema 2 recorded it: receipts of schema 1, with bare SHA-256 digits."""
+    before = _with_digests(dict(body), lambda digest: digest.removeprefix(f"{SHA256}:"))
+    return {**before, "schema": 1}
+
+
+def body_of(schema: int, text: str) -> dict[str, Any]:
+    """The body of a statement, with the algorithm in every digest of a checkpoint.
+
+    Args:
+        schema: schema version of the body.
+        text: the body as it is stored.
+    """
+    body = json.loads(text)
+    return body if schema > _WITHOUT_ALGORITHM else _with_digests(body, labelled)
+
+
+def _with_digests(value: Any, change: Callable[[str], str]) -> Any:
+    """A body with its digests of checkpoints changed, at any depth."""
+    if isinstance(value, list):
+        return [_with_digests(one, change) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: change(one) if name in _DIGESTS and isinstance(one, str) else _with_digests(one, change)
+        for name, one in value.items()
+    }
 
 
 def content_of(kind: str, text: str) -> str:

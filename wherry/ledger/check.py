@@ -9,7 +9,6 @@ still valid. An anchor (number and hash of a statement, kept elsewhere) detects 
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from operator import itemgetter
@@ -19,7 +18,7 @@ from sqlalchemy import Connection, RowMapping, select
 
 from wherry.core.units import short
 from wherry.ledger import schema as tables
-from wherry.ledger.append import BareStatement, Row, content_of, hash_of, rows_of
+from wherry.ledger.append import BareStatement, Row, body_of, content_of, hash_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     _Row = Mapping[str, Any] | RowMapping
 
 _PAGE = 1000  # rows that the driver fetches at a time
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"(?:\w+:)?[0-9a-f]{64}")
 # The key and the contents of a row, by table. Their hash() has a new random key in every process, so that collisions
 # cannot be prepared.
 _KEY = {table: itemgetter(*names) for table, names in tables.KEYS.items()}
@@ -112,7 +111,8 @@ def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
 
 
 def _rows(row: RowMapping) -> list[Row]:
-    return list(rows_of(BareStatement(row["kind"], json.loads(row["body"]), row["seq"], row["time"])))
+    body = body_of(row["schema"], row["body"])
+    return list(rows_of(BareStatement(row["kind"], body, row["seq"], row["time"])))
 
 
 class _ExpectedRows:

@@ -1,30 +1,37 @@
 """Migrates an older ledger to the tables of the present schema; its statements are not changed.
 
-The new tables are filled from the statements. Old rows without a statement (in schema 1: claims, sightings, and
-checkpoints that were only verified) are added as one statement of kind `migration`, so that from then on every row
-follows from the chain. The migration is one transaction.
+The rows of the old tables are moved to the new ones as they are, except that the digests of checkpoints get their
+algorithm, so that a row that was altered before is still found by the check. From schema 1 only checkpoints and edges
+are moved; its other tables are filled from the statements. Old rows without a statement (in schema 1: claims,
+sightings, and checkpoints that were only verified) are added as one statement of kind `migration`, so that from then on
+every row follows from the chain. The migration is one transaction.
 """
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select, text
 
+from wherry.core.algorithms import SHA256, labelled
 from wherry.errors import CorruptError
 from wherry.ledger import schema as tables
-from wherry.ledger.append import BareStatement, append, rows_of, write
+from wherry.ledger.append import BareStatement, append, body_of, rows_of, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from sqlalchemy import Connection, Table
+    from sqlalchemy import Connection, RowMapping, Table
 
 _BATCH = 1000  # rows written in one execution
 # In schema 1 a place and its statement had separate timestamps, milliseconds apart.
 _SAME_MOMENT = timedelta(seconds=1)
+_WITHOUT_STATEMENTS = 1  # the schema in which rows of these tables could be without a statement
+_UNSTATED = ("checkpoint", "location", "registration")
+# Schema version → the tables whose rows are moved.
+_MOVED: dict[int, tuple[Table, ...]] = {1: (tables.checkpoint, tables.edge), 2: tuple(tables.KEYS)}
+_BARE = 64  # length of a digest without its algorithm
 
 
 def migrate(connection: Connection, version: int, create: Callable[[Connection], None]) -> None:
@@ -38,27 +45,64 @@ def migrate(connection: Connection, version: int, create: Callable[[Connection],
     Raises:
         CorruptError: the schema version or a statement is invalid.
     """
-    if version != 1:
+    if version not in _MOVED:
         raise CorruptError(f"invalid ledger schema {version}", cure="restore the ledger from a backup")
-    old = _old_rows(connection)
-    for table in ("location", "registration"):
-        connection.execute(text(f"DROP TABLE {table}"))
-    create(connection)
+    old = _old_rows(connection) if version == _WITHOUT_STATEMENTS else {}
+    _remake(connection, _MOVED[version], create)
     try:
-        _fill(connection)
-        append(connection, "migration", {"from": version, "to": tables.SCHEMA, **_beyond(connection, old)})
+        if old:
+            _fill(connection)
+        body = {"from": version, "to": tables.SCHEMA, **_beyond(connection, old)}
+        append(connection, "migration", body)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptError(
             f"invalid statement: {error!r}", cure="restore the ledger from a backup"
         ) from error
 
 
+def _remake(connection: Connection, moved: Iterable[Table], create: Callable[[Connection], None]) -> None:
+    """Make all tables but that of the statements anew, and move rows into them."""
+    prefix = _schema_prefix(connection)
+    for table in moved:
+        rows = f"SELECT * FROM {prefix}{table.name}"  # noqa: S608  our names
+        connection.execute(text(f"CREATE TEMPORARY TABLE old_{table.name} AS {rows}"))
+    for table in reversed(tables.KEYS):  # a table comes after those that it refers to
+        table.drop(connection, checkfirst=True)
+    create(connection)
+    for table in moved:
+        names = ", ".join(table.c.keys())
+        values = ", ".join(_moved(name) for name in table.c.keys())  # noqa: SIM118  columns
+        connection.execute(
+            text(f"INSERT INTO {prefix}{table.name} ({names}) SELECT {values} FROM old_{table.name}")  # noqa: S608  our names
+        )
+        connection.execute(text(f"DROP TABLE old_{table.name}"))
+
+
+def _schema_prefix(connection: Connection) -> str:
+    """The database schema of the tables with a point, for SQL as text."""
+    name = connection.get_execution_options().get("schema_translate_map", {}).get(None)
+    return f"{name}." if name else ""
+
+
+def _moved(column: str) -> str:
+    """The SQL expression for a column of a moved row: digests of checkpoints get their algorithm."""
+    if column not in tables.CHECKPOINT_DIGESTS:
+        return column
+    return f"CASE WHEN length({column}) = {_BARE} THEN '{SHA256}:' || {column} ELSE {column} END"
+
+
 def _old_rows(connection: Connection) -> dict[str, list[dict[str, Any]]]:
-    names = ("checkpoint", "location", "registration")
-    return {
-        name: [dict(row) for row in connection.execute(text(f"SELECT * FROM {name}")).mappings()]  # noqa: S608  our names
-        for name in names
-    }
+    return {name: [_labelled(row) for row in _all(connection, name)] for name in _UNSTATED}
+
+
+def _all(connection: Connection, name: str) -> Iterable[RowMapping]:
+    return connection.execute(text(f"SELECT * FROM {name}")).mappings()  # noqa: S608  our names
+
+
+def _labelled(row: RowMapping) -> dict[str, Any]:
+    """A row with the algorithm in its digests."""
+    named = {name: labelled(row[name]) for name in tables.CHECKPOINT_DIGESTS if name in row}
+    return {**row, **named}
 
 
 def _fill(connection: Connection) -> None:
@@ -88,7 +132,7 @@ def _statements(connection: Connection) -> Iterator[BareStatement]:
     while True:
         query = select(table).where(table.c.seq > last).order_by(table.c.seq).limit(_BATCH)
         page = connection.execute(query).all()
-        yield from (BareStatement(row.kind, json.loads(row.body), row.seq, row.time) for row in page)
+        yield from (BareStatement(row.kind, body_of(row.schema, row.body), row.seq, row.time) for row in page)
         if len(page) < _BATCH:
             return
         last = page[-1].seq
@@ -96,6 +140,8 @@ def _statements(connection: Connection) -> Iterator[BareStatement]:
 
 def _beyond(connection: Connection, old: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """The contents of old rows that no statement contains."""
+    if not old:
+        return {"checkpoints": [], "places": [], "claims": []}
     stated = {digest for told in _statements(connection) for digest in _named(told)}
     places = {(row.checkpoint_digest, row.uri): row for row in connection.execute(select(tables.location))}
     names = ("checkpoint_digest", "registry", "name", "seen")

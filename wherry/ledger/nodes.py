@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import RowMapping, Select, and_, or_, select
 
+from wherry.core.algorithms import ALGORITHMS
 from wherry.ledger import schema as tables
 from wherry.ledger.append import RELEASED
+from wherry.ledger.database import open_ledger
 from wherry.ledger.replay import (
     RATE_STATEMENTS,
     CheckpointRecord,
@@ -135,12 +137,30 @@ def digest_at(ledger: Ledger, uri: str) -> str | None:
         return connection.scalar(query.order_by(table.statement.desc(), table.seen.desc()).limit(1))
 
 
+def last_target() -> str | None:
+    """The digest of the last conversion's target; None if there is none. It opens the ledger itself.
+
+    Raises:
+        StorageError: the ledger cannot be read.
+    """
+    done = tables.conversion.c
+    with open_ledger() as ledger, ledger.read() as connection:
+        return connection.scalar(select(done.target).order_by(done.statement.desc()).limit(1))
+
+
 def digests_starting(ledger: Ledger, prefix: str) -> list[str]:
-    """Checkpoints whose checkpoint digest or weights digest starts with a prefix."""
+    """Checkpoints whose checkpoint digest or weights digest starts with a prefix.
+
+    Args:
+        ledger: the opened ledger.
+        prefix: of a digest, with or without its algorithm.
+    """
     table = tables.checkpoint.c
+    starts = [prefix] if ":" in prefix else [f"{one}:{prefix}" for one in ALGORITHMS]
     begins = (
-        and_(column >= prefix, column < prefix + _PAST_HEX)
+        and_(column >= start, column < start + _PAST_HEX)
         for column in (table.checkpoint_digest, table.weights_digest)
+        for start in starts
     )
     query = select(table.checkpoint_digest).where(or_(*begins)).order_by(table.checkpoint_digest)
     with ledger.read() as connection:

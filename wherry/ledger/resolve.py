@@ -1,6 +1,6 @@
 """resolve: find the checkpoint that a model URI names, and its location.
 
-`models:/<name>@<alias>` and `models:/<name>/<version>` are looked up in the registry, `wherry://sha256/<digest>` in the
+`models:/<name>@<alias>` and `models:/<name>/<version>` are looked up in the registry, `wherry://blake3/<digest>` in the
 ledger and then in the registry. The result is the URI of a place that still holds the checkpoint with the registered
 digest; a place that holds another checkpoint is an error, never the result. Every verb that takes a checkpoint's URI
 also takes these.
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+from wherry.core.algorithms import digest_in
+from wherry.core.digest import checkpoint_digest
 from wherry.core.services import service
 from wherry.core.units import short
 from wherry.errors import MismatchError, NotFoundError, UsageError, WherryError
@@ -27,9 +29,8 @@ if TYPE_CHECKING:
     from wherry.storage.sidecar import Sidecar
 
 _MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
-_DIGEST = re.compile(r"wherry://sha256/(?P<digest>[0-9a-f]{64})")
 _SCHEMES = ("models:/", "wherry://")
-_FORMS = "models:/NAME@ALIAS, models:/NAME/VERSION or wherry://sha256/DIGEST"
+_FORMS = "models:/NAME@ALIAS, models:/NAME/VERSION or wherry://ALGORITHM/DIGEST"
 # Tags of a model version that point to its checkpoint.
 URI_TAG = "wherry.uri"
 DIGEST_TAG = "wherry.checkpoint_digest"
@@ -81,7 +82,8 @@ def resolve_model(
     """Find the checkpoint that a model URI names, and its location.
 
     Args:
-        uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or `wherry://sha256/DIGEST`.
+        uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or `wherry://ALGORITHM/DIGEST`, as in
+            `wherry.core.digest.digest_uri`.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
 
     Raises:
@@ -93,11 +95,11 @@ def resolve_model(
     """
     text = os.fspath(uri)
     stores = stores_of(tracking_uri, registry_uri)
-    named, digest = _MODEL.fullmatch(text), _DIGEST.fullmatch(text)
+    named, digest = _MODEL.fullmatch(text), digest_in(text)
     if named is not None:
         asked = _by_name(text, named.groupdict(), stores)
     elif digest is not None:
-        asked = _ModelQuery(text, digest["digest"])
+        asked = _ModelQuery(text, digest)
     else:
         raise UsageError(f"invalid model URI: {text}", cure=f"use {_FORMS}", stage="resolve")
     return _placed(asked, stores)
@@ -161,10 +163,8 @@ def _placed(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
 
 def proved_digest(sidecar: Sidecar) -> str:
     """The checkpoint digest computed from a sidecar's manifest; the digest that it states may be altered."""
-    from wherry.core.digest import checkpoint_digest
-
     subject = sidecar.checkpoint
-    return checkpoint_digest(sidecar.manifest, subject.format, subject.format_version)
+    return checkpoint_digest(sidecar.manifest, subject.format, subject.format_version, sidecar.algorithm)
 
 
 def proved_sidecar(location: Location, stage: str) -> Sidecar:

@@ -29,9 +29,11 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 GENESIS = "0" * 64  # the previous hash of the first statement
-_DIGEST = String(64).with_variant(String(64, collation="C"), "postgresql")
+# SHA-256 digits: of statements, plans and seals. A checkpoint's digest has its algorithm, too.
+_HASH = String(64).with_variant(String(64, collation="C"), "postgresql")
+_DIGEST = String(71).with_variant(String(71, collation="C"), "postgresql")
 _TEXT = String().with_variant(Text(collation="C"), "postgresql")
 _SEQ = Integer().with_variant(BigInteger(), "postgresql")  # INTEGER makes it SQLite's rowid
 
@@ -55,11 +57,11 @@ statement = Table(
     "statement",
     metadata,
     Column("seq", _SEQ, primary_key=True, autoincrement=False),
-    Column("prev", _DIGEST, nullable=False),
-    Column("hash", _DIGEST, nullable=False, unique=True),
+    Column("prev", _HASH, nullable=False),
+    Column("hash", _HASH, nullable=False, unique=True),
     Column("kind", _TEXT, nullable=False),
     Column("schema", Integer, nullable=False),
-    Column("content", _DIGEST, nullable=False, index=True),
+    Column("content", _HASH, nullable=False, index=True),
     Column("body", Text, nullable=False),
     Column("time", _TEXT, nullable=False),
 )
@@ -98,7 +100,7 @@ conversion = Table(
     Column("target", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False, index=True),
     Column("target_uri", _TEXT, nullable=False, index=True),
     Column("format", _TEXT, nullable=False),
-    Column("plan_digest", _DIGEST, nullable=False),
+    Column("plan_digest", _HASH, nullable=False),
     Column("options", Text, nullable=False),
     Column("software", _TEXT, nullable=False),
     Column("lossless", Boolean, nullable=False),
@@ -111,7 +113,7 @@ edge = Table(
     metadata,
     Column("source", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False),
     Column("target", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False, index=True),
-    Column("plan_digest", _DIGEST, nullable=False),
+    Column("plan_digest", _HASH, nullable=False),
     Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
     UniqueConstraint("source", "target", "plan_digest"),
 )
@@ -149,7 +151,7 @@ projection = Table(
     Column("delivered", _SEQ, nullable=False),
     Column("failed", Text),
     Column("tried", _TEXT, nullable=False),
-    Column("seal", _DIGEST, nullable=False),
+    Column("seal", _HASH, nullable=False),
 )
 
 # Table → its key columns. A later statement about a row overwrites it, except in the tables of FIRST.
@@ -163,6 +165,9 @@ KEYS: dict[Table, tuple[str, ...]] = {
     registration: ("checkpoint_digest", "registry", "name"),
 }
 FIRST = frozenset({checkpoint, conversion, edge})
+
+# Columns with digests of checkpoints, in any table.
+CHECKPOINT_DIGESTS = ("checkpoint_digest", "weights_digest", "source", "target")
 
 _SEALED = ("statement", "edge")
 _SAID = "the ledger is append-only: "
@@ -193,9 +198,9 @@ def postgres_triggers(schema: str) -> tuple[str, ...]:
     body = f"() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$ BEGIN"
     refuse = f"RAISE EXCEPTION '{_SAID}%', TG_TABLE_NAME;"
     require = f"IF {_breaks(f'{schema}.statement')} THEN RAISE EXCEPTION '{_BROKEN}'; END IF; RETURN NEW;"
-    continues = "CREATE TRIGGER statement_continues BEFORE INSERT ON"
+    continues = "CREATE OR REPLACE TRIGGER statement_continues BEFORE INSERT ON"
     sealed = [
-        f"CREATE TRIGGER {table}_no_{name} BEFORE {verbs} ON {schema}.{table} "
+        f"CREATE OR REPLACE TRIGGER {table}_no_{name} BEFORE {verbs} ON {schema}.{table} "
         f"FOR EACH {each} EXECUTE FUNCTION {schema}.refuse_change()"
         for table in _SEALED
         for name, verbs, each in (
@@ -204,8 +209,8 @@ def postgres_triggers(schema: str) -> tuple[str, ...]:
         )
     ]
     return (
-        f"CREATE FUNCTION {schema}.refuse_change{body} {refuse} END $$",
-        f"CREATE FUNCTION {schema}.require_continuation{body} {require} END $$",
+        f"CREATE OR REPLACE FUNCTION {schema}.refuse_change{body} {refuse} END $$",
+        f"CREATE OR REPLACE FUNCTION {schema}.require_continuation{body} {require} END $$",
         *sealed,
         f"{continues} {schema}.statement FOR EACH ROW EXECUTE FUNCTION {schema}.require_continuation()",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from sqlalchemy import Row, select
 
 from wherry.errors import UsageError
 from wherry.ledger import schema as tables
+from wherry.ledger.append import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -31,7 +31,7 @@ class Statement:
         time: when it was appended; UTC, never before its predecessor's.
         hash: over all fields, including `prev`.
         prev: hash of the statement before it.
-        body: its contents.
+        body: its contents, with the algorithm in every digest of a checkpoint.
         content: digest of kind and body.
         text: the body as hashed text, so that the hash can be recomputed elsewhere.
     """
@@ -125,5 +125,5 @@ def by_number(ledger: Ledger, numbers: Collection[int]) -> dict[int, Statement]:
 
 
 def _statement(row: Row[Any]) -> Statement:
-    body = json.loads(row.body)
+    body = body_of(row.schema, row.body)
     return Statement(row.seq, row.kind, row.schema, row.time, row.hash, row.prev, body, row.content, row.body)

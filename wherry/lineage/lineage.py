@@ -13,6 +13,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.algorithms import ALGORITHMS, digest_in
 from wherry.core.units import short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, WherryError
 from wherry.storage.sidecar import read_sidecar
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Edge, Ledger
     from wherry.storage.sidecar import Sidecar
 
-_DIGEST = re.compile(r"[0-9a-f]{8,64}")
-_OWN = "wherry://sha256/"
+_DIGEST = re.compile(rf"((?:{'|'.join(ALGORITHMS)}):)?[0-9a-f]{{8,64}}")
 _log = logging.getLogger(__name__)
 
 
@@ -90,8 +90,9 @@ def _by_model(text: str) -> str:
     """The digest of a model URI, also where the checkpoint is missing or altered."""
     from wherry.ledger.resolve import resolve_model
 
-    if text.startswith(_OWN):
-        return text.removeprefix(_OWN)
+    digest = digest_in(text)
+    if digest is not None:
+        return digest
     try:
         return resolve_model(text).checkpoint_digest
     except (NotFoundError, MismatchError):

@@ -195,7 +195,7 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
         if set(copy.manifest.tensors) != set(manifest.tensors):
             odd = min(set(copy.manifest.tensors) ^ set(manifest.tensors))
             raise _differs(subject, "/".join(odd), "the tensor is in only one of copy and manifest")
-        found = hash_checkpoint(copy, memory=parse_size(memory), progress=progress)
+        found = hash_checkpoint(copy, subject.sidecar.algorithm, memory=parse_size(memory), progress=progress)
         failed = compare(found, manifest.digests, subject.sidecar.leaves)
         if failed:
             raise _differs(subject, failed[0].path, failed[0].reason)

@@ -44,6 +44,7 @@ class Carrier:
         source: provides the bytes.
         specs: the source tensors by key path.
         meter: counts the progress.
+        algorithms: with which the leaves are hashed; see LeafHasher.
         outputs: receive the bytes; empty for a digest pass.
         hashers: one per source tensor, updated during the pass.
         crew: the worker threads; they stop with the source.
@@ -52,6 +53,7 @@ class Carrier:
     source: Source
     specs: dict[KeyPath, TensorSpec]
     meter: Meter
+    algorithms: tuple[str, ...]
     outputs: tuple[Output, ...] = ()
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     crew: Crew = field(init=False)
@@ -154,7 +156,7 @@ class Carrier:
     def _hasher(self, source: KeyPath) -> LeafHasher:
         with self._lock:
             if source not in self.hashers:
-                self.hashers[source] = LeafHasher(self.specs[source])
+                self.hashers[source] = LeafHasher(self.specs[source], self.algorithms)
             return self.hashers[source]
 
     def _place(self, move: Move) -> int:

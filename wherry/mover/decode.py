@@ -66,7 +66,7 @@ class DecodedReader(ReaderOver):
         reader: Reader,
         *,
         soon: Collection[KeyPath] = (),
-        hashing: bool = False,
+        algorithms: tuple[str, ...] = (),
         stopped: threading.Event | None = None,
     ) -> None:
         """Decode nothing yet.
@@ -74,17 +74,18 @@ class DecodedReader(ReaderOver):
         Args:
             reader: of the source; its owner closes it.
             soon: key paths of small tensors that will be read once and soon; they are decoded into memory.
-            hashing: whether tensors are hashed while they are decoded.
+            algorithms: with which tensors are hashed while they are decoded; see LeafHasher. By default they are not.
             stopped: ends decoding once it is set.
         """
         self._reader = reader
+        self._algorithms = algorithms
         self._soon = frozenset(soon)
         self._found: dict[KeyPath, tuple[Access, bool]] = {}
         self._spill = Spill(stopped=stopped, most=_MOST)
         self.stopped = self._spill.stopped
         self._memory: OrderedDict[KeyPath, _HeldTensor] = OrderedDict()
         self._lock = threading.Lock()
-        self.hashed: dict[KeyPath, LeafHasher] | None = {} if hashing else None
+        self.hashed: dict[KeyPath, LeafHasher] | None = {} if algorithms else None
 
     def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
         """The source's reader."""
@@ -244,7 +245,7 @@ class DecodedReader(ReaderOver):
 
     def _in_place(self, spec: TensorSpec, write: Write) -> None:
         """Decode a tensor, write each run of bytes to its place in the tensor, and hash it meanwhile."""
-        inorder = InOrder(spec)
+        inorder = InOrder(spec, self._algorithms)
 
         def take(data: memoryview, offset: int) -> None:
             write(data, offset)
@@ -290,8 +291,8 @@ def _cells(spec: TensorSpec) -> Iterator[Region]:
 class InOrder:
     """Hashes a tensor's bytes as long as they come one after another; chunks of inner axes do not."""
 
-    def __init__(self, spec: TensorSpec) -> None:
-        self._hasher: LeafHasher | None = LeafHasher(spec)
+    def __init__(self, spec: TensorSpec, algorithms: tuple[str, ...]) -> None:
+        self._hasher: LeafHasher | None = LeafHasher(spec, algorithms)
         self._position = 0
 
     def take(self, data: memoryview, offset: int) -> None:

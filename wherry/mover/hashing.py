@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wherry.core.digest import LeafHasher
+from wherry.core.digest import LeafHasher, tensor_digest
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
 from wherry.core.units import short
@@ -55,34 +55,42 @@ class MeasuredError:
 
 @dataclass(frozen=True, slots=True)
 class Hashes:
-    """Digests of all tensors of a checkpoint.
+    """Digests of tensors of a checkpoint.
 
     Attributes:
+        algorithm: of the digests and leaves.
         digests: key path → tensor digest.
-        leaves: key path → raw SHA-256 of each leaf.
+        leaves: key path → raw hash of each leaf.
     """
 
-    digests: Mapping[KeyPath, str]
+    algorithm: str
+    digests: Mapping[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
 
     def renamed(self, names: Mapping[KeyPath, KeyPath]) -> Hashes:
         """The same digests under other key paths; digests do not depend on key paths."""
         digests = {names[path]: digest for path, digest in self.digests.items()}
-        return Hashes(digests, {names[path]: leaves for path, leaves in self.leaves.items()})
+        leaves = {names[path]: leaves for path, leaves in self.leaves.items()}
+        return Hashes(self.algorithm, digests, leaves)
+
+    def joined(self, other: Hashes) -> Hashes:
+        """These digests and those of other tensors, by the same algorithm."""
+        return Hashes(self.algorithm, {**self.digests, **other.digests}, {**self.leaves, **other.leaves})
 
     @classmethod
-    def of(cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher]) -> Hashes:
+    def of(
+        cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher], algorithm: str
+    ) -> Hashes:
         """Collect the digests of a pass, including tensors without bytes; boxed tensors are left out."""
-        full = {path: hashers.get(path) or LeafHasher(spec) for path, spec in specs.items()}
-        full = {path: hasher for path, hasher in full.items() if hasher.done()}
-        digests = {path: hasher.digest() for path, hasher in full.items()}
-        return cls(
-            digests, {path: tuple(leaf or b"" for leaf in hasher.leaves) for path, hasher in full.items()}
-        )
+        full = {path: hashers.get(path) or LeafHasher(spec, (algorithm,)) for path, spec in specs.items()}
+        leaves = {path: hasher.hashes(algorithm) for path, hasher in full.items() if hasher.done()}
+        digests = {path: tensor_digest(specs[path], raw, algorithm) for path, raw in leaves.items()}
+        return cls(algorithm, digests, leaves)
 
 
 def hash_checkpoint(
     checkpoint: Checkpoint,
+    algorithm: str,
     *,
     memory: int,
     progress: OnProgress | None = None,
@@ -95,6 +103,7 @@ def hash_checkpoint(
 
     Args:
         checkpoint: the checkpoint to read.
+        algorithm: of the digests: that of the record which they are compared with, or a new record's.
         memory: the budget in bytes.
         progress: called a few times a second.
         stage: the name of the running verb.
@@ -110,9 +119,9 @@ def hash_checkpoint(
     specs = dict(every) if paths is None else {path: every[path] for path in paths}
     pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
     with Source(checkpoint.reader, pool, folder, straight=straight) as source:
-        carrier = Carrier(source=source, specs=specs, meter=meter)
+        carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
         carrier.carry(digest_moves(specs.values(), source))
-    return Hashes.of(specs, carrier.hashers)
+    return Hashes.of(specs, carrier.hashers, algorithm)
 
 
 def compare(

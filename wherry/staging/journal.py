@@ -45,7 +45,7 @@ class DurableMove:
     Attributes:
         source: key path of the tensor in the source.
         span: canonical bytes that were written.
-        leaves: number of each leaf that it touches → raw SHA-256.
+        leaves: number of each leaf that it touches → raw hashes; see `LeafHasher.leaves`.
     """
 
     source: KeyPath
@@ -214,7 +214,8 @@ def _encode(row: DurableMove) -> list[Any]:
 def _decode(row: list[Any]) -> DurableMove:
     path, start, stop, numbers, text = row
     raw = base64.b64decode(text, validate=True)
-    leaves = {number: raw[place * 32 : place * 32 + 32] for place, number in enumerate(numbers)}
+    width = len(raw) // len(numbers) if numbers else 0
+    leaves = {number: raw[place * width : (place + 1) * width] for place, number in enumerate(numbers)}
     return DurableMove(parse(path), Span(start, stop), leaves)
 
 

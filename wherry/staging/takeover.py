@@ -115,4 +115,7 @@ def _discard(left: FormerArea, lease: Lease, opening: AreaHistory) -> None:
         opening.aside.append(left.path)
     else:
         opening.aside.append(set_aside(left.path))
-        opening.discarded = opening.discarded or "the interrupted run had a different source, plan or option"
+        opening.discarded = (
+            opening.discarded
+            or "the interrupted run had a different source, plan, option or digest algorithm"
+        )

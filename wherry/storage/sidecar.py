@@ -17,15 +17,16 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import receipt as receipts
+from wherry.core.algorithms import HASH_BYTES
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Manifest, from_json
-from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.core.steps import step_number
 from wherry.errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from wherry.core.receipt import CheckpointRef, Receipt
     from wherry.storage.location import Location
 
 FOLDER_NAME = "wherry.json"
@@ -33,9 +34,9 @@ SIGNATURE_NAME = "wherry.sig"
 OWN_NAMES = frozenset(
     {FOLDER_NAME, SIGNATURE_NAME}
 )  # files of wherry in a folder do not belong to the checkpoint
-SCHEMA = 1
+SCHEMA = 2  # schema 1 has digests and leaves without their algorithm, which is SHA-256
+_WITHOUT_ALGORITHM = 1
 MOST_SIDECAR = 1 << 30  # bytes; a sidecar for 100,000 tensors has 60 MB
-_SHA256_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,18 @@ class Sidecar:
         manifest: what the checkpoint held when it was committed, digests included.
         checkpoint: the node of the lineage.
         receipt: the conversion that made it; None if only its digests were recorded.
-        leaves: key path → raw SHA-256 of each leaf.
+        leaves: key path → raw hash of each leaf, by the algorithm of the digests.
     """
 
     manifest: Manifest
     checkpoint: CheckpointRef
     receipt: Receipt | None = None
     leaves: Mapping[KeyPath, tuple[bytes, ...]] = field(default_factory=dict[KeyPath, tuple[bytes, ...]])
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm of its digests and leaves."""
+        return self.checkpoint.algorithm
 
 
 def sidecar_location(location: Location) -> Location:
@@ -118,7 +124,9 @@ def encode(sidecar: Sidecar) -> bytes:
         "receipt": sidecar.receipt.to_json() if sidecar.receipt else None,
         "manifest": sidecar.manifest.to_json(),
         "leaves": {
-            render(path): base64.b64encode(b"".join(raw)).decode() for path, raw in sidecar.leaves.items()
+            sidecar.algorithm: {
+                render(path): base64.b64encode(b"".join(raw)).decode() for path, raw in sidecar.leaves.items()
+            }
         },
     }
     return (json.dumps(data, indent=1) + "\n").encode()
@@ -128,11 +136,15 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
     try:
         if data["schema"] > SCHEMA:
             raise CorruptError(f"unsupported sidecar schema {data['schema']}", uri=uri, cure="upgrade wherry")
+        checkpoint = receipts.reference_from_json(data["checkpoint"])
+        leaves = (
+            data["leaves"] if data["schema"] == _WITHOUT_ALGORITHM else data["leaves"][checkpoint.algorithm]
+        )
         return Sidecar(
             manifest=from_json(data["manifest"], uri),
-            checkpoint=CheckpointRef(**data["checkpoint"]),
+            checkpoint=checkpoint,
             receipt=receipts.from_json(data["receipt"], uri) if data["receipt"] else None,
-            leaves={parse(path): _leaves(text) for path, text in data["leaves"].items()},
+            leaves={parse(path): _leaves(text) for path, text in leaves.items()},
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, CorruptError):
@@ -144,4 +156,4 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
 
 def _leaves(text: str) -> tuple[bytes, ...]:
     raw = base64.b64decode(text, validate=True)
-    return tuple(raw[start : start + _SHA256_BYTES] for start in range(0, len(raw), _SHA256_BYTES))
+    return tuple(raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES))

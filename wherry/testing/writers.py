@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.core.algorithms import BLAKE3
 from wherry.core.digest import checkpoint_digest
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import detect, examine
@@ -243,8 +244,9 @@ def check_structure(sample: Sample, opened: Opened) -> None:
 def digest_of(opened: Opened) -> str:
     """The checkpoint digest, computed from every byte."""
     checkpoint = Checkpoint(opened)
-    manifest = opened.manifest.with_digests(hash_checkpoint(checkpoint, memory=_MEMORY).digests)
-    return checkpoint_digest(manifest, opened.detection.format, opened.detection.format_version)
+    digests = hash_checkpoint(checkpoint, BLAKE3, memory=_MEMORY).digests
+    manifest = opened.manifest.with_digests(digests)
+    return checkpoint_digest(manifest, opened.detection.format, opened.detection.format_version, BLAKE3)
 
 
 def file_bytes(place: Location) -> bytes:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.digests import digest_choice
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.converter.references import reference
+from wherry.core.algorithms import BLAKE3
 from wherry.core.keypath import KeyPath, render
 from wherry.core.request import SourceRequest
 from wherry.core.units import parse_size
@@ -109,12 +111,19 @@ def inspect_source(
     with settled_checkpoint(open_it) if write else open_it() as checkpoint:
         budget, pin = parse_size(memory), take_pin(checkpoint) if write else None
         wanted = digest or write
-        hashes = hash_checkpoint(checkpoint, memory=budget, progress=progress) if wanted else Hashes({})
+        hashes = _hashes(checkpoint, budget, progress) if wanted else Hashes(BLAKE3)
         flat = flat_hashes(checkpoint, memory=budget, progress=progress) if sha256 else {}
         manifest = checkpoint.manifest.with_digests(hashes.digests)
         if pin is not None:
             manifest = take_stock(checkpoint, hashes, pin)
         return Inspection(checkpoint.detection, manifest, flat)
+
+
+def _hashes(checkpoint: Checkpoint, memory: int, progress: OnProgress | None) -> Hashes:
+    """The digests by the algorithm of an existing sidecar, so that they can be compared with it."""
+    there = read_sidecar(locate(checkpoint.uri))
+    algorithm = digest_choice().algorithm if there is None else there.algorithm
+    return hash_checkpoint(checkpoint, algorithm, memory=memory, progress=progress)
 
 
 def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
@@ -142,7 +151,7 @@ def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:
     mark = present_fingerprint(checkpoint)
     pin.require_unchanged(checkpoint)  # so the fingerprint is that of the files that were read
     manifest = checkpoint.manifest.with_digests(hashes.digests, companions)
-    node = reference(found.uri, found.format, found.format_version, manifest, mark)
+    node = reference(found.uri, found.format, found.format_version, manifest, mark, hashes.algorithm)
     location = locate(found.uri)
     there = read_sidecar(location)
     if there is None:

@@ -17,6 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.digests import digest_choice
 from wherry.core.services import service
 from wherry.errors import MissingExtraError, UnsupportedError, UsageError, missing_extra
 from wherry.mover.hashing import Failure, hash_checkpoint
@@ -27,6 +28,9 @@ from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.core.keypath import KeyPath
     from wherry.formats.checkpoint import Checkpoint
 
 _SCHEMA = 1
@@ -108,7 +112,7 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
         )  # fmt: skip
     _require(loader.package, loader.extra, f"loading {name} natively")
     sidecar = read_sidecar(locate(checkpoint.uri))
-    digests = sidecar.manifest.digests if sidecar else hash_checkpoint(checkpoint, memory=memory).digests
+    digests = sidecar.manifest.digests if sidecar else _digests(checkpoint, memory)
     manifest = checkpoint.manifest.with_digests(digests).to_json()
     request = {
         "task": "native",
@@ -118,6 +122,10 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
         "manifest": manifest,
     }
     return replace(_seen(_ask(request, checkpoint.manifest.nbytes)), evidence=loader.evidence)
+
+
+def _digests(checkpoint: Checkpoint, memory: int) -> Mapping[KeyPath, str]:
+    return hash_checkpoint(checkpoint, digest_choice().algorithm, memory=memory).digests
 
 
 def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | None = None) -> NativeReport:

@@ -26,6 +26,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.config.digests import digest_choice
 from wherry.converter.command import command
 from wherry.converter.plan import DEFAULT_MEMORY
 from wherry.core.keypath import render
@@ -247,7 +248,8 @@ def _altered(
     unrecorded = without_checksum(checkpoint) if alone else 0
     if alone and unrecorded == len(checkpoint.manifest.tensors):
         raise _nothing_recorded(checkpoint, unrecorded)
-    found = hash_checkpoint(checkpoint, memory=memory, progress=progress)
+    algorithm = digest_choice().algorithm if sidecar is None else sidecar.algorithm
+    found = hash_checkpoint(checkpoint, algorithm, memory=memory, progress=progress)
     if unrecorded:
         raise _nothing_recorded(checkpoint, unrecorded)
     if sidecar is not None:
@@ -284,7 +286,9 @@ def _against(
     rename = renaming_of(sidecar.manifest if sidecar else None, options)
     with open_source(named(against)) as other:
         seen = _as_scanned(other, sidecar)
-        theirs = hash_checkpoint(seen, memory=memory, progress=progress, paths=_meant(seen, sidecar))
+        theirs = hash_checkpoint(
+            seen, found.algorithm, memory=memory, progress=progress, paths=_meant(seen, sidecar)
+        )
     renamed = {rename(path): path for path in theirs.digests}
     expected = {path: theirs.digests[origin] for path, origin in renamed.items()}
     leaves = {path: theirs.leaves[origin] for path, origin in renamed.items()}
@@ -322,7 +326,13 @@ def _came_back(
     with open_source(named(against.source)) as other:
         layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
         yield from roundtrip(
-            checkpoint, other, layout, memory=memory, progress=progress, measured=against.measured
+            checkpoint,
+            other,
+            layout,
+            sidecar.algorithm,
+            memory=memory,
+            progress=progress,
+            measured=against.measured,
         )
 
 

@@ -150,6 +150,7 @@ class ViewPass:
         self,
         seen: Checkpoint,
         paths: Iterable[KeyPath],
+        algorithms: tuple[str, ...],
         stopped: threading.Event,
         progress: OnProgress | None,
     ) -> None:
@@ -158,6 +159,7 @@ class ViewPass:
         Args:
             seen: the view.
             paths: its tensors that will be carried.
+            algorithms: with which the source's tensors are hashed; see LeafHasher.
             stopped: ends the pass.
             progress: called a few times a second, for the stage `digest`.
         """
@@ -166,8 +168,9 @@ class ViewPass:
         self._sizes = {path: spec.nbytes for path, spec in self._specs.items()}
         self._needs = {path: seen.made_of(path) for path in paths}
         self._progress = progress
+        self._algorithms = algorithms
         soon = set(_alone(self._needs, self._sizes))
-        self._decoded = DecodedReader(self._source.reader, soon=soon, hashing=True, stopped=stopped)
+        self._decoded = DecodedReader(self._source.reader, soon=soon, algorithms=algorithms, stopped=stopped)
         self.reader = seen.reader_over(self._decoded)
 
     def __enter__(self) -> Self:
@@ -178,8 +181,8 @@ class ViewPass:
     ) -> None:
         self.reader.close()
 
-    def carry(self, carrier: Carrier, moves: JointMoves) -> Hashes:
-        """Carry all tensors; returns the digests of the source's own tensors.
+    def carry(self, carrier: Carrier, moves: JointMoves) -> Mapping[str, Hashes]:
+        """Carry all tensors; returns the digests of the source's own tensors by algorithm.
 
         Args:
             carrier: carries the view's tensors; its source has this pass's reader.
@@ -195,13 +198,14 @@ class ViewPass:
             carrier.take_up()
             with carrier.settling():
                 carrier.crew.work(self._tasks(carrier, moves, used, left), threads.worker_count())
-        return Hashes.of(self._specs, {**left.hashers, **used.hashers, **(self._decoded.hashed or {})})
+        hashers = {**left.hashers, **used.hashers, **(self._decoded.hashed or {})}
+        return {one: Hashes.of(self._specs, hashers, one) for one in self._algorithms}
 
     @contextmanager
     def _hashing(self, reader: Reader, view: Source, meter: Meter) -> Generator[Carrier]:
         """A carrier that hashes the source itself, with the same memory budget and stop event."""
         with Source(reader, view.pool, stopped=view.stopped) as read:
-            carrier = Carrier(read, dict(self._specs), meter)
+            carrier = Carrier(read, dict(self._specs), meter, self._algorithms)
             with carrier.settling():
                 yield carrier
 

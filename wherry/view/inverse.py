@@ -41,6 +41,7 @@ def roundtrip(
     converted: Checkpoint,
     source: Checkpoint,
     layout: Mapping[str, Any],
+    algorithm: str,
     *,
     memory: int,
     progress: OnProgress | None = None,
@@ -53,6 +54,7 @@ def roundtrip(
         source: its source.
         layout: the layout in the target's manifest: family, both systems, their forms and conventions; with
             `family_file`, if a file declares the family.
+        algorithm: of the digests that are compared.
         memory: budget for reading.
         progress: called a few times a second.
         measured: updated with the differences within the bound.
@@ -72,7 +74,7 @@ def roundtrip(
         for path in source.manifest.tensors:
             if path not in carried and path not in dropped:
                 yield Failure(render(path), "missing tensor: no target tensor holds it")
-        yield from _compared(view, source, forward, back, memory, progress, measured=measured)
+        yield from _compared(view, source, forward, back, algorithm, memory, progress, measured=measured)
 
 
 @singledispatch
@@ -100,7 +102,9 @@ def differences(
         progress: called a few times a second.
     """
     del written, known
-    theirs = hash_checkpoint(source, memory=memory, progress=progress, paths=list(pairs.values()))
+    theirs = hash_checkpoint(
+        source, found.algorithm, memory=memory, progress=progress, paths=list(pairs.values())
+    )
     expected = {path: theirs.digests[taken] for path, taken in pairs.items()}
     return compare(found, expected, {path: theirs.leaves[taken] for path, taken in pairs.items()})
 
@@ -110,7 +114,7 @@ def _(
     source: LayoutView,
     written: Checkpoint,
     pairs: Mapping[KeyPath, KeyPath],
-    _found: Hashes,
+    found: Hashes,
     known: Mapping[KeyPath, str] | None = None,
     *,
     memory: int,
@@ -127,7 +131,10 @@ def _(
     }
     back = replace(whole, targets=held, scalars={})
     with LayoutView(written, back) as inverse:
-        return list(_compared(inverse, source.original, forward, back, memory, progress, known))
+        own = known if known is None else Hashes(found.algorithm, known)
+        return list(
+            _compared(inverse, source.original, forward, back, found.algorithm, memory, progress, own)
+        )
 
 
 def _compared(
@@ -135,17 +142,20 @@ def _compared(
     source: Checkpoint,
     forward: Projection,
     back: Projection,
+    algorithm: str,
     memory: int,
     progress: OnProgress | None,
-    known: Mapping[KeyPath, str] | None = None,
+    known: Hashes | None = None,
     measured: MeasuredError | None = None,
 ) -> Iterator[Failure]:
-    found = hash_checkpoint(view, memory=memory, progress=progress, stage="roundtrip")
+    found = hash_checkpoint(view, algorithm, memory=memory, progress=progress, stage="roundtrip")
     wanted = [path for path in source.manifest.tensors if path in back.targets or path in back.scalars]
     if known is None:
-        theirs = hash_checkpoint(source, memory=memory, progress=progress, stage="roundtrip", paths=wanted)
+        theirs = hash_checkpoint(
+            source, algorithm, memory=memory, progress=progress, stage="roundtrip", paths=wanted
+        )
     else:
-        theirs = Hashes({path: known[path] for path in wanted})
+        theirs = Hashes(algorithm, {path: known.digests[path] for path in wanted})
     bound = max(forward.lossy.values(), default=None)
     for failure in compare(found, theirs.digests, theirs.leaves):
         yield from _measured(failure, view, source, back, bound, measured or MeasuredError())

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from wherry.config.digests import digest_choice
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+from wherry.core.algorithms import ALGORITHMS, new_hash
 from wherry.core.units import short, show_size
 from wherry.errors import WherryError
 from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
@@ -27,6 +30,7 @@ State: TypeAlias = Literal["ok", "missing", "broken"]
 
 _ANSWER_SECONDS = 3.0
 _LOW_SPACE = 1 << 30
+_HASHED_BYTES = 8 << 20
 
 # extra → packages: module name, and name of the distribution.
 _EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -59,6 +63,7 @@ def diagnose() -> list[Diagnosis]:
         *_fastapi(),
         _home(),
         _ledger(),
+        _digests(),
         *_prefect(),
         *_mlflow(),
         _disk(),
@@ -141,6 +146,24 @@ def _ledger() -> Diagnosis:
     return Diagnosis(
         "ledger", "ok", f"{uri}: {chain.statements} statements, chain intact, head {short(chain.head)}"
     )
+
+
+def _digests() -> Diagnosis:
+    """The algorithm of new digests and the reason, with the rate of each algorithm on one core of this machine."""
+    try:
+        choice = digest_choice()
+    except WherryError as error:
+        return Diagnosis("digests", "broken", error.what, error.cure)
+    rates = ", ".join(f"{one} {_hash_rate(one):.1f} GB/s" for one in ALGORITHMS)
+    return Diagnosis("digests", "ok", f"{choice.algorithm} ({choice.reason}); one core computes {rates}")
+
+
+def _hash_rate(algorithm: str) -> float:
+    """GB of one core in a second, from hashing a few MB."""
+    data = bytes(_HASHED_BYTES)
+    begun = time.perf_counter()
+    new_hash(algorithm, data).digest()
+    return _HASHED_BYTES / 1e9 / (time.perf_counter() - begun)
 
 
 def _prefect() -> Iterator[Diagnosis]:

@@ -29,7 +29,8 @@ function large(number) {
   return unit ? `${(number / scale).toPrecision(3)}${unit}` : number.toLocaleString("en");
 }
 const moment = (text) => text.replace("T", " ").replace(/\.\d+/, "").replace(/([+-]\d\d:\d\d)$/, " $1");
-const short = (digest) => digest.slice(0, 12);
+const digits = (digest) => digest.slice(digest.indexOf(":") + 1);
+const short = (digest) => digest.slice(0, digest.indexOf(":") + 13);
 const stepOf = (node) => (node.step === null ? "" : `step ${node.step.toLocaleString("en")}`);
 const present = (node) => node.places.filter((place) => !place.gone);
 const isGone = (node) => node.places.length > 0 && !present(node).length;

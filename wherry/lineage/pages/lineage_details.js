@@ -123,7 +123,7 @@ const texts = new Map(data.nodes.map((node) => [node.checkpoint_digest, words(no
 // A number in a digest is no match for a step: digests count by how they begin, from 8 digits on.
 function matches(node, word) {
   const digests = word.length < 8 ? [] : [node.checkpoint_digest, node.weights_digest];
-  return texts.get(node.checkpoint_digest).includes(word) || digests.some((digest) => digest.startsWith(word));
+  return texts.get(node.checkpoint_digest).includes(word) || digests.some((digest) => digest.startsWith(word) || digits(digest).startsWith(word));
 }
 function find() {
   const asked = search.value.toLowerCase().split(/\s+/).filter(Boolean);
