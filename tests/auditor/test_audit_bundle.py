@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
+import blake3
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -23,6 +27,8 @@ from wherry.core.digest import checkpoint_digest
 from wherry.core.manifest import Companion, Manifest, from_json
 from wherry.errors import NotFoundError, UsageError
 from wherry.ledger.record import head, open_ledger
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "bundle-1.zip"
 
 
 @pytest.fixture
@@ -72,6 +78,36 @@ def test_the_second_hand_computes_what_the_engine_computes(tmp_path):
         assert check._parts(wherry.core.keypath.render(path)) == list(path)
 
 
+def test_bundles_without_an_algorithm_stay_valid():
+    """Written by the commit before digests had an algorithm; also by the check that it contains."""
+    checked = check_bundle(GOLDEN)
+    assert checked.ok, checked.problems
+    assert (checked.checkpoints, checked.manifests) == (3, 2)
+    own = subprocess.run([sys.executable, "-I", "-S", str(GOLDEN)], check=False, capture_output=True, cwd="/")
+    assert own.returncode == 0, own.stdout
+
+
+@pytest.mark.parametrize(
+    ("member", "old", "new"),
+    [
+        ("manifests/", b'"layer.w"', b'"layer.x"'),
+        ("report.json", b"5a5545f40096da59", b"5a5545f40096da50"),
+    ],
+)
+def test_a_changed_bundle_without_an_algorithm_is_found(member, old, new, tmp_path):
+    shutil.copy(GOLDEN, tmp_path / "old.zip")
+    changed = rewritten(
+        tmp_path / "old.zip", lambda name, data: data.replace(old, new) if name.startswith(member) else data
+    )
+    assert not check_bundle(changed).ok
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1023, 1024, 1025, 2048, 2049, 3072, 3073, 5120, 40_000])
+def test_the_second_hand_computes_blake3(size):
+    data = random.Random(size).randbytes(size)
+    assert check._blake3(data) == blake3.blake3(data).digest()
+
+
 def lines(data, change):
     return b"".join(json.dumps(change(json.loads(line))).encode() + b"\n" for line in data.splitlines())
 
@@ -108,7 +144,7 @@ def test_a_manifest_that_gives_another_digest_is_found(bundle):
 
 def test_a_checkpoint_that_no_statement_names_is_found(bundle):
     """A row that a forger adds to the report, without a manifest or a model that would contradict it."""
-    other = "f" * 64
+    other = f"blake3:{'f' * 64}"
 
     def change(name, data):
         if name != "report.json":

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.support import make_golden_ledger as golden
-from wherry.errors import CorruptError
+from tests.support.postgres import new_database
+from wherry.errors import CorruptError, UnsupportedError
 from wherry.ledger import schema as tables
 from wherry.ledger.database import schema_of
 from wherry.ledger.nodes import digest_at, nodes, present
 from wherry.ledger.record import ancestors, check_chain, head, open_ledger, record_conversion, statements
 
 FOLDER = Path(__file__).parents[1] / "golden"
+pytest_plugins = ["tests.support.ledger"]  # its server
 KEPT = sorted(FOLDER.glob("ledger-*.sql"))
 
 
@@ -114,6 +116,99 @@ def test_what_was_altered_before_the_migration_is_found_after_it(tmp_path):
         connection.commit()
     with open_ledger(url) as ledger:
         assert "checkpoint" in (check_chain(ledger).altered or "")
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("checkpoint", "UPDATE checkpoint SET format = 'paxml' WHERE format = 'orbax'"),
+        ("location", "UPDATE location SET uri = '/elsewhere' WHERE uri = '/archive/run-orbax'"),
+        ("verification", "UPDATE verification SET verdict = 'ok'"),
+        ("tombstone", "DELETE FROM tombstone"),
+    ],
+)
+def test_what_was_altered_in_schema_2_is_found_after_it_too(table, change, tmp_path):
+    url = restored(FOLDER / "ledger-2.sql", tmp_path)
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+        connection.execute(change)
+        connection.commit()
+    with open_ledger(url) as ledger:
+        assert (check_chain(ledger).altered or "").startswith(table)
+
+
+def test_digests_of_schema_2_get_their_algorithm_in_every_row(tmp_path):
+    url = restored(FOLDER / "ledger-2.sql", tmp_path)
+    with open_ledger(url) as ledger:
+        assert [row.body["to"] for row in statements(ledger, kinds=["migration"])] == [tables.SCHEMA]
+        for statement in statements(ledger):
+            assert set(digests_in(statement.body)) <= set(labels(statement.body))
+    for table in tables.KEYS:
+        for column in set(tables.CHECKPOINT_DIGESTS) & {*table.c.keys()}:
+            found = rows(url, f"SELECT {column} FROM {table.name}")
+            assert found
+            assert all(digest.startswith("sha256:") for (digest,) in found), f"{table.name}.{column}"
+
+
+def digests_in(body):
+    """The digests of checkpoints in a body, at any depth."""
+    if isinstance(body, list):
+        return [one for part in body for one in digests_in(part)]
+    if not isinstance(body, dict):
+        return []
+    own = [body[name] for name in ("checkpoint_digest", "weights_digest") if body.get(name)]
+    return own + [one for part in body.values() for one in digests_in(part)]
+
+
+def labels(body):
+    return [one for one in digests_in(body) if one.startswith("sha256:")]
+
+
+def test_a_conversion_of_schema_2_is_not_recorded_again(tmp_path):
+    url = restored(FOLDER / "ledger-2.sql", tmp_path)
+    again = golden.conversion(golden.node("run/100", "t5x", step=100), golden.node("run-orbax", "orbax"), 10)
+    with open_ledger(url) as ledger:
+        assert record_conversion(ledger, again) == 1
+        assert len(list(statements(ledger, kinds=["conversion"]))) == 4
+
+
+def test_a_shared_ledger_of_schema_2_is_migrated_on_request(postgres, tmp_path):
+    old = restored(FOLDER / "ledger-2.sql", tmp_path)
+    url = new_database(postgres, "shared")
+    in_schema_2(url, old)
+    with pytest.raises(UnsupportedError, match="schema 2"), open_ledger(url):
+        pass
+    with open_ledger(url, migrating=True) as ledger:
+        assert check_chain(ledger).altered is None
+        orbax = golden.digest("run-orbax")
+        assert {place.uri for place in nodes(ledger, [orbax])[orbax].places} == {
+            "/checkpoints/run-orbax",
+            "/archive/run-orbax",
+        }
+        made = golden.conversion(golden.node("new", "t5x"), golden.in_blake3("newer"), 50)
+        record_conversion(ledger, made)
+        assert check_chain(ledger).altered is None
+
+
+def in_schema_2(url, old):
+    """Fill a new database with the rows of an old ledger, in columns as wide as those of schema 2."""
+    import psycopg
+
+    with open_ledger(url):
+        pass
+    with psycopg.connect(url) as connection:
+        connection.execute("SET search_path = wherry")
+        for table in tables.metadata.sorted_tables:
+            for column in set(tables.CHECKPOINT_DIGESTS) & {*table.c.keys()}:
+                connection.execute(f"ALTER TABLE {table.name} ALTER COLUMN {column} TYPE varchar(64)")
+        for table in tables.metadata.sorted_tables:
+            names = ", ".join(table.c.keys())
+            for row in rows(old, f"SELECT {names} FROM {table.name} ORDER BY rowid"):
+                named = zip(table.c.keys(), row, strict=True)
+                values = [bool(one) if name == "lossless" else one for name, one in named]
+                connection.execute(
+                    f"INSERT INTO {table.name} VALUES ({', '.join(['%s'] * len(row))})", values
+                )
+        connection.execute("COMMENT ON TABLE statement IS 'wherry ledger, schema 2'")
 
 
 def test_a_migration_that_fails_leaves_the_old_ledger(tmp_path):
