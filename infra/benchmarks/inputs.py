@@ -175,14 +175,14 @@ def _fill(file: int, start: int, size: int) -> None:
     """Fill a range with bfloat16 numbers; each block has a seed of its own, so two threads give the same file."""
 
     def fill(at: int) -> None:
-        os.pwrite(file, _weights(min(_BLOCK, size - at) // 2, at + size), start + at)
+        os.pwrite(file, weights(min(_BLOCK, size - at) // 2, at + size), start + at)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for _done in pool.map(fill, range(0, size, _BLOCK)):
             pass
 
 
-def _weights(count: int, seed: int) -> bytes:
+def weights(count: int, seed: int) -> bytes:
     import numpy as np
 
     generator = np.random.Generator(np.random.SFC64(seed))

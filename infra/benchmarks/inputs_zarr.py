@@ -168,7 +168,7 @@ def _write_arrays(folder: Path, shapes: Shapes, chunks: Shapes, compressor: Mapp
 
     def write(numbered: tuple[int, str]) -> None:
         seed, name = numbered
-        _write_array(folder / name, _weights(shapes[name], seed), chunks[name], compressor)
+        _write_array(folder / name, weights(shapes[name], seed), chunks[name], compressor)
 
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         for _done in pool.map(write, enumerate(shapes)):
@@ -189,7 +189,7 @@ def _write_array(
     ts.open(spec, create=True).result().write(array).result()
 
 
-def _weights(shape: tuple[int, ...], seed: int) -> np.ndarray:
+def weights(shape: tuple[int, ...], seed: int) -> np.ndarray:
     import numpy as np
 
     generator = np.random.Generator(np.random.SFC64(seed))
